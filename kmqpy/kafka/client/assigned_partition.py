@@ -16,7 +16,7 @@ from kmqpy.kafka.client.offset_commits import Commit, PartitionCommits
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import ascends
 
-_RETRY = Backoff(0.2, 2, 10, jitter=0)
+_RETRY_BACKOFF = Backoff(0.2, 2, 10, jitter=0)
 
 
 class ReceivePhase(Enum):
@@ -158,7 +158,7 @@ class AssignedPartition:
     def back_off(self, now: float) -> None:
         """Wait before the next try, longer after each failure."""
         self._failures += 1
-        self._retry_at = now + _RETRY.delay(self._failures)
+        self._retry_at = now + _RETRY_BACKOFF.delay(self._failures)
 
     def recover_from(self, commit: Commit | None) -> Commit:
         """The commit from which to recover: the predecessor's, or the beginning if that can't be used."""
@@ -167,7 +167,7 @@ class AssignedPartition:
         self.seek_to = 0  # librdkafka may have begun at a commit of another topic, deleted since
         return Commit(0, 0)
 
-    def recovered(self, commit: Commit, found: StartsFound) -> None:
+    def finish_recovery(self, commit: Commit, found: StartsFound) -> None:
         """Become active from `commit` on, without the messages that `found` says were started."""
         self.phase = ReceivePhase.ACTIVE
         self._failures = 0
@@ -180,7 +180,7 @@ class AssignedPartition:
         """While CHECKING: the markers offset from which to read, and the lowest queue offset in question."""
         return self.commits.uncertain_from, min(self._uncertain)
 
-    def checked(self, found: StartsFound) -> list[int]:
+    def finish_check(self, found: StartsFound) -> list[int]:
         """Become active again, without the messages that `found` says were started.
 
         Returns those of them that are in flight although nobody was handed them: it was no attempt.

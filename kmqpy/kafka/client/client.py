@@ -37,15 +37,15 @@ from kmqpy.message import Message, MessagesLike
 from kmqpy.queue.arguments import check_flag
 from kmqpy.telemetry.base import Telemetry
 
-_SLICE_S = 0.1
+_MAX_POLL_WAIT_S = 0.1
 """How long one wait for records may last, so that commits are not late and close is quick."""
 
-_WATCHED_S = 2.0
+_MAX_TOPIC_IDS_AGE_S = 2.0
 """A client that only acknowledges asks for the topic ids first when they are older than this (rule R24)."""
-_LOOK_TIMEOUT_S = 3.0
-_LOOK_POLL_S = 0.01
+_TOPIC_IDS_TIMEOUT_S = 3.0
+_TOPIC_IDS_POLL_S = 0.01
 
-_LOOK_SHARE = 1 / 4
+_LATE_ACK_LOOK_SHARE = 1 / 4
 """An extension looks for at most this part of the lease whether the message was acknowledged meanwhile."""
 _CONFIRM_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 10.0
@@ -176,7 +176,7 @@ class KmqClient:
         while True:
             self._check_open()
             left = deadline - self._clock.monotonic()
-            slice_s = max(0.0, min(left, _SLICE_S))
+            slice_s = max(0.0, min(left, _MAX_POLL_WAIT_S))
             if self._in_flight.wait_for_room(slice_s):
                 with self._receiving:
                     room = self._in_flight.wait_for_room(0)  # other threads may have used it meanwhile
@@ -223,7 +223,7 @@ class KmqClient:
         writer = self._topics.writer  # before the ids are looked at, see TopicsInUse
         places = self._places.offsets_of(m.each_of(messages))
         self._write(writer, places.items(), wait=wait)
-        self._finished(places, "ack")
+        self._note_finished(places, "ack")
 
     def nack(
         self,
@@ -242,11 +242,11 @@ class KmqClient:
         """
         check_flag(count, "count")
         delay_ms = self._bounded(duration_ms(delay, "delay"), self._queue.max_delay_ms, "delay")
-        cut = _cut(reason)
+        cut = _cut_reason(reason)
         writer = self._topics.writer
         places = [self._places.place_of(message) for message in m.each_of(messages)]
         nacks = [Marker(*place, Op.NACK, delay_ms, count, cut) for place in places]
-        self._finish(writer, nacks, "nack", wait=wait)
+        self._write_and_finish(writer, nacks, "nack", wait=wait)
 
     def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> list[str]:
         """Let the lease of messages end `lease` seconds from now, sooner or later than it would.
@@ -271,7 +271,7 @@ class KmqClient:
         self._in_flight.extend_leases(places, until)
         self._write(writer, [Marker(*place, Op.EXTEND, lease_ms) for place in places], wait=wait)
         self._telemetry.finished(self._queue.name, "extend", len(places))
-        ended = self._end_acknowledged(writer, named, lease_ms / 1000 * _LOOK_SHARE)
+        ended = self._end_acknowledged(writer, named, lease_ms / 1000 * _LATE_ACK_LOOK_SHARE)
         return [message.receipt for message in ended.values()]
 
     def dead_letter(self, *messages: MessagesLike, reason: str | None = None, wait: bool = False) -> None:
@@ -280,11 +280,11 @@ class KmqClient:
         In a queue with late acks, messages that an earlier consumer has acknowledged do not become dead
         letters: the tracker looks for such acknowledgements, for a few seconds at most.
         """
-        cut = _cut(reason)
+        cut = _cut_reason(reason)
         writer = self._topics.writer
         places = [self._places.place_of(message) for message in m.each_of(messages)]
         requests = [Marker(*place, Op.DEAD_LETTER, 0, reason=cut) for place in places]
-        self._finish(writer, requests, "dead-letter", wait=wait)
+        self._write_and_finish(writer, requests, "dead-letter", wait=wait)
 
     def flush(self, timeout: Duration = 10.0) -> None:
         """Wait until every ack, nack and extend so far is confirmed; raises Unavailable if not.
@@ -324,11 +324,11 @@ class KmqClient:
 
     def _receive_ahead(self) -> None:
         """Receive a batch to be iterated over."""
-        if not self._in_flight.wait_for_room(_SLICE_S):
+        if not self._in_flight.wait_for_room(_MAX_POLL_WAIT_S):
             return
         with self._receiving:  # until the batch is where close() looks for it
             asked = self._clock.monotonic()
-            batch = self.receive(wait=_SLICE_S)
+            batch = self.receive(wait=_MAX_POLL_WAIT_S)
             self._read_ahead.extend(batch, asked + self._queue.redeliver_after_ms / 1000)
 
     def _receive_once(self, max_messages: int, wait_s: float, lease_ms: int) -> list[KafkaMessage]:
@@ -366,15 +366,17 @@ class KmqClient:
         if found:
             offsets = offsets_by_partition(found)
             self._write(writer, offsets.items(), wait=False)
-            self._finished(offsets, "late-ack")
+            self._note_finished(offsets, "late-ack")
         return {place: named[place] for place in found}
 
-    def _finish(self, writer: MarkerWriter, batch: Sequence[Marker], op: str, *, wait: bool) -> None:
+    def _write_and_finish(
+        self, writer: MarkerWriter, batch: Sequence[Marker], op: str, *, wait: bool
+    ) -> None:
         self._write(writer, batch, wait=wait)
         places = offsets_by_partition((marker.partition, marker.offset) for marker in batch)
-        self._finished(places, op)
+        self._note_finished(places, op)
 
-    def _finished(self, places: Offsets, op: str) -> None:
+    def _note_finished(self, places: Offsets, op: str) -> None:
         self._in_flight.discard(places)
         self._telemetry.finished(self._queue.name, op, sum(map(len, places.values())))
 
@@ -417,7 +419,7 @@ class KmqClient:
         if not self._housekeeper.is_started:
             self._guard.raise_if_inherited()
             self._housekeeper.ensure_started()
-            if not self._topics.knows_since(self._clock.monotonic() - _WATCHED_S):
+            if not self._topics.knows_since(self._clock.monotonic() - _MAX_TOPIC_IDS_AGE_S):
                 self._look_for_topics()
 
     def _follow_topics(self) -> None:
@@ -435,15 +437,17 @@ class KmqClient:
     def _look_for_topics(self) -> None:
         """Wait until it is known which topics there are now, or until Kafka has not answered for a while."""
         started = self._clock.monotonic()
-        while not self._topics.knows_since(started) and self._clock.monotonic() < started + _LOOK_TIMEOUT_S:
+        while (
+            not self._topics.knows_since(started) and self._clock.monotonic() < started + _TOPIC_IDS_TIMEOUT_S
+        ):
             with self._receiving:
                 self._follow_topics()
-            self._clock.sleep(_LOOK_POLL_S)
+            self._clock.sleep(_TOPIC_IDS_POLL_S)
         with self._receiving:
             self._follow_topics()
 
 
-def _cut(reason: str | None) -> str | None:
+def _cut_reason(reason: str | None) -> str | None:
     """The reason of a dead letter, short, and in characters that every storage can keep."""
     if reason is None:
         return None

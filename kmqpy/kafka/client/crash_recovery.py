@@ -29,14 +29,14 @@ from kmqpy.telemetry.base import Telemetry
 
 _log = logging.getLogger(__name__)
 
-_COMMITTED_TIMEOUT_S = 10.0
-_TIMEOUT_S = 2.0
+_READ_COMMIT_TIMEOUT_S = 10.0
+_READ_MARKERS_TIMEOUT_S = 2.0
 """How long to wait for a markers partition that does not answer, while the others wait (rule R18)."""
 
 Announce = Callable[[Sequence[Marker]], Collection[int]]
 
 
-class _Recovered(NamedTuple):
+class _PartitionToActivate(NamedTuple):
     """What was read of one partition, before it becomes active.
 
     commit     from where messages are to be taken
@@ -44,7 +44,7 @@ class _Recovered(NamedTuple):
     begins_at  the queue offset at which librdkafka begins to read
     """
 
-    known: AssignedPartition
+    assigned: AssignedPartition
     commit: Commit
     found: StartsFound
     begins_at: int
@@ -80,42 +80,42 @@ class CrashRecovery:
 
         Returns the partitions in which librdkafka reads from another offset than their position: seek there.
         """
-        recovered: dict[int, _Recovered] = {}
-        for partition, known in partitions.items():
-            one = self._recover(partition, known, consumer, ids)
+        to_activate: dict[int, _PartitionToActivate] = {}
+        for partition, assigned in partitions.items():
+            one = self._recover(partition, assigned, consumer, ids)
             if one is not None:
-                recovered[partition] = one
-        return self._activate(recovered) if recovered else []
+                to_activate[partition] = one
+        return self._activate(to_activate) if to_activate else []
 
-    def check(self, partition: int, known: AssignedPartition) -> list[Place] | None:
+    def check(self, partition: int, assigned: AssignedPartition) -> list[Place] | None:
         """Make a partition active again whose start markers failed: learn which were written after all.
 
         Returns the messages of these start markers that are in flight although nobody was handed them; None
         if the markers can't be read.
         """
         try:
-            found = self._find_starts(partition, *known.check_from)
+            found = self._find_starts(partition, *assigned.check_from)
         except KmqError as exception:
-            self._back_off(partition, known, exception)
+            self._back_off(partition, assigned, exception)
             return None
-        return [(partition, offset) for offset in known.checked(found)]
+        return [(partition, offset) for offset in assigned.finish_check(found)]
 
     def _recover(
-        self, partition: int, known: AssignedPartition, consumer: Consumer, ids: TopicIds
-    ) -> _Recovered | None:
+        self, partition: int, assigned: AssignedPartition, consumer: Consumer, ids: TopicIds
+    ) -> _PartitionToActivate | None:
         place = TopicPartition(self._queue.name, partition)
         try:
-            committed = consumer.committed([place], timeout=_COMMITTED_TIMEOUT_S)[0]
+            committed = consumer.committed([place], timeout=_READ_COMMIT_TIMEOUT_S)[0]
             if committed.error is not None:
                 raise KafkaException(committed.error)
-            commit = known.recover_from(commit_of(committed, ids))
+            commit = assigned.recover_from(commit_of(committed, ids))
             found = self._find_starts(partition, commit.markers_offset, commit.offset)
         except (KafkaException, KmqError) as exception:
-            self._back_off(partition, known, exception)
+            self._back_off(partition, assigned, exception)
             return None
-        return _Recovered(known, commit, found, max(committed.offset, 0))
+        return _PartitionToActivate(assigned, commit, found, max(committed.offset, 0))
 
-    def _activate(self, recovered: Mapping[int, _Recovered]) -> list[int]:
+    def _activate(self, to_activate: Mapping[int, _PartitionToActivate]) -> list[int]:
         """Write from which offset messages of these partitions are taken, then make them active (rule R30).
 
         Trackers must read that before the first start marker: from that offset on they note which messages
@@ -123,20 +123,20 @@ class CrashRecovery:
         """
         ticks = [
             codec.assignment_tick(partition, one.commit.offset, again=not one.found.complete)
-            for partition, one in recovered.items()
+            for partition, one in to_activate.items()
         ]
         try:
-            waiting = self._announce(ticks)
+            unconfirmed = self._announce(ticks)
         except KmqError:  # the writer is closed, or the topic was recreated
-            waiting = recovered.keys()
+            unconfirmed = to_activate.keys()
         to_seek = []
-        for partition, (known, commit, found, begins_at) in recovered.items():
-            if partition in waiting:
-                self._back_off(partition, known, Unavailable("its assignment tick is not confirmed"))
+        for partition, (assigned, commit, found, begins_at) in to_activate.items():
+            if partition in unconfirmed:
+                self._back_off(partition, assigned, Unavailable("its assignment tick is not confirmed"))
                 continue
-            known.recovered(commit, found)
+            assigned.finish_recovery(commit, found)
             # librdkafka begins at the committed offset, even if that is of a former topic of this name.
-            if known.seek_to is not None or commit.offset != begins_at:
+            if assigned.seek_to is not None or commit.offset != begins_at:
                 to_seek.append(partition)
         return to_seek
 
@@ -150,8 +150,8 @@ class CrashRecovery:
             clock=self._clock,
         )
 
-    def _back_off(self, partition: int, known: AssignedPartition, exception: Exception) -> None:
-        known.back_off(self._clock.monotonic())
+    def _back_off(self, partition: int, assigned: AssignedPartition, exception: Exception) -> None:
+        assigned.back_off(self._clock.monotonic())
         self._telemetry.failed(self._queue.name, "recovery")
         _log.warning(
             "a partition can't be begun; trying again",
@@ -186,7 +186,7 @@ def find_starts(
         ),
         # Start markers are never part of a transaction, and an open one must not hold us up.
         uncommitted=True,
-        timeout_s=_TIMEOUT_S,
+        timeout_s=_READ_MARKERS_TIMEOUT_S,
         clock=clock,
     )
     reached = scan({partition: INT64_MAX if markers_offset is None else markers_offset})
@@ -199,7 +199,9 @@ def find_starts(
 
 
 def _queue_end(connection: KafkaConnection, queue: QueueSettings, partition: int) -> int:
-    ends = partition_reader.bounds(connection, queue.name, [partition], _TIMEOUT_S, uncommitted=True)
+    ends = partition_reader.bounds(
+        connection, queue.name, [partition], _READ_MARKERS_TIMEOUT_S, uncommitted=True
+    )
     return ends[partition][1]
 
 

@@ -34,16 +34,16 @@ from kmqpy.telemetry.base import Telemetry
 
 _log = logging.getLogger(__name__)
 
-_PREPARE_EVERY_S = 0.02
+_MAX_WAIT_WHILE_PREPARING_S = 0.02
 """The longest wait of a poll while partitions are being assigned or are not ACTIVE."""
-_JOINING_S = 10.0
+_ASSIGNMENT_EXPECTED_FOR_S = 10.0
 """How long after it joined a member without partitions expects some; after that it is on standby."""
 _IDLE_AFTER_S = 1.0
 _OUTCOME_TIMEOUT_S = 2.0
 """How long a rebalance may be kept waiting for start markers of unknown outcome."""
 _OUTCOME_POLL_S = 0.02
 _WARN_EVERY_S = 10.0
-_FATAL = {KafkaError._FATAL, KafkaError._FENCED, KafkaError.FENCED_INSTANCE_ID}
+_FATAL_CODES = {KafkaError._FATAL, KafkaError._FENCED, KafkaError.FENCED_INSTANCE_ID}
 
 LogBounds = Callable[[int], tuple[int, int]]
 """Where the log of a partition begins and ends."""
@@ -83,12 +83,12 @@ class GroupMember:
         self._partitions: dict[int, AssignedPartition] = {}
         self._commit_schedule = CommitSchedule(clock.monotonic())
         self._last_poll = clock.monotonic()
-        self._throttle = Throttle(_WARN_EVERY_S, clock)
+        self._commit_warnings = Throttle(_WARN_EVERY_S, clock)
         self._idle = False
         self._orphaned_starts: list[Place] = []
-        self._static = instance_id is not None
+        self._is_static = instance_id is not None
         self._closing = False
-        self._revoked = False  # True between a revocation and the assignment that follows it
+        self._awaits_assignment = False  # True between a revocation and the assignment that follows it
         self._static_settings = {"group.instance.id": instance_id} if instance_id else {}
         self._recovery = CrashRecovery(connection, queue, telemetry, announce, clock)
         self._consumer = self._new_consumer()
@@ -120,7 +120,9 @@ class GroupMember:
     @property
     def partitions(self) -> list[int]:
         """The partitions that this member has now, and whose messages it receives."""
-        return sorted(n for n, known in list(self._partitions.items()) if known.phase is ReceivePhase.ACTIVE)
+        return sorted(
+            n for n, assigned in list(self._partitions.items()) if assigned.phase is ReceivePhase.ACTIVE
+        )
 
     def poll(self, max_records: int, wait_s: float) -> tuple[list[Any], Offsets]:
         """Up to `max_records` records, and their offsets by partition; waits at most `wait_s` for the first.
@@ -137,17 +139,19 @@ class GroupMember:
         self._idle = False
         self._prepare()
         if self._is_preparing():
-            wait_s = min(wait_s, _PREPARE_EVERY_S)
+            wait_s = min(wait_s, _MAX_WAIT_WHILE_PREPARING_S)
         records = self._fetcher.fetch(max_records, wait_s)
         self._last_poll = self._clock.monotonic()
         log_bounds = cache(self._fetcher.log_bounds)
         if not any(map(Record.error, records)):
             offsets = offsets_of_records(records)
-            if all(self._expects(partition, ones, log_bounds) for partition, ones in offsets.items()):
-                for partition, ones in offsets.items():
-                    self._partitions[partition].receive_expected(ones)
+            if all(
+                self._expects(partition, ascending, log_bounds) for partition, ascending in offsets.items()
+            ):
+                for partition, ascending in offsets.items():
+                    self._partitions[partition].receive_expected(ascending)
                 return records, offsets
-        records = [record for record in records if self._receives(record, log_bounds)]
+        records = [record for record in records if self._receive_record(record, log_bounds)]
         # A record has shown that the log is another one: records before it are not of that log.
         records = [one for one in records if self._partitions[one.partition()].phase is ReceivePhase.ACTIVE]
         return records, offsets_of_records(records)
@@ -155,8 +159,8 @@ class GroupMember:
     def _is_preparing(self) -> bool:
         """True while partitions are being assigned to a new member, or are not ACTIVE."""
         if not self._partitions:
-            return self._clock.monotonic() - self._joined_at < _JOINING_S
-        return any(known.phase is not ReceivePhase.ACTIVE for known in self._partitions.values())
+            return self._clock.monotonic() - self._joined_at < _ASSIGNMENT_EXPECTED_FOR_S
+        return any(assigned.phase is not ReceivePhase.ACTIVE for assigned in self._partitions.values())
 
     def continues_at(self, last_at: Mapping[int, int]) -> bool:
         """True if start markers that were written at these markers offsets come after all that are known.
@@ -176,18 +180,18 @@ class GroupMember:
         all, their messages are not received again: the tracker redelivers them, or has done so already.
         """
         for partition, ascending in offsets.items():
-            known = self._partitions.get(partition)
-            if known is None:
+            assigned = self._partitions.get(partition)
+            if assigned is None:
                 continue
             failed = outcome.failed.get(partition)
             confirmed = len(ascending) if failed is None else bisect_left(ascending, failed)
             if failed is not None:
-                known.mark_uncertain(ascending[confirmed:])
+                assigned.mark_uncertain(ascending[confirmed:])
             if confirmed:
-                known.mark_started(ascending[confirmed - 1], outcome.last_at[partition], confirmed)
+                assigned.mark_started(ascending[confirmed - 1], outcome.last_at[partition], confirmed)
                 self._commit_schedule.add(confirmed)
             if failed is not None:
-                self._rewind(partition, known, failed)
+                self._rewind(partition, assigned, failed)
         if outcome.failed:
             self._telemetry.failed(self._queue.name, "start markers", len(outcome.failed))
             _log.warning(
@@ -219,8 +223,8 @@ class GroupMember:
             self.start_over()
         elif ids != before:
             # No new start marker is noted yet, so commits will lead to the first one.
-            for known in self._partitions.values():
-                known.begin_markers_anew()
+            for assigned in self._partitions.values():
+                assigned.begin_markers_anew()
 
     def maintain(self) -> None:
         """Commit what is due; call it often."""
@@ -266,10 +270,10 @@ class GroupMember:
     # --- polling -----------------------------------------------------------------------------------
 
     def _expects(self, partition: int, offsets: Sequence[int], log_bounds: LogBounds) -> bool:
-        known = self._partitions.get(partition)
-        return known is not None and known.expects(offsets, log_bounds(partition)[0])
+        assigned = self._partitions.get(partition)
+        return assigned is not None and assigned.expects(offsets, log_bounds(partition)[0])
 
-    def _receives(self, record: Any, log_bounds: LogBounds) -> bool:
+    def _receive_record(self, record: Any, log_bounds: LogBounds) -> bool:
         error: KafkaError | None = record.error()
         if error is not None:
             self._raise_if_hopeless(error)
@@ -278,14 +282,14 @@ class GroupMember:
             return False
         # A rebalance between two reads may have taken the partition of the first.
         partition, offset = record.partition(), record.offset()
-        known = self._partitions.get(partition)
-        if known is None:
+        assigned = self._partitions.get(partition)
+        if assigned is None:
             return False
         log_start, log_end = log_bounds(partition)
-        if known.shows_another_log(offset, log_end):
+        if assigned.shows_another_log(offset, log_end):
             self._restart([partition], log_end)
             return False
-        return known.receive(offset, log_start)
+        return assigned.receive(offset, log_start)
 
     def _raise_if_hopeless(self, error: KafkaError) -> None:
         """Raise for an error that another try would meet as well."""
@@ -301,17 +305,17 @@ class GroupMember:
 
     def _raise_if_fatal(self, error: KafkaError | None) -> None:
         """Raise for a fatal error: the consumer gets nothing more then, and others have its partitions."""
-        if error is None or not (error.fatal() or error.code() in _FATAL):
+        if error is None or not (error.fatal() or error.code() in _FATAL_CODES):
             return
-        why = "another client has its instance_id" if self._static else "Kafka does not take it back"
+        why = "another client has its instance_id" if self._is_static else "Kafka does not take it back"
         self._fatal = Fenced(
             f"queue {self._queue.name!r}: this client is no member of group {self._queue.consumer_group} any "
             f"more, {why} ({error.str()}); make a new client, each with an instance_id of its own"
         )
         raise self._fatal
 
-    def _rewind(self, partition: int, known: AssignedPartition, offset: int) -> None:
-        known.rewind(offset, self._clock.monotonic())
+    def _rewind(self, partition: int, assigned: AssignedPartition, offset: int) -> None:
+        assigned.rewind(offset, self._clock.monotonic())
         self._fetcher.seek(partition, offset)
         self._apply_pauses()
 
@@ -326,20 +330,20 @@ class GroupMember:
     def _prepare(self) -> None:
         """Read the markers of partitions that wait for that, and pause those that still wait."""
         new: dict[int, AssignedPartition] = {}
-        for partition, known in list(self._partitions.items()):
+        for partition, assigned in list(self._partitions.items()):
             if not (
-                known.needs_markers(self._clock.monotonic())
+                assigned.needs_markers(self._clock.monotonic())
                 and self._outcome_known(partition)
-                and self._ids_known(known.assigned_at)
+                and self._ids_known(assigned.assigned_at)
             ):
                 continue
-            if known.phase is ReceivePhase.CHECKING:  # not put off while idle: the leases run
-                orphaned = self._recovery.check(partition, known)
+            if assigned.phase is ReceivePhase.CHECKING:  # not put off while idle: the leases run
+                orphaned = self._recovery.check(partition, assigned)
                 if orphaned is not None:
                     self._orphaned_starts += orphaned
-                    self._fetcher.seek(partition, known.position)
+                    self._fetcher.seek(partition, assigned.position)
             elif not self._idle:
-                new[partition] = known
+                new[partition] = assigned
         for partition in self._recovery.recover(new, self._consumer, self._ids):
             self._fetcher.seek(partition, new[partition].position)
         self._apply_pauses()
@@ -347,22 +351,24 @@ class GroupMember:
     def _apply_pauses(self) -> None:
         wanted = {
             partition
-            for partition, known in self._partitions.items()
-            if self._idle or known.phase is not ReceivePhase.ACTIVE
+            for partition, assigned in self._partitions.items()
+            if self._idle or assigned.phase is not ReceivePhase.ACTIVE
         }
         self._fetcher.pause_only(wanted, self._partitions.keys())
 
     # --- committing --------------------------------------------------------------------------------
 
     def _commit(self, *, asynchronous: bool) -> None:
-        self._commit_schedule.committed(self._clock.monotonic())
-        due = {partition: known for partition, known in self._partitions.items() if known.commits.is_due}
+        self._commit_schedule.note_commit(self._clock.monotonic())
+        due = {
+            partition: assigned for partition, assigned in self._partitions.items() if assigned.commits.is_due
+        }
         self._commit_these(due, asynchronous=asynchronous)
 
     def _commit_these(self, due: Mapping[int, AssignedPartition], *, asynchronous: bool) -> None:
         offsets = []
-        for partition, known in due.items():
-            commit = known.make_commit()
+        for partition, assigned in due.items():
+            commit = assigned.make_commit()
             metadata = commit_metadata(commit.markers_offset, self._ids)
             offsets.append(TopicPartition(self._queue.name, partition, commit.offset, metadata))
         if not offsets:
@@ -381,10 +387,10 @@ class GroupMember:
 
     def _commit_failed(self, error: KafkaError | None) -> None:
         # Harmless: the next commit says the same, and after a crash the markers do.
-        for known in self._partitions.values():
-            known.commits.repeat()
+        for assigned in self._partitions.values():
+            assigned.commits.repeat()
         self._telemetry.failed(self._queue.name, "commit")
-        if self._throttle.allows():  # in a rebalance, all commits of some seconds fail
+        if self._commit_warnings.allows():  # in a rebalance, all commits of some seconds fail
             _log.warning(
                 "commit failed; trying again",
                 extra={"queue": self._queue.name, "error": error.name() if error else "unknown"},
@@ -393,14 +399,14 @@ class GroupMember:
     # --- being assigned and leaving ----------------------------------------------------------------
 
     @staticmethod
-    def _numbers(places: list[TopicPartition]) -> set[int]:
+    def _partition_numbers(places: list[TopicPartition]) -> set[int]:
         return {place.partition for place in places}
 
     def _on_assign(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        self._revoked = False
+        self._awaits_assignment = False
         for place in places:
             self._partitions[place.partition] = AssignedPartition(self._clock.monotonic())
-        self._fetcher.forget(self._numbers(places))
+        self._fetcher.forget(self._partition_numbers(places))
         # After the partitions are known here: confluent-kafka assigns them also when a signal handler raises.
         consumer.incremental_assign(places)
         self._apply_pauses()
@@ -412,10 +418,12 @@ class GroupMember:
     def _on_revoke(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         try:
             if not self._closing:  # then the client has waited
-                self._wait_for_outcomes(self._numbers(places))
-                gone = {p: self._partitions[p] for p in self._numbers(places) & self._partitions.keys()}
+                self._wait_for_outcomes(self._partition_numbers(places))
+                gone = {
+                    p: self._partitions[p] for p in self._partition_numbers(places) & self._partitions.keys()
+                }
                 self._commit_these(
-                    {p: known for p, known in gone.items() if known.commits.next_offset is not None},
+                    {p: assigned for p, assigned in gone.items() if assigned.commits.next_offset is not None},
                     asynchronous=False,
                 )
         finally:  # confluent-kafka unassigns them after an error, too
@@ -431,7 +439,7 @@ class GroupMember:
             self._clock.sleep(_OUTCOME_POLL_S)
 
     def _on_lost(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        self._forget(self._numbers(places))
+        self._forget(self._partition_numbers(places))
         consumer.incremental_unassign(places)
         _log.info(
             "partitions given up",
@@ -444,7 +452,7 @@ class GroupMember:
         for partition in gone:
             self._partitions.pop(partition, None)
         self._fetcher.forget(gone)
-        self._revoked = True
+        self._awaits_assignment = True
 
     def _leave(self) -> bool:
         self._closing = True
@@ -452,8 +460,8 @@ class GroupMember:
             self._consumer,
             self._connection,
             self._queue.consumer_group,
-            static=self._static,
-            in_rebalance=lambda: self._revoked,
+            static=self._is_static,
+            in_rebalance=lambda: self._awaits_assignment,
             interrupted=self._fetcher.is_interrupted,
             clock=self._clock,
         )

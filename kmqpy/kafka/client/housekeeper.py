@@ -12,7 +12,7 @@ from kmqpy.kafka.settings import QueueSettings
 
 _log = logging.getLogger(__name__)
 
-_EVERY_S = 0.1
+_MAX_PAUSE_S = 0.1
 """The pause between two rounds of work: commits are not late then, and close() waits for no more than that.
 Where leases are short, the pause is shorter."""
 
@@ -77,7 +77,7 @@ class Housekeeper:
             self._thread.join()
 
     def _run(self) -> None:
-        every_s = min(_EVERY_S, self._queue.redeliver_after_ms / 1000 * MIN_LEASE_LEFT / 5)
+        every_s = min(_MAX_PAUSE_S, self._queue.redeliver_after_ms / 1000 * MIN_LEASE_LEFT / 5)
         while not self._closed.wait(every_s):
             try:
                 self._read_ahead.give_back_stale()
@@ -96,7 +96,7 @@ class Housekeeper:
         # It waits for the lock only until the client is closed: close() waits for this thread, and its caller
         # may hold the lock, since a signal handler may have interrupted receive().
         while found and not self._closed.is_set():
-            if self._receiving.acquire(timeout=_EVERY_S):
+            if self._receiving.acquire(timeout=_MAX_PAUSE_S):
                 try:
                     self._receiver.replace(found)
                 finally:

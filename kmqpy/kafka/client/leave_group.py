@@ -11,7 +11,7 @@ from kmqpy.core.clock import Clock
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.settings import KafkaConnection
 
-_TIMEOUT_S = 5.0
+_CALL_TIMEOUT_S = 5.0
 
 
 def leave_group(
@@ -32,7 +32,7 @@ def leave_group(
     """
     # librdkafka hangs for ever, and Python with it, when it is closed in the middle of a rebalance
     # (its issue 4884): first wait for the end of that, or leave the group before.
-    deadline = clock.monotonic() + _TIMEOUT_S
+    deadline = clock.monotonic() + _CALL_TIMEOUT_S
     if not static or not _wait_until_stable(consumer, connection, group, in_rebalance, deadline, clock):
         consumer.unsubscribe()
         while consumer.assignment() and clock.monotonic() < deadline:
@@ -47,7 +47,7 @@ def returns_in_time(call: Callable[[], object]) -> bool:
     """Make a call of librdkafka that has no time-out; returns False when it takes too long."""
     thread = threading.Thread(target=call, name="kmq-close", daemon=True)
     thread.start()
-    thread.join(_TIMEOUT_S)
+    thread.join(_CALL_TIMEOUT_S)
     return not thread.is_alive()
 
 

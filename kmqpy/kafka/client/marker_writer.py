@@ -31,13 +31,13 @@ from kmqpy.kafka.settings import KafkaConnection
 
 _log = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 0.05
+_IDLE_POLL_S = 0.05
 """How often the writer's own thread looks for failures while nothing else happens."""
-_LOOK_WHILE_WAITED_FOR_S = 0.001
-_COLLECT_S = 0.002
+_AWAITED_POLL_S = 0.001
+_JVM_COLLECT_S = 0.002
 """How long single end markers are collected to be written together."""
-_MANY_COLLECTED = 100_000
-_REPOST_AFTER_S = 0.2
+_MAX_COLLECTED = 100_000
+_SEND_AGAIN_AFTER_S = 0.2
 _WARN_EVERY_S = 10.0
 
 Item = Marker | tuple[int, Sequence[int]]
@@ -128,10 +128,10 @@ class MarkerWriter(Closeable):
         self._topic = markers_topic
         self._delivery_timeout_ms = delivery_timeout_ms
         self._coalesces = coalesce_ms is not None
-        self._collect_s = _COLLECT_S if coalesce_ms is None else coalesce_ms / 1000
+        self._collect_s = _JVM_COLLECT_S if coalesce_ms is None else coalesce_ms / 1000
         self._clock = clock
         self._producer = self._new_producer()
-        self._broken = False
+        self._producer_is_broken = False
         self._throttle = Throttle(_WARN_EVERY_S, clock)
         self._queued: defaultdict[int, list[_QueuedMarkers]] = defaultdict(list)
         """By partition, the markers that wait to be written, in order (case F14)."""
@@ -139,7 +139,7 @@ class MarkerWriter(Closeable):
         self._sending = 0
         self._failed: deque[tuple[float, _MarkerToWrite]] = deque()
         """Markers that failed, and the monotonic time at which each is to be written again."""
-        self._lost: list[object] = []
+        self._lost_markers: list[object] = []
         """Markers that an unexpected error lost. Kept, so that they don't count as confirmed."""
         self.lock = self._changed = threading.Condition()
         self._unconfirmed = _UnconfirmedMarkers(self._send_failed_later)
@@ -148,7 +148,7 @@ class MarkerWriter(Closeable):
         """The markers that flush() waits for."""
         self._waiters: list[_Waiter] = []
         self._work = SignalSafeEvent()
-        self._hurry = SignalSafeEvent()
+        self._stop_collecting = SignalSafeEvent()
         self._closing = SignalSafeEvent()
         self._abandoned = False
         self._starts = StartMarkerWriter(
@@ -187,7 +187,7 @@ class MarkerWriter(Closeable):
                 unconfirmed.size += count
             if not self._waiters:  # else the thread wakes up often enough by itself
                 self._work.set()
-            if self._collected > _MANY_COLLECTED:
+            if self._collected > _MAX_COLLECTED:
                 self._changed.wait_for(self._has_room, None)
 
     def put_one(self, marker: Marker) -> None:
@@ -250,13 +250,13 @@ class MarkerWriter(Closeable):
         return _Waiter([unconfirmed])
 
     def _has_room(self) -> bool:
-        return self._collected <= _MANY_COLLECTED or self._closing.is_set()
+        return self._collected <= _MAX_COLLECTED or self._closing.is_set()
 
     def _wait(self, waiter: _Waiter, timeout_s: float) -> int:
         try:
             with self._changed:
                 self._waiters.append(waiter)
-                self._hurry.set()
+                self._stop_collecting.set()
                 self._work.set()
             if waiter.size():
                 waiter.done.wait(timeout_s)
@@ -304,7 +304,7 @@ class MarkerWriter(Closeable):
             self._abandoned = abandoned
             self._closing.set()
             self._changed.notify_all()
-        self._hurry.set()
+        self._stop_collecting.set()
         self._work.set()
         self._thread.join()
         for waiter in list(self._waiters):
@@ -326,10 +326,10 @@ class MarkerWriter(Closeable):
 
     def _serve(self) -> None:
         while not self._closing.is_set():
-            self._work.wait(_LOOK_WHILE_WAITED_FOR_S if self._waiters else _LOOK_EVERY_S)
+            self._work.wait(_AWAITED_POLL_S if self._waiters else _IDLE_POLL_S)
             self._work.clear()
             if self._queued and not self._waiters:
-                self._hurry.wait(self._collect_s)
+                self._stop_collecting.wait(self._collect_s)
             try:
                 self._send_queued()
                 self._producer.poll(0)
@@ -342,7 +342,7 @@ class MarkerWriter(Closeable):
     def _tell_waiters(self) -> None:
         with self._changed:
             if not self._waiters:
-                self._hurry.clear()
+                self._stop_collecting.clear()
             for waiter in self._waiters:
                 if not waiter.size():
                     waiter.done.set()
@@ -358,7 +358,7 @@ class MarkerWriter(Closeable):
                 for unconfirmed, group in itertools.groupby(items, attrgetter("unconfirmed")):
                     self._send_group(unconfirmed, partition, group)
         except BaseException:
-            self._lost.append(queued)
+            self._lost_markers.append(queued)
             raise
         finally:
             self._sending = 0
@@ -404,7 +404,7 @@ class MarkerWriter(Closeable):
                 if librdkafka.refresh_partition(self._producer, self._topic, partition, exception):
                     continue
                 self._warn(librdkafka.error_of(exception))
-                if not self._broken:  # others must not wait for it
+                if not self._producer_is_broken:  # others must not wait for it
                     self._send_later(marker)
                     return
                 self._replace_producer()
@@ -414,14 +414,14 @@ class MarkerWriter(Closeable):
 
     def _send_again(self) -> None:
         """Write again what failed a while ago."""
-        if self._broken:
+        if self._producer_is_broken:
             self._replace_producer()
         while self._failed and self._failed[0][0] <= self._clock.monotonic():
             _, marker = self._failed.popleft()
             self._send(marker)
 
     def _send_later(self, marker: _MarkerToWrite) -> None:
-        self._failed.append((self._clock.monotonic() + _REPOST_AFTER_S, marker))
+        self._failed.append((self._clock.monotonic() + _SEND_AGAIN_AFTER_S, marker))
 
     def _send_failed_later(
         self, unconfirmed: _UnconfirmedMarkers, error: KafkaError, message: Any, headers: codec.Headers | None
@@ -436,7 +436,7 @@ class MarkerWriter(Closeable):
         if self._throttle.allows():
             reason = error.name() if error is not None else "unknown"
             _log.warning("markers are sent again", extra={"topic": self._topic, "error": reason})
-        self._broken = self._broken or may_be_cut_off(error)
+        self._producer_is_broken = self._producer_is_broken or may_be_cut_off(error)
 
     def _replace_producer(self) -> None:
         """Make a new producer: this one may be cut off, or a fatal error has ended it.
@@ -444,7 +444,7 @@ class MarkerWriter(Closeable):
         A fatal error is, for example, that the broker lost what it had acknowledged.
         """
         _log.warning("markers producer replaced: it ended or got no answer", extra={"topic": self._topic})
-        broken, self._producer, self._broken = self._producer, self._new_producer(), False
+        broken, self._producer, self._producer_is_broken = self._producer, self._new_producer(), False
         broken.purge()
         broken.flush(1)  # serves the delivery reports, so that what was queued is queued again
 

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, Producer
 
 from kmqpy.kafka.markers import codec
 
-_CHUNK = 1_000
+_BATCH_SIZE = 1_000
 """Markers given to librdkafka at once; other threads wait meanwhile."""
 
 Report = Callable[[KafkaError | None, Any], None]
@@ -36,8 +36,8 @@ def produce_all(
 
     Yields the keys of the markers that were not taken: these must be produced one by one.
     """
-    for first in range(0, len(offsets), _CHUNK):
-        keys = codec.encode_keys(partition, offsets[first : first + _CHUNK])
+    for first in range(0, len(offsets), _BATCH_SIZE):
+        keys = codec.encode_keys(partition, offsets[first : first + _BATCH_SIZE])
         if len(keys) > 1:
             batch: list[dict[str, Any]] = [{"key": key, "value": value} for key in keys]
             if producer.produce_batch(topic, batch, partition, on_delivery=report) == len(batch):

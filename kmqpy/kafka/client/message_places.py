@@ -17,7 +17,7 @@ from kmqpy.message import Message
 _record_of = attrgetter("_record")
 _context_of = attrgetter("_context")
 
-_NOTHING: tuple[tuple[Message, ...], Offsets] = ((), {})
+_NOTHING_HANDED_OUT: tuple[tuple[Message, ...], Offsets] = ((), {})
 
 
 class MessagePlaces:
@@ -41,7 +41,7 @@ class MessagePlaces:
         self._topics = topics
         self._watch_topics = watch_topics
         self._look_for_topics = look_for_topics
-        self._handed_out = _NOTHING
+        self._handed_out = _NOTHING_HANDED_OUT
 
     def remember(self, messages: Sequence[Message], offsets: Offsets) -> None:
         """Note where the messages are that were handed out last: they are often named all together."""
@@ -49,13 +49,13 @@ class MessagePlaces:
 
     def forget(self) -> None:
         """Forget these: they are of a former topic."""
-        self._handed_out = _NOTHING
+        self._handed_out = _NOTHING_HANDED_OUT
 
     def offsets_of(self, messages: Sequence[Message | str]) -> Offsets:
         """The offsets of messages, by partition."""
         handed_out, offsets = self._handed_out
         if len(messages) == len(handed_out) and all(map(is_, messages, handed_out)):  # the usual case
-            self._handed_out = _NOTHING
+            self._handed_out = _NOTHING_HANDED_OUT
             return offsets
         if set(map(type, messages)) == {KafkaMessage}:
             for context in set(map(_context_of, messages)):
@@ -72,7 +72,7 @@ class MessagePlaces:
             return message.partition, message.offset
         # A message that was copied or pickled is known by its receipt, and so is one of another storage.
         receipt = Receipt.parse(message.receipt if isinstance(message, Message) else message)
-        self._check("receipt", receipt.queue, receipt.topic_id)
+        self._check_topic("receipt", receipt.queue, receipt.topic_id)
         if not self._topics.has(receipt.partition):
             raise ReceiptError(f"receipt: queue {receipt.queue!r} has no partition {receipt.partition}")
         return receipt.partition, receipt.offset
@@ -80,9 +80,9 @@ class MessagePlaces:
     def _check_received(self, context: ReceiveContext) -> None:
         if context.client is None:
             raise ReceiptError(f"message: this one of queue {context.queue.name!r} was only looked at")
-        self._check("message", context.queue.name, context.topic_id)
+        self._check_topic("message", context.queue.name, context.topic_id)
 
-    def _check(self, what: str, queue: str, topic_id: str) -> None:
+    def _check_topic(self, what: str, queue: str, topic_id: str) -> None:
         if queue != self._queue.name:
             raise ReceiptError(f"{what}: it is of queue {queue!r}, not of {self._queue.name!r}")
         self._watch_topics()

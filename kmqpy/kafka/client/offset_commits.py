@@ -77,7 +77,7 @@ class CommitSchedule:
         """Return True if a commit is due now."""
         return self.uncommitted >= COMMIT_EVERY_MESSAGES or now - self._last_at >= COMMIT_EVERY_S
 
-    def committed(self, now: float) -> None:
+    def note_commit(self, now: float) -> None:
         """Start again: a commit was made."""
         self._last_at = now
         self.uncommitted = 0
@@ -160,11 +160,11 @@ class PartitionCommits:
         `markers_end` is where the markers ended when they were read last.
         """
         before = markers_end if self._markers_offset is None else self._markers_offset
-        self._uncertain = _joined(self._uncertain, _StartsAhead(before, last_offset))
+        self._uncertain = _merge(self._uncertain, _StartsAhead(before, last_offset))
 
     def mark_found(self, markers_offset: int, last_offset: int) -> None:
         """Note starts of messages up to `last_offset` that were read from `markers_offset` on."""
-        self._found = _joined(self._found, _StartsAhead(markers_offset, last_offset))
+        self._found = _merge(self._found, _StartsAhead(markers_offset, last_offset))
 
     def rewind(self) -> None:
         """Forget what is pending, and what was skipped after it: Kafka sends it again."""
@@ -184,8 +184,8 @@ class PartitionCommits:
         offset = self._next_offset
         assert offset is not None
         self._last_made = offset
-        self._found = _ahead_of(offset, self._found)
-        self._uncertain = _ahead_of(offset, self._uncertain)
+        self._found = _unless_passed(offset, self._found)
+        self._uncertain = _unless_passed(offset, self._uncertain)
         floors = [starts.markers_offset for starts in (self._found, self._uncertain) if starts is not None]
         if self._markers_offset is not None:
             floors.append(self._markers_offset)
@@ -196,12 +196,12 @@ class PartitionCommits:
         self._last_made = None
 
 
-def _joined(earlier: _StartsAhead | None, later: _StartsAhead) -> _StartsAhead:
+def _merge(earlier: _StartsAhead | None, later: _StartsAhead) -> _StartsAhead:
     """One range of offsets for both; the markers of `earlier` begin first."""
     if earlier is None:
         return later
     return replace(earlier, last_offset=max(earlier.last_offset, later.last_offset))
 
 
-def _ahead_of(next_offset: int, starts: _StartsAhead | None) -> _StartsAhead | None:
+def _unless_passed(next_offset: int, starts: _StartsAhead | None) -> _StartsAhead | None:
     return None if starts is None or next_offset > starts.last_offset else starts

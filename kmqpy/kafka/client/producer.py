@@ -127,11 +127,11 @@ class KmqProducer(Closeable):
             raise ConfigError(f"partition: {partition!r} is not a whole number")
         m.check_bodies(bodies)
         # What is the same for many is looked at once.
-        common = self._checked(
+        common = self._record_of(
             m.OutgoingMessage("", key=key, headers=headers, delay=delay, priority=priority)
         )
         outgoing = [
-            self._checked(body)
+            self._record_of(body)
             if isinstance(body, m.OutgoingMessage)
             else _Record(m.as_bytes(body, "body"), common.key, common.headers)
             for body in bodies
@@ -148,7 +148,7 @@ class KmqProducer(Closeable):
                 else:
                     traced.append(_Record(one.value, one.key, sent_headers))
                     self._check_size(traced[-1])
-            producer, reports = self._producers.current(), _Reports()
+            producer, reports = self._producers.current(), _DeliveryReports()
             try:
                 for one in traced:
                     self._produce(producer, one, partition, reports)
@@ -164,7 +164,7 @@ class KmqProducer(Closeable):
         if not self._guard.inherited and not self._is_shared:
             self._producers.flush(5)
 
-    def _checked(self, message: m.OutgoingMessage) -> _Record:
+    def _record_of(self, message: m.OutgoingMessage) -> _Record:
         """The record of a message; raises MessageError, NotSupported."""
         priority = message.priority
         if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= m.MAX_PRIORITY:
@@ -191,8 +191,10 @@ class KmqProducer(Closeable):
                 f"message of {size} bytes (key, body and headers): the limit is {self._max_bytes} bytes"
             )
 
-    def _produce(self, producer: Producer, record: _Record, partition: int | None, reports: _Reports) -> None:
-        report = reports.next()
+    def _produce(
+        self, producer: Producer, record: _Record, partition: int | None, reports: _DeliveryReports
+    ) -> None:
+        report = reports.new_callback()
         while True:
             try:
                 producer.produce(
@@ -223,7 +225,7 @@ class KmqProducer(Closeable):
                 return
 
 
-class _Reports:
+class _DeliveryReports:
     """Collects the delivery reports of the messages of one call; `errors` has one error of each kind."""
 
     def __init__(self) -> None:
@@ -232,7 +234,7 @@ class _Reports:
         self._pending = 0
         self._lock = threading.Lock()
 
-    def next(self) -> Any:
+    def new_callback(self) -> Any:
         """The callback for the next message."""
         index = len(self._ids)
         self._ids.append(None)

@@ -25,7 +25,7 @@ class ReadAhead:
     def __init__(
         self, queue: QueueSettings, topics: TopicsInUse, in_flight: InFlightLimit, clock: Clock
     ) -> None:
-        self._lease_left_s = queue.redeliver_after_ms / 1000 * MIN_LEASE_LEFT
+        self._min_lease_left_s = queue.redeliver_after_ms / 1000 * MIN_LEASE_LEFT
         self._topics = topics
         self._in_flight = in_flight
         self._clock = clock
@@ -57,7 +57,7 @@ class ReadAhead:
 
         It holds the lock meanwhile: so close(), which calls pop_all(), closes no writer that is still needed.
         """
-        needed = self._clock.monotonic() + self._lease_left_s
+        needed = self._clock.monotonic() + self._min_lease_left_s
         with self.lock:
             if not self._waiting or self._waiting[0][0] >= needed:
                 return  # the first is the first to run out

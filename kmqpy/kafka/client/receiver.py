@@ -43,22 +43,22 @@ MIN_LEASE_LEFT = 0.5
 _START_TIMEOUT_S = 3.0
 """How long start markers may take before their partitions have to wait (rule R18)."""
 
-_ANNOUNCE_TIMEOUT_S = 2.0
+_ASSIGNMENT_TICKS_TIMEOUT_S = 2.0
 """How long partitions of a group that was set back may keep the others waiting."""
 
-_SLOW_CONFIRMATION = 1 / 8
+_MAX_CONFIRMATION_SHARE = 1 / 8
 """Start markers may take this part of a lease before it is lengthened."""
 
-_SILENT_S = 5.0
+_CHECK_CUT_OFF_AFTER_S = 5.0
 """How long nothing must have been received before it is looked whether Kafka is still reached."""
 
-_GC_PAUSE_FROM = 500
+_MIN_MESSAGES_FOR_GC_PAUSE = 500
 
 _record_of = attrgetter("_record")
 
 
 @dataclass(frozen=True, slots=True)
-class _Started:
+class _StartedMessages:
     """Messages whose start markers are confirmed, and the monotonic time at which their leases end."""
 
     messages: list[KafkaMessage]
@@ -66,7 +66,7 @@ class _Started:
     until: float
 
 
-_NONE_STARTED = _Started([], {}, 0.0)
+_NONE_STARTED = _StartedMessages([], {}, 0.0)
 
 
 class Receiver:
@@ -127,7 +127,9 @@ class Receiver:
                 ids=self._topics.ids,
                 outcome_known=self._outcome_known,
                 ids_known=self._topics.knows_since,
-                announce=lambda ticks: self._topics.writer.write_assignments(ticks, _ANNOUNCE_TIMEOUT_S),
+                announce=lambda ticks: self._topics.writer.write_assignments(
+                    ticks, _ASSIGNMENT_TICKS_TIMEOUT_S
+                ),
                 instance_id=self._instance_id,
                 clock=self._clock,
             )
@@ -139,7 +141,7 @@ class Receiver:
         Also reads the markers of partitions that are new to this client; see GroupMember.poll().
         """
         member = self.join()
-        lease_ms = self._lengthened(lease_ms)
+        lease_ms = self._lengthen_lease(lease_ms)
         try:
             started = self._start(member, max_messages, wait_s, lease_ms)
         except BaseException:  # of a signal handler, too: the member has read on, but handed out nothing
@@ -179,7 +181,7 @@ class Receiver:
 
     def find_cut_off(self) -> list[Client]:
         """The clients of librdkafka that are cut off; looks for them only while nothing is received."""
-        silent = self._clock.monotonic() - self._received_at > _SILENT_S
+        silent = self._clock.monotonic() - self._received_at > _CHECK_CUT_OFF_AFTER_S
         return self._cut_off.find(self._clients()) if silent and self._cut_off.is_due() else []
 
     def replace(self, cut_off: Collection[Client]) -> None:
@@ -219,9 +221,11 @@ class Receiver:
         consumers = [] if self._member is None else [self._member.consumer]
         return [*consumers, *self._topics.writer.starts.producers_in_use()]
 
-    def _start(self, member: GroupMember, max_messages: int, wait_s: float, lease_ms: int) -> _Started:
+    def _start(
+        self, member: GroupMember, max_messages: int, wait_s: float, lease_ms: int
+    ) -> _StartedMessages:
         """Poll, and write start markers for what came."""
-        with _collecting_later(max_messages):
+        with _pause_garbage_collector(max_messages):
             self.give_back_interrupted()
             records, offsets = member.poll(max_messages, wait_s)
             self._topics.writer.give_back(member.pop_orphaned_starts())
@@ -263,14 +267,14 @@ class Receiver:
             messages = [message for message in messages if _is_started(message, delays, outcome)]
             offsets = offsets_of_records(list(map(_record_of, messages)))
         if outcome.given_back:
-            return _Started(messages, offsets, -math.inf)  # nothing is left of their leases
+            return _StartedMessages(messages, offsets, -math.inf)  # nothing is left of their leases
         if self._copy_check is not None and with_headers:
             copies = self._copy_check.copies_among(list(map(_record_of, messages)))
             if copies:
                 left_s = _hand_out_until(until, lease_ms) - self._clock.monotonic()
                 checked = self._copy_check.examine(copies, left_s / 2)
                 messages, offsets = self._without_late_acked(messages, offsets, checked)
-        return _Started(messages, offsets, until)
+        return _StartedMessages(messages, offsets, until)
 
     def _without_late_acked(
         self, messages: list[KafkaMessage], offsets: Offsets, checked: CheckedCopies
@@ -302,17 +306,17 @@ class Receiver:
         kept = [one for one in messages if (one.partition, one.offset) not in left]
         return kept, offsets_of_records(list(map(_record_of, kept)))
 
-    def _lengthened(self, lease_ms: int) -> int:
+    def _lengthen_lease(self, lease_ms: int) -> int:
         """Return the lease for start markers: longer if confirming the last ones took a good part of it.
 
         Over a slow link the receiver would otherwise get little or nothing of a short lease.
         """
         confirmed_in_ms = self._confirmed_in_s * 1000
-        if confirmed_in_ms <= lease_ms * _SLOW_CONFIRMATION:
+        if confirmed_in_ms <= lease_ms * _MAX_CONFIRMATION_SHARE:
             return lease_ms
         return min(lease_ms + 2 * math.ceil(confirmed_in_ms), max(lease_ms, self._queue.max_hold_ms))
 
-    def _begin_leases(self, started: _Started, lease_ms: int) -> bool:
+    def _begin_leases(self, started: _StartedMessages, lease_ms: int) -> bool:
         """Count messages as in flight; if their leases have run down, give them back and return False."""
         if self._clock.monotonic() <= _hand_out_until(started.until, lease_ms):
             self._in_flight.add(started.offsets, started.until)
@@ -350,13 +354,13 @@ class Receiver:
 
 
 @contextmanager
-def _collecting_later(count: int) -> Iterator[None]:
+def _pause_garbage_collector(count: int) -> Iterator[None]:
     """Pause Python's garbage collector while `count` objects are made, if they are many.
 
     None of these objects is garbage, but the collector would scan all objects again and again: with batches
     of 5,000 that takes a third of the time of receive().
     """
-    if count < _GC_PAUSE_FROM or not gc.isenabled():
+    if count < _MIN_MESSAGES_FOR_GC_PAUSE or not gc.isenabled():
         yield
         return
     gc.disable()

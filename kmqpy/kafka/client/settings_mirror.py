@@ -35,24 +35,24 @@ from kmqpy.kafka.topics import QueueTopics, Topics
 
 _log = logging.getLogger(__name__)
 
-_READ_S = 5.0
+_READ_TIMEOUT_S = 5.0
 """How long reading all of it may take; it is small, unless others write to it."""
-_USE_S = 10.0
+_MAX_CACHE_AGE_S = 10.0
 """How long what was read is used again in this process."""
-_LARGEST_RECORD = 64 * 1024
+_MAX_RECORD_BYTES = 64 * 1024
 """Bytes; what is larger is not ours."""
-_KEPT = 8
+_MAX_VALUES_PER_KEY = 8
 """Last records of a key: those that can't be read hide none before them (rule R21)."""
 
-_CONSEQUENCE = "what clients are not told of a queue's settings counts as the default"
+_DEFAULTS_APPLY = "what clients are not told of a queue's settings counts as the default"
 
-_TOPIC_IDS = "topic_ids"
+_TOPIC_IDS_FIELD = "topic_ids"
 """The key of the ids in a record; versions without them leave it out as one of a newer version."""
 
-_Found = dict[bytes, deque[bytes]]
+_ValuesByKey = dict[bytes, deque[bytes]]
 
 
-class _TooLong(Unavailable):
+class _TopicTooLong(Unavailable):
     """There is more than can be read in time."""
 
     def __init__(self) -> None:
@@ -75,10 +75,10 @@ class Records:
     own: Mapping[str, QueueSettings] = field(default_factory=dict)
     unreadable: frozenset[str] = frozenset()
     others: tuple[QueueSettings, ...] = ()
-    strangers: frozenset[str] = frozenset()
+    unreadable_others: frozenset[str] = frozenset()
 
 
-_cache: dict[tuple[str, int], tuple[float, _Found]] = {}
+_cache: dict[tuple[str, int], tuple[float, _ValuesByKey]] = {}
 _logged: set[str] = set()
 
 
@@ -146,9 +146,9 @@ class SettingsMirror:
     def recent(self, name: str) -> QueueSettings | None:
         """The settings of queue `name` as this process read them in the last seconds, if it did."""
         read_at, found = _cache.get(self._cluster, (0.0, {}))
-        if SYSTEM_CLOCK.monotonic() - read_at > _USE_S:
+        if SYSTEM_CLOCK.monotonic() - read_at > _MAX_CACHE_AGE_S:
             return None
-        return self._decode(name, found)
+        return self._last_readable(name, found)
 
     def find(self, name: str) -> QueueSettings | None:
         """The settings of queue `name`; None, maybe with a warning, where they are not known."""
@@ -158,34 +158,34 @@ class SettingsMirror:
             if not _is_not_allowed(error):
                 raise
             _cache[self._cluster] = SYSTEM_CLOCK.monotonic(), {}
-            self._warn(f"can't be read; {_CONSEQUENCE}", str(error))
+            self._warn(f"can't be read; {_DEFAULTS_APPLY}", str(error))
             return None
-        except _TooLong as error:
-            self._warn(f"is too long to be read; {_CONSEQUENCE}", str(error))
+        except _TopicTooLong as error:
+            self._warn(f"is too long to be read; {_DEFAULTS_APPLY}", str(error))
             return None
         if found is None:
             self._warn(
-                f"does not exist; {_CONSEQUENCE}", "kmq queue create, kmq queue alter and trackers make it"
+                f"does not exist; {_DEFAULTS_APPLY}", "kmq queue create, kmq queue alter and trackers make it"
             )
             return None
-        return self._decode(name, found)
+        return self._last_readable(name, found)
 
     def topic_ids(self, name: str, *, anew: bool = False) -> Mapping[str, str]:
         """Return the ids of the topics of queue `name`, as this process has read them in the last seconds.
 
         Reads them now if it has not, or if `anew` is True. Empty where they are not known.
         """
-        read_at, found = _cache.get(self._cluster, (-_USE_S, {}))
-        if anew or SYSTEM_CLOCK.monotonic() - read_at > _USE_S:
+        read_at, found = _cache.get(self._cluster, (-_MAX_CACHE_AGE_S, {}))
+        if anew or SYSTEM_CLOCK.monotonic() - read_at > _MAX_CACHE_AGE_S:
             try:
                 found = self._read() or {}
-            except _TooLong:
+            except _TopicTooLong:
                 found = {}
             except AccessDenied as error:
                 if not _is_not_allowed(error):
                     raise
                 found = {}
-        known = self._decode(name, found)
+        known = self._last_readable(name, found)
         return {} if known is None else known.topic_ids
 
     def records(self) -> Records | None:
@@ -193,26 +193,26 @@ class SettingsMirror:
         found = self._read()
         if found is None:
             return None
-        own, unreadable, others, strangers = {}, set(), [], set()
+        own, unreadable, others, unreadable_others = {}, set(), [], set()
         for key, values in found.items():
             prefix, _, name = key.decode(errors="replace").rpartition("/")
-            readable = [one for value in values if (one := _settings_of(name, value)) is not None]
+            readable = [one for value in values if (one := _readable_settings(name, value)) is not None]
             if key != self._key(name):
                 if prefix.startswith("/") and prefix.endswith("/queues"):
                     if readable:
                         others.append(readable[-1])
                     elif is_topic_name(name):
-                        strangers.add(name)
+                        unreadable_others.add(name)
                 continue
             if readable:
                 own[name] = readable[-1]
-            if is_topic_name(name) and _settings_of(name, values[-1]) is None:
+            if is_topic_name(name) and _readable_settings(name, values[-1]) is None:
                 unreadable.add(name)
         return Records(
             own=own,
             unreadable=frozenset(unreadable),
             others=tuple(others),
-            strangers=frozenset(strangers),
+            unreadable_others=frozenset(unreadable_others),
         )
 
     def write(self, queues: Collection[QueueSettings], *, certain: bool = False) -> None:
@@ -237,26 +237,26 @@ class SettingsMirror:
         with contextlib.suppress(AccessDenied):  # trackers don't need them
             dead = {name: topic.topic_id for name, topic in topics.describe(names).items()}
         changed: dict[bytes, bytes | None] = {}
-        mixed = []
+        with_stale_markers = []
         for queue in queues:
-            before = self._decode(queue.name, found)
+            before = self._last_readable(queue.name, found)
             recorded = {} if before is None else before.topic_ids
             now = {**{name: dead[name] for name in _dead_letters(queue) if name in dead}, **queue.topic_ids}
             believed = {name: one for name, one in recorded.items() if not certain or name not in now}
             ids, earlier = _ids_to_write(queue, believed, now if queue.topic_ids else {})
             if queue.name in earlier:
-                mixed.append(queue)
+                with_stale_markers.append(queue)
             last = found.get(self._key(queue.name), (b"",))[-1]
             # A record that can't be read hides earlier ones as soon as Kafka has compacted these away.
-            if before != queue or ids != recorded or _settings_of(queue.name, last) is None:
-                changed[self._key(queue.name)] = _record(queue, ids)
+            if before != queue or ids != recorded or _readable_settings(queue.name, last) is None:
+                changed[self._key(queue.name)] = _encode_record(queue, ids)
         self._produce(changed)
-        if mixed:
-            raise stale_markers_error(mixed[0])
+        if with_stale_markers:
+            raise stale_markers_error(with_stale_markers[0])
 
     def remove(self, name: str) -> None:
         """Delete the record of a queue that was deleted; does nothing where there is none."""
-        with contextlib.suppress(_TooLong):
+        with contextlib.suppress(_TopicTooLong):
             if self._key(name) not in (self._read() or {}):
                 return
         self._produce({self._key(name): None})
@@ -264,11 +264,11 @@ class SettingsMirror:
     def _key(self, name: str) -> bytes:
         return f"{self._connection.root}/queues/{name}".encode()
 
-    def _decode(self, name: str, found: _Found) -> QueueSettings | None:
+    def _last_readable(self, name: str, found: _ValuesByKey) -> QueueSettings | None:
         """The last value of the queue that can be read."""
         for value in reversed(found.get(self._key(name), ())):
             try:
-                settings = _settings(value)
+                settings = _parse_record(value)
             except ConfigError as error:
                 self._warn(
                     f"has a record of queue {name} that can't be read; it counts for nothing", str(error)
@@ -278,7 +278,7 @@ class SettingsMirror:
                 return settings
         return None
 
-    def _read(self, topics: Topics | None = None) -> _Found | None:
+    def _read(self, topics: Topics | None = None) -> _ValuesByKey | None:
         """Return the last value of each key; None where there is no topic.
 
         Raises AccessDenied, Unavailable, and _TooLong where others have written too much.
@@ -288,19 +288,19 @@ class SettingsMirror:
         if SETTINGS_TOPIC not in topics.describe([SETTINGS_TOPIC]):
             _cache[self._cluster] = SYSTEM_CLOCK.monotonic(), {}
             return None
-        found: _Found = {}
-        deadline = SYSTEM_CLOCK.monotonic() + _READ_S
+        found: _ValuesByKey = {}
+        deadline = SYSTEM_CLOCK.monotonic() + _READ_TIMEOUT_S
 
         def visit(record: Any) -> None:
             key, value = record.key(), record.value()
             if SYSTEM_CLOCK.monotonic() > deadline:
-                raise _TooLong
-            if key is None or len(key) + len(value or b"") > _LARGEST_RECORD:
+                raise _TopicTooLong
+            if key is None or len(key) + len(value or b"") > _MAX_RECORD_BYTES:
                 return
             if value is None:
                 found.pop(key, None)
             else:
-                found.setdefault(key, deque(maxlen=_KEPT)).append(value)
+                found.setdefault(key, deque(maxlen=_MAX_VALUES_PER_KEY)).append(value)
 
         try:
             # Uncommitted: nobody's open transaction may hide what comes after it.
@@ -341,28 +341,28 @@ class SettingsMirror:
             _log.warning(text, extra={"bootstrap": self._connection.bootstrap, "why": why})
 
 
-def _settings(value: bytes) -> QueueSettings:
+def _parse_record(value: bytes) -> QueueSettings:
     """The settings in a record, with the ids of topics that it says; raises ConfigError."""
     settings = QueueSettings.from_json(value, newer=True)
-    ids = json.loads(value).get(_TOPIC_IDS)
+    ids = json.loads(value).get(_TOPIC_IDS_FIELD)
     if not isinstance(ids, dict):
         return settings
     return settings.with_topic_ids({name: one for name, one in ids.items() if one and isinstance(one, str)})
 
 
-def _settings_of(name: str, value: bytes) -> QueueSettings | None:
+def _readable_settings(name: str, value: bytes) -> QueueSettings | None:
     """The settings in a record of queue `name`; None where it says none, or those of another queue."""
     try:
-        settings = _settings(value)
+        settings = _parse_record(value)
     except ConfigError:
         return None
     return settings if settings.name == name else None
 
 
-def _record(queue: QueueSettings, ids: Mapping[str, str]) -> bytes:
+def _encode_record(queue: QueueSettings, ids: Mapping[str, str]) -> bytes:
     """The value of a queue's record."""
     values = dataclasses.asdict(queue)
-    return json.dumps({**values, _TOPIC_IDS: dict(ids)} if ids else values, sort_keys=True).encode()
+    return json.dumps({**values, _TOPIC_IDS_FIELD: dict(ids)} if ids else values, sort_keys=True).encode()
 
 
 def _dead_letters(queue: QueueSettings) -> list[str]:

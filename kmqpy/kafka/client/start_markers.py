@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 POLL_S = 0.01
 _ERRORS_ONLY_POLL_S = 0.001
-_MANY_PER_PARTITION = 200
+_MIN_ERRORS_ONLY = 200
 """This many start markers of one partition, or more, are written without a delivery report for each."""
 
 
@@ -163,7 +163,7 @@ class StartBatch:
 
         Failed means not confirmed: the marker may be in the log, or still get there; see StartBarrier.
         """
-        while self._pending() and (left_s := self.left_s()) > 0:
+        while self._has_unreported() and (left_s := self.left_s()) > 0:
             self._give_back_when_late()
             # Another thread may have polled what this one waits for.
             self._producer.poll(min(left_s, POLL_S))
@@ -173,9 +173,9 @@ class StartBatch:
                 self._errors_only.poll(_ERRORS_ONLY_POLL_S)
         # Once it is given up, the producer that reports errors only says which markers it held (rule R18).
         fatal = any(map(librdkafka.is_fatal, self._refused + self._refused_errors_only))
-        if fatal or self._holds_some():
+        if fatal or self._errors_only_holds_markers():
             self._give_up()
-        unknown = self._holds_some()
+        unknown = self._errors_only_holds_markers()
         last_at: dict[int, int] = {}
         failed: dict[int, int] = {}
         for partition, starts in self._partitions.items():
@@ -192,10 +192,10 @@ class StartBatch:
         if self._clock.monotonic() >= self._give_back_at:
             self.give_back()
 
-    def _holds_some(self) -> bool:
+    def _errors_only_holds_markers(self) -> bool:
         return self._errors_only is not None and len(self._errors_only) > 0
 
-    def _pending(self) -> bool:
+    def _has_unreported(self) -> bool:
         left = sum(len(starts.reported) - len(starts.written) for starts in self._partitions.values())
         return left > len(self._refused)
 
@@ -303,7 +303,7 @@ class StartMarkerWriter:
         for barrier in self._barriers.values():
             barrier.forget(cut_off)
         for producer in cut_off:
-            _end(producer)  # former ones have ticks
+            _purge(producer)  # former ones have ticks
 
     def _begin(
         self,
@@ -324,7 +324,7 @@ class StartMarkerWriter:
                     self._produce(batch, reporting, marker, batch.expect(partition, [marker.offset]))
                 continue
             value = codec.encode_start(lease_ms)
-            if headers is None and len(offsets) >= _MANY_PER_PARTITION:
+            if headers is None and len(offsets) >= _MIN_ERRORS_ONLY:
                 # The report of the last one says where they are.
                 self._produce_errors_only(batch, partition, offsets[:-1], value)
                 offsets = offsets[-1:]
@@ -423,11 +423,11 @@ class StartMarkerWriter:
         """Drop the producers after a fatal error or a time-out, or when one is cut off."""
         _log.error("start markers' producers replaced", extra={"topic": self._topic})
         for producer in self.producers():
-            _end(producer)
+            _purge(producer)
         self._reporting = self._errors_only = None
 
 
-def _end(producer: Producer) -> None:
+def _purge(producer: Producer) -> None:
     """Report what is not written as failed; what is not reported would keep the producer alive."""
     producer.purge()
     producer.flush(1)

@@ -55,11 +55,11 @@ class TopicsInUse:
     def look(self) -> TopicIds | None:
         """The ids of the topics that there are now if the client has to change to these; else None."""
         ids = self._watch.look()
-        mixed = ids.has_stale_markers(self.ids)
-        if mixed and not self.has_stale_markers:
+        stale = ids.has_stale_markers(self.ids)
+        if stale and not self.has_stale_markers:
             _log.error("%s", stale_markers_error(self._queue))
-        self.has_stale_markers = mixed
-        return None if mixed or ids == self.ids else ids
+        self.has_stale_markers = stale
+        return None if stale or ids == self.ids else ids
 
     def change_to(self, ids: TopicIds) -> None:
         """Use the topics of these ids. The writer of another queue topic's markers is abandoned."""
