@@ -1,7 +1,8 @@
 """Finds messages that have a start marker already, so that this client does not start them once more.
 
-They were started by a client that crashed, or by this one when it was not told that its start marker was
-written. A commit says from which markers offset to read for them (rule R10); see `offset_commits`.
+A client that crashed has started such a message, or this client has without being told that Kafka wrote its
+start marker. A tracker redelivers the message if nobody finishes it. A commit says from which markers offset
+a client must read to find these messages (rule R10 of docs/rules.md); see `offset_commits`.
 """
 
 from __future__ import annotations
@@ -30,17 +31,21 @@ from kmqpy.telemetry.base import Telemetry
 _log = logging.getLogger(__name__)
 
 _READ_COMMIT_TIMEOUT_S = 10.0
+"""A partition whose committed offset Kafka has not told after this time backs off."""
 _READ_MARKERS_TIMEOUT_S = 2.0
-"""How long to wait for a markers partition that does not answer, while the others wait (rule R18)."""
+"""A partition whose markers partition gives nothing for this long backs off (rule R18 of docs/rules.md). The
+other partitions wait meanwhile."""
 
 Announce = Callable[[Sequence[Marker]], Collection[int]]
+"""Writes assignment ticks; returns the partitions whose tick is not confirmed yet. See CrashRecovery."""
 
 
 class _PartitionToActivate(NamedTuple):
-    """What was read of one partition, before it becomes active.
+    """A partition whose commit and markers were read, and that can become ACTIVE.
 
-    commit     from where messages are to be taken
-    found      those of them that have a start marker already
+    assigned   the state of the partition
+    commit     from where the client takes messages
+    found      the start markers of messages at or after the commit
     begins_at  the queue offset at which librdkafka begins to read
     """
 
@@ -51,12 +56,14 @@ class _PartitionToActivate(NamedTuple):
 
 
 class CrashRecovery:
-    """Reads the markers of assigned partitions, and makes these active; see ReceivePhase.
+    """Reads the markers of assigned partitions, and then makes the partitions ACTIVE; see ReceivePhase.
 
-    A partition whose markers can't be read stays in its phase, and its back-off begins: call again after it.
+    If the markers of a partition can't be read, the partition stays in its phase and its back-off begins:
+    call again after the back-off.
 
-    announce  announce(ticks) writes an assignment tick for each partition. It returns the partitions whose
-              tick is not confirmed yet: no message of these may be taken (rule R30)
+    announce  announce(ticks) writes the assignment tick of each partition: a marker that says from which
+              offset this client takes messages. The call returns the partitions whose tick is not confirmed
+              yet; the client takes no message of these (rule R30 of docs/rules.md)
     """
 
     def __init__(
@@ -76,9 +83,10 @@ class CrashRecovery:
     def recover(
         self, partitions: Mapping[int, AssignedPartition], consumer: Consumer, ids: TopicIds
     ) -> list[int]:
-        """Make these partitions active, without the messages that have a start marker at or after the commit.
+        """Make these partitions ACTIVE. Messages at or after the commit that have a start marker are skipped.
 
-        Returns the partitions in which librdkafka reads from another offset than their position: seek there.
+        Returns the partitions in which librdkafka reads from another offset than `position`. The caller must
+        seek in these.
         """
         to_activate: dict[int, _PartitionToActivate] = {}
         for partition, assigned in partitions.items():
@@ -88,10 +96,10 @@ class CrashRecovery:
         return self._activate(to_activate) if to_activate else []
 
     def check(self, partition: int, assigned: AssignedPartition) -> list[Place] | None:
-        """Make a partition active again whose start markers failed: learn which were written after all.
+        """Make a partition ACTIVE again; first read which failed start markers Kafka has written after all.
 
-        Returns the messages of these start markers that are in flight although nobody was handed them; None
-        if the markers can't be read.
+        Returns the messages of these start markers that are in flight. Nobody was handed these messages.
+        Returns None if the markers can't be read.
         """
         try:
             found = self._find_starts(partition, *assigned.check_from)
@@ -103,6 +111,7 @@ class CrashRecovery:
     def _recover(
         self, partition: int, assigned: AssignedPartition, consumer: Consumer, ids: TopicIds
     ) -> _PartitionToActivate | None:
+        """Read the commit of a partition and the markers from there on; None if that failed."""
         place = TopicPartition(self._queue.name, partition)
         try:
             committed = consumer.committed([place], timeout=_READ_COMMIT_TIMEOUT_S)[0]
@@ -116,10 +125,11 @@ class CrashRecovery:
         return _PartitionToActivate(assigned, commit, found, max(committed.offset, 0))
 
     def _activate(self, to_activate: Mapping[int, _PartitionToActivate]) -> list[int]:
-        """Write from which offset messages of these partitions are taken, then make them active (rule R30).
+        """Write from which offsets this client takes messages, then make the partitions ACTIVE (rule R30).
 
-        Trackers must read that before the first start marker: from that offset on they note which messages
-        end, and they learn whether messages that had ended may be taken again, in a group that was set back.
+        Trackers must read the assignment ticks before the first start marker. From the offset in a tick on, a
+        tracker notes which messages end. A tick also says whether messages that have ended may be taken
+        again, in a group that was set back.
         """
         ticks = [
             codec.assignment_tick(partition, one.commit.offset, again=not one.found.complete)
@@ -168,9 +178,10 @@ def find_starts(
     first_offset: int,
     clock: Clock,
 ) -> StartsFound:
-    """Start and end markers from `markers_offset` on, for queue offsets >= `first_offset`.
+    """Return the start markers from `markers_offset` on, for queue offsets >= `first_offset`.
 
-    Finds none, and is not complete, if `markers_offset` is None. Raises Unavailable, TopicError.
+    If `markers_offset` is None, finds no start marker and is not complete. If `markers_offset` lies beyond
+    the end, reads all markers, since the topic was recreated. Raises Unavailable, TopicError.
     """
     found = StartsFound()
     scan = partial(
@@ -181,10 +192,10 @@ def find_starts(
             _read_marker,
             first_offset=first_offset,
             found=found,
-            # Asked only when the end of the markers is known: valid for all of them (rule R22).
+            # Asked only after the end of the markers is known, so valid for all markers (rule R22).
             queue_end=cache(partial(_queue_end, connection, queue, partition)),
         ),
-        # Start markers are never part of a transaction, and an open one must not hold us up.
+        # Start markers are never part of a transaction, and an open transaction must not hold up this read.
         uncommitted=True,
         timeout_s=_READ_MARKERS_TIMEOUT_S,
         clock=clock,
@@ -219,7 +230,7 @@ def _read_marker(record: Any, first_offset: int, found: StartsFound, queue_end: 
     ]
     if marker.op is not Op.END:
         if marker.highest >= queue_end():
-            return  # it names messages that don't exist
+            return  # the marker names messages that don't exist
         found.started.add_runs(runs)
     if marker.op is Op.TAKE:
         found.in_flight.add_runs(runs)

@@ -1,7 +1,7 @@
-"""A member of a queue's consumer group: which messages it receives, and what it commits.
+"""Joins a queue's consumer group, receives messages of the partitions assigned, and commits their offsets.
 
-What is known of each partition is in `assigned_partition`, what commits say in `offset_commits`; records are
-fetched in `record_fetcher`, and what was started before is read in `crash_recovery`.
+`assigned_partition` keeps the state of each partition. `offset_commits` says what commits contain.
+`record_fetcher` fetches records. `crash_recovery` reads which messages have a start marker already.
 """
 
 from __future__ import annotations
@@ -37,26 +37,30 @@ _log = logging.getLogger(__name__)
 _MAX_WAIT_WHILE_PREPARING_S = 0.02
 """The longest wait of a poll while partitions are being assigned or are not ACTIVE."""
 _ASSIGNMENT_EXPECTED_FOR_S = 10.0
-"""How long after it joined a member without partitions expects some; after that it is on standby."""
+"""For so long after it has joined, a member without partitions expects an assignment and polls in short
+waits. After that the member counts as one on standby."""
 _IDLE_AFTER_S = 1.0
+"""keep_alive() does something only when the last poll() is longer ago than this."""
 _OUTCOME_TIMEOUT_S = 2.0
-"""How long a rebalance may be kept waiting for start markers of unknown outcome."""
+"""A rebalance goes on after this time, although start markers of unknown outcome are left."""
 _OUTCOME_POLL_S = 0.02
 _WARN_EVERY_S = 10.0
+"""The member logs at most one warning of a failed commit in this time."""
 _FATAL_CODES = {KafkaError._FATAL, KafkaError._FENCED, KafkaError.FENCED_INSTANCE_ID}
 
 LogBounds = Callable[[int], tuple[int, int]]
-"""Where the log of a partition begins and ends."""
+"""Returns where the log of a partition begins and ends."""
 
 
 class GroupMember:
-    """A member of the queue's consumer group.
+    """Receives the messages of the partitions that the consumer group assigns to this member, and commits.
 
-    outcome_known  outcome_known(partition) is False while a start marker of this client may still get there;
-                   each call drives the check on
+    outcome_known  outcome_known(partition) is False while Kafka may still append a start marker that this
+                   client has sent to the partition; each call drives that check on
     ids_known      ids_known(moment) is True if the topic ids were read at or after that monotonic time; if
-                   not, a look-up is begun
-    announce       as of CrashRecovery
+                   not, the call has them read
+    announce       see CrashRecovery
+    instance_id    makes this a static member: its partitions stay its own for a while after it has left
     """
 
     def __init__(
@@ -84,7 +88,7 @@ class GroupMember:
         self._commit_schedule = CommitSchedule(clock.monotonic())
         self._last_poll = clock.monotonic()
         self._commit_warnings = Throttle(_WARN_EVERY_S, clock)
-        self._idle = False
+        self._idle = False  # True while keep_alive() polls instead of poll(): all partitions are paused
         self._orphaned_starts: list[Place] = []
         self._is_static = instance_id is not None
         self._closing = False
@@ -119,20 +123,21 @@ class GroupMember:
 
     @property
     def partitions(self) -> list[int]:
-        """The partitions that this member has now, and whose messages it receives."""
+        """The partitions that are assigned to this member and ACTIVE: those whose messages it receives."""
         return sorted(
             n for n, assigned in list(self._partitions.items()) if assigned.phase is ReceivePhase.ACTIVE
         )
 
     def poll(self, max_records: int, wait_s: float) -> tuple[list[Any], Offsets]:
-        """Up to `max_records` records, and their offsets by partition; waits at most `wait_s` for the first.
+        """Return up to `max_records` records, and their offsets by partition.
 
-        It waits no more than 20 ms while partitions are being assigned or are not ACTIVE.
-        First it reads the markers of partitions that are new or whose start markers failed. Records that a
-        crashed predecessor had started are left out: the tracker looks after them. So are those that were
-        deleted since they were fetched.
+        Waits at most `wait_s` for the first record, and no more than 20 ms while partitions are being
+        assigned or are not ACTIVE. First reads the markers of partitions that are new or whose start markers
+        failed. Leaves out records that have a start marker already, which trackers look after, and records
+        that were deleted since they were fetched.
 
-        Raises TopicError when the topic is gone, and Fenced for good when the group goes on without us.
+        Raises TopicError when the topic is gone, AccessDenied, and Fenced for good when the group goes on
+        without this member.
         """
         if self._fatal is not None:
             raise self._fatal
@@ -152,20 +157,21 @@ class GroupMember:
                     self._partitions[partition].receive_expected(ascending)
                 return records, offsets
         records = [record for record in records if self._receive_record(record, log_bounds)]
-        # A record has shown that the log is another one: records before it are not of that log.
+        # If a record has shown that the topic was recreated, its partition is not ACTIVE any more, and the
+        # records before it are of the former topic.
         records = [one for one in records if self._partitions[one.partition()].phase is ReceivePhase.ACTIVE]
         return records, offsets_of_records(records)
 
     def _is_preparing(self) -> bool:
-        """True while partitions are being assigned to a new member, or are not ACTIVE."""
+        """Return True while partitions are being assigned to a new member, or are not ACTIVE."""
         if not self._partitions:
             return self._clock.monotonic() - self._joined_at < _ASSIGNMENT_EXPECTED_FOR_S
         return any(assigned.phase is not ReceivePhase.ACTIVE for assigned in self._partitions.values())
 
     def continues_at(self, last_at: Mapping[int, int]) -> bool:
-        """True if start markers that were written at these markers offsets come after all that are known.
+        """Return True if start markers written at these markers offsets come after all those known so far.
 
-        If not, the markers topic was recreated or cut short, which the ids tell up to a second later.
+        If not, the markers topic was recreated or cut short. The topic ids tell of that up to a second later.
         """
         return all(
             self._partitions[partition].continues_at(markers_offset)
@@ -176,8 +182,8 @@ class GroupMember:
     def apply_start_outcome(self, offsets: Offsets, outcome: StartOutcome) -> None:
         """Allow commits past messages with confirmed start markers, and read the others again (rule R18).
 
-        A partition whose start markers failed backs off. If some of its start markers were written after
-        all, their messages are not received again: the tracker redelivers them, or has done so already.
+        A partition whose start markers failed backs off. If Kafka has written some of these after all, their
+        messages are not received again: a tracker redelivers them, or has done so already.
         """
         for partition, ascending in offsets.items():
             assigned = self._partitions.get(partition)
@@ -200,41 +206,42 @@ class GroupMember:
             )
 
     def pop_orphaned_starts(self) -> list[Place]:
-        """Messages that were started after all when their start markers had failed, and are in flight.
+        """Return messages in flight whose start markers failed, although Kafka wrote them; each only once.
 
-        Nobody was handed them. Each is returned once.
+        Nobody was handed these messages.
         """
         found, self._orphaned_starts = self._orphaned_starts, []
         return found
 
     def start_over(self) -> None:
-        """Read again whatever was polled and not started, after an error that came between the two.
+        """Read all messages again that were polled and not started, after an error between these two steps.
 
-        As after an assignment: from the committed offset, without what has a start marker.
+        Each partition begins as after an assignment: at the committed offset, without messages that have a
+        start marker.
         """
         self._fetcher.drop_ahead()
         self._restart(self._partitions)
 
     def follow(self, ids: TopicIds) -> None:
-        """Go on with the topics of these ids; what is known of topics with other ids counts no more."""
+        """Change to the topics of these ids, and forget what is known of topics with other ids."""
         before, self._ids = self._ids, ids
         if ids.queue != before.queue:
             self._orphaned_starts = []
             self.start_over()
         elif ids != before:
-            # No new start marker is noted yet, so commits will lead to the first one.
+            # From now on commits name the beginning of the new markers topic, where no start marker is noted.
             for assigned in self._partitions.values():
                 assigned.begin_markers_anew()
 
     def maintain(self) -> None:
-        """Commit what is due; call it often."""
+        """Commit the offsets that may be committed, if a commit is due; call it often."""
         if self._commit_schedule.is_due(self._clock.monotonic()):
             self._commit(asynchronous=True)
 
     def keep_alive(self) -> None:
-        """Stay a member of the group while the user's code is busy; call it about once a second.
+        """Poll Kafka once a second or so while the user's code is busy, so that the group keeps this member.
 
-        Afterwards `pop_orphaned_starts` may return something new.
+        It also checks failed start markers: afterwards `pop_orphaned_starts` may return messages.
         """
         if self._clock.monotonic() - self._last_poll < _IDLE_AFTER_S or self._fatal is not None:
             return
@@ -245,11 +252,14 @@ class GroupMember:
 
     @property
     def consumer(self) -> Consumer:
-        """The consumer of librdkafka, for CutOffCheck."""
+        """The consumer of librdkafka, which CutOffCheck looks at."""
         return self._consumer
 
     def join_again(self) -> None:
-        """Join the group with a new consumer: the former is cut off, and the group has given it up."""
+        """Join the group with a new consumer, when the former is cut off (never reaches Kafka again).
+
+        The group has removed the former consumer by then.
+        """
         _log.warning("joining again: Kafka answers others only", extra={"queue": self._queue.name})
         # The former is not closed, since it would try to leave the group. It ends when Python frees it; so
         # no object that a kept traceback may refer to, except this member, refers to it.
@@ -260,8 +270,8 @@ class GroupMember:
     def close(self) -> None:
         """Commit and leave the group; a static member keeps its partitions for a while.
 
-        Gives up when Kafka does not answer: then the group notices by itself, when this process has ended
-        or after `max.poll.interval.ms`, five minutes.
+        Gives up when Kafka does not answer. The group then removes the member by itself: when this process
+        has ended, or after `max.poll.interval.ms`, five minutes.
         """
         commit = partial(self._commit, asynchronous=False)
         if not (returns_in_time(commit) and self._leave()):
@@ -274,13 +284,14 @@ class GroupMember:
         return assigned is not None and assigned.expects(offsets, log_bounds(partition)[0])
 
     def _receive_record(self, record: Any, log_bounds: LogBounds) -> bool:
+        """Note a record; returns True if the client receives it. Raises for errors that will not pass."""
         error: KafkaError | None = record.error()
         if error is not None:
             self._raise_if_hopeless(error)
             _log.warning("receive failed", extra={"queue": self._queue.name, "error": error.name()})
             self._telemetry.failed(self._queue.name, "receive")
             return False
-        # A rebalance between two reads may have taken the partition of the first.
+        # A rebalance between the two reads of fetch() may have revoked the partition of the first record.
         partition, offset = record.partition(), record.offset()
         assigned = self._partitions.get(partition)
         if assigned is None:
@@ -292,7 +303,7 @@ class GroupMember:
         return assigned.receive(offset, log_start)
 
     def _raise_if_hopeless(self, error: KafkaError) -> None:
-        """Raise for an error that another try would meet as well."""
+        """Raise for an error that the next try would meet as well."""
         self._raise_if_fatal(error)
         if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
             raise TopicError(
@@ -304,7 +315,7 @@ class GroupMember:
             raise problem
 
     def _raise_if_fatal(self, error: KafkaError | None) -> None:
-        """Raise for a fatal error: the consumer gets nothing more then, and others have its partitions."""
+        """Raise Fenced for a fatal error: the consumer receives no more, and others get its partitions."""
         if error is None or not (error.fatal() or error.code() in _FATAL_CODES):
             return
         why = "another client has its instance_id" if self._is_static else "Kafka does not take it back"
@@ -328,7 +339,7 @@ class GroupMember:
     # --- reading the markers -----------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        """Read the markers of partitions that wait for that, and pause those that still wait."""
+        """Read the markers of the partitions that need it, then pause all that are not ACTIVE."""
         new: dict[int, AssignedPartition] = {}
         for partition, assigned in list(self._partitions.items()):
             if not (
@@ -337,7 +348,7 @@ class GroupMember:
                 and self._ids_known(assigned.assigned_at)
             ):
                 continue
-            if assigned.phase is ReceivePhase.CHECKING:  # not put off while idle: the leases run
+            if assigned.phase is ReceivePhase.CHECKING:  # also while idle, since the leases run
                 orphaned = self._recovery.check(partition, assigned)
                 if orphaned is not None:
                     self._orphaned_starts += orphaned
@@ -417,7 +428,7 @@ class GroupMember:
 
     def _on_revoke(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         try:
-            if not self._closing:  # then the client has waited
+            if not self._closing:  # close() has committed, and the client has waited for the outcomes before
                 self._wait_for_outcomes(self._partition_numbers(places))
                 gone = {
                     p: self._partitions[p] for p in self._partition_numbers(places) & self._partitions.keys()
@@ -430,9 +441,10 @@ class GroupMember:
             self._on_lost(consumer, places)
 
     def _wait_for_outcomes(self, partitions: set[int]) -> None:
-        """Wait until the outcome of all start markers of these partitions is known.
+        """Wait until the outcome of all start markers of these partitions is known, for 2 s at most.
 
-        The next owner reads the start markers, which must all be in the log by then (rule R10).
+        The next owner of the partitions reads the start markers, which must all be in the log by then (rule
+        R10 of docs/rules.md).
         """
         deadline = self._clock.monotonic() + _OUTCOME_TIMEOUT_S
         while [p for p in partitions if not self._outcome_known(p)] and self._clock.monotonic() < deadline:
@@ -447,7 +459,7 @@ class GroupMember:
         )
 
     def _forget(self, partitions: Iterable[int]) -> None:
-        """Drop what is known of partitions: when one of them comes back, others have gone on with it."""
+        """Forget the state of partitions. When one comes back, other clients have gone on with it."""
         gone = set(partitions)
         for partition in gone:
             self._partitions.pop(partition, None)

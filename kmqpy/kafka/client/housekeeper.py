@@ -1,4 +1,4 @@
-"""The background thread of a client: it works while the user's code handles messages."""
+"""Runs the background thread of a client, which works while the user's code handles messages."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from kmqpy.kafka.settings import QueueSettings
 _log = logging.getLogger(__name__)
 
 _MAX_PAUSE_S = 0.1
-"""The pause between two rounds of work: commits are not late then, and close() waits for no more than that.
-Where leases are short, the pause is shorter."""
+"""The pause between two rounds of work, where leases are not so short that a tenth of one is less. It is
+short, so that commits are not late and close() does not wait long for the thread."""
 
 
 class Housekeeper:
-    """A thread that commits, and keeps the client in its group, while the user's code handles messages.
+    """A thread that commits offsets, and keeps the client in its group, while the user's code is busy.
 
-    It also gives back messages that were read ahead and have not enough of their leases left, notices that
-    topics were recreated, and replaces clients of librdkafka that are cut off.
+    The thread also gives back messages that were read ahead and have less than half of their leases left,
+    notices that topics were recreated, and replaces clients of librdkafka that are cut off (never reach Kafka
+    again).
 
     follow_topics  changes to recreated topics; the thread holds `receiving` when it calls this
     receiving      the lock for `receiver`
-    closed         the thread ends once this is set
+    closed         the thread ends once this event is set
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Housekeeper:
         return self._thread is not None
 
     def ensure_started(self) -> None:
-        """Start the thread, unless that is done or the client is closed."""
+        """Start the thread, unless it was started or the client is closed."""
         if self._thread is not None:
             return
         with self._starting:
@@ -93,8 +94,8 @@ class Housekeeper:
 
     def _replace_cut_off(self) -> None:
         found = self._receiver.find_cut_off()
-        # It waits for the lock only until the client is closed: close() waits for this thread, and its caller
-        # may hold the lock, since a signal handler may have interrupted receive().
+        # This thread waits for the lock only until the client is closed: close() waits for this thread, and
+        # its caller holds the lock if it is a signal handler that has interrupted receive().
         while found and not self._closed.is_set():
             if self._receiving.acquire(timeout=_MAX_PAUSE_S):
                 try:

@@ -1,4 +1,4 @@
-"""The leases of the messages that a client has received. Pure: no I/O, no clock."""
+"""Remembers the leases of the messages that a client has received. Pure: no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ from collections.abc import Iterable, Sequence
 from kmqpy.kafka.places import Place
 
 _SPARE_DEADLINES = 1024
-"""How many leases of finished messages are kept, beside twice as many as still run."""
+"""The heap of deadlines may have this many entries more than twice the number of messages. When it has more,
+the entries of finished messages are removed."""
 
 _MIN_RUN_LENGTH = 64
-"""A batch of at least this many leases is stored as one until some of its messages are finished."""
+"""A batch of at least this many offsets in a row is stored as one range, until some of its messages are
+finished or extended."""
 
 
 class LocalLeases:
-    """The places of messages that were handed out, until they are finished or their lease ends.
+    """The places of messages that were handed out, each until the message is finished or its lease ends.
 
-    Times are seconds of one monotonic clock. What was taken together is kept together.
+    Times are seconds of one monotonic clock. Offsets in a row that are added together are stored as one
+    range.
     """
 
     def __init__(self) -> None:
-        self._runs: dict[Place, range] = {}  # by the first of them; none is in _offsets, none in two
-        self._single: dict[int, set[int]] = {}
+        self._runs: dict[Place, range] = {}  # by the place of their first offset; none is in two
+        self._single: dict[int, set[int]] = {}  # by partition: offsets that are in none of _runs
         self._deadlines: list[tuple[float, int, int, Sequence[int]]] = []
-        self._extended: dict[Place, float] = {}
+        """A heap: when leases end, a number that tells entries apart, the partition and the offsets."""
+        self._extended: dict[Place, float] = {}  # when leases that were extended end
         self._sequence = 0
 
     def __len__(self) -> int:
@@ -44,7 +48,7 @@ class LocalLeases:
         self._push_deadline(until, partition, offsets)
 
     def extend(self, places: Iterable[Place], until: float) -> None:
-        """Let those of these leases that have not ended end at `until`."""
+        """Let the leases of these messages end at `until`, where they have not ended."""
         for partition, offset in places:
             self._split_runs(partition, (offset,))
             if offset in self._single.get(partition, ()):
@@ -74,7 +78,7 @@ class LocalLeases:
             self.discard(partition, offsets)
 
     def _split_runs(self, partition: int, offsets: Sequence[int]) -> None:
-        """Split each group that has one of these messages: from now on its messages are kept one by one."""
+        """Store the offsets of the runs that overlap the span of these offsets one by one from now on."""
         if not self._runs:
             return
         low, high = min(offsets), max(offsets)
@@ -92,6 +96,7 @@ class LocalLeases:
             heapq.heapify(self._deadlines)
 
     def _is_leased(self, partition: int, offsets: Sequence[int]) -> bool:
+        """Return True if one of these messages is neither finished nor expired."""
         if self._runs.get((partition, offsets[0])) == offsets:
             return True
         return not self._single.get(partition, set()).isdisjoint(offsets)
