@@ -21,14 +21,16 @@ _RETRY_BACKOFF = Backoff(0.2, 2, 10, jitter=0)
 
 
 class ReceivePhase(Enum):
-    """The phase of an assigned partition: the work that comes before its messages are received."""
+    """The phase of an assigned partition: the work that comes before its messages are received.
+
+    Rules R10 and R18 are those of docs/rules.md.
+    """
 
     RECOVERING = auto()
-    """The client reads which messages have a start marker of an earlier client (rule R10 of
-    docs/rules.md)."""
+    """The client reads which messages have a start marker of an earlier client (rule R10)."""
     CHECKING = auto()
-    """Start markers of this client failed. The client reads which of them Kafka has written all the same
-    (rule R18 of docs/rules.md)."""
+    """Start markers of this client failed. The client reads which of them Kafka has written after all (rule
+    R18)."""
     ACTIVE = auto()
     """The client receives messages."""
 

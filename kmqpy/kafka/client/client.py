@@ -189,7 +189,7 @@ class KmqClient:
             slice_s = max(0.0, min(left, _MAX_POLL_WAIT_S))
             if self._in_flight.wait_for_room(slice_s):
                 with self._receiving:
-                    room = self._in_flight.wait_for_room(0)  # other threads may have used it meanwhile
+                    room = self._in_flight.wait_for_room(0)  # other threads may have used up the room
                     messages = self._receive_once(min(room, max_messages), slice_s, lease_ms) if room else []
                 if messages:
                     return messages
@@ -211,7 +211,7 @@ class KmqClient:
                     self._receive_ahead()
                     continue
             except Exception:
-                if self._closed.is_set():  # meanwhile, perhaps by a signal handler
+                if self._closed.is_set():  # closed meanwhile, perhaps by a signal handler
                     return
                 raise
             yield message
@@ -230,7 +230,7 @@ class KmqClient:
         """
         if connection is not None:
             raise NotSupported("connection: Kafka takes no part in a transaction of yours (transactions)")
-        writer = self._topics.writer  # before the ids are looked at, see TopicsInUse
+        writer = self._topics.writer  # read before the topic ids, see TopicsInUse
         places = self._places.offsets_of(m.each_of(messages))
         self._write(writer, places.items(), wait=wait)
         self._note_finished(places, "ack")

@@ -33,8 +33,8 @@ _log = logging.getLogger(__name__)
 _READ_COMMIT_TIMEOUT_S = 10.0
 """A partition whose committed offset Kafka has not told after this time backs off."""
 _READ_MARKERS_TIMEOUT_S = 2.0
-"""A partition whose markers partition gives nothing for this long backs off (rule R18 of docs/rules.md). The
-other partitions wait meanwhile."""
+"""A partition whose markers partition gives nothing for this long backs off (rule R18). The other partitions
+wait meanwhile."""
 
 Announce = Callable[[Sequence[Marker]], Collection[int]]
 """Writes assignment ticks; returns the partitions whose tick is not confirmed yet. See CrashRecovery."""
@@ -63,7 +63,7 @@ class CrashRecovery:
 
     announce  announce(ticks) writes the assignment tick of each partition: a marker that says from which
               offset this client takes messages. The call returns the partitions whose tick is not confirmed
-              yet; the client takes no message of these (rule R30 of docs/rules.md)
+              yet; the client takes no message of these (rule R30)
     """
 
     def __init__(

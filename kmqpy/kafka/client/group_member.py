@@ -37,8 +37,8 @@ _log = logging.getLogger(__name__)
 _MAX_WAIT_WHILE_PREPARING_S = 0.02
 """The longest wait of a poll while partitions are being assigned or are not ACTIVE."""
 _ASSIGNMENT_EXPECTED_FOR_S = 10.0
-"""For so long after it has joined, a member without partitions expects an assignment and polls in short
-waits. After that the member counts as one on standby."""
+"""A member without partitions expects an assignment, and polls in short waits, for this long after it joined.
+After that it is on standby."""
 _IDLE_AFTER_S = 1.0
 """keep_alive() does something only when the last poll() is longer ago than this."""
 _OUTCOME_TIMEOUT_S = 2.0
@@ -53,7 +53,7 @@ LogBounds = Callable[[int], tuple[int, int]]
 
 
 class GroupMember:
-    """Receives the messages of the partitions that the consumer group assigns to this member, and commits.
+    """Receives messages of the partitions that the group assigns to this member, and commits offsets.
 
     outcome_known  outcome_known(partition) is False while Kafka may still append a start marker that this
                    client has sent to the partition; each call drives that check on
@@ -180,10 +180,11 @@ class GroupMember:
         )
 
     def apply_start_outcome(self, offsets: Offsets, outcome: StartOutcome) -> None:
-        """Allow commits past messages with confirmed start markers, and read the others again (rule R18).
+        """Allow commits past messages with confirmed start markers, and read the other messages again.
 
-        A partition whose start markers failed backs off. If Kafka has written some of these after all, their
-        messages are not received again: a tracker redelivers them, or has done so already.
+        A partition whose start markers failed backs off (rule R18 of docs/rules.md). If Kafka has written
+        some of these after all, their messages are not received again: a tracker redelivers them, or has done
+        so already.
         """
         for partition, ascending in offsets.items():
             assigned = self._partitions.get(partition)
@@ -261,8 +262,8 @@ class GroupMember:
         The group has removed the former consumer by then.
         """
         _log.warning("joining again: Kafka answers others only", extra={"queue": self._queue.name})
-        # The former is not closed, since it would try to leave the group. It ends when Python frees it; so
-        # no object that a kept traceback may refer to, except this member, refers to it.
+        # The former consumer is not closed, since it would try to leave the group. It ends when Python frees
+        # it: so of the objects that a kept traceback may refer to, only this member refers to the consumer.
         self._consumer = self._new_consumer()
         self._forget(self._partitions.keys())
         self._fetcher.change_consumer(self._consumer)
@@ -397,7 +398,7 @@ class GroupMember:
             self._commit_failed(error)
 
     def _commit_failed(self, error: KafkaError | None) -> None:
-        # Harmless: the next commit says the same, and after a crash the markers do.
+        # Harmless: the next commit has these offsets, and after a crash the markers tell what was started.
         for assigned in self._partitions.values():
             assigned.commits.repeat()
         self._telemetry.failed(self._queue.name, "commit")
@@ -444,7 +445,7 @@ class GroupMember:
         """Wait until the outcome of all start markers of these partitions is known, for 2 s at most.
 
         The next owner of the partitions reads the start markers, which must all be in the log by then (rule
-        R10 of docs/rules.md).
+        R10).
         """
         deadline = self._clock.monotonic() + _OUTCOME_TIMEOUT_S
         while [p for p in partitions if not self._outcome_known(p)] and self._clock.monotonic() < deadline:

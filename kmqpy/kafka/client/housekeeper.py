@@ -13,8 +13,8 @@ from kmqpy.kafka.settings import QueueSettings
 _log = logging.getLogger(__name__)
 
 _MAX_PAUSE_S = 0.1
-"""The pause between two rounds of work, where leases are not so short that a tenth of one is less. It is
-short, so that commits are not late and close() does not wait long for the thread."""
+"""The longest pause between two rounds of work. It is short, so that commits are not late and close() does
+not wait long. The pause is a tenth of redeliver_after where that is less."""
 
 
 class Housekeeper:

@@ -14,8 +14,8 @@ from kmqpy.telemetry.base import Telemetry
 class InFlightLimit:
     """Counts the messages that a client has in flight, and waits for room; safe to use from any thread.
 
-    A message is in flight from its hand-out until it is finished or its lease ends (rule R12 of
-    docs/rules.md).
+    By rule R12 of docs/rules.md, a message is in flight from its hand-out until it is finished or its lease
+    ends.
     """
 
     def __init__(self, limit: int, queue: str, telemetry: Telemetry, clock: Clock) -> None:

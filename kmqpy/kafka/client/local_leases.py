@@ -39,7 +39,7 @@ class LocalLeases:
         leased = self._single.setdefault(partition, set())
         self._split_runs(partition, offsets)
         if offsets[-1] - offsets[0] + 1 == len(offsets):
-            offsets = range(offsets[0], offsets[-1] + 1)  # which takes no memory to remember
+            offsets = range(offsets[0], offsets[-1] + 1)  # a range takes little memory
         overlaps_none = not leased or leased.isdisjoint(offsets)
         if isinstance(offsets, range) and len(offsets) >= _MIN_RUN_LENGTH and overlaps_none:
             self._runs[partition, offsets[0]] = offsets
