@@ -40,7 +40,7 @@ _ASSIGNMENT_EXPECTED_FOR_S = 10.0
 """A member without partitions expects an assignment, and polls in short waits, for this long after it joined.
 After that it is on standby."""
 _IDLE_AFTER_S = 1.0
-"""keep_alive() does something only when the last poll() is longer ago than this."""
+"""keep_alive() polls Kafka only when the last poll() is longer ago than this."""
 _OUTCOME_TIMEOUT_S = 2.0
 """A rebalance goes on after this time, although start markers of unknown outcome are left."""
 _OUTCOME_POLL_S = 0.02

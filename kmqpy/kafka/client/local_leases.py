@@ -19,7 +19,7 @@ finished or extended."""
 class LocalLeases:
     """The places of messages that were handed out, each until the message is finished or its lease ends.
 
-    Times are seconds of one monotonic clock. Offsets in a row that are added together are stored as one
+    Times are seconds of one monotonic clock. Many offsets in a row that are added together are stored as one
     range.
     """
 

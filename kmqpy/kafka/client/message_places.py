@@ -24,7 +24,8 @@ class MessagePlaces:
     """Finds the places (partition and offset) of messages of one queue, given as messages or as receipts.
 
     Safe to use from any thread. The methods raise ReceiptError for messages of another queue, and of a
-    deleted topic (rule R24 of docs/rules.md).
+    deleted topic (rule R24 of docs/rules.md); TopicError if the markers topic was not recreated with the
+    queue topic.
 
     watch_topics     called before topic ids are compared: starts to watch the ids, unless somebody does
     look_for_topics  waits until Kafka has told which topics there are now

@@ -72,13 +72,13 @@ _NONE_STARTED = _StartedMessages([], {}, 0.0)
 
 
 class Receiver:
-    """Receives the messages of a client.
+    """Receives the messages of a client, and gives back those that the client can't hand out in time.
 
     One thread at a time uses it, under a lock of the client. But any thread may call find_acknowledged(), and
     the housekeeper's thread calls find_cut_off() without that lock.
 
     client           the object whose ack() the messages call
-    holder           a name that start markers carry, for people
+    holder           a name for this client in start markers, shown to people
     look_for_topics  waits until the topic ids are known as of now, and changes `topics` to these
     """
 

@@ -88,9 +88,9 @@ _logged: set[str] = set()
 def settings_of(queue: str | QueueSettings, connection: KafkaConnection) -> QueueSettings:
     """Return the settings that a client of `queue` works with: those given, and for the rest the queue's own.
 
-    A setting that is not known has its default. That is so if there is no record of the queue, if there is no
-    topic kmq.queues, if the client may not read that topic, or if the topic is too long. In all but the first
-    of these cases a warning is logged, once in each process and cluster.
+    A setting that is not known has its default. That is so if there is no readable record of the queue, if
+    there is no topic kmq.queues, if the client may not read that topic, or if the topic is too long. A
+    warning of each of these cases, except a missing record, is logged once in each process and cluster.
 
     Raises ConfigError where `queue` contradicts the queue's own settings, Unavailable.
     """
@@ -138,8 +138,9 @@ def check_topics(queue: QueueSettings, there: QueueTopics, connection: KafkaConn
 class SettingsMirror:
     """Reads and writes the records of the queues under the connection's root.
 
-    Every call may raise Unavailable; calls that write may raise AccessDenied, too. `topics` describes topics
-    for all calls; by default each call makes a Topics of its own.
+    Every call that asks Kafka may raise Unavailable and AccessDenied. But find() and topic_ids() raise no
+    AccessDenied if Kafka knows this client and only does not allow it to read the topic. `topics` describes
+    topics for all calls; by default each call makes a Topics of its own.
     """
 
     def __init__(self, connection: KafkaConnection, topics: Topics | None = None) -> None:
@@ -196,7 +197,7 @@ class SettingsMirror:
         return {} if known is None else known.topic_ids
 
     def records(self) -> Records | None:
-        """Return the contents of kmq.queues; None if there is no such topic. Raises AccessDenied, too."""
+        """Return the contents of kmq.queues; None if there is no such topic."""
         found = self._read()
         if found is None:
             return None
