@@ -97,7 +97,7 @@ class QueueDeletion:
         }
         users = elsewhere | users
         if leftovers:
-            if name in records.strangers:
+            if name in records.unreadable_others:
                 raise TopicError(
                     f"topic {SETTINGS_TOPIC} has a record of a queue {name!r} of another ZooKeeper root that "
                     "can't be read, so whose these topics are is not known, and none is deleted"
