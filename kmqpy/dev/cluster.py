@@ -21,7 +21,7 @@ from kmqpy.errors import ClusterError, ConfigError
 _log = logging.getLogger(__name__)
 
 START_ATTEMPTS = 3
-"""How often start() tries: again after a port was taken, or after damaged files in the cache were replaced."""
+"""How often start() tries: again after a port was taken, or damaged files in the cache were replaced."""
 JVM_OPTIONS = (
     "-Xmx512m",
     "-XX:+UseSerialGC",  # with this and the next option a start takes about half as long
