@@ -1,9 +1,9 @@
 """Runs the demo: kmqpy's main job end to end on real servers, with failing consumers and a killed tracker.
 
 The demo sends messages to a queue of 4 partitions. 3 consumer processes take them, and 2 tracker processes
-redeliver. While leases of its messages have just ended, the demo kills one tracker with SIGKILL. Then it
-counts, as Jepsen's total-queue test does: each sent message must be acknowledged or dead-lettered, no other
-message may be delivered, and no tracker may have made a duplicate.
+redeliver. The demo kills one tracker (SIGKILL) when leases on the partitions of this tracker have just ended.
+Then it counts, as Jepsen's total-queue test does: each sent message must be acknowledged or dead-lettered, no
+other message may be delivered, and no tracker may have made a duplicate.
 
 A *poison* message fails at each delivery, so a tracker dead-letters it at last. A *copy* is a record with
 which a tracker redelivers a message.
@@ -60,7 +60,7 @@ class DemoReport:
     redelivered         copies in the queue
     dead_lettered       dead letters
     duplicates          deliveries of a record that had been delivered before
-    tracker_duplicates  copies and dead letters, less the records that trackers have moved
+    tracker_duplicates  copies and dead letters, less the records that end markers of trackers name
     unexpected          deliveries of messages that were never sent
     lost                messages that were sent, but neither acknowledged nor dead-lettered
     wrong_dead_letters  dead letters that are not poison or come twice, and poison without a dead letter

@@ -24,7 +24,7 @@ def keep(file: Path, folder: Path, name: str) -> Path:
 
 
 def remove_if_damaged(file: Path) -> bool:
-    """Remove the file if its checksum is not the one in its name; return True if it is gone."""
+    """Remove the file if its checksum is not the one in its name; return True if the file is gone."""
     try:
         damaged = _digest(file) != Path(file.stem).suffix[1:]
     except FileNotFoundError:  # another process has removed it

@@ -173,7 +173,7 @@ class Server:
         """Halt the process, so that it starts no more children, and return those it has."""
         self._signal(signal.SIGSTOP)
         if self.pid and hasattr(os, "waitid"):  # macOS: since Python 3.13
-            # On a busy machine its threads go on for a moment. WNOWAIT leaves an ended process to subprocess.
+            # On a busy machine its threads go on for a moment. WNOWAIT: subprocess reaps an ended process.
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         return self._children()
 

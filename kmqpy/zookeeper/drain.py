@@ -30,7 +30,7 @@ _LOST_ANSWER = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, Oper
 _UNIT_OF_WORK_PARTS = {"items", "locks", "meta", "dlq"}
 """The children of a queue of kmqpy's unit of work (kmqpy/zookeeper/queue/layout.py)."""
 _ITEM_PREFIXES = ("queue-", "item-", "entry-", "meta-", "qn-")
-"""Items of Curator, of kmqpy and of kazoo, meta znodes of kmqpy, items of ZooKeeper's own recipe."""
+"""Names of items begin so: Curator's, kmqpy's, kazoo's, meta znodes of kmqpy, those of ZooKeeper's recipe."""
 _LEAST_ADVISED_BYTES = 1_000_000
 """An error that advises a larger jute.maxbuffer advises this at least, else 100 bytes for each child."""
 
@@ -105,7 +105,7 @@ def drain(zk: KazooClient, plans: list[Plan], progress: Callable[[int], None] = 
 
 
 def _refuse_roots(path: str) -> None:
-    """Raise ConfigError if `path` is malformed, of ZooKeeper's own znodes, or the root of many queues."""
+    """Raise ConfigError if `path` is malformed, one of ZooKeeper's own znodes, or the root of many queues."""
     if not path.startswith("/") or "//" in path or (path.endswith("/") and path != "/"):
         raise ConfigError(f"PATH: {path!r} must be the path of a znode, like /app/queue")
     if path == "/" or path.split("/")[1] == "zookeeper" or path in ("/kmq", "/zms"):
@@ -165,8 +165,8 @@ def _pieces(names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 def _delete(zk: KazooClient, path: str, names: tuple[str, ...]) -> int:
     """Delete children and return how many; leave out those that are gone, or have children themselves.
 
-    Each child is a request of its own, of which many are under way: one for all could exceed jute.maxbuffer.
-    A child whose deletion happened, but whose answer was lost, is not counted.
+    Each deletion is a request of its own, and many are under way: a single large request could exceed
+    jute.maxbuffer. A child whose deletion happened, but whose answer was lost, is not counted.
     """
     done = 0
     for attempt in range(_ATTEMPTS):

@@ -39,7 +39,7 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity, che
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
-"""connect() checks so often whether ZooKeeper refuses the client."""
+"""The time between two checks of connect(), whether the client is connected or refused."""
 _SESSION_PER_READ_TIMEOUT = 3 / 2
 """kazoo does not tell the granted session time-out, only its read time-out, which is two thirds of that."""
 _PERMISSIONS = {

@@ -18,14 +18,15 @@ _ACL = re.compile(r"[a-z0-9]+:.+:[cdrwa]+")
 class ZooKeeperSecurity:
     """How ZooKeeper and kmqpy prove to each other who they are; by default neither does.
 
-    username, password  kmqpy's user at ZooKeeper; this user alone owns znodes that kmqpy makes
+    username, password  kmqpy's user at ZooKeeper; only this user (and `acl`) may use znodes that kmqpy makes
     scheme              how kmqpy proves to be this user: "sasl" (DIGEST-MD5; ZooKeeper checks the password;
                         needs the extra kmqpy[sasl]) or "digest" (sends the password as it is, so only with
                         TLS; ZooKeeper takes any password, and the ACLs of znodes decide)
     tls                 whether to encrypt; implied when `ca` or `certificate` is given
     ca                  PEM file of the authorities to trust; default: the system's
     certificate, key    PEM files of kmqpy's own certificate, where ZooKeeper wants one, and of its key
-                        (default: in the same file); this user alone owns znodes that kmqpy makes
+                        (default: in the same file); only this certificate's owner (and `acl`) may use
+                        znodes that kmqpy makes
     key_password        the password of an encrypted key
     check_hostname      whether ZooKeeper's certificate must name the host that kmqpy connects to
     acl                 who else may do what with znodes that kmqpy makes, as scheme:id:cdrwa, for

@@ -42,14 +42,14 @@ Item_contra = TypeVar("Item_contra", contravariant=True)
 LOST_ANSWER = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, KazooTimeoutError)
 """After one of these errors, a request may have been executed or not."""
 _LOOK_AGAIN_AFTER_S = 1.0
-"""The consumer looks again though no watch told of a change: items were left (others had locked them, say),
-somebody has removed the queue, or consuming failed."""
+"""The consumer looks again though no watch told of a change: items were left (another process had locked
+them, for example), somebody has removed the queue, or consuming failed."""
 _ERROR_PAUSE_S = 0.1
 """The pause after an error of ZooKeeper."""
 _LONGEST_PAUSE_S = 3_600.0
 """The longest wait for an item to be due: an item can be delayed for longer than threads can wait."""
 _MAX_REPORTED_NAMES = 1_000
-"""After warnings about so many znodes, all may be warned about once more."""
+"""A queue remembers so many znodes that it has warned about; then it forgets all, and may warn again."""
 
 
 class ErrorMode(StrEnum):
@@ -172,7 +172,7 @@ class DistributedQueue(Generic[T]):
 
         In the background (the default without max_items) put() returns before ZooKeeper has answered, and a
         PutListener learns the outcome. Raises MessageError if the item is too large (nothing was sent), and
-        in the foreground UnknownOutcome if the answer was lost. Raises as check_usable(), and Unavailable.
+        in the foreground UnknownOutcome if the answer was lost. Raises Unavailable, and as check_usable().
         """
         return self.put_multi([item], timeout=timeout)
 

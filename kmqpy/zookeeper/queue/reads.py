@@ -21,8 +21,8 @@ class Reads:
     def send(self, paths: Sequence[str]) -> Callable[[], list[tuple[bytes, Any]]]:
         """Send requests for znodes; return a function that waits for the data and stat of each znode.
 
-        They may be MISSING or DENIED. The function raises kazoo's errors, but an error that means a lost
-        answer (LOST_ANSWER) only after the session time-out.
+        For a znode, these may be MISSING or DENIED. The function raises kazoo's errors, but an error that
+        means a lost answer (LOST_ANSWER) only after the session time-out.
         """
         return partial(self._answers, self._many.ask(paths))
 

@@ -120,7 +120,10 @@ class Takes:
             self._session.get(result, deadline)  # NoNodeError: it is gone, or was never ours
 
     def _ask_policy(self, paths: QueuePaths, names: Sequence[str]) -> list[_Wanted | NotTaken | KmqError]:
-        """Ask the policy about each item; move those that were handed out too often to the dlq."""
+        """Ask the policy about each item; return what is needed to lock the item, or why it is not taken.
+
+        Moves items that were handed out too often to the dlq.
+        """
         counts = self._policy.counts
         metas = self._reads.send([paths.meta(name) for name in names])() if counts else [MISSING] * len(names)
         found: list[_Wanted | NotTaken | KmqError] = []
