@@ -12,7 +12,7 @@ import sqlalchemy
 
 from kmqpy.message import Headers
 from kmqpy.queue import Capabilities
-from kmqpy.storages.damage import no_headers
+from kmqpy.storages.damage import replace_unreadable_headers
 from kmqpy.storages.engine import MessageRow, NewRow, TakeRef
 from kmqpy.storages.sql.statements import DialectName
 
@@ -180,7 +180,7 @@ def headers_of(data: bytes) -> Headers:
             for name, value in json.loads(data)
         )
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        return no_headers(error)
+        return replace_unreadable_headers(error)
 
 
 def _text(name: object) -> str:
