@@ -1,4 +1,4 @@
-"""The `Engine` protocol, which each storage but Kafka implements. `StoredQueue` does the rest for all.
+"""The `Engine` protocol, which each storage but Kafka implements. `StoredQueue` is a queue over any engine.
 
 An engine keeps messages as rows, and changes them in batches. Each call is one step: the engine carries it
 out as a whole or not at all, and no other call sees it half done. A step is one transaction over one table
@@ -25,13 +25,13 @@ Rules for every engine:
    nothing. The result does not count takes for which a call did nothing; extend() returns them. Ids are never
    used twice in a storage.
 3. *The end of a lease* is a counted give_back with the reason `expired`, at the time the lease ended. The
-   next call that would notice (take, peek, counts, orphans, dead letters) may carry it out: nobody can tell.
-   A row of a queue with manual redelivery stays taken.
+   next call that would notice (take, peek, counts, orphans, dead letters) may carry it out.
+   In a queue with manual redelivery the row stays taken.
 4. *A counted give_back* adds one to `requeues` and sets `enqueued_ms` to now; an uncounted one
    leaves both. If `requeues` is the queue's max_redeliveries already, a counted one buries the row instead.
 5. *Order*: rows are taken by priority, the highest first, then by place. A row gets the last place when it
    is put, redriven, or given back in a queue that requeues to the back; with `requeue_to` front it keeps its
-   place. A delayed row's place is that of its put or give_back. `order` any: the engine may do as it likes.
+   place. A delayed row's place is that of its put or give_back. With `order` any, any order will do.
 6. *Generations*: a generation is the id of a queue, which a queue of the same name that is created later does
    not have. Each call with a QueueRow raises QueueNotFound once that generation is deleted; wait() and wake()
    need not.
@@ -114,8 +114,8 @@ class Taken(NamedTuple):
     now_ms       the storage's clock at the take
     next_due_ms  when the next row becomes ready by itself (a delay or a lease ends); None: not known. For
                  wait(), when the take found no rows
-    seen         for wait(): how many arrivals the take has seen. An arrival is an event after which another
-                 take may find more, for example a put()
+    seen         for wait(): the engine's number for the arrivals that the take has seen. An arrival is an
+                 event after which another take may find more, for example a put()
     """
 
     rows: Sequence[MessageRow]
@@ -134,7 +134,7 @@ class Counts(NamedTuple):
 
 
 class Engine(Protocol):
-    """The calls of a storage, whose rules stand in the module. Safe to use from any thread."""
+    """The calls of a storage; the module's docstring has their rules. Safe to use from any thread."""
 
     @property
     def storage_id(self) -> str:
@@ -169,7 +169,7 @@ class Engine(Protocol):
     def put(self, queue: QueueRow, rows: Sequence[NewRow], connection: Any = None) -> list[int]:
         """Add rows, all or none; returns their ids in order.
 
-        `connection` is one of the application, within whose transaction the engine adds the rows. Only an
+        `connection` is one of the application's, in whose transaction the engine adds the rows. Only an
         engine with the capability `transactions` is given one, also by finish().
         """
         ...
@@ -226,7 +226,7 @@ class Engine(Protocol):
     ) -> list[MessageRow]:
         """The first `limit` taken rows with ids above `after`, sorted by id. All ids are above 0.
 
-        taken_for_ms      only rows that were taken more than so many ms ago
+        taken_for_ms      only rows that were taken more than this many ms ago
         queued_before_ms  only rows whose enqueued_ms is smaller
         """
         ...
@@ -247,7 +247,7 @@ class Engine(Protocol):
     def redrive(self, queue: QueueRow, *, ids: Sequence[int] | None, limit: int | None) -> int:
         """Make dead rows ready, with no requeues and enqueued now; returns how many.
 
-        It chooses the dead rows with these ids, or the oldest `limit`, or, if both are None, all.
+        The rows are the dead rows with these ids, or the oldest `limit`, or, if both are None, all.
         """
         ...
 

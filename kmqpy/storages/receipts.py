@@ -73,7 +73,7 @@ def _not_a_receipt(text: str) -> str:
 
 
 def _origin(prefix: str) -> object:
-    """The JSON value in the part of a receipt before its numbers; None when there is none."""
+    """The JSON value that a receipt encodes before its numbers; None for a text that is not a receipt."""
     if not prefix.startswith(_PREFIX_OF_STORAGES):
         return None
     encoded = prefix.removeprefix(_PREFIX_OF_STORAGES)

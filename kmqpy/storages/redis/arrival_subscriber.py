@@ -3,7 +3,7 @@
 functions.lua publishes on the channel of a queue, which is named like the queue's key:
 
     a <number>  a row has become ready in a queue without ready rows; the number grows with each such arrival
-    d <ms>      a row becomes ready by itself in so many ms, sooner than waiting threads were told
+    d <ms>      a row becomes ready by itself in this many ms, sooner than waiting threads were told
 
 The thread subscribes to a channel when another thread waits for the queue. It keeps the subscription for a
 while afterwards, since takers wait again and again.
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from redis.connection import Connection
 
 _UNUSED_CHANNEL_S = 60.0
-"""A channel for which no thread has waited for so many seconds is unsubscribed, once the server is silent."""
+"""The thread unsubscribes a channel that nobody has used for this many seconds, when the server is silent."""
 _PING_AFTER_S = 10.0
-"""The server is pinged after so many seconds of silence. After as many more, the connection is made anew."""
+"""The thread pings the server after this many seconds of silence; after as many more, it connects anew."""
 _BACKOFF = Backoff(first=0.05, maximum=2.0)
 
 
@@ -68,7 +68,7 @@ class ArrivalSubscriber:
         return self._wakes
 
     def wait(self, name: bytes, seen: int, wakes: int, seconds: float) -> bool:
-        """Wait for an arrival with a number above `seen`, or for another wake() than the first `wakes` ones.
+        """Wait for an arrival with a number above `seen`, or until wake() was called more than `wakes` times.
 
         Also returns True when a row is due, when an arrival may have been missed, and after close(). Returns
         False after `seconds`.

@@ -2,8 +2,8 @@
 
 An *arrival* is an event after which a take may find more in a queue: a message was sent, given back or
 redriven. ArrivalCounts counts arrivals and wakes threads. Listener and Notifier (PostgreSQL) and Watcher
-(SQLite) let processes learn of each other's arrivals. A queue is named here by its generation, the id of
-QueueRow.
+(SQLite) let processes learn of each other's arrivals. Queues are named by their generations
+(QueueRow.generation).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
 
 _EVERY_QUEUE = ""
-"""Stands for the generation in the count of arrivals that may be in any queue."""
+"""The key, in place of a generation, under which arrivals are counted that may be in any queue."""
 
 
 class ArrivalCounts:
@@ -29,7 +29,7 @@ class ArrivalCounts:
         self._counts: dict[str, int] = {}
 
     def seen(self, generation: str) -> int:
-        """How many arrivals there were so far in this queue."""
+        """How many arrivals this process has counted in this queue so far."""
         return self._counts.get(generation, 0) + self._counts.get(_EVERY_QUEUE, 0)
 
     def note(self, generation: str = _EVERY_QUEUE) -> None:
@@ -39,7 +39,7 @@ class ArrivalCounts:
             self._changed.notify_all()
 
     def wait(self, generation: str, seen: int, seconds: float) -> bool:
-        """Wait up to `seconds` for another arrival than the first `seen` ones; False if there was none."""
+        """Wait until the number of arrivals is no longer `seen`; returns False after `seconds`."""
         with self._changed:
             return self._changed.wait_for(lambda: self.seen(generation) != seen, seconds)
 
@@ -66,7 +66,7 @@ class Listener:
                 self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and close its connection; waits for that for 10 s at most."""
+        """End the thread, which closes its connection; waits for the thread for 10 s at most."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(10)
@@ -103,7 +103,7 @@ class Notifier:
     """
 
     PAUSE_S = 0.005
-    """The least seconds between two NOTIFYs."""
+    """The shortest pause between two NOTIFYs, in seconds."""
 
     def __init__(self, pool: sqlalchemy.Engine, statement: str, channel: str) -> None:
         self._pool = pool
@@ -126,7 +126,7 @@ class Notifier:
             self._changed.notify()
 
     def stop(self) -> None:
-        """Tell of the arrivals that are left, and end the thread; waits for that for 10 s at most."""
+        """Let the thread tell of the arrivals that are left, and end; waits for it for 10 s at most."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
@@ -163,7 +163,7 @@ class Watcher:
     """Notices that another connection has changed SQLite's file; waiting threads call look() for that."""
 
     PERIOD_S = 0.01
-    """look() asks SQLite at most once in so many seconds."""
+    """look() asks SQLite at most once in this many seconds."""
 
     def __init__(self, pool: sqlalchemy.Engine, statement: str, arrivals: ArrivalCounts) -> None:
         self._pool = pool

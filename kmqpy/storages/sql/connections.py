@@ -37,7 +37,7 @@ class Connections:
         )
 
     def run(self, work: Callable[[Cursor], T], *, several: bool = False, repeatable: bool = True) -> T:
-        """Return the result of `work(cursor)`, which is committed.
+        """Run `work(cursor)`, commit, and return the result of `work`.
 
         several     True: `work` executes several statements, which need a transaction around them
         repeatable  False: run() does not repeat an attempt of unknown outcome, since that could do harm

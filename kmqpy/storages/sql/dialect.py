@@ -112,7 +112,7 @@ class Dialect(Protocol):
     def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:
         """Take rows; `for_good`: delete them.
 
-        Unless `late`, it takes none if pass_time() has to make rows ready first: a delay or lease has ended.
+        Unless `late`, it takes no rows while a delay or lease has ended that pass_time() has not carried out.
         """
         ...
 

@@ -42,7 +42,7 @@ MAX_MESSAGE_BYTES = 7 * 2**20
 _NO_TAKES = ((0, 0),)
 """Stands for an empty list, which SQL lacks: no row has the id 0."""
 _ANSWER_TIMEOUT_S = 60.0
-"""A connection counts as broken after so many seconds without an answer: purges of large queues take long."""
+"""A connection without an answer for this many seconds counts as broken: purges of large queues take long."""
 
 
 class MariaDb:

@@ -1,7 +1,7 @@
 """All SQL statements of all dialects, by name. Pure: no I/O.
 
-`:name` is a parameter of a statement. statements() fills in `{…}`. Texts that the dialects share are written
-once. docs/storages.md (section SQL) describes the tables. Three of their columns:
+`:name` is a parameter of a statement; statements() fills in `{…}`. Texts that dialects share stand here once.
+docs/storages.md (section SQL) describes the tables. Three of their columns:
 
 state     0 ready, 1 delayed, 2 taken, 3 dead
 place     among the rows of one priority, the smallest is taken first
