@@ -348,7 +348,8 @@ class _Demo:
         def marker_record(record: Any) -> None:
             with contextlib.suppress(DecodeError):
                 marker = read_marker(record)
-                if marker.by_tracker and marker.offset != codec.TICK_OFFSET:
+                is_move = marker.by_tracker and marker.reason not in (codec.ACKNOWLEDGED, codec.TAKEN_LATE)
+                if is_move and marker.offset != codec.TICK_OFFSET:
                     moved.add((marker.partition, marker.offset))
 
         starts = dict.fromkeys(range(PARTITIONS), 0)
