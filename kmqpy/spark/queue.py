@@ -114,7 +114,7 @@ class KmqSpark(Processing):
         records = read_topic(
             self.spark, self.options, self.queue.name, self._bounds(self.queue.name, topics.partitions)
         )
-        found = within(self._described(records), since, until)
+        found = within(self._with_columns(records), since, until)
         if states is None:
             return found
         known = self.messages().select("partition", "offset", "state").where(F.col("state").isin(states))

@@ -15,16 +15,16 @@ from kmqpy.kafka.settings import KafkaConnection
 Bounds = Mapping[int, tuple[int, int]]
 """The first offset of each partition, and the one after the last."""
 
-_LOGIN = "org.apache.kafka.common.security"
-_SAME = ("security.protocol", "ssl.key.password")
-_UNDERSTOOD = {
-    *_SAME,
+_LOGIN_MODULES = "org.apache.kafka.common.security"
+_SAME_IN_JAVA = ("security.protocol", "ssl.key.password")
+_TRANSLATED = {
+    *_SAME_IN_JAVA,
     *("sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password"),
     *("ssl.ca.location", "ssl.certificate.location", "ssl.key.location"),
     "ssl.endpoint.identification.algorithm",
 }
-_SECURITY = ("sasl.", "ssl.", "security.", "enable.ssl.")
-_OWN = {
+_SECURITY_PREFIXES = ("sasl.", "ssl.", "security.", "enable.ssl.")
+_RESERVED_OPTIONS = {
     *("kafka.isolation.level", "includeheaders", "subscribe", "subscribepattern", "assign"),
     *(f"{end}{how}" for end in ("startingoffsets", "endingoffsets") for how in ("", "bytimestamp")),
     *("startingtimestamp", "endingtimestamp"),
@@ -60,7 +60,7 @@ def own_partition(topic: str) -> Column:
 def check_options(options: Mapping[str, str] | None) -> None:
     """Raise ConfigError for options of Spark's Kafka source that are not the user's to choose."""
     for name, value in (options or {}).items():
-        if name.lower() in _OWN:
+        if name.lower() in _RESERVED_OPTIONS:
             raise ConfigError(
                 f"options: {name}: {value!r} is not yours to choose: kmqpy reads the committed records of "
                 "the queue's topics, with their headers, from where it knows; leave it out"
@@ -78,20 +78,20 @@ def kafka_options(connection: KafkaConnection, more: Mapping[str, str] | None = 
     """
     check_options(more)
     given = {key: str(value) for key, value in connection.kafka.items()}
-    for key in given.keys() - _UNDERSTOOD:
-        if key.startswith(_SECURITY) and f"kafka.{key}" not in (more or {}):
+    for key in given.keys() - _TRANSLATED:
+        if key.startswith(_SECURITY_PREFIXES) and f"kafka.{key}" not in (more or {}):
             raise ConfigError(
                 f"kafka: {key}: has no counterpart in Spark's Kafka source; say it in Java's words, "
                 "with KmqSpark(…, options={'kafka.…': …})"
             )
-    java = {key: given[key] for key in _SAME if key in given}
+    java = {key: given[key] for key in _SAME_IN_JAVA if key in given}
     mechanism = given.get("sasl.mechanism") or given.get("sasl.mechanisms")
     if mechanism:
         java["sasl.mechanism"] = mechanism
         if "sasl.username" in given:
             module = "plain.PlainLoginModule" if mechanism == "PLAIN" else "scram.ScramLoginModule"
             user, password = _quoted(given["sasl.username"]), _quoted(given.get("sasl.password", ""))
-            login = f"{_LOGIN}.{module} required username={user} password={password};"
+            login = f"{_LOGIN_MODULES}.{module} required username={user} password={password};"
             java["sasl.jaas.config"] = login
     if "ssl.ca.location" in given:
         java |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": _pem(given, "ssl.ca.location")}

@@ -27,8 +27,8 @@ SPARK = "4.2"
 
 _EXTRA = "spark"
 
-_ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_MOST_ARROW_ROWS = "25000"
+_ARROW_ROWS_SETTING = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_ROWS_PER_ARROW_BATCH = "25000"
 """Rows of an Arrow batch, whose start markers are waited for together; 10,000 by Spark's default.
 
 Another setting, spark.sql.execution.arrow.maxBytesPerBatch, ends batches at 64 MiB by default."""
@@ -61,13 +61,13 @@ def configure_spark_with_kmq(
     """
     if extra_packages := list(extra_packages):
         _add(builder, "spark.jars.packages", extra_packages)
-    if _find_python_and_java(builder):
+    if _prepare_java_and_python(builder):
         jars = [str(jar) for jar in spark_jars(jar_sets)]
         _add(builder, "spark.jars", [*_submitted_jars(), *jars])
     return builder
 
 
-def _find_python_and_java(builder: SparkSession.Builder) -> bool:
+def _prepare_java_and_python(builder: SparkSession.Builder) -> bool:
     """See to Java and to the Python of local workers; False where Spark's JVM is started by somebody else."""
     check_version(pyspark.__version__, "PySpark")
     options: dict[str, str] = builder._options
@@ -86,8 +86,8 @@ def enlarge_arrow_batches(spark: SparkSession) -> None:
 
     A builder, `--conf`, spark-defaults.conf and the session itself may set it.
     """
-    if _ARROW_ROWS not in spark.conf.getAll:
-        spark.conf.set(_ARROW_ROWS, _MOST_ARROW_ROWS)
+    if _ARROW_ROWS_SETTING not in spark.conf.getAll:
+        spark.conf.set(_ARROW_ROWS_SETTING, _ROWS_PER_ARROW_BATCH)
 
 
 def start(
@@ -105,7 +105,7 @@ def start(
     if connector:
         configure_spark_with_kmq(builder, packages, jar_sets)
     else:
-        _find_python_and_java(builder)
+        _prepare_java_and_python(builder)
     # py4j logs a page for each lost connection, and raises the same.
     for logger in map(logging.getLogger, ("", "py4j.java_gateway", "py4j.clientserver")):
         logger.addFilter(lambda record: f"{os.sep}py4j{os.sep}" not in record.pathname)

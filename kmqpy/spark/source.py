@@ -61,7 +61,7 @@ COLUMNS = (
     "partition int, offset bigint, timestamp timestamp, attempts int, original_partition int, "
     "original_offset bigint, deliver_at_ms bigint"
 )
-_ARROW = pa.schema(
+_ARROW_SCHEMA = pa.schema(
     {
         "key": pa.binary(),
         "value": pa.binary(),
@@ -80,9 +80,9 @@ _OPTIONS = ("bootstrap", "queue", "start", "max_offsets_per_trigger", "redeliver
 _STARTS = ("committed", "earliest", "latest")
 MAX_ATTEMPTS = 2**31 - 1
 """The largest number that fits in the column `attempts`; a header can say one more."""
-_BATCH = 10_000
-_WAIT_S = 0.1
-_TIMEOUT_S = 30.0
+_MAX_RECORDS_PER_BATCH = 10_000
+_POLL_TIMEOUT_S = 0.1
+_SILENCE_TIMEOUT_S = 30.0
 
 Position = dict[str, Any]
 """A position in the form of Spark's checkpoint: {"queue": …, "topic_id": …, "offsets": {"0": 17, …}}."""
@@ -188,7 +188,7 @@ class _BatchReader(_Reading, DataSourceReader):
 
 
 class _StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    _target: dict[int, int] | None = None
+    _available_until: dict[int, int] | None = None
 
     def initialOffset(self) -> Position:  # noqa: N802
         topics = self._topics()
@@ -215,8 +215,8 @@ class _StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNo
         bounds = self._bounds(topics.partitions)
         there = {}
         for partition, (low, end) in bounds.items():
-            if self._target is not None:
-                end = min(end, self._target.get(partition, 0))
+            if self._available_until is not None:
+                end = min(end, self._available_until.get(partition, 0))
             first = begin.get(partition, low)
             there[partition] = (first, max(end, first))
         if isinstance(limit, ReadMaxRows):
@@ -224,7 +224,7 @@ class _StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNo
         return self._position(topic_id, {partition: end for partition, (_, end) in there.items()})
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = {
+        self._available_until = {
             partition: end for partition, (_, end) in self._bounds(self._topics().partitions).items()
         }
 
@@ -280,11 +280,11 @@ def _read(options: _Options, part: _Part) -> Iterator[pa.RecordBatch]:
         consumer.assign([TopicPartition(options.queue.name, part.partition, part.first)])
         while position < part.end:
             # A lone consume(n, t) waits out t even when records are there.
-            records = consumer.consume(1, _WAIT_S)
+            records = consumer.consume(1, _POLL_TIMEOUT_S)
             if records:
-                records += consumer.consume(_BATCH - 1, 0)
+                records += consumer.consume(_MAX_RECORDS_PER_BATCH - 1, 0)
                 heard = SYSTEM_CLOCK.monotonic()
-            elif SYSTEM_CLOCK.monotonic() - heard > _TIMEOUT_S:
+            elif SYSTEM_CLOCK.monotonic() - heard > _SILENCE_TIMEOUT_S:
                 raise Unavailable(f"{doing}: Kafka at {options.connection.bootstrap} sends nothing")
             found: list[Any] = []
             for record in records:
@@ -307,14 +307,14 @@ def _read(options: _Options, part: _Part) -> Iterator[pa.RecordBatch]:
                         raise KafkaException(error)
             if found:
                 if position == part.first < found[0].offset():
-                    _note_gap(options, part)
+                    _log_deleted(options, part)
                 position = max(position, found[-1].offset() + 1)
                 yield _as_arrow(options.queue, found)
     finally:
         consumer.close()
 
 
-def _note_gap(options: _Options, part: _Part) -> None:
+def _log_deleted(options: _Options, part: _Part) -> None:
     """Offsets of control records are gaps, too; but a log that begins later has lost messages."""
     (low, _) = partition_reader.bounds(options.connection, options.queue.name, [part.partition])[
         part.partition
@@ -346,17 +346,17 @@ def _as_arrow(queue: QueueSettings, records: list[Any]) -> pa.RecordBatch:
     if have_headers(records):
         for row, record in enumerate(records):
             if headers := message_headers(record):
-                _note_headers(queue, headers, columns, row)
+                _add_headers(queue, headers, columns, row)
     return pa.RecordBatch.from_arrays(
         [
             values.cast(one.type) if isinstance(values, pa.Array) else pa.array(values, one.type)
-            for values, one in zip(columns.values(), _ARROW, strict=True)
+            for values, one in zip(columns.values(), _ARROW_SCHEMA, strict=True)
         ],
-        schema=_ARROW,
+        schema=_ARROW_SCHEMA,
     )
 
 
-def _note_headers(queue: QueueSettings, headers: m.Headers, columns: dict[str, Any], row: int) -> None:
+def _add_headers(queue: QueueSettings, headers: m.Headers, columns: dict[str, Any], row: int) -> None:
     columns["headers"][row] = [{"key": name, "value": value} for name, value in headers]
     with contextlib.suppress(DecodeError):
         count = redelivery_count(headers, queue.redelivery_count_header)

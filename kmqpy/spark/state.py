@@ -66,9 +66,9 @@ _BY_CLIENT, _BY_TRACKER, _TAKEN_LATE = 1, 2, 3
 """Who finished a message: a client, also where a tracker says that it was acknowledged. `_TAKEN_LATE`: a
 tracker did, and says that the message was finished before (rule R30); this counts where retention has deleted
 the markers by which it was finished."""
-_FORMER, _ENDED, _OPENED, _CHANGED = -5, -4, -3, -2
+_AT_FORMER, _AT_END, _AT_OPENED, _AT_CHANGED = -5, -4, -3, -2
 """Markers offsets of the markers that outcomes are turned back into, below all others."""
-_NOWHERE = -6
+_BEFORE_ALL = -6
 """Below those."""
 _ENTRY_STATES = {
     Op.TAKE.value: EntryState.LEASED.value,
@@ -331,15 +331,15 @@ def _as_markers(outcomes: DataFrame) -> DataFrame:
             F.col("by").alias("by"),
         )
 
-    former = F.when(taken_ms.isNotNull() & ~is_taken, marker(_FORMER, Op.TAKE, taken_ms))
+    former = F.when(taken_ms.isNotNull() & ~is_taken, marker(_AT_FORMER, Op.TAKE, taken_ms))
     markers = F.array(
-        former.when(F.col("only_delayed") & ~in_flight, marker(_FORMER, Op.DELAY, taken_ms)),
-        F.when(F.col("by").isNotNull(), marker(_ENDED, Op.END, F.col("ended_ms"))),
-        F.when(is_taken, marker(_OPENED, Op.TAKE, taken_ms)).when(
-            in_flight, marker(_OPENED, Op.DELAY, taken_ms)
+        former.when(F.col("only_delayed") & ~in_flight, marker(_AT_FORMER, Op.DELAY, taken_ms)),
+        F.when(F.col("by").isNotNull(), marker(_AT_END, Op.END, F.col("ended_ms"))),
+        F.when(is_taken, marker(_AT_OPENED, Op.TAKE, taken_ms)).when(
+            in_flight, marker(_AT_OPENED, Op.DELAY, taken_ms)
         ),
-        F.when(entry_state == EntryState.RELEASED.value, marker(_CHANGED, Op.NACK, taken_ms)).when(
-            entry_state == EntryState.DEAD.value, marker(_CHANGED, Op.DEAD_LETTER, taken_ms)
+        F.when(entry_state == EntryState.RELEASED.value, marker(_AT_CHANGED, Op.NACK, taken_ms)).when(
+            entry_state == EntryState.DEAD.value, marker(_AT_CHANGED, Op.DEAD_LETTER, taken_ms)
         ),
     )
     message = ("partition", "offset", "enqueued", "first_enqueued_ms", "count", "moved")
@@ -361,7 +361,7 @@ def _judged(known: DataFrame) -> DataFrame:
 
     def last(condition: Column) -> Column:
         """Where the last marker of that kind before this one stands."""
-        return F.coalesce(F.max(F.when(condition, at)).over(before), F.lit(_NOWHERE))
+        return F.coalesce(F.max(F.when(condition, at)).over(before), F.lit(_BEFORE_ALL))
 
     judged = known.withColumns(
         {"end": last(is_end), "opened": last(opens), "taken": last(op == Op.TAKE.value)}
@@ -378,7 +378,7 @@ def _judged(known: DataFrame) -> DataFrame:
     applies = ~is_end & ~is_dead & (opens | (alive & ((op != Op.EXTEND.value) | is_held)))
     # An end of what is not in flight any more came too late; of what never was, it says that nobody
     # is to have it.
-    ends = is_end & (alive | (F.col("end") == _NOWHERE))
+    ends = is_end & (alive | (F.col("end") == _BEFORE_ALL))
     return judged.withColumns(
         {
             "applies": F.when(applies, at),
@@ -402,7 +402,7 @@ def _outcome() -> list[Column]:
     # A number, since Spark sorts where text is aggregated.
     code = F.array_position(F.array(*map(F.lit, _ENTRY_STATES)), F.col("op"))
     last = F.max_by(code, "applies")
-    in_flight = F.max("applies") > F.coalesce(F.max("ends"), F.lit(_NOWHERE))
+    in_flight = F.max("applies") > F.coalesce(F.max("ends"), F.lit(_BEFORE_ALL))
     names = F.array(*map(F.lit, _ENTRY_STATES.values()))
     first_end = F.when(F.col("by") != _TAKEN_LATE, F.col("ends"))
     return [

@@ -30,7 +30,7 @@ from kmqpy.spark.state_version import BLOCK_BITS, Block, Positions, StateVersion
 
 _COLUMNS = state.OUTCOME.replace("enqueued timestamp", "enqueued_ms bigint")
 """The columns of the files. Timestamps are ms there: no timestamp type holds all values that Kafka does."""
-_RECORD = (
+_RECORD_COLUMNS = (
     "key binary, value binary, partition int, offset bigint, timestamp timestamp, "
     "headers array<struct<key: string, value: binary>>"
 )
@@ -225,7 +225,7 @@ class StateTable:
     def _read(self, topic: str, bounds: Bounds) -> DataFrame:
         """The records within `bounds`."""
         some = {partition: (first, end) for partition, (first, end) in bounds.items() if first < end}
-        return read_topic(self._spark, self._options, topic, some) if some else self._nothing(_RECORD)
+        return read_topic(self._spark, self._options, topic, some) if some else self._nothing(_RECORD_COLUMNS)
 
     def _nothing(self, schema: str) -> DataFrame:
         """No rows, in a form that Spark's optimizer knows to have none."""
@@ -238,7 +238,7 @@ class StateTable:
         if (version.topic_ids["queue"], version.topic_ids["markers"]) != (ids.queue, ids.markers):
             raise ConfigError(
                 f"table: {self._folder.path!r} is of a queue {version.queue!r} whose topics were deleted "
-                f"and recreated since; {_ANEW}, or name another folder"
+                f"and recreated since; {_RESTART_ADVICE}, or name another folder"
             )
         self._check_complete(version.read["markers"], snapshot.markers)
 
@@ -250,7 +250,7 @@ class StateTable:
                 raise ConfigError(
                     f"table: {self._folder.path!r}: it has to read the markers of partition {partition} from "
                     f"offset {position} on, and Kafka has {low} to {end}: some were deleted before they were "
-                    f"read (retention, a purge); {_ANEW}"
+                    f"read (retention, a purge); {_RESTART_ADVICE}"
                 )
 
     def _check_queue(self, version: StateVersion) -> None:
@@ -268,7 +268,7 @@ class StateTable:
             raise Unavailable(f"table: {self._folder.path}: {one_line(error)}") from error
 
 
-_ANEW = "make it anew with update(restart=True) or kmq spark-state --restart"
+_RESTART_ADVICE = "make it anew with update(restart=True) or kmq spark-state --restart"
 
 
 def _empty(before: StateVersion | None, queue: str) -> StateVersion:

@@ -39,7 +39,7 @@ FAILURES = "failures"
 
 _TAKEN = "kmq_taken"
 """A column: null where the message is handed out, else one of these; in a batch's last row with a report."""
-_HANDED_OUT, _KEPT = "+", "-"
+_HANDED_OUT, _NOT_HANDED_OUT = "+", "-"
 _OK, _REASON = "kmq_ok", "kmq_reason"
 
 
@@ -58,7 +58,7 @@ class TakeTask:
         A batch is three arrays: partitions (of own_partition()), offsets, deliver_at_ms.
         """
         handout = Handout(
-            taker_of(self.queue, self.connection, self.markers), self.lease_ms, spares_killers=False
+            taker_of(self.queue, self.connection, self.markers), self.lease_ms, withholds_deadly=False
         )
         for partitions, offsets, deliver_at_ms in batches:
             if not len(partitions):
@@ -75,10 +75,10 @@ def _column(rows: Any, report: str) -> pa.Array:
 
     Spark may stop reading before that row (a LIMIT): then no report says that the batch was handed on.
     """
-    last = pa.array([(_HANDED_OUT if rows[-1] else _KEPT) + report])
+    last = pa.array([(_HANDED_OUT if rows[-1] else _NOT_HANDED_OUT) + report])
     if rows.all():
         return pa.concat_arrays([pa.nulls(len(rows) - 1, pa.string()), last])
-    others = [None if handed_out else _KEPT for handed_out in rows[:-1].tolist()]
+    others = [None if handed_out else _NOT_HANDED_OUT for handed_out in rows[:-1].tolist()]
     return pa.concat_arrays([pa.array(others, pa.string()), last])
 
 

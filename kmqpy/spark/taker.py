@@ -39,12 +39,12 @@ A message that kills the Python worker would otherwise do so in every evaluation
 """
 
 _START_TIMEOUT_S = 5.0
-_PATIENCE_S = 30.0
+_START_RETRY_S = 30.0
 """For how long start markers are tried again, before the task fails."""
-_BETWEEN_TRIES_S = 0.2
+_START_RETRY_PAUSE_S = 0.2
 _WRITE_TIMEOUT_S = 10.0
-_MIN_LEASE_LEFT = 0.5
-_PLAIN_SIZES = (1, 9)
+_MAX_LEASE_SHARE = 0.5
+_SINGLE_MARKER_SIZES = (1, 9)
 
 
 @dataclass(slots=True)
@@ -153,7 +153,7 @@ def read_taken(
         nonlocal end, is_asked
         found.now_ms = max(found.now_ms, record.timestamp()[1])
         key, value = record.key(), record.value()
-        if value and len(value) in _PLAIN_SIZES and key and len(key) == 12 and key[4:] < lowest:
+        if value and len(value) in _SINGLE_MARKER_SIZES and key and len(key) == 12 and key[4:] < lowest:
             return
         try:
             marker = read_marker(record)
@@ -183,10 +183,12 @@ class Taker:
     ) -> None:
         self._queue = queue
         self._connection = connection
-        self._ranges = markers_format == "range"
-        self._writer = MarkerWriter(connection, queue.markers_topic, coalesce_ms=1 if self._ranges else None)
+        self._writes_ranges = markers_format == "range"
+        self._writer = MarkerWriter(
+            connection, queue.markers_topic, coalesce_ms=1 if self._writes_ranges else None
+        )
         self._markers = RepeatedReader(connection, queue.markers_topic)
-        self._after: dict[int, Place] = {}
+        self._read_from: dict[int, Place] = {}
 
     def taken_before(self, partition: int, first: int) -> TakenBefore:
         """Read from the markers which messages of `partition`, from offset `first` on, were taken.
@@ -225,13 +227,13 @@ class Taker:
             }
             if not due and not delays:
                 break
-            if SYSTEM_CLOCK.monotonic() - began > _PATIENCE_S:
+            if SYSTEM_CLOCK.monotonic() - began > _START_RETRY_S:
                 raise Unavailable(
                     f"markers topic {self._queue.markers_topic}: start markers can't be written; "
                     "nothing was handed out"
                 )
-            SYSTEM_CLOCK.sleep(_BETWEEN_TRIES_S)
-        if SYSTEM_CLOCK.monotonic() - began > lease_ms / 1000 * _MIN_LEASE_LEFT:
+            SYSTEM_CLOCK.sleep(_START_RETRY_PAUSE_S)
+        if SYSTEM_CLOCK.monotonic() - began > lease_ms / 1000 * _MAX_LEASE_SHARE:
             raise Unavailable(
                 f"markers topic {self._queue.markers_topic}: start markers took most of the lease of "
                 f"{lease_ms} ms; nothing was handed out. Choose a longer lease"
@@ -241,8 +243,8 @@ class Taker:
     def remember(self, places: Mapping[int, Place]) -> None:
         """Note, by partition, an offset and the markers offset at or behind which later starts stand."""
         for partition, place in places.items():
-            if place[0] > self._after.get(partition, (0, 0))[0]:
-                self._after[partition] = place
+            if place[0] > self._read_from.get(partition, (0, 0))[0]:
+                self._read_from[partition] = place
 
     def write(self, operations: Iterable[Marker]) -> None:
         """Give messages back, or extend their leases, and wait until that is confirmed.
@@ -256,7 +258,7 @@ class Taker:
 
     def _markers_from(self, partition: int, first: int) -> int:
         """The markers offset at or before which there is no start of messages from `first` on."""
-        next_offset, at = self._after.get(partition, (first + 1, 0))
+        next_offset, at = self._read_from.get(partition, (first + 1, 0))
         if next_offset <= first:
             return at
         ids = Topics(self._connection).check(self._queue).ids

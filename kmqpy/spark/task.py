@@ -25,7 +25,7 @@ from kmqpy.spark.row_function import RowFunction, Rows
 from kmqpy.spark.taker import MAX_TAKES, MarkersFormat, Taker, taker_of
 
 REPORT = "kmq_report"
-_DEADLY = f"the worker that processed it, or others with it, died {MAX_TAKES} times"
+_DEADLY_REASON = f"the worker that processed it, or others with it, died {MAX_TAKES} times"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class ProcessTask:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One task: takes and processes messages; each batch of output is followed by a report."""
         taker = taker_of(self.queue, self.connection, self.markers)
-        handout = Handout(taker, self.lease_ms, spares_killers=True)
+        handout = Handout(taker, self.lease_ms, withholds_deadly=True)
         for batch in filter(len, batches):
             places = self._places(batch)
             handout.read_markers(places)
@@ -77,7 +77,9 @@ class ProcessTask:
         handed_out = handout.take(places, batch.column("deliver_at_ms"))
         operations: list[Marker] = []
         for partition, deadly in handed_out.deadly.items():
-            operations += alike_markers(self.markers, partition, Op.NACK, sorted(deadly), reason=_DEADLY)
+            operations += alike_markers(
+                self.markers, partition, Op.NACK, sorted(deadly), reason=_DEADLY_REASON
+            )
         failures = FailurePolicy(queue=self.queue, backoff=self.backoff)
         failed: dict[int, set[int]] = {}
         output: list[pa.RecordBatch] = []
@@ -90,7 +92,10 @@ class ProcessTask:
             by_place = {given.place(row): failure for row, failure in outcome.failed.items()}
             for partition, offset in by_place:
                 failed.setdefault(partition, set()).add(offset)
-            operations += [*self._survivors(handout, handed_out), *nacks(self.markers, by_place)]
+            operations += [
+                *self._extensions_of_survivors(handout, handed_out),
+                *nacks(self.markers, by_place),
+            ]
         if operations:
             taker.write(operations)
         for one in output:
@@ -100,7 +105,7 @@ class ProcessTask:
     def _places(self, batch: pa.RecordBatch) -> Places:
         return Places.of(batch.column("partition"), batch.column("offset"), self.queue.name)
 
-    def _survivors(self, handout: Handout, handed_out: HandedOut) -> list[Marker]:
+    def _extensions_of_survivors(self, handout: Handout, handed_out: HandedOut) -> list[Marker]:
         """Extend the leases of what was taken before: so it is known not to kill the worker."""
         found: list[Marker] = []
         for partition, offsets in handout.taken_again(handed_out.taken).items():

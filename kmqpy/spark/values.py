@@ -40,7 +40,7 @@ from pyspark.sql.types import (
 from kmqpy.worker.outcome import described
 
 _LARGEST_FLOAT = 3.4028235677973366e38
-_NULLS = "empty"
+_INFERRED_ALL_NULL = "empty"
 """The type that pandas infers for a column of objects that are all null."""
 
 
@@ -294,7 +294,7 @@ def as_column(name: str, values: pd.Series, kind: DataType, arrow: pa.DataType) 
         if values.dtype != object and values.isna().all():  # to pandas, a column of nothing is one of floats
             return pa.nulls(len(values), arrow)
         rule, found_kind = rule_of(kind), _column_kind(values)
-        if found_kind == _NULLS:
+        if found_kind == _INFERRED_ALL_NULL:
             return pa.nulls(len(values), arrow)
         if rule is None or found_kind in rule.columns:
             if isinstance(kind, FloatType):

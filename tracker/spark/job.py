@@ -49,9 +49,9 @@ _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 20.0
 """A tracker finishes the transactions it is in, for 15 s at the most; what lasts longer is interrupted."""
 _INTERRUPT_TIMEOUT_S = 5.0
-_PAUSE = Backoff(0.4, 2, 30, jitter=0)
+_RESUBMIT_BACKOFF = Backoff(0.4, 2, 30, jitter=0)
 """Before a job that failed is submitted again."""
-_GIVE_UP_AFTER = 5
+_MAX_FAILED_SUBMISSIONS = 5
 """Failures in a row, without all trackers having started."""
 
 
@@ -120,7 +120,7 @@ class TrackerJob:
         self._paths = ZnodePaths(connection.root)
         self._stopping = stopping or threading.Event()
         self._thread: threading.Thread | None = None
-        self._held = ExitStack()
+        self._zookeeper_session = ExitStack()
         self._zk: Any = None
         self._name = ""
         """The prefix of the ids of the present submission's trackers."""
@@ -142,14 +142,14 @@ class TrackerJob:
     def start(self) -> Self:
         """Run in a thread of its own."""
         self._connect()
-        self._thread = threading.Thread(target=self._keep_error, name="kmq-tracker-job")
+        self._thread = threading.Thread(target=self._run_and_keep_error, name="kmq-tracker-job")
         self._thread.start()
         return self
 
     def run(self) -> list[TrackerReport]:
         """Run until `request_stop` is called; returns what each tracker did."""
         self._connect()
-        self._keep_error()
+        self._run_and_keep_error()
         return self._result()
 
     def request_stop(self) -> None:
@@ -190,7 +190,7 @@ class TrackerJob:
                 raise ConfigError(f"Spark: it can't run trackers: {one_line(error)}") from error
             if problems := sorted(found - {""}):
                 raise ConfigError(f"executors: {problems[0]}")
-            self._held = undo.pop_all()
+            self._zookeeper_session = undo.pop_all()
 
     def _tasks(self, function: Callable[[Any], Any], schema: str) -> DataFrame:
         """A row for each tracker, each in a task of its own."""
@@ -199,10 +199,10 @@ class TrackerJob:
 
     # --- until it is stopped --------------------------------------------------------------------------
 
-    def _keep_error(self) -> None:
+    def _run_and_keep_error(self) -> None:
         try:
-            with self._held:
-                self._keep_running()
+            with self._zookeeper_session:
+                self._submit_until_stopped()
         except Exception as error:  # raised by run() and stop()
             self._error = error if isinstance(error, KmqError) else KmqError(f"Spark: {one_line(error)}")
 
@@ -212,7 +212,7 @@ class TrackerJob:
             raise error
         return self._reports
 
-    def _keep_running(self) -> None:
+    def _submit_until_stopped(self) -> None:
         failures = 0
         while not self._stopping.is_set():
             self._all_started = False
@@ -229,11 +229,11 @@ class TrackerJob:
                     _log.warning("Spark ended before the trackers: %s", why)
                     return
                 failures = 1 if self._all_started else failures + 1
-                if _is_gone(error) or failures == _GIVE_UP_AFTER:
+                if _is_gone(error) or failures == _MAX_FAILED_SUBMISSIONS:
                     raise
             if not self._stopping.is_set():
                 _log.warning("trackers ended; starting them again", extra={"why": why})
-                self._pause(_PAUSE.delay(max(1, failures)))
+                self._pause(_RESUBMIT_BACKOFF.delay(max(1, failures)))
 
     def _submit(self) -> list[TrackerReport]:
         """Run the trackers once, until they have all ended."""
@@ -251,7 +251,7 @@ class TrackerJob:
             made = self._zk.create_async(znode, b"", ephemeral=True, makepath=True)
             made.get(timeout=_ZOOKEEPER_TIMEOUT_S)
         self._name = name
-        rows = _Collected(self._spark, self._tasks(task, REPORT), name)
+        rows = _CollectedRows(self._spark, self._tasks(task, REPORT), name)
         try:
             self._wait(rows)
         finally:
@@ -260,7 +260,7 @@ class TrackerJob:
             rows.end()
         return [TrackerReport(**row.asDict()) for row in rows.result()]
 
-    def _wait(self, rows: _Collected) -> None:
+    def _wait(self, rows: _CollectedRows) -> None:
         """Wait until the job has ended or is to be stopped.
 
         Raises ConfigError when not all trackers start the first time; later, a cluster may have shrunk.
@@ -287,7 +287,7 @@ class TrackerJob:
             self._clock.sleep(_POLL_S)
 
 
-class _Collected:
+class _CollectedRows:
     """The rows of a frame, which a thread of its own waits for."""
 
     def __init__(self, spark: SparkSession, frame: DataFrame, tag: str) -> None:

@@ -28,7 +28,7 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker, relax_garbage_collection
 
-_PAUSE = Backoff(0.5, 2, 5)
+_START_BACKOFF = Backoff(0.5, 2, 5)
 """Before a tracker that can't start fails its task: Spark itself tries again at once."""
 
 
@@ -94,7 +94,7 @@ class TrackerTask:
             tracker = Tracker(self.connection, self.zookeeper, settings)
             owned = self._run_while_driver_lives(tracker)
         except KmqError:
-            SYSTEM_CLOCK.sleep(_PAUSE.delay(starts))
+            SYSTEM_CLOCK.sleep(_START_BACKOFF.delay(starts))
             raise
         return TrackerReport(
             number=number,
@@ -115,7 +115,7 @@ class TrackerTask:
                 owned.append(len(tracker.owned()))
                 tracker.request_stop()
 
-        with connect(self.zookeeper) as zk, _gentle(tracker):
+        with connect(self.zookeeper) as zk, _stopped_by_signals(tracker):
             zk.DataWatch(self.job_znode, look)
             if not owned:
                 tracker.run()
@@ -123,7 +123,7 @@ class TrackerTask:
 
 
 @contextmanager
-def _gentle(tracker: Tracker) -> Iterator[None]:
+def _stopped_by_signals(tracker: Tracker) -> Iterator[None]:
     """Have SIGTERM, and SIGHUP (sent when the JVM ends), stop first the tracker, then the process."""
     got: list[int] = []
 

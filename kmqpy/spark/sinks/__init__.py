@@ -28,7 +28,7 @@ _TARGETS: Mapping[str, Callable[[Sink], Target]] = {
     "jdbc": JdbcTarget,
     "kafka": KafkaTarget,
 }
-IN_FOLDERS = (*FORMATS, "delta")
+FOLDER_FORMATS = (*FORMATS, "delta")
 
 NAMES = tuple(_TARGETS)
 
@@ -46,7 +46,7 @@ def checkpoint_of(sink: Sink) -> str:
     """The folder of the checkpoint; raises ConfigError where there is none."""
     if sink.checkpoint:
         return sink.checkpoint
-    if sink.format not in IN_FOLDERS:
+    if sink.format not in FOLDER_FORMATS:
         raise ConfigError(
             f"checkpoint: name a folder (--checkpoint); a sink {sink.format} has none of its own"
         )

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from kmqpy.errors import ConfigError
 from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.sinks.files import (
-    FIRST_GUESS,
+    ASSUMED_ROW_BYTES,
     arranged,
     check_owner,
     check_partitioning,
@@ -56,22 +56,22 @@ class DeltaTarget(Target):
         again = is_begun(place_of(self.sink.path), run, number)
         once = {"txnAppId": f"kmq-{run}", "txnVersion": str(number)}
         with persisted(batch) as rows:
-            self._append(self._unknown(rows, again=again), rows.count(), once)
+            self._append(self._without_known(rows, again=again), rows.count(), once)
             # Delta ignores the append if it has this number already. Then no other driver can add it, either.
-            if again and not (missing := self._unknown(rows, again=True)).isEmpty():
+            if again and not (missing := self._without_known(rows, again=True)).isEmpty():
                 self._append(missing, rows.count(), {})
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
         """See Target."""
         return spark.read.format("delta").load(self._uri).select(*schema.names)
 
-    def _unknown(self, rows: DataFrame, *, again: bool) -> DataFrame:
+    def _without_known(self, rows: DataFrame, *, again: bool) -> DataFrame:
         return without_known(
             rows, lambda *_: rows.sparkSession.read.format("delta").load(self._uri), again=again
         )
 
     def _append(self, rows: DataFrame, count: int, once: Mapping[str, str]) -> None:
-        new = arranged(rows, self.sink, count, FIRST_GUESS)
+        new = arranged(rows, self.sink, count, ASSUMED_ROW_BYTES)
         writer = new.write.format("delta").options(**{**self.sink.options, **once}).mode("append")
         writer.partitionBy(*self.sink.partition_by).save(self._uri)
 

@@ -32,13 +32,13 @@ from kmqpy.spark.sinks.target import Sink, Target
 
 FORMATS = ("parquet", "orc", "json", "csv")
 
-_LAST, _QUEUE, _OWNER = "last.json", "queue.json", "owner.json"
-FIRST_GUESS = 100
+_LAST_BATCH_FILE, _QUEUE_FILE, _OWNER_FILE = "last.json", "queue.json", "owner.json"
+ASSUMED_ROW_BYTES = 100
 """Bytes of a row, assumed until a written file tells."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Files:
+class _Folder:
     """A folder of finished files, as Spark and as Arrow name it."""
 
     system: fs.FileSystem
@@ -64,8 +64,8 @@ class FileTarget(Target):
     def write(self, batch: DataFrame, number: int, run: str) -> None:
         """See Target."""
         place = self._place()
-        staging, last = f"{place.root}.kmq/staging", f"{place.root}.kmq/{_LAST}"
-        prefix = _prefix(run, number)
+        staging, last = f"{place.root}.kmq/staging", f"{place.root}.kmq/{_LAST_BATCH_FILE}"
+        prefix = _file_prefix(run, number)
         with _unavailable(self.sink.path), persisted(batch) as rows:
             # Read before the check, so that it is no list of a pipeline that takes the folder over now.
             before = _object_in(place.system, last)
@@ -74,16 +74,22 @@ class FileTarget(Target):
             # Where another run has written last, nobody knows what this one has written before.
             again = bool(before) and not (isinstance(latest, int) and latest < number)
             if _is_half_moved(before, run, number):
-                for name in _names(before, last):
+                for name in _listed_names(before, last):
                     _remove(place.system, f"{place.root}/{name}")
             count = rows.count()
             if not count:
                 return
             new = without_known(rows, lambda *_: self.read(batch.sparkSession, _fields(batch)), again=again)
-            size = found if isinstance(found := before.get("row_bytes"), int) and found > 0 else FIRST_GUESS
+            size = (
+                found
+                if isinstance(found := before.get("row_bytes"), int) and found > 0
+                else ASSUMED_ROW_BYTES
+            )
             self._stage(arranged(new, self.sink, count, size), place, size)
             staged = data_files(place.system, staging)
-            moves = {info.path: _named(info.path.removeprefix(f"{staging}/"), prefix) for info in staged}
+            moves = {
+                info.path: _with_prefix(info.path.removeprefix(f"{staging}/"), prefix) for info in staged
+            }
             told = {
                 "run": run,
                 "batch": number,
@@ -114,27 +120,27 @@ class FileTarget(Target):
     def _noted_queue(self, queue: str) -> str:
         return noted_queue(self._place(), queue)
 
-    def _stage(self, rows: DataFrame, place: _Files, row_bytes: int = FIRST_GUESS) -> None:
+    def _stage(self, rows: DataFrame, place: _Folder, row_bytes: int = ASSUMED_ROW_BYTES) -> None:
         most = {"maxRecordsPerFile": str(max(1, self.sink.file_bytes // row_bytes))}
         writer = rows.write.format(self.sink.format).options(**most, **self.sink.options).mode("overwrite")
         writer.partitionBy(*self.sink.partition_by).save(f"{place.uri}.kmq/staging")
 
-    def _place(self) -> _Files:
+    def _place(self) -> _Folder:
         return place_of(self.sink.path)
 
 
-def place_of(path: str, option: str = "out") -> _Files:
+def place_of(path: str, option: str = "out") -> _Folder:
     """The folder at a path or URI; raises ConfigError where Arrow can't reach it."""
     local = path.removeprefix("file:").removeprefix("//") if path.startswith("file:") else path
     if "://" not in local:  # Spark takes a path as it stands, where Arrow would read %20 as a space
         root = str(Path(local).absolute())
-        return _Files(fs.LocalFileSystem(), f"file://{root}", root)
+        return _Folder(fs.LocalFileSystem(), f"file://{root}", root)
     uri = path.rstrip("/")
     try:
         system, root = fs.FileSystem.from_uri(uri.replace("s3a://", "s3://", 1))
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{option}: {path!r} can't be used: {one_line(error)}") from None
-    return _Files(system, uri, root)
+    return _Folder(system, uri, root)
 
 
 def check_partitioning(sink: Sink, schema: StructType) -> None:
@@ -171,7 +177,7 @@ def _unavailable(path: str) -> Iterator[None]:
         raise Unavailable(f"out: {path}: {one_line(error)}") from error
 
 
-def _refuse_foreign(place: _Files, form: str) -> None:
+def _refuse_foreign(place: _Folder, form: str) -> None:
     """Raise ConfigError where the folder holds files that no pipeline has written there."""
     for info in _listed(place.system, place.root):
         name = info.path.removeprefix(f"{place.root}/")
@@ -193,7 +199,7 @@ def data_files(system: fs.FileSystem, root: str) -> list[Any]:
     return [i for i in _listed(system, root) if not i.path.rpartition("/")[2].startswith(("_", "."))]
 
 
-def _named(path: str, prefix: str) -> str:
+def _with_prefix(path: str, prefix: str) -> str:
     folder, slash, name = path.rpartition("/")
     return f"{folder}{slash}{prefix}{name}"
 
@@ -210,9 +216,9 @@ def _fields(batch: DataFrame) -> StructType:
     return StructType([field for field in batch.schema if field.name != COPY])
 
 
-def noted_queue(place: _Files, queue: str) -> str:
+def noted_queue(place: _Folder, queue: str) -> str:
     """Return the queue that a file beside the folder names; write `queue` to it if there is none."""
-    path = f"{place.root}.kmq/{_QUEUE}"
+    path = f"{place.root}.kmq/{_QUEUE_FILE}"
     with _unavailable(path):
         found = _object_in(place.system, path)
         if not found:
@@ -220,16 +226,16 @@ def noted_queue(place: _Files, queue: str) -> str:
         return str(found.get("queue", queue))
 
 
-def take_over(place: _Files, run: str) -> None:
+def take_over(place: _Folder, run: str) -> None:
     """Note that a run writes into the folder from now on, and no other."""
-    path = f"{place.root}.kmq/{_OWNER}"
+    path = f"{place.root}.kmq/{_OWNER_FILE}"
     with _unavailable(path):
         _replace(place.system, path, json.dumps({"run": run}).encode())
 
 
-def check_owner(place: _Files, run: str) -> None:
+def check_owner(place: _Folder, run: str) -> None:
     """Raise ConfigError where another run has taken the folder over."""
-    path = f"{place.root}.kmq/{_OWNER}"
+    path = f"{place.root}.kmq/{_OWNER_FILE}"
     with _unavailable(path):
         owner = _object_in(place.system, path).get("run", run)
     if owner != run:
@@ -239,7 +245,7 @@ def check_owner(place: _Files, run: str) -> None:
         )
 
 
-def is_begun(place: _Files, run: str, number: int) -> bool:
+def is_begun(place: _Folder, run: str, number: int) -> bool:
     """Return True if this micro-batch, or a later one of the run, may have been begun; note that it is now.
 
     Without a note only the first micro-batch is known to be new.
@@ -271,13 +277,13 @@ def _object_in(system: fs.FileSystem, path: str) -> dict[str, Any]:
 _CHANGED = "somebody has changed it: put back what it was, or name a new folder, and a new checkpoint"
 
 
-def _prefix(run: object, number: object) -> str:
+def _file_prefix(run: object, number: object) -> str:
     return f"kmq-{run}-{number!s:0>9}-"
 
 
-def _names(last: dict[str, Any], path: str) -> list[str]:
+def _listed_names(last: dict[str, Any], path: str) -> list[str]:
     """The files of the last micro-batch; raises ConfigError unless they are of its naming."""
-    names, prefix = last.get("files"), _prefix(last.get("run"), last.get("batch"))
+    names, prefix = last.get("files"), _file_prefix(last.get("run"), last.get("batch"))
     for name in names if isinstance(names, list) else [names]:
         *folders, file = str(name).split("/")
         if ".." in folders or not file.startswith(prefix):

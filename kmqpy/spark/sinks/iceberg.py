@@ -23,14 +23,14 @@ from pyspark.sql.types import StructType
 from kmqpy.errors import ConfigError, KmqError, MissingExtra, NotSupported, Unavailable
 from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.sinks.files import (
-    FIRST_GUESS,
+    ASSUMED_ROW_BYTES,
     arranged,
     check_partitioning,
     data_files,
     persisted,
     place_of,
 )
-from kmqpy.spark.sinks.origin import COPY, offsets_of, origin_schema, without
+from kmqpy.spark.sinks.origin import COPY, offsets_of, origin_schema, without_written
 from kmqpy.spark.sinks.target import Target
 
 try:
@@ -44,25 +44,25 @@ except ImportError:
 
 _log = logging.getLogger(__name__)
 
-_TRIES = 10
+_MAX_COMMIT_TRIES = 10
 """How often a commit is tried where another commit comes first."""
 
-_RUN, _BATCH, _TRY = "kmq.run", "kmq.batch", "kmq.try"
+_RUN_KEY, _BATCH_KEY, _TRY_KEY = "kmq.run", "kmq.batch", "kmq.try"
 """Keys in the summary of a snapshot: its checkpoint, its micro-batch, and the folder of this try."""
 
-_QUEUE = "kmq.queue"
+_QUEUE_PROPERTY = "kmq.queue"
 """The property that says of which queue the rows are."""
 
 _TRY_NAME = re.compile("[0-9a-f]{32}")
-_DIGITS = 19
+_TOO_MANY_DIGITS = 19
 """A number with as many may be too large for a micro-batch."""
 
-_FOLDER = "kmq_folder_"
+_FOLDER_COLUMN_PREFIX = "kmq_folder_"
 """Prefix of copies of columns, which name folders. Spark leaves those out of files; Iceberg needs them."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Near:
+class _SearchedFiles:
     """Files of the table that may hold messages of a micro-batch, and its original offsets in question."""
 
     span: tuple[int, int] = (0, 0)
@@ -75,7 +75,7 @@ class _Staged:
 
     name: str
     paths: list[str]
-    near: _Near
+    searched: _SearchedFiles
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class IcebergTarget(Target):
         for name, value in self.settings.items():
             if (found := spark.conf.get(name)) != value:
                 raise ConfigError(f"Spark: {name} is {found}; an Iceberg table needs {value}")
-        with self._told(ConfigError):
-            table = self._made(to_arrow_schema(schema, timezone="UTC"))
+        with self._errors_as(ConfigError):
+            table = self._create_or_check(to_arrow_schema(schema, timezone="UTC"))
             # What Spark can't write there fails here, not in the first micro-batch.
             staged = f"{table.location()}/data/kmq-check-{uuid.uuid4().hex}"
             spark.createDataFrame([], schema).write.parquet(place_of(staged).uri)
@@ -112,7 +112,7 @@ class IcebergTarget(Target):
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
         """See Target. Raises NotSupported where rows of files were deleted, which Spark would not see."""
-        with self._told(Unavailable):
+        with self._errors_as(Unavailable):
             tasks = list(self._table().scan().plan_files())
         if any(task.delete_files for task in tasks):
             raise NotSupported(
@@ -127,13 +127,13 @@ class IcebergTarget(Target):
         first, the table is searched again.
         """
         staged: _Staged | None = None
-        for left in reversed(range(_TRIES)):
-            with self._told(Unavailable):
+        for left in reversed(range(_MAX_COMMIT_TRIES)):
+            with self._errors_as(Unavailable):
                 table = self._table()
-            near = self._near(table, rows, run, again=_may_have(table, run, number))
-            if staged is None or staged.near != near:
-                staged = self._stage(rows, count, near, _folder_of(table, run, number))
-            with self._told(Unavailable):
+            searched = self._files_to_search(table, rows, run, again=_may_have(table, run, number))
+            if staged is None or staged.searched != searched:
+                staged = self._stage(rows, count, searched, _folder_of(table, run, number))
+            with self._errors_as(Unavailable):
                 try:
                     if staged.paths:
                         _commit(table, staged, run, number)
@@ -142,10 +142,10 @@ class IcebergTarget(Target):
                         raise
                 else:
                     break
-        with self._told(Unavailable):
-            self._tidy(self._table(), run, number)
+        with self._errors_as(Unavailable):
+            self._delete_failed_tries(self._table(), run, number)
 
-    def _near(self, table: Table, rows: DataFrame, run: str, *, again: bool) -> _Near:
+    def _files_to_search(self, table: Table, rows: DataFrame, run: str, *, again: bool) -> _SearchedFiles:
         """Return the files of the table that may hold messages of these rows.
 
         again  whether the table may have this micro-batch
@@ -155,44 +155,46 @@ class IcebergTarget(Target):
         """
         newest = table.current_snapshot()
         if newest is None:
-            return _Near()
-        is_last = newest.summary is not None and newest.summary.get(_RUN) == run
+            return _SearchedFiles()
+        is_last = newest.summary is not None and newest.summary.get(_RUN_KEY) == run
         span = offsets_of(rows.where(COPY) if is_last and not again else rows)
         if span is None:
-            return _Near()
+            return _SearchedFiles()
         low, high = span
         between = f"original_offset >= {low} and original_offset <= {high}"
-        with self._told(Unavailable):
+        with self._errors_as(Unavailable):
             files = {task.file.file_path for task in table.scan(row_filter=between).plan_files()}
-        return _Near(span, frozenset(files))
+        return _SearchedFiles(span, frozenset(files))
 
-    def _stage(self, rows: DataFrame, count: int, near: _Near, parent: str) -> _Staged:
-        """Write the rows of messages that are in none of the files `near` into a folder in `parent`."""
+    def _stage(self, rows: DataFrame, count: int, searched: _SearchedFiles, parent: str) -> _Staged:
+        """Write the rows of messages that are in none of the files `searched` into a folder in `parent`."""
         # A name of its own for each try: a driver that was thought dead may still add its files.
         name = uuid.uuid4().hex
         new = rows.drop(COPY)
-        if near.files:
-            new = without(rows, _rows_of(rows.sparkSession, sorted(near.files), origin_schema()), near.span)
+        if searched.files:
+            new = without_written(
+                rows, _rows_of(rows.sparkSession, sorted(searched.files), origin_schema()), searched.span
+            )
             if new.isEmpty():
-                return _Staged(name=name, paths=[], near=near)
-        copies = {f"{_FOLDER}{name}": F.col(name) for name in self.sink.partition_by}
-        new = arranged(new, self.sink, count, FIRST_GUESS).withColumns(copies)
+                return _Staged(name=name, paths=[], searched=searched)
+        copies = {f"{_FOLDER_COLUMN_PREFIX}{name}": F.col(name) for name in self.sink.partition_by}
+        new = arranged(new, self.sink, count, ASSUMED_ROW_BYTES).withColumns(copies)
         folder = place_of(f"{parent}/{name}")
         new.write.partitionBy(*copies).parquet(folder.uri)
-        with self._told(Unavailable):
+        with self._errors_as(Unavailable):
             found = data_files(folder.system, folder.root)
         paths = [f"{folder.uri}{info.path.removeprefix(folder.root)}" for info in found]
-        return _Staged(name=name, paths=paths, near=near)
+        return _Staged(name=name, paths=paths, searched=searched)
 
-    def _tidy(self, table: Table, run: str, number: int) -> None:
+    def _delete_failed_tries(self, table: Table, run: str, number: int) -> None:
         """Delete files that tries to write a micro-batch have left, and that are no part of the table.
 
         Drivers that died leave such files, and tries that another commit came before. Nothing is deleted if
         no snapshot of the micro-batch is left, since that says which try counts.
         """
         try:
-            own = [one.summary for one in table.snapshots() if one.summary and one.summary[_RUN] == run]
-            kept = {summary[_TRY] for summary in own if summary[_BATCH] == str(number)} - {None}
+            own = [one.summary for one in table.snapshots() if one.summary and one.summary[_RUN_KEY] == run]
+            kept = {summary[_TRY_KEY] for summary in own if summary[_BATCH_KEY] == str(number)} - {None}
             folder = place_of(_folder_of(table, run, number))
             found = folder.system.get_file_info(fs.FileSelector(folder.root, allow_not_found=True))
             names = {one.base_name for one in found if _TRY_NAME.fullmatch(one.base_name)} - kept
@@ -205,7 +207,7 @@ class IcebergTarget(Target):
         except (pa.ArrowException, OSError) as error:
             _log.warning("Iceberg table %s: files of failed tries stay there: %s", self.sink.path, error)
 
-    def _made(self, columns: pa.Schema) -> Table:
+    def _create_or_check(self, columns: pa.Schema) -> Table:
         """The table, with these columns; raises ConfigError where it has others, or other partitions."""
         catalog, name = self._catalog(), self.sink.path
         if "." not in name:
@@ -240,12 +242,12 @@ class IcebergTarget(Target):
         return table
 
     def _noted_queue(self, queue: str) -> str:
-        with self._told(ConfigError):
+        with self._errors_as(ConfigError):
             table = self._table()
-            if _QUEUE not in table.properties:
+            if _QUEUE_PROPERTY not in table.properties:
                 with table.transaction() as transaction:
-                    transaction.set_properties({_QUEUE: queue})
-            return table.properties.get(_QUEUE, queue)
+                    transaction.set_properties({_QUEUE_PROPERTY: queue})
+            return table.properties.get(_QUEUE_PROPERTY, queue)
 
     def _table(self) -> Table:
         return self._catalog().load_table(self.sink.path)
@@ -255,7 +257,7 @@ class IcebergTarget(Target):
         return load_catalog(self.sink.options.get("catalog", "default"), **properties)
 
     @contextmanager
-    def _told(self, kind: type[KmqError]) -> Iterator[None]:
+    def _errors_as(self, kind: type[KmqError]) -> Iterator[None]:
         """Raise `kind` for whatever pyiceberg, the clients of catalogs, and Arrow raise."""
         try:
             yield
@@ -267,16 +269,16 @@ class IcebergTarget(Target):
 
 def _may_have(table: Table, run: str, number: int) -> bool:
     """Return True if the table may have this micro-batch, or a later one."""
-    latest = _latest(table, run)
+    latest = _latest_batch(table, run)
     return latest is None or latest >= number
 
 
-def _latest(table: Table, run: str) -> int | None:
+def _latest_batch(table: Table, run: str) -> int | None:
     """The latest micro-batch that the table has; -1: none, None: somebody has changed the property."""
     value = table.properties.get(f"kmq.batch.{run}")
     if value is None:
         return -1
-    is_number = value.isascii() and value.isdecimal() and len(value) < _DIGITS
+    is_number = value.isascii() and value.isdecimal() and len(value) < _TOO_MANY_DIGITS
     return int(value) if is_number else None
 
 
@@ -290,12 +292,14 @@ def _commit(table: Table, staged: _Staged, run: str, number: int) -> None:
     # Otherwise pyiceberg would add them to a newer state of the table, which was not searched.
     properties = {**table.metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
     table.metadata = table.metadata.model_copy(update={"properties": properties})
-    told = {_RUN: run, _BATCH: str(number), _TRY: staged.name}
+    told = {_RUN_KEY: run, _BATCH_KEY: str(number), _TRY_KEY: staged.name}
     with table.transaction() as transaction:
         # Their names are new, so they are not looked for in the whole table.
         transaction.add_files(staged.paths, snapshot_properties=told, check_duplicate_files=False)
         # Never smaller than before: an old copy of a checkpoint repeats numbers.
-        transaction.set_properties({f"kmq.batch.{run}": str(max(number, _latest(table, run) or number))})
+        transaction.set_properties(
+            {f"kmq.batch.{run}": str(max(number, _latest_batch(table, run) or number))}
+        )
 
 
 def _rows_of(spark: SparkSession, paths: Sequence[str], schema: StructType) -> DataFrame:

@@ -22,7 +22,7 @@ from pyspark.sql.types import ArrayType, AtomicType, DataType, StructType
 
 from kmqpy.errors import ConfigError, MissingExtra, Unavailable
 from kmqpy.spark.checkpoint import one_line
-from kmqpy.spark.sinks.origin import COPY, MESSAGE, ORIGIN
+from kmqpy.spark.sinks.origin import COPY, MESSAGE_COLUMNS, ORIGIN
 from kmqpy.spark.sinks.target import Target
 
 POSTGRESQL, SQLITE = "jdbc:postgresql:", "jdbc:sqlite:"
@@ -31,7 +31,7 @@ PASSWORD = "KMQ_SINK_PASSWORD"  # noqa: S105
 
 _DRIVERS = {POSTGRESQL: "org.postgresql.Driver", SQLITE: "org.sqlite.JDBC"}
 _JARS = {POSTGRESQL: "spark-postgresql", SQLITE: "spark-sqlite"}
-_TIMEOUT_S = 30
+_CONNECT_TIMEOUT_S = 30
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class JdbcTarget(Target):
                 )
         try:
             self._stage(spark.createDataFrame([], schema))
-            self._take_over(schema.names)
+            self._insert_new(schema.names)
         except (PySparkException, Py4JError) as error:
             raise ConfigError(f"out: table {self.sink.options['table']!r}: {one_line(error)}") from None
 
@@ -65,7 +65,7 @@ class JdbcTarget(Target):
         """See Target."""
         rows = batch.drop(COPY)
         self._stage(rows)
-        self._take_over(rows.columns)
+        self._insert_new(rows.columns)
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
         """See Target."""
@@ -102,11 +102,11 @@ class JdbcTarget(Target):
                 connection.execute(f"create table if not exists {self._table('_kmq_stage')} (id int)")
         rows.write.jdbc(self.sink.path, self._table("_kmq_stage"), "overwrite", self._properties())
 
-    def _take_over(self, columns: Sequence[str]) -> None:
+    def _insert_new(self, columns: Sequence[str]) -> None:
         table, stage = self._table(""), self._table("_kmq_stage")
         index = _quoted(f"{self.sink.options['table'].rpartition('.')[2]}_kmq_origin")
         names, key = ", ".join(map(_quoted, columns)), ", ".join(map(_quoted, ORIGIN))
-        same = " and ".join(f"known.{_quoted(name)} = stage.{_quoted(name)}" for name in MESSAGE)
+        same = " and ".join(f"known.{_quoted(name)} = stage.{_quoted(name)}" for name in MESSAGE_COLUMNS)
         with self._connected() as connection:
             connection.execute("begin")
             connection.execute(f"create table if not exists {table} as select * from {stage} where 1 = 0")
@@ -136,7 +136,7 @@ class JdbcTarget(Target):
         try:
             if self._kind == SQLITE:
                 path = self.sink.path.removeprefix(SQLITE).partition("?")[0]
-                connection = sqlite3.connect(path, timeout=_TIMEOUT_S, isolation_level=None)
+                connection = sqlite3.connect(path, timeout=_CONNECT_TIMEOUT_S, isolation_level=None)
             else:
                 try:
                     psycopg = import_module("psycopg")
@@ -147,7 +147,7 @@ class JdbcTarget(Target):
                     self.sink.path.removeprefix("jdbc:"),
                     user=self.sink.options.get("user"),
                     password=self._password(),
-                    connect_timeout=_TIMEOUT_S,
+                    connect_timeout=_CONNECT_TIMEOUT_S,
                     autocommit=True,
                 )
             yield connection

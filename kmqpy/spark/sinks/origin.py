@@ -13,10 +13,10 @@ from pyspark.sql.types import BooleanType, DataType, IntegerType, LongType, Stru
 from kmqpy.errors import ConfigError
 from kmqpy.spark.frame_function import Frames
 
-MESSAGE = ("original_partition", "original_offset")
+MESSAGE_COLUMNS = ("original_partition", "original_offset")
 """Columns that name a message, across its redeliveries."""
 
-ORIGIN = (*MESSAGE, "original_row")
+ORIGIN = (*MESSAGE_COLUMNS, "original_row")
 """Columns that name a row."""
 
 COPY = "original_copied"
@@ -39,7 +39,7 @@ class WithOrigin:
     def __call__(self, frame: pd.DataFrame) -> pd.DataFrame:
         """For KmqSpark.process."""
         partition, offset, row = ORIGIN
-        origin = frame[[*MESSAGE]].copy()
+        origin = frame[[*MESSAGE_COLUMNS]].copy()
         origin[COPY] = (frame[partition] != frame["partition"]) | (frame[offset] != frame["offset"])
         found = self.function(frame)
         if not isinstance(found, pd.DataFrame) or (len(found) and found.index.name != frame.index.name):
@@ -48,7 +48,7 @@ class WithOrigin:
             return found.reindex(columns=[*found.columns, *ORIGIN, COPY])
         origin = origin.reindex(found.index)
         return found.assign(
-            **{name: origin[name] for name in (*MESSAGE, COPY)},
+            **{name: origin[name] for name in (*MESSAGE_COLUMNS, COPY)},
             **{row: found.groupby(level=0).cumcount()},
         )
 
@@ -61,8 +61,8 @@ def with_origin(schema: StructType) -> StructType:
 
 
 def origin_schema() -> StructType:
-    """The columns MESSAGE alone."""
-    return StructType([StructField(name, _TYPES[name]) for name in MESSAGE])
+    """The columns MESSAGE_COLUMNS alone."""
+    return StructType([StructField(name, _TYPES[name]) for name in MESSAGE_COLUMNS])
 
 
 def with_copy(schema: StructType) -> StructType:
@@ -81,7 +81,7 @@ def without_known(
              messages of which the batch has copies; without copies, `written` is not called
     """
     span = offsets_of(batch if again else batch.where(COPY))
-    return batch.drop(COPY) if span is None else without(batch, written(*span), span)
+    return batch.drop(COPY) if span is None else without_written(batch, written(*span), span)
 
 
 def offsets_of(batch: DataFrame) -> tuple[int, int] | None:
@@ -92,11 +92,11 @@ def offsets_of(batch: DataFrame) -> tuple[int, int] | None:
     return None if low is None else (low, high)
 
 
-def without(batch: DataFrame, written: DataFrame, span: tuple[int, int]) -> DataFrame:
+def without_written(batch: DataFrame, written: DataFrame, span: tuple[int, int]) -> DataFrame:
     """The rows of `batch` except those of messages in `written`; without the column COPY.
 
     span  the lowest and the highest original offset that is looked for in `written`
     """
     rows = batch.drop(COPY)
-    near = written.where(F.col("original_offset").between(*span)).select(*MESSAGE)
-    return rows.join(near, [*MESSAGE], "left_anti").select(*rows.columns)
+    near = written.where(F.col("original_offset").between(*span)).select(*MESSAGE_COLUMNS)
+    return rows.join(near, [*MESSAGE_COLUMNS], "left_anti").select(*rows.columns)
