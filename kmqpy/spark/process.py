@@ -329,7 +329,7 @@ class Processing:
         )
 
     def _lease_ms(self, df: DataFrame, lease: Duration, what: str) -> int:
-        """The lease in ms; raises ConfigError if `df` is no stream of messages, or `lease` out of range."""
+        """The lease in ms; raises ConfigError unless `df` is a stream of messages and `lease` in range."""
         try:
             check_columns(df, NEEDED, what)
         except ConfigError as error:

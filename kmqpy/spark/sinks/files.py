@@ -1,11 +1,12 @@
-"""Parquet, ORC, JSON and CSV, so that any reader of the folder sees each row once.
+"""Writes Parquet, ORC, JSON and CSV files, so that any reader of the folder sees each row once.
 
-Spark writes a micro-batch into a folder beside the target; the finished files are moved from there. A list
-of the files of the last micro-batch (last.json) tells the next one what to remove if the driver died while it
-moved them. If all of them were moved they stay, and a rerun adds the messages that are missing.
+Spark writes a micro-batch into a folder beside the target, from where the driver moves the finished files.
+The driver lists these files in last.json before it moves them. If it died meanwhile, the next micro-batch
+removes the files in that list. If all files were moved they stay, and a rerun adds the messages that are
+missing.
 
-The list also holds the latest number that its run has written: smaller ones come from an old copy of the
-checkpoint, and their messages may be there.
+last.json also has the highest number of a micro-batch that its run (see sinks/identity.py) has written. Lower
+numbers come from an old copy of the checkpoint: the folder may have messages of such a micro-batch.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ from kmqpy.spark.sinks.target import Sink, Target
 FORMATS = ("parquet", "orc", "json", "csv")
 
 _LAST_BATCH_FILE, _QUEUE_FILE, _OWNER_FILE = "last.json", "queue.json", "owner.json"
+"""Files beside the target: the last micro-batch, whose rows these are, and which run may write."""
 ASSUMED_ROW_BYTES = 100
-"""Bytes of a row, assumed until a written file tells."""
+"""Bytes of a row that are assumed where no written file has told how many they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Folder:
-    """A folder of finished files, as Spark and as Arrow name it."""
+    """A folder: `uri` is its name for Spark, `root` its name in Arrow's file system `system`."""
 
     system: fs.FileSystem
     uri: str
@@ -48,7 +50,7 @@ class _Folder:
 
 @dataclass(frozen=True)
 class FileTarget(Target):
-    """A folder of files."""
+    """Writes files of one format into a folder."""
 
     def check(self, spark: SparkSession, schema: StructType) -> None:
         """See Target."""
@@ -67,11 +69,11 @@ class FileTarget(Target):
         staging, last = f"{place.root}.kmq/staging", f"{place.root}.kmq/{_LAST_BATCH_FILE}"
         prefix = _file_prefix(run, number)
         with _unavailable(self.sink.path), persisted(batch) as rows:
-            # Read before the check, so that it is no list of a pipeline that takes the folder over now.
+            # Read before the check, so that it is not the list of a pipeline that takes the folder over now.
             before = _object_in(place.system, last)
             check_owner(place, run)
             latest = before.get("latest") if before.get("run") == run else None
-            # Where another run has written last, nobody knows what this one has written before.
+            # If another run has written last, the list does not say what this run has written.
             again = bool(before) and not (isinstance(latest, int) and latest < number)
             if _is_half_moved(before, run, number):
                 for name in _listed_names(before, last):
@@ -104,7 +106,7 @@ class FileTarget(Target):
                 place.system.create_dir(target.rpartition("/")[0], recursive=True)
                 place.system.move(path, target)
             _replace(place.system, last, json.dumps({**told, "moved": True}).encode())
-            # A pipeline that took the folder over before this list was there may have removed the files.
+            # A pipeline that took the folder over before the list said `moved` may have removed the files.
             check_owner(place, run)
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
@@ -153,7 +155,7 @@ def check_partitioning(sink: Sink, schema: StructType) -> None:
 
 
 def arranged(rows: DataFrame, sink: Sink, count: int, row_bytes: int) -> DataFrame:
-    """The `count` rows in few partitions, those of one folder together."""
+    """The `count` rows in as few partitions, and so files, as their size allows; those of a folder in one."""
     if sink.partition_by:
         return rows.repartition(*sink.partition_by)
     return rows.coalesce(max(1, math.ceil(count * row_bytes / sink.file_bytes)))
@@ -171,6 +173,7 @@ def persisted(batch: DataFrame) -> Iterator[DataFrame]:
 
 @contextmanager
 def _unavailable(path: str) -> Iterator[None]:
+    """Raise Unavailable for errors of Arrow and of the file system."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -178,7 +181,7 @@ def _unavailable(path: str) -> Iterator[None]:
 
 
 def _refuse_foreign(place: _Folder, form: str) -> None:
-    """Raise ConfigError where the folder holds files that no pipeline has written there."""
+    """Raise ConfigError if the folder has files that no pipeline with the format `form` has written."""
     for info in _listed(place.system, place.root):
         name = info.path.removeprefix(f"{place.root}/")
         is_ours = name.rpartition("/")[2].startswith("kmq-")
@@ -195,7 +198,7 @@ def _listed(system: fs.FileSystem, root: str) -> list[Any]:
 
 
 def data_files(system: fs.FileSystem, root: str) -> list[Any]:
-    """The files with rows that Spark has written into a folder, as Arrow tells of them."""
+    """The files with rows that Spark has written into a folder, as Arrow's FileInfo."""
     return [i for i in _listed(system, root) if not i.path.rpartition("/")[2].startswith(("_", "."))]
 
 
@@ -205,7 +208,7 @@ def _with_prefix(path: str, prefix: str) -> str:
 
 
 def _is_half_moved(last: Mapping[str, Any], run: str, number: int) -> bool:
-    """Return True if the driver died while it moved these files, so that they are to be removed.
+    """Return True if a driver died while it moved the files in this list: then they must be removed.
 
     A list without `moved` is of an older kmqpy, which removed them only in a rerun of the same micro-batch.
     """
@@ -217,7 +220,7 @@ def _fields(batch: DataFrame) -> StructType:
 
 
 def noted_queue(place: _Folder, queue: str) -> str:
-    """Return the queue that a file beside the folder names; write `queue` to it if there is none."""
+    """Return the queue that a file beside the folder names; if there is no file, write it with `queue`."""
     path = f"{place.root}.kmq/{_QUEUE_FILE}"
     with _unavailable(path):
         found = _object_in(place.system, path)
@@ -227,7 +230,7 @@ def noted_queue(place: _Folder, queue: str) -> str:
 
 
 def take_over(place: _Folder, run: str) -> None:
-    """Note that a run writes into the folder from now on, and no other."""
+    """Note that from now on this run alone may write into the folder."""
     path = f"{place.root}.kmq/{_OWNER_FILE}"
     with _unavailable(path):
         _replace(place.system, path, json.dumps({"run": run}).encode())
@@ -246,9 +249,9 @@ def check_owner(place: _Folder, run: str) -> None:
 
 
 def is_begun(place: _Folder, run: str, number: int) -> bool:
-    """Return True if this micro-batch, or a later one of the run, may have been begun; note that it is now.
+    """Return True if the run may have begun this micro-batch, or a later one, before; else note it as begun.
 
-    Without a note only the first micro-batch is known to be new.
+    Without a note, only micro-batch 0 is known to be new.
     """
     path = f"{place.root}.kmq/begun-{run}.json"
     with _unavailable(path):
@@ -260,7 +263,7 @@ def is_begun(place: _Folder, run: str, number: int) -> bool:
 
 
 def _object_in(system: fs.FileSystem, path: str) -> dict[str, Any]:
-    """The JSON object in a file, empty without one; raises ConfigError where it holds something else."""
+    """The JSON object in a file, empty if there is no file; raises ConfigError if the file has no object."""
     if system.get_file_info(path).type != fs.FileType.File:
         return {}
     with system.open_input_file(path) as file:
@@ -282,7 +285,7 @@ def _file_prefix(run: object, number: object) -> str:
 
 
 def _listed_names(last: dict[str, Any], path: str) -> list[str]:
-    """The files of the last micro-batch; raises ConfigError unless they are of its naming."""
+    """The names in the list of the last micro-batch; raises ConfigError for one that kmqpy would not give."""
     names, prefix = last.get("files"), _file_prefix(last.get("run"), last.get("batch"))
     for name in names if isinstance(names, list) else [names]:
         *folders, file = str(name).split("/")

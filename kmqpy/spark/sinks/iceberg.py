@@ -1,6 +1,7 @@
-"""Iceberg tables, by pyiceberg: Spark writes the files, the driver adds them in one commit with their number.
+"""Writes micro-batches to Iceberg tables: Spark writes files, and the driver adds them in one commit.
 
-There is no runtime of Iceberg for Spark 4.2, so Spark sees Parquet files, and Python asks the catalog.
+The driver uses pyiceberg, and Spark sees Parquet files only: there is no Iceberg runtime for Spark 4.2. A
+commit has the number of its micro-batch, and the run: the name of the checkpoint that counts these numbers.
 """
 
 from __future__ import annotations
@@ -45,25 +46,25 @@ except ImportError:
 _log = logging.getLogger(__name__)
 
 _MAX_COMMIT_TRIES = 10
-"""How often a commit is tried where another commit comes first."""
+"""How often a commit is tried if another commit comes first each time; then Unavailable is raised."""
 
 _RUN_KEY, _BATCH_KEY, _TRY_KEY = "kmq.run", "kmq.batch", "kmq.try"
-"""Keys in the summary of a snapshot: its checkpoint, its micro-batch, and the folder of this try."""
+"""Keys in the summary of a snapshot of the table: the run, its micro-batch, and the folder of the try."""
 
 _QUEUE_PROPERTY = "kmq.queue"
-"""The property that says of which queue the rows are."""
+"""The property of a table that names the queue of its rows."""
 
 _TRY_NAME = re.compile("[0-9a-f]{32}")
 _TOO_MANY_DIGITS = 19
-"""A number with as many may be too large for a micro-batch."""
+"""A number with so many digits is not taken for that of a micro-batch: it may be too large for one."""
 
 _FOLDER_COLUMN_PREFIX = "kmq_folder_"
-"""Prefix of copies of columns, which name folders. Spark leaves those out of files; Iceberg needs them."""
+"""Begins the names of copies of columns: Spark names folders by them, and leaves them out of the files."""
 
 
 @dataclass(frozen=True, slots=True)
 class _SearchedFiles:
-    """Files of the table that may hold messages of a micro-batch, and its original offsets in question."""
+    """The files of the table that may have messages with original offsets in `span`, lowest to highest."""
 
     span: tuple[int, int] = (0, 0)
     files: frozenset[str] = frozenset()
@@ -71,7 +72,7 @@ class _SearchedFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Staged:
-    """Files that are written, and no part of the table yet."""
+    """Files that are written, and not yet part of the table; `name` is the folder of this try."""
 
     name: str
     paths: list[str]
@@ -80,25 +81,25 @@ class _Staged:
 
 @dataclass(frozen=True)
 class IcebergTarget(Target):
-    """An Iceberg table, `path` its name (`namespace.table`); options are those of its catalog in pyiceberg.
+    """Writes to an Iceberg table; `path` is its name (`namespace.table`), options are those of its catalog.
 
-    The option `catalog` names one of pyiceberg's configuration; it is "default" without it. The table's
-    property `kmq.batch.<run>` is the largest number of a micro-batch that it has: of that one, and of smaller
-    ones, only messages are added that it does not have.
+    The option `catalog` names a catalog of pyiceberg's configuration, by default "default". The table's
+    property `kmq.batch.<run>` is the highest number of a micro-batch of that run in the table. Of
+    micro-batches up to that number, only messages that the table lacks are added.
     """
 
     # Spark's default, INT96, is no type of Iceberg.
     settings: ClassVar[Mapping[str, str]] = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 
     def check(self, spark: SparkSession, schema: StructType) -> None:
-        """See Target. Makes the table where there is none."""
+        """See Target. Creates the table if there is none."""
         check_partitioning(self.sink, schema)
         for name, value in self.settings.items():
             if (found := spark.conf.get(name)) != value:
                 raise ConfigError(f"Spark: {name} is {found}; an Iceberg table needs {value}")
         with self._errors_as(ConfigError):
             table = self._create_or_check(to_arrow_schema(schema, timezone="UTC"))
-            # What Spark can't write there fails here, not in the first micro-batch.
+            # A schema that Spark can't write there fails here, not in the first micro-batch.
             staged = f"{table.location()}/data/kmq-check-{uuid.uuid4().hex}"
             spark.createDataFrame([], schema).write.parquet(place_of(staged).uri)
             place = place_of(staged)
@@ -111,7 +112,7 @@ class IcebergTarget(Target):
                 self._add(rows, count, run, number)
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
-        """See Target. Raises NotSupported where rows of files were deleted, which Spark would not see."""
+        """See Target. Raises NotSupported if rows of files were deleted: Spark would still read them."""
         with self._errors_as(Unavailable):
             tasks = list(self._table().scan().plan_files())
         if any(task.delete_files for task in tasks):
@@ -123,8 +124,8 @@ class IcebergTarget(Target):
     def _add(self, rows: DataFrame, count: int, run: str, number: int) -> None:
         """Add the rows of messages that the table does not have, in one commit.
 
-        The commit holds only for the table that was searched for messages it has; where another one comes
-        first, the table is searched again.
+        The commit is valid only for the state of the table that was searched for these messages. If another
+        commit comes first, the table is searched again.
         """
         staged: _Staged | None = None
         for left in reversed(range(_MAX_COMMIT_TRIES)):
@@ -146,12 +147,12 @@ class IcebergTarget(Target):
             self._delete_failed_tries(self._table(), run, number)
 
     def _files_to_search(self, table: Table, rows: DataFrame, run: str, *, again: bool) -> _SearchedFiles:
-        """Return the files of the table that may hold messages of these rows.
+        """Return the files of the table that may have messages of these rows.
 
         again  whether the table may have this micro-batch
 
-        If not, and if the newest commit is the run's own, only copies can be of messages that the table has,
-        so only these are looked for. If another run has committed since, all rows are.
+        If it has not, and this run made the newest commit, the table can have only messages of which these
+        rows are copies, so only copies are looked for. Otherwise all rows are.
         """
         newest = table.current_snapshot()
         if newest is None:
@@ -168,7 +169,7 @@ class IcebergTarget(Target):
 
     def _stage(self, rows: DataFrame, count: int, searched: _SearchedFiles, parent: str) -> _Staged:
         """Write the rows of messages that are in none of the files `searched` into a folder in `parent`."""
-        # A name of its own for each try: a driver that was thought dead may still add its files.
+        # Each try has its own folder: a driver that seemed dead may still add the files of its try.
         name = uuid.uuid4().hex
         new = rows.drop(COPY)
         if searched.files:
@@ -187,10 +188,10 @@ class IcebergTarget(Target):
         return _Staged(name=name, paths=paths, searched=searched)
 
     def _delete_failed_tries(self, table: Table, run: str, number: int) -> None:
-        """Delete files that tries to write a micro-batch have left, and that are no part of the table.
+        """Delete the files of failed tries to write a micro-batch, which are no part of the table.
 
-        Drivers that died leave such files, and tries that another commit came before. Nothing is deleted if
-        no snapshot of the micro-batch is left, since that says which try counts.
+        Drivers that died leave such files, and tries before which another commit came. Nothing is deleted if
+        no snapshot of the micro-batch is left, since only a snapshot says which try succeeded.
         """
         try:
             own = [one.summary for one in table.snapshots() if one.summary and one.summary[_RUN_KEY] == run]
@@ -199,7 +200,7 @@ class IcebergTarget(Target):
             found = folder.system.get_file_info(fs.FileSelector(folder.root, allow_not_found=True))
             names = {one.base_name for one in found if _TRY_NAME.fullmatch(one.base_name)} - kept
             if kept and names:
-                # A number may have been written several times, and the first snapshots of it have expired.
+                # A micro-batch may have been written several times, and its first snapshots may have expired.
                 for task in table.scan().plan_files():
                     names -= {*task.file.file_path.split("/")}
             for name in names if kept else ():
@@ -208,7 +209,7 @@ class IcebergTarget(Target):
             _log.warning("Iceberg table %s: files of failed tries stay there: %s", self.sink.path, error)
 
     def _create_or_check(self, columns: pa.Schema) -> Table:
-        """The table, with these columns; raises ConfigError where it has others, or other partitions."""
+        """The table, created if need be; raises ConfigError if it has other columns or partitions."""
         catalog, name = self._catalog(), self.sink.path
         if "." not in name:
             raise ConfigError(f"out: {name!r} names no Iceberg table; write it as namespace.table")
@@ -219,7 +220,7 @@ class IcebergTarget(Target):
                     specification.add_identity(column)
         table = catalog.load_table(name)
         theirs = table.schema()
-        ours = pyarrow_to_schema(columns, name_mapping=theirs.name_mapping)  # with the ids that they have
+        ours = pyarrow_to_schema(columns, name_mapping=theirs.name_mapping)  # with the table's field ids
         for field in ours.fields:
             kind = theirs.find_field(field.field_id).field_type
             if kind != field.field_type:
@@ -268,13 +269,13 @@ class IcebergTarget(Target):
 
 
 def _may_have(table: Table, run: str, number: int) -> bool:
-    """Return True if the table may have this micro-batch, or a later one."""
+    """Return True if the table may have this micro-batch of the run, or a later one."""
     latest = _latest_batch(table, run)
     return latest is None or latest >= number
 
 
 def _latest_batch(table: Table, run: str) -> int | None:
-    """The latest micro-batch that the table has; -1: none, None: somebody has changed the property."""
+    """The latest micro-batch of the run in the table; -1 if none, None if the property is no such number."""
     value = table.properties.get(f"kmq.batch.{run}")
     if value is None:
         return -1
@@ -289,12 +290,12 @@ def _folder_of(table: Table, run: str, number: int) -> str:
 
 def _commit(table: Table, staged: _Staged, run: str, number: int) -> None:
     """Add the files to the table as it was loaded; raises CommitFailedException if it has changed since."""
-    # Otherwise pyiceberg would add them to a newer state of the table, which was not searched.
+    # With retries, pyiceberg would add the files to a newer state of the table, which was not searched.
     properties = {**table.metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
     table.metadata = table.metadata.model_copy(update={"properties": properties})
     told = {_RUN_KEY: run, _BATCH_KEY: str(number), _TRY_KEY: staged.name}
     with table.transaction() as transaction:
-        # Their names are new, so they are not looked for in the whole table.
+        # The names of the files are new, so pyiceberg need not look for them in the whole table.
         transaction.add_files(staged.paths, snapshot_properties=told, check_duplicate_files=False)
         # Never smaller than before: an old copy of a checkpoint repeats numbers.
         transaction.set_properties(

@@ -1,8 +1,8 @@
 # ruff: noqa: S608 # names are quoted, values are not in the statements
-"""PostgreSQL and SQLite: executors fill a stage table; the driver takes it over in one transaction.
+"""Writes rows to PostgreSQL and SQLite: executors fill a stage table, from which the driver copies new rows.
 
-A message whose rows the table has is left as it is, so that a micro-batch that comes again, and a message
-that was redelivered, change nothing.
+The driver copies in one transaction, and leaves out messages of which the table has rows already. So a
+micro-batch that is repeated changes nothing, nor does a redelivered message.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from kmqpy.spark.sinks.target import Target
 
 POSTGRESQL, SQLITE = "jdbc:postgresql:", "jdbc:sqlite:"
 PASSWORD = "KMQ_SINK_PASSWORD"  # noqa: S105
-"""The variable that holds the password, which a command line would show."""
+"""The environment variable with the password, which other users could see on a command line."""
 
 _DRIVERS = {POSTGRESQL: "org.postgresql.Driver", SQLITE: "org.sqlite.JDBC"}
 _JARS = {POSTGRESQL: "spark-postgresql", SQLITE: "spark-sqlite"}
 _CONNECT_TIMEOUT_S = 30
+"""Seconds to wait for a connection to PostgreSQL, or for another writer of the SQLite database."""
 
 
 @dataclass(frozen=True)
 class JdbcTarget(Target):
-    """A table of a database; `path` is its JDBC URL, the option `table` the table."""
+    """Writes to a table of a database; `path` is the JDBC URL, the option `table` names the table."""
 
     def __post_init__(self) -> None:
         if not self.sink.path.startswith(tuple(_DRIVERS)):
@@ -48,7 +49,7 @@ class JdbcTarget(Target):
             raise ConfigError("partition by: a table of a database has no folders")
 
     def check(self, spark: SparkSession, schema: StructType) -> None:
-        """See Target. Makes the table, by way of a stage table without rows."""
+        """See Target. Creates the table with the columns of a stage table without rows."""
         for field in schema:
             if not _storable(field.dataType, arrays=self._kind == POSTGRESQL):
                 raise ConfigError(
@@ -97,12 +98,13 @@ class JdbcTarget(Target):
 
     def _stage(self, rows: DataFrame) -> None:
         if self._kind == SQLITE:
-            rows = rows.coalesce(1)  # it has one writer at a time
-            with self._connected() as connection:  # and Spark does not understand that a table is not there
+            rows = rows.coalesce(1)  # SQLite has one writer at a time
+            with self._connected() as connection:  # Spark can't tell that a table of SQLite is missing
                 connection.execute(f"create table if not exists {self._table('_kmq_stage')} (id int)")
         rows.write.jdbc(self.sink.path, self._table("_kmq_stage"), "overwrite", self._properties())
 
     def _insert_new(self, columns: Sequence[str]) -> None:
+        """Copy from the stage table the rows of messages of which the table has no rows."""
         table, stage = self._table(""), self._table("_kmq_stage")
         index = _quoted(f"{self.sink.options['table'].rpartition('.')[2]}_kmq_origin")
         names, key = ", ".join(map(_quoted, columns)), ", ".join(map(_quoted, ORIGIN))
@@ -130,7 +132,7 @@ class JdbcTarget(Target):
 
     @contextmanager
     def _connected(self) -> Iterator[Any]:
-        """A connection without transactions of its own; raises Unavailable, ConfigError."""
+        """A connection that begins no transaction by itself; raises Unavailable, MissingExtra."""
         connection: Any = None
         errors: tuple[type[Exception], ...] = (sqlite3.Error,)
         try:
