@@ -1,4 +1,8 @@
-"""The driver writes end markers and commits offsets, once a sink has committed a micro-batch."""
+"""The driver acknowledges messages, once a sink has committed their micro-batch.
+
+It writes end markers ("this message is acknowledged"), gives back messages of rows that were not ok, and
+commits the offsets of the queue's group.
+"""
 
 from __future__ import annotations
 
@@ -128,8 +132,8 @@ class Acknowledger(StreamingQueryListener):
     def split_failed(self, backoff: Backoff, remembered: RememberedFailures) -> None:
         """Give back some messages of a query that failed, before it starts again.
 
-        `kmqpy.spark.isolation` says which. Raises Unavailable, and ConfigError when the checkpoint can't be
-        written.
+        `kmqpy.spark.isolation` says which. Raises Unavailable, and ConfigError if Spark can't write the
+        checkpoint.
         """
         self._leftovers.split(backoff, remembered)
 

@@ -1,9 +1,8 @@
 """Decodes markers with Spark's built-in expressions, so that no Python runs on executors.
 
-kmqpy.kafka.markers.codec defines the byte layout, and which markers can be decoded. Tests compare the results
-with those of codec.decode().
-
-A *range marker* is one marker for several messages, by the offset of the lowest: `first`.
+A marker is a record of the markers topic; it says what happened to a message, or to several: a *range
+marker*. kmqpy.kafka.markers.codec defines the byte layout, and which markers can be decoded. Tests compare
+the results with those of codec.decode().
 """
 
 from __future__ import annotations

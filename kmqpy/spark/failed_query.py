@@ -45,7 +45,7 @@ _EVEN_CHANCE = 0.5
 class _Leftovers:
     """The messages that ended queries left in flight.
 
-    leased    by partition, the messages whose leases have not been ended by a marker
+    leased    by partition, the messages that are leased, also those whose lease is over
     now_ms    by partition, the partition's now: the largest timestamp read from its markers
     progress  the sum of the group's committed offsets: it grows when a micro-batch that took messages is done
     """

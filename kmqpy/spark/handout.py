@@ -1,8 +1,8 @@
 """Takes the messages of an Arrow batch, for a task of Spark: decides which of them are handed out.
 
 First the task reads from the markers which of the messages were taken before (rule R10 of docs/rules.md).
-Then it writes start markers for the messages that it hands out. The others are finished, or are left to a
-tracker, which redelivers them.
+Then it writes start markers ("this message is taken, its lease begins") for the messages that it hands out.
+The others are finished, or are left to a tracker, which redelivers them.
 """
 
 from __future__ import annotations

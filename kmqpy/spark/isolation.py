@@ -1,14 +1,16 @@
 """Finds the message that makes a query fail, so that no other message loses an attempt. Pure: no I/O.
 
 When a micro-batch fails behind process() or take(), because of an expression or the sink, nobody knows which
-of its messages was the cause, or whether any was: the sink may be away. The rules:
+of its messages was the cause, or whether any was: the sink may be away. An *attempt* is a delivery that
+counts towards the queue's max_redeliveries; *progress* is the sum of the offsets that the queue's group has
+committed. The rules:
 
 1. When a query fails, the messages that it has taken stay in flight for its next run, and lose no attempt.
 2. The next run has the same micro-batch. If the micro-batch fails again, and none has succeeded since, half
    of its messages (by chance the lower or the upper ones) are given back at each restart. That is no attempt;
    the messages come again in later micro-batches. So each run hands out half as many messages as the run
    before, until the micro-batch succeeds, or has one message only.
-3. The messages of a failed micro-batch are remembered, with the progress of the queue's group at that time.
+3. The messages of a failed micro-batch are remembered, with the progress at that time.
    (Those of a micro-batch above MAX_REMEMBERED_BATCH are not; its halves are smaller.) A message that failed
    alone is given back. If a micro-batch has succeeded since the message was remembered, this is a failed
    attempt, with the query's error as its reason; else it is no attempt.
@@ -42,7 +44,7 @@ MAX_REMEMBERED_BATCH = 5_000
 def split(failed: Iterable[Place], *, keeps_lower: bool) -> tuple[Sequence[Place], Sequence[Place]]:
     """The half of two or more messages that the next run has, and the half that is given back.
 
-    keeps_lower  whether the next run has the lower half; callers draw lots, so that the halves mix over time
+    keeps_lower  whether the next run has the lower half; callers choose by chance, so that groups mix
     """
     ones = sorted(failed)
     half = len(ones) // 2
@@ -54,7 +56,7 @@ def remember(failed: Iterable[Place], progress: int, remembered: Mapping[Place, 
     """Return the memory after a failed micro-batch: for each message, the progress at its first failure.
 
     failed      the messages of the micro-batch, each by the place of its first copy: redeliveries keep that
-    progress    how far the queue's group has got; it grows when a micro-batch succeeds
+    progress    the progress of the queue's group now; it grows when a micro-batch succeeds
     """
     known = {message: first for message, first in remembered.items() if message != LAST_FAILURE}
     new = {message: progress for message in failed if message not in known}

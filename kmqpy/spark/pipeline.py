@@ -78,8 +78,7 @@ def run_pipeline(
               most messages of a micro-batch, which must be written within the lease
 
     Raises ConfigError for an invalid schema, and for a sink that can't hold its rows. Raises Unfinished if,
-    with `drain`, the counts of the queue have not changed for two minutes. Raises what KmqSpark.process
-    raises.
+    with `drain`, the counts of the queue do not change for two minutes; and what KmqSpark.process raises.
     """
     fields, trigger_ms = parsed(spark, schema), duration_ms(trigger, "trigger")
     wanted, target, checkpoint = with_origin(fields), target_of(sink, connection), checkpoint_of(sink)
@@ -142,7 +141,7 @@ def check_aggregate(spark: SparkSession, schema: str, sql: str) -> None:
 def write_aggregate(
     spark: SparkSession, sink: Sink, schema: str, sql: str, connection: KafkaConnection
 ) -> str:
-    """Write the result of `sql` over the view `rows` beside the sink's folder; returns the path."""
+    """Write the result of `sql` over the view `rows` beside the sink, in its format; returns the path."""
     written(spark, sink, schema, connection).createOrReplaceTempView(VIEW)
     path = f"{sink.path.rstrip('/')}-aggregate"
     result = spark.sql(sql).write.mode("overwrite").format(sink.format)

@@ -53,10 +53,9 @@ NEEDED = ("topic", "partition", "offset", "attempts", "deliver_at_ms")
 """Columns of read_stream() that process() and take() need."""
 
 MAX_OFFSETS_PER_TRIGGER = 500_000
+"""Messages of a micro-batch, by default at most."""
 DEFAULT_LEASE_S = 300.0
-_DEFAULT_BACKOFF = Backoff(
-    jitter=0
-)  # no jitter: messages that fail together have one delay, and one range marker
+_DEFAULT_BACKOFF = Backoff(jitter=0)  # no jitter: messages that fail together then share a range marker
 _QUEUE_FILE = "kmq"
 """The file in a checkpoint that names the queue of the checkpoint."""
 

@@ -1,4 +1,6 @@
-"""Takes messages on executors: reads which were taken before, then writes start markers, nacks, extensions.
+"""Takes messages on executors: reads which ones were taken before, and writes markers of three kinds.
+
+Start markers begin the lease of a message, extensions make leases longer, nacks give messages back.
 
 Spark can evaluate a micro-batch more than once: after a failure or a restart, for a second action, or
 speculatively. So a task reads the markers of messages before it takes them (rule R10 of docs/rules.md).
@@ -33,8 +35,8 @@ _log = logging.getLogger(__name__)
 MarkersFormat = Literal["jvm", "range"]
 
 MAX_TAKES = 3
-"""A message that was taken so often in one delivery, while no marker says that the Python worker survived the
-message, is given back.
+"""A message is *deadly* if it was taken so often in one delivery, and no marker says that the Python worker
+survived it. process() gives it back.
 
 Otherwise a message that kills the worker would do so in every evaluation of its micro-batch.
 """
@@ -49,7 +51,7 @@ _WRITE_TIMEOUT_S = 10.0
 _MAX_LEASE_SHARE = 0.5
 """If start markers took more than this share of the lease, nothing is handed out: Unavailable is raised."""
 _SINGLE_MARKER_SIZES = (1, 9)
-"""Lengths of the values of end and start markers of one message, whose keys tell whether they matter."""
+"""Lengths of the values of end and start markers of one message: read_taken() skips some by their keys."""
 
 
 @dataclass(slots=True)
@@ -57,7 +59,7 @@ class SortedOut:
     """The offsets of messages that were taken before and must not be handed out.
 
     finished  acknowledged, redelivered, or dead-lettered
-    left      given back, delayed, to be dead-lettered, or overdue: a tracker sees to them
+    left      given back, delayed, to be dead-lettered, or overdue: a tracker redelivers or dead-letters them
     deadly    taken MAX_TAKES times, while no marker says that the worker survived: the task gives them back
     """
 
@@ -88,9 +90,9 @@ class TakenBefore:
     )
     """At index n: messages taken more than n times since a marker last said that the worker survived them.
 
-    End markers say this, and extensions that count. Extensions that don't count are written by the driver
-    when
-    a query has failed, and say nothing about the worker."""
+    End markers say this, and extensions that count. The driver writes extensions that don't count when a
+    query
+    has failed: they say nothing about the worker."""
 
     def note(self, marker: Marker, at: int, timestamp_ms: int) -> None:
         """Apply the marker at markers offset `at`."""
@@ -221,29 +223,29 @@ class Taker:
         delays   messages to delay, with the ms until they are due
 
         Returns by partition the markers offset after the last of these markers. Raises Unavailable if some
-        are not confirmed in time.
+        are not confirmed in time, or if that took most of the lease.
         """
         began = SYSTEM_CLOCK.monotonic()
         after: dict[int, int] = {}
-        due: dict[int, Sequence[int]] = {p: ones for p, ones in offsets.items() if len(ones)}
-        while due or delays:
+        to_take: dict[int, Sequence[int]] = {p: ones for p, ones in offsets.items() if len(ones)}
+        while to_take or delays:
             started = self._writer.starts.start(
-                due, delays, lease_ms, None, _START_TIMEOUT_S
+                to_take, delays, lease_ms, None, _START_TIMEOUT_S
             ).wait_until_confirmed()
             for partition, at in started.last_at.items():
                 after[partition] = max(after.get(partition, 0), at + 1)
-            due = {
+            to_take = {
                 partition: [offset for offset in ones if offset >= started.failed[partition]]
-                for partition, ones in due.items()
+                for partition, ones in to_take.items()
                 if partition in started.failed
             }
-            due = {partition: ones for partition, ones in due.items() if ones}
+            to_take = {partition: ones for partition, ones in to_take.items() if ones}
             delays = {
                 (partition, offset): ms
                 for (partition, offset), ms in delays.items()
                 if offset >= started.failed.get(partition, offset + 1)
             }
-            if not due and not delays:
+            if not to_take and not delays:
                 break
             if SYSTEM_CLOCK.monotonic() - began > _START_RETRY_S:
                 raise Unavailable(
@@ -259,7 +261,7 @@ class Taker:
         return after
 
     def remember(self, places: Mapping[int, Place]) -> None:
-        """Note, by partition, an offset, and the markers offset before which no later message has a start."""
+        """Note, by partition, an offset, and a markers offset before which later messages have no start."""
         for partition, place in places.items():
             if place[0] > self._read_from.get(partition, (0, 0))[0]:
                 self._read_from[partition] = place

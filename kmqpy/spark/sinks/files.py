@@ -2,8 +2,7 @@
 
 Spark writes a micro-batch into a folder beside the target, from where the driver moves the finished files.
 The driver lists these files in last.json before it moves them. If it died meanwhile, the next micro-batch
-removes the files in that list. If all files were moved they stay, and a rerun adds the messages that are
-missing.
+removes the files in that list. If all files were moved, they stay, and a rerun adds missing messages.
 
 last.json also has the highest number of a micro-batch that its run (see sinks/identity.py) has written. Lower
 numbers come from an old copy of the checkpoint: the folder may have messages of such a micro-batch.
