@@ -92,7 +92,8 @@ class LeftoverMessages:
 
         failure  the error with which the query failed, which becomes their reason; None if it was stopped
 
-        The leases of a failed query's messages become at least isolation.MIN_RERUN_WAIT_MS long.
+        The leases of a failed query's messages become at least isolation.MIN_RERUN_WAIT_MS long, if the
+        queue's max_hold_ms allows that.
         """
         left = self._read_leftovers()
         wait_ms = 0 if failure is None else isolation.MIN_RERUN_WAIT_MS
