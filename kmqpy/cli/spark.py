@@ -124,7 +124,7 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
     from kmqpy.spark.health import health
     from kmqpy.spark.pipeline import Sink, check_aggregate, dead_letters, run_pipeline, write_aggregate
     from kmqpy.spark.session import start, stop
-    from kmqpy.spark.sinks import IN_FOLDERS, checkpoint_of, target_of
+    from kmqpy.spark.sinks import FOLDER_FORMATS, checkpoint_of, target_of
 
     from py4j.protocol import Py4JError, Py4JNetworkError  # isort: skip
     from pyspark.errors import PySparkException  # isort: skip
@@ -134,7 +134,7 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
     if given["follow"] and (given["aggregate"] or given["report"]):
         raise click.UsageError("--aggregate and --report: made at the end of a run, which --follow has not")
     check_session_options(given)
-    if given["aggregate"] and given["form"] not in IN_FOLDERS:
+    if given["aggregate"] and given["form"] not in FOLDER_FORMATS:
         raise click.UsageError(f"--aggregate: of files and Delta tables only, not of {given['form']}")
     sink = Sink(
         path=given["out"],
