@@ -73,9 +73,9 @@ class LateOperation(NamedTuple):
     for_ms: int
     reason: str | None
 
-    def left_ms(self, now_ms: int, most_ms: int) -> int:
-        """Return what remains of the lease or delay, which is cut to `most_ms` first; 0: it is over."""
-        for_ms = min(self.for_ms, most_ms)
+    def left_ms(self, now_ms: int, limit_ms: int) -> int:
+        """Return what remains of the lease or delay, which is cut to `limit_ms` first; 0: it is over."""
+        for_ms = min(self.for_ms, limit_ms)
         return max(0, min(self.at_ms + for_ms - now_ms, for_ms))
 
 
