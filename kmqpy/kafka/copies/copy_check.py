@@ -30,8 +30,8 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 _log = logging.getLogger(__name__)
 
 _MAX_READ_S = 2.0
-"""A call stops reading markers after this many seconds, also if Kafka sends nothing. Copies whose markers it has
-not read to the end count as unread. The markers that it has read are kept for the next call."""
+"""A call stops reading markers after this many seconds, also if Kafka sends nothing. Copies whose markers it
+has not read to the end count as unread. The markers that it has read are kept for the next call."""
 _MIN_BATCH_S = 0.1
 """For at least this many seconds, a call takes in the records that Kafka has sent, even if the time of the
 call is over. So each call gets further."""
