@@ -1,8 +1,9 @@
 """Writes and reads claims: the records that name the messages of a transaction. Pure: no I/O.
 
-A tracker's redelivery begins its transaction with a claim, and so does a redrive or a purge of dead letters.
-The claim names all messages that the transaction may end (rules R27 and R28 of docs/rules.md). A claim is a
-tick, an end marker of no message, so readers that don't know claims ignore it. It has headers:
+Redeliveries (unless the queue's setting `claims` is off), redrives and purges of dead letters begin each
+transaction with a claim. It names all messages that the transaction may end (rules R27 and R28 of
+docs/rules.md). A claim is a tick, an end marker of no message, so readers that don't know claims ignore it.
+A claim, or a later tick, has headers:
 
     kmq-claim    the messages that the transaction may end
     kmq-dropped  on a later tick of the transaction: the claimed messages that the transaction leaves alone

@@ -22,7 +22,7 @@ class Run:
     """The messages of one block that were taken together and are in flight, with one bit for each.
 
     alive     bit i is set if the message at queue offset block * BLOCK + i is in flight
-    base      a bit number; the first take of the run is that of this bit
+    base      the bit to which `taken` belongs, whether it is set or not
     taken     the markers offset of the take of bit `base`
     stride    the takes of the next bits stand this many markers offsets apart; 0: one range marker took all
     since_ms  the partition's now at the takes
