@@ -2,8 +2,9 @@
 
 The state depends only on the markers, in the order of their log. A take (a start marker) opens an entry (the
 record of a message in flight), and an end marker removes the entry. So all processes that read the same
-markers have the same state. A message that a client takes after its end is in flight again, like any other;
-`InFlight.finished` knows that the client took it late.
+markers have the same state. The safe offset is the markers offset from which another process must read to
+have this state: that of the oldest take in flight. A message that a client takes after its end is in flight
+again, like any other; `InFlight.finished` knows that the client took it late.
 """
 
 from __future__ import annotations
@@ -293,6 +294,7 @@ class InFlight:
         return 1
 
     def _end_range(self, runs: Runs) -> int:
+        """End the messages of a range marker; returns how many of them were in flight."""
         first = runs[0][0]
         count = sum(runs[-1]) - first
         if not self.finished.touches(first, count):
@@ -312,6 +314,7 @@ class InFlight:
         return 1
 
     def _take_range(self, runs: Runs, due_ms: int, holder: str | None, at: int) -> int:
+        """Take the messages of a range marker; returns how many: not those that are to be dead-lettered."""
         out = self._entries.handed_out
         apart = [
             (entry, entry.offset not in out)
@@ -331,6 +334,7 @@ class InFlight:
         return taken
 
     def _operate_on(self, offset: int, marker: Marker, at: int) -> int:
+        """Apply a marker that is no end and no plain take to one message; returns 1 if its state changed."""
         entry = self.get(offset)
         if entry is not None and entry.state is EntryState.DEAD:
             return 0

@@ -175,6 +175,7 @@ class LateOperations:
             return  # each record is judged alone (rule R21)
 
     def _read_other(self, record: Any, headers: object) -> None:
+        """Read a record that may be a claim, a range end marker, or another operation of a client."""
         try:
             marker = read_marker(record)
             if marker.op in _OPERATIONS and not marker.by_tracker:

@@ -328,6 +328,7 @@ class PackedEntries:
             index.groups.insert(rank, group)
 
     def _discard_row(self, index: BlockIndex, block: int, bit: int) -> None:
+        """Remove a row. If its array then has too few rows, move these to the open array."""
         group = index.groups.pop(index.rank(bit))
         index.mask ^= 1 << bit
         if not index.mask:
