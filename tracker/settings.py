@@ -13,7 +13,7 @@ from kmqpy.kafka.settings import CLOCK_LEAD_MS
 
 
 def _default_id() -> str:
-    # New with every start: a znode that a killed predecessor left must not be taken for ours.
+    # Another id at every start: the znode that a killed tracker left must not count as ours.
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
 
 
@@ -90,10 +90,13 @@ class TrackerSettings:
 
     @property
     def effective_transaction_timeout_ms(self) -> int:
-        """Near the session, since an open transaction holds back the partition's readers."""
+        """The setting, or if that is 0 the session timeout, and at least 1 s.
+
+        It is near the session timeout because an open transaction holds back the partition's readers.
+        """
         return self.transaction_timeout_ms or max(1_000, self.session_timeout_ms)
 
     @property
     def silence_s(self) -> float:
-        """Silence after which the broker is asked for its time, in seconds."""
+        """After this many seconds without a marker, the tracker asks the broker for its time."""
         return self.use_now_for_redeliver_despite_no_marker_seen_for_ms / 1000

@@ -245,10 +245,10 @@ def test_a_tracker_asks_only_with_consumers_that_got_nothing():
         SimpleNamespace(jobs=jobs, connection=None, clock=clock), SimpleNamespace(markers=markers, ends=ends)
     )
     clock.seconds = 60
-    keeper.look()
+    keeper.check_silent_consumers()
     assert asked == []
     markers.is_silent = lambda: True
-    keeper.look()
+    keeper.check_silent_consumers()
     assert asked == [(["markers"],)]
 
 
