@@ -1,7 +1,8 @@
 """The main loop of a tracker: reads markers, starts takeovers and redeliveries, and applies their results.
 
-Only the main loop changes state. Calls that may block (fencing, transactions, ZooKeeper) run in background
-jobs, which hand their results back to the loop. So a partition whose job is stuck never stops another.
+Only the main loop changes the state of partitions. Calls that may block (opening producers, transactions,
+requests to ZooKeeper) run in background jobs, which hand their results back to the loop. So a partition whose
+job is stuck never stops another.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 10.0
 """How long `join` waits for ZooKeeper before it raises Unavailable."""
 _WITHDRAW_AFTER_S = 10.0
-"""When Kafka has not answered for this long, the other trackers take the partitions over."""
+"""When Kafka has not answered for this long, the tracker withdraws: others take its partitions over."""
 
 
 class Membership:

@@ -1,6 +1,6 @@
 """Stores the safe offset of each partition in ZooKeeper: the markers offset from which its next owner reads.
 
-The safe offset is the markers offset of the oldest message in flight.
+The safe offset is that of the oldest start marker among those of messages in flight.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 _log = logging.getLogger(__name__)
 
 _SNAPSHOT_MAX_ROWS = 4_000
-"""A snapshot has this many rows at most; the stored offset is then that of the first take it leaves out."""
+"""A snapshot has so many rows at most. The stored offset is then that of the first start marker left out."""
 _SNAPSHOT_MAX_BYTES = 500_000
 """A larger snapshot is not stored, only the safe offset: ZooKeeper takes packets of 1 MB."""
 

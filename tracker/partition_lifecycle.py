@@ -1,4 +1,8 @@
-"""Takes granted partitions over, starts their redeliveries and ticks, and gives partitions up."""
+"""Takes granted partitions over, starts their redeliveries and ticks, and gives partitions up.
+
+A partition is granted while its leader znode belongs to this tracker's session. A tick is a marker that only
+brings the broker's time.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +61,7 @@ class PartitionLifecycle:
         self._giving_up: set[Partition] = set()
 
     def follow(self, view: LeadershipView) -> None:
-        """Compare the partitions with those that the leadership has: add, drop or release them.
+        """Add partitions that were granted, drop those that were lost, release those to be given up.
 
         Gives each partition the newest settings of its queue.
         """
@@ -145,7 +149,7 @@ class PartitionLifecycle:
         self, part: OwnedPartition, entries: list[Entry], result: RedeliveryResult | Exception
     ) -> None:
         if isinstance(result, Exception):
-            raise result  # outcome unknown: the supervisor has the partition taken over again (rule R1)
+            raise result  # outcome unknown: take the partition over again (rule R1 of docs/rules.md)
         self._redelivery.redelivered(part, entries, result)
 
     def _post_tick(self, part: OwnedPartition, now: float) -> None:

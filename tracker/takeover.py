@@ -137,7 +137,7 @@ class Takeover:
         self._kafka.markers.start(part)
 
     def _diagnose(self, queue: str) -> None:
-        """Log a warning for each finding of `kmq doctor` about the queue; runs once per queue, as a job."""
+        """Log each problem that `kmq doctor` would find with the queue. Runs once per queue, as a job."""
         try:
             with Admin(self._connection, self._zookeeper) as admin:
                 findings = admin.diagnose(queue)

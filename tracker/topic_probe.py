@@ -53,7 +53,8 @@ class TopicProbe:
     def probe(self, now: float) -> None:
         """Begin a job that asks Kafka for the topics of all queues that are read, if that is due.
 
-        Rules R8 and R13 of docs/rules.md.
+        Without an answer the tracker withdraws (rule R13 of docs/rules.md); where a topic id has changed, the
+        partitions are taken over again (rule R8).
         """
         if now < self._next_probe or self._probing:
             return
@@ -65,9 +66,10 @@ class TopicProbe:
         )
 
     def has_its_topics(self, part: OwnedPartition) -> bool:
-        """True if Kafka says that the partition's topics still have the ids they had at its takeover (R24).
+        """True if Kafka says that the partition's topics still have the ids they had at its takeover.
 
-        If an id is another one, the next probe begins at once and has the partition taken over again.
+        If an id is another one (rule R24), the next probe begins at once and has the partition taken over
+        again.
         """
         queue = part.queue
         try:

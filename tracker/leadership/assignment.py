@@ -49,7 +49,7 @@ class Member:
     """A tracker as the assignment sees it.
 
     queues    the queues that the tracker serves; None: all
-    kafka_ok  False while the tracker does not reach Kafka: it is proposed for no partition then
+    kafka_ok  False while the tracker does not reach Kafka: then no partition is proposed to it
     """
 
     id: str

@@ -160,7 +160,7 @@ class Leadership(Closeable):
         return self._session.is_certain()
 
     def set_kafka_ok(self, ok: bool) -> None:
-        """Tell the other trackers whether this one reaches Kafka. If not, it is proposed for no partition."""
+        """Tell the other trackers whether this one reaches Kafka; if not, no partition is proposed to it."""
         self._member.set_kafka_ok(ok)
         self._wake_up.set()
 
@@ -195,9 +195,9 @@ class Leadership(Closeable):
         (stat,) = gather([self._zk.exists_async(self._paths.tracker(self._id))], self._timeout)
         if not self._session.is_ours(stat):
             return set()
-        told = threading.Event()  # set once the events that came before the answer are applied
-        self._zk.handler.dispatch_callback(Callback("watch", told.set, ()))
-        if not told.wait(self._timeout):
+        events_applied = threading.Event()  # set once the events that came before the answer are applied
+        self._zk.handler.dispatch_callback(Callback("watch", events_applied.set, ()))
+        if not events_applied.wait(self._timeout):
             return set()
         return {p for p in partitions if self._session.is_ours(self._znodes.seen(self._paths.leader(*p)))}
 

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 10
 """An offset is left out after so many attempts, each of which found the znode changed by another process."""
 MAX_OFFSETS_PER_TRANSACTION = 100
+"""One ZooKeeper transaction writes so many offsets at most."""
 MAX_BYTES_PER_TRANSACTION = 500_000
 """Half of the packet that ZooKeeper accepts; one larger offset has a transaction of its own."""
 EARLY_WRITE_MARKERS = 50_000

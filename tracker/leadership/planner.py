@@ -51,7 +51,7 @@ class Planner:
     def concerning_us(
         self, queues: Mapping[str, RegisteredQueue], eligible: frozenset[Member]
     ) -> set[Partition]:
-        """The partitions to watch: we have them, are proposed for them, or are one of their stand-ins.
+        """The partitions to watch: this tracker leads them, is their proposed owner, or is a stand-in.
 
         eligible  the members that can own partitions, see RegistrySnapshot
         """

@@ -78,9 +78,7 @@ class ZnodeCache:
             self._expired = True
             raise
         self._values.update(zip(stale, values, strict=True))
-        if (
-            call != self._zk.exists_async
-        ):  # ZooKeeper sets no such watch on a missing znode: read it again next time
+        if call != self._zk.exists_async:  # ZooKeeper sets no such watch on a missing znode
             self._changed.update(path for path in stale if self._values[path] is None)
         return {path: self._values[path] for path in paths}
 

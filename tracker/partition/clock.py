@@ -65,7 +65,7 @@ class PartitionClock:
         return ahead_s if ahead_s * 1000 > self._lead_ms else 0.0
 
     def limit_timestamps(self, now: float) -> None:
-        """Before markers are applied, let larger timestamps count as the broker's time + `lead_ms` (R23)."""
+        """Limit timestamps of the markers applied next to the broker's time + `lead_ms` (rule R23)."""
         if self._last_tick is not None:
             self._state.latest_ms = self._last_tick.latest_ms(now) + self._lead_ms
 

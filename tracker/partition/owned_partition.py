@@ -38,7 +38,7 @@ class TrackingPhase(StrEnum):
     """The phases of an owned partition, in their order."""
 
     FENCING = "fencing"
-    """A takeover is to begin or runs. After any failure the partition is in this phase again (rule R1)."""
+    """A takeover is to begin or runs. After any failure this phase comes again."""
     CATCHING_UP = "catching up"
     """The main loop reads markers up to the tick that the takeover has written."""
     ACTIVE = "active"
@@ -58,14 +58,16 @@ class OwnedPartition:
     reading           True while the markers consumer fetches the partition
     retry_at          the monotonic time before which no takeover begins
     catch_up_offset   markers offset of the last takeover's tick
-    stored_offset     the safe offset that was stored last; stored_position: the state's position then
+    stored_offset     the safe offset that was stored last
+    stored_position   the state's position when this offset was due
     unread            markers that were fetched but not applied, until a newer `queue_end` tells whether the
                       messages exist that they name
     paused            True while fetching is paused because `unread` is long
     queue_end         the end offset of the queue that Kafka told last
-    ask_at            the monotonic time before which Kafka is not asked for it again
-    ask_failures      how often in a row Kafka did not tell it
-    missed_until_ms   when the oldest message in flight was taken after this time, no missed take matters
+    ask_at            the monotonic time before which Kafka is not asked for the end again
+    ask_failures      how often in a row Kafka did not tell the end
+    missed_until_ms   start markers that were never read don't matter any more once the oldest message in
+                      flight was taken after this time
     """
 
     def __init__(

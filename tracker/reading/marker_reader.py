@@ -17,7 +17,7 @@ from tracker.reading.markers_consumer import MarkersConsumer
 _log = logging.getLogger(__name__)
 
 _MAX_RANGE_MESSAGES = 50_000
-"""Once the range markers of one apply() have named more messages (half a second), the rest waits."""
+"""Once the range markers of one apply() have named more messages (within half a second), the rest waits."""
 _TAKEOVER_AFTER_ERROR_S = 1.0
 """A takeover begins this long after Kafka has reported an error of a markers partition."""
 
@@ -34,7 +34,10 @@ class MarkerReader:
         self._supervisor = context.supervisor
 
     def read(self, wait_s: float) -> None:
-        """Fetch and apply markers; waits up to `wait_s` for the first. After an error, takes over again."""
+        """Fetch and apply markers that have arrived; waits up to `wait_s` for the first.
+
+        After an error of a partition, or of the consumer, the partitions concerned are taken over again.
+        """
         try:
             fetched = self._markers.fetch(wait_s)
         except Exception:
@@ -70,7 +73,7 @@ class MarkerReader:
         part.redeliverer.ranges = part.redeliverer.ranges or applied.in_ranges > 0
         self._report(part, applied)
         if done and part.read(done[-1].offset(), now_before_ms, now):
-            # At that time every message whose take was missed is acknowledged, or its lease has ended.
+            # By then every message whose start marker was never read is acknowledged, or its lease has ended.
             part.missed_until_ms = state.now_ms + part.queue.longest_ms
             about = self._problems.about(part.key)
             _log.info("partition active", extra={**about, "in_flight": len(state)})

@@ -1,4 +1,4 @@
-"""Asks Kafka for the end offsets of many partitions in one request."""
+"""Asks Kafka for the end offsets of many partitions at once."""
 
 from __future__ import annotations
 
