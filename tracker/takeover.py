@@ -32,7 +32,7 @@ _SHARED_TOPIC_RETRY_S = 10.0
 
 @dataclass(frozen=True)
 class TakeoverResult:
-    """What `prepare` has found.
+    """The result of `prepare`.
 
     topic_ids  ids of the queue topic and the markers topic
     tick       written after the fencing: once the tracker has read it, it knows all earlier markers

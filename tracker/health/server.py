@@ -34,7 +34,7 @@ _OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
 
 
 class HealthSource(Protocol):
-    """What the server asks a process about its health."""
+    """A process whose health a HealthServer serves."""
 
     metrics: TrackerMetrics
 

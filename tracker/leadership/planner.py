@@ -12,7 +12,7 @@ from tracker.leadership.registry_view import RegistrySnapshot
 
 
 class Planner:
-    """Calls assign() and next_actions(), and remembers between the calls what these pure functions need.
+    """Calls assign() and next_actions(), and remembers between the calls the input of these pure functions.
 
     It remembers the rankings, since when partitions have no leader, and the partitions that this tracker took
     as a stand-in: as a member that is not the proposed owner.

@@ -57,7 +57,7 @@ class LastAttempts:
         self._max_kept = max_kept
         self._lock = threading.Lock()
         self._idle: dict[_Key, _KeptCheck] = {}
-        """Those that no thread uses now, the last used last."""
+        """The kept CopyChecks that no thread uses now, the last used last."""
 
     def examine(
         self,
