@@ -1,8 +1,8 @@
 """Message-queue semantics for Apache Kafka: each message is acknowledged by itself.
 
-Kafka alone acknowledges "everything up to an offset". With kmqpy a consumer acknowledges each
-message; what it does not acknowledge in time is redelivered by a tracker, and what keeps failing
-is moved to a dead-letter topic.
+Kafka alone acknowledges "everything up to an offset". With kmqpy a consumer acknowledges each message. A
+tracker (a process beside the consumers) redelivers messages that were not acknowledged in time, and moves
+messages that were redelivered too often to a dead-letter topic.
 
     from kmqpy import KafkaConnection, KmqClient, KmqProducer
 
@@ -14,8 +14,9 @@ is moved to a dead-letter topic.
             handle(message.body)
             client.ack(message)
 
-The names here are the public interface, together with the modules named in docs/guide.md. Each is imported
-when it is first used (PEP 562), so `import kmqpy` loads neither librdkafka nor any other dependency.
+The public interface is the names in `__all__`, and the modules that docs/guide.md names. kmqpy imports a name
+of `_MODULES` when a program first uses the name (PEP 562), so `import kmqpy` loads neither librdkafka nor any
+other dependency.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ _MODULES = {
     "ZooKeeperConnection": "kmqpy.zookeeper.settings",
     "queue_for": "kmqpy.queue",
 }
-"""Where the names are defined that are imported when they are first used."""
+"""The public names that are imported at their first use, with the modules that define them."""
 
 __all__ = [
     "Admin",

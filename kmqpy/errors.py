@@ -1,43 +1,44 @@
-"""Every error that kmqpy raises on purpose.
+"""The errors that kmqpy raises.
 
 KmqError
-├── ConfigError          a setting or argument is wrong; names the field and the value
-├── DecodeError          bytes that are not what they should be; carries them
-│   └── UnsupportedMarker    a marker of a newer kmqpy
-├── ReceiptError         not a receipt, or one of another queue
-├── TopicError           a topic is missing, or is not as kmqpy needs it
-│   └── QueueNotFound        no such queue
-├── MessageError         a message can't be sent as it is (too large, delay too long)
-├── Unavailable          Kafka or ZooKeeper did not answer in time
-│   ├── AccessDenied         they do not accept who we are, or what we want
-│   ├── SessionExpired       the ZooKeeper session ended, and its locks with it
-│   └── UnknownOutcome       the answer was lost; it may have happened or not
-├── Unfinished           stopped halfway; says how far it got
-├── RolledBack           a transaction was not committed; nothing of it happened
-├── Closed               used after its close()
-├── Fenced               the consumer group goes on without this client, for good
-├── Forked               used in a process that was forked after it was made
-├── NotSupported         this storage has no such operation
+├── ConfigError          a setting or argument is wrong; the text names the setting and shows the value
+├── DecodeError          bytes can't be decoded; the error holds the bytes
+│   └── UnsupportedMarker    a newer version of kmqpy wrote the marker
+├── ReceiptError         a receipt is invalid, or belongs to another queue
+├── TopicError           a topic is missing, or its settings do not suit kmqpy
+│   └── QueueNotFound        the queue does not exist
+├── MessageError         a message can't be sent (too large, delay too long)
+├── Unavailable          a server did not answer in time, or refused
+│   ├── AccessDenied         a server rejects the credentials, or does not permit the operation
+│   ├── SessionExpired       the ZooKeeper session ended, and with it the session's locks
+│   └── UnknownOutcome       the answer was lost; the operation may have happened or not
+├── Unfinished           an operation stopped halfway; `done` says how far it got
+├── RolledBack           a transaction was not committed; none of its operations happened
+├── Closed               an object was used after its close()
+├── Fenced               the consumer group does not take this client back
+├── Forked               an object was used in a process that was forked after the object was made
+├── NotSupported         the storage does not have the operation
 ├── MissingExtra         an optional dependency is not installed
 └── ClusterError         the embedded cluster could not be set up
 """
 
 from __future__ import annotations
 
-_SHOWN_CHARS = 80
+_MAX_SHOWN_CHARS = 80
+"""Errors show the first 77 characters of a longer value, and `...`."""
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it: its repr, cut where it is long; never raises."""
+    """The repr of a value, for the text of an error; cut after _MAX_SHOWN_CHARS characters. Never raises."""
     try:
         text = repr(value)
     except Exception:  # an int of more than 4,300 digits, for one
         return f"a value of type {type(value).__name__}"
-    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
+    return text if len(text) <= _MAX_SHOWN_CHARS else text[: _MAX_SHOWN_CHARS - 3] + "..."
 
 
 class KmqError(Exception):
-    """The base of all errors of kmqpy."""
+    """The base class of all errors of kmqpy."""
 
 
 class ConfigError(KmqError):
@@ -45,10 +46,10 @@ class ConfigError(KmqError):
 
 
 class DecodeError(KmqError):
-    """Bytes that are not what they should be.
+    """Bytes can't be decoded.
 
-    `data` holds them, so that a handler can keep what could not be read; they are not part of the
-    message, because a message ends up in logs.
+    `data` holds the bytes, so that a handler can keep them. The text of the error does not show the bytes,
+    because errors are logged.
     """
 
     def __init__(self, message: str, data: bytes | None = None) -> None:
@@ -57,49 +58,49 @@ class DecodeError(KmqError):
 
 
 class UnsupportedMarker(DecodeError):
-    """A marker with a valid key and a type byte reserved for newer versions of kmqpy."""
+    """The type byte or the operation of a marker is one that only newer versions of kmqpy know."""
 
 
 class ReceiptError(KmqError):
-    """Not a receipt, or one of another queue or of a topic that was recreated."""
+    """A receipt is invalid, or belongs to another queue, or to a topic or queue that was recreated since."""
 
 
 class TopicError(KmqError):
-    """A topic is missing or is not as kmqpy needs it."""
+    """A topic is missing, or its settings or partitions do not suit kmqpy."""
 
 
 class QueueNotFound(TopicError):
-    """There is no such queue."""
+    """The queue does not exist."""
 
 
 class MessageError(KmqError):
-    """A message can't be sent as it is."""
+    """A message can't be sent: its body, key, headers, delay or priority is wrong or too large."""
 
 
 class Unavailable(KmqError):
-    """Kafka or ZooKeeper did not answer in time, or refused."""
+    """A server (Kafka, ZooKeeper, another storage) did not answer in time, or refused."""
 
 
 class AccessDenied(Unavailable):
-    """Kafka or ZooKeeper does not accept our password or certificate, or we may not do this."""
+    """A server rejects the password or certificate, or does not permit the operation."""
 
 
 class SessionExpired(Unavailable):
-    """The ZooKeeper session ended, and with it all locks it had; others may have taken the items."""
+    """The ZooKeeper session ended, and with it all its locks; other consumers may have taken the items."""
 
 
 class UnknownOutcome(Unavailable):
-    """The answer was lost, and asking for the outcome failed as well: it may have happened or not."""
+    """The answer was lost, and the query for the outcome failed: the operation may have happened or not."""
 
 
 class RolledBack(KmqError):
-    """A transaction was not committed; nothing of it happened."""
+    """A transaction was not committed; none of its operations happened."""
 
 
 class Unfinished(KmqError):
-    """Stopped halfway; run again, it goes on with the rest.
+    """An operation stopped halfway; the text says why, and what to do about the rest.
 
-    `done` is how much of it is certain.
+    `done` is the number of items that are certainly done, for example messages that were sent.
     """
 
     def __init__(self, message: str, done: int = 0) -> None:
@@ -108,19 +109,19 @@ class Unfinished(KmqError):
 
 
 class Closed(KmqError):
-    """Used after its close()."""
+    """An object was used after its close()."""
 
 
 class Fenced(KmqError):
-    """The consumer group goes on without this client, for good; another has its instance_id, for example."""
+    """The consumer group does not take this client back, for example because another has its instance_id."""
 
 
 class Forked(KmqError):
-    """Used in a process that was forked after it was made; make it after the fork."""
+    """An object was used in a process that was forked after the object was made; make it after the fork."""
 
 
 class NotSupported(KmqError):
-    """This storage has no such operation."""
+    """The storage does not have the operation or the setting."""
 
 
 class ClusterError(KmqError):

@@ -1,4 +1,4 @@
-"""A message as its taker sees it, and the receipt that names it. Pure: no I/O."""
+"""Messages as consumers receive them and producers send them, and conversions of headers. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from kmqpy.core.durations import Duration
 from kmqpy.errors import DecodeError, MessageError, ReceiptError, shown
 
 Headers = tuple[tuple[str, bytes | None], ...]
-"""Message headers: names may repeat, order is kept."""
+"""Headers of a message, as pairs of name and value. Names may repeat; the order is kept."""
 
 HeadersLike = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes | None]]
-"""The headers that send() accepts."""
+"""Headers as send() accepts them."""
 
 
 MessagesLike = Union["Message", str, Iterable[Union["Message", str]]]
-"""The argument of ack() and the like: a message, a receipt as text, or several of either."""
+"""An argument of ack(), nack() and so on: a message, a receipt as text, or several messages and receipts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One delivery of a message.
 
-    id                  names this copy within its queue
+    id                  names the message within its queue; where the storage redelivers a message as a new
+                        record (Kafka), each record has an id of its own
     body                the payload; a null Kafka value reads as empty
     attempts            deliveries so far, this one included; starts at 1
-    enqueued_ms         when this copy was appended to the queue (ms since 1970)
+    enqueued_ms         when it was appended to the queue, by send() or by a redelivery (ms since 1970)
     first_enqueued_ms   when the message was first sent
     lease_until_ms      when the lease ends, by this machine's clock; an estimate, since the storage's
                         clock decides
-    receipt             what acknowledges it, in any process; opaque, only its storage reads it
+    receipt             text with which any process can acknowledge the message; only its storage can read it
 
-    A storage may hand out messages of its own with more fields: kmqpy.kafka's have a partition and an offset.
+    Messages of a storage may have more fields: those of kmqpy.kafka have a topic, a partition and an offset.
     """
 
     queue: str
@@ -49,11 +50,11 @@ class Message:
     key: bytes | None = None
 
     def header(self, name: str) -> bytes | None:
-        """The last header of that name, or None."""
+        """The value of the last header `name`; None if there is none."""
         return last_header(self.headers, name)
 
     def json(self) -> Any:
-        """The body, parsed as JSON; raises DecodeError, which names the message and holds the body."""
+        """The body, parsed as JSON. Raises DecodeError that names the message and holds the body."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError) as error:
@@ -61,11 +62,10 @@ class Message:
             problem = f"message {self.id} of queue {self.queue!r}: its body is not JSON ({reason})"
             raise DecodeError(problem, self.body) from None
 
-    def ack(self, *, wait: bool = False) -> None:  # noqa: ARG002 - messages of a client use it
-        """Have the client that received this message acknowledge it, as by client.ack(message).
+    def ack(self, *, wait: bool = False) -> None:  # noqa: ARG002 - subclasses use it
+        """Acknowledge this message by the client or queue that returned it, like client.ack(message).
 
-        Raises ReceiptError for a message that no client of this process received: one that was unpickled,
-        copied or only looked at.
+        Raises ReceiptError for a message that was unpickled or copied, or that peek() returned.
         """
         raise ReceiptError(
             f"message {self.id} of queue {self.queue!r}: no client of this process received it; "
@@ -74,40 +74,41 @@ class Message:
 
 
 class LazyMessage(Message):
-    """A Message that works out a field when it is read: each field is a property of the subclass.
+    """A Message whose fields are properties of a subclass, computed when a program reads them.
 
-    Most consumers read a few fields of a message, and taking one must cost less than reading it. Copies of
-    it, and what is unpickled, are a plain Message.
+    Most consumers read few fields of a message, so receiving a message must cost less than reading all of its
+    fields. A copy of a LazyMessage is a plain Message, and so is an unpickled one.
     """
 
     __slots__ = ()
 
-    # The fields are properties, which nobody can assign to, and a frozen class would make __init__ three
-    # times as slow.
+    # The fields can't be assigned to anyway, since they are properties, and the __setattr__ of a frozen class
+    # would make __init__ three times as slow.
     __setattr__ = object.__setattr__
     __delattr__ = object.__delattr__
 
-    # A copy with other fields, by dataclasses.replace(), is a plain Message, and equal to one it can be.
+    # So dataclasses.replace() makes a plain Message, and a LazyMessage can be equal to a plain Message.
     __class__ = property(lambda _: Message)
 
     def __reduce__(self) -> tuple[Callable[..., Message], tuple[dict[str, Any]]]:
-        return _plain, ({field.name: getattr(self, field.name) for field in fields(Message)},)
+        return _plain_message, ({field.name: getattr(self, field.name) for field in fields(Message)},)
 
 
-def _plain(values: dict[str, Any]) -> Message:
+def _plain_message(values: dict[str, Any]) -> Message:
     return Message(**values)
 
 
 MAX_PRIORITY = 9
+"""The highest priority; 0 is the lowest."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutgoingMessage:
-    """A message for send_many(), with a key, headers, delay and priority of its own.
+    """A message for send_many() that has its own key, headers, delay and priority.
 
-    body      bytes or text; with a codec, an object
-    delay     seconds or timedelta; the message is not handed out before
-    priority  0 to MAX_PRIORITY; a higher one is handed out first
+    body      bytes or text; if the queue has a codec, an object
+    delay     seconds or timedelta from the send until the message may be handed out
+    priority  0 to MAX_PRIORITY; messages of higher priority are handed out first
     """
 
     body: Any
@@ -119,30 +120,31 @@ class OutgoingMessage:
 
 
 def each_of(given: tuple[MessagesLike, ...]) -> Sequence[Message | str]:
-    """The messages and receipts that ack() and the like were called with: as arguments, or in one list."""
+    """The messages and receipts that ack(), nack() and so on were given: as arguments, or as one list."""
     if len(given) == 1 and not isinstance(given[0], Message | str) and isinstance(given[0], Iterable):
         return tuple(given[0])
-    return given  # type: ignore[return-value]  # what else is no receipt is refused as one
+    return given  # type: ignore[return-value]  # the storage refuses anything else as a receipt
 
 
 def headers_of(raw: Iterable[tuple[str, bytes | str | None]] | None) -> Headers:
-    """A Kafka record's headers in our form."""
+    """The headers of a Kafka record, as confluent-kafka returns them, as Headers."""
     if not raw:
         return ()
     return tuple((name, v.encode() if isinstance(v, str) else v) for name, v in raw)
 
 
 def headers_from(headers: HeadersLike | None) -> Headers:
-    """Convert a user's headers to names and bytes: text becomes UTF-8; `kmq-*` names are left out (R20).
+    """The headers that a user gives to send(), as Headers: text becomes UTF-8, `kmq-*` headers are left out.
 
-    Raises MessageError for anything else, and for text that UTF-8 has no form for.
+    Names `kmq-*` are reserved for kmqpy (rule R20 of docs/rules.md). Raises MessageError for headers of
+    other types, and for text that has no UTF-8 form.
     """
     if headers is None:
         return ()
     found = []
     try:
         for pair in headers.items() if isinstance(headers, Mapping) else headers:
-            if isinstance(pair, str | bytes):  # one of two characters would pass for a pair of them
+            if isinstance(pair, str | bytes):  # a text of two characters could be unpacked as a pair
                 raise TypeError
             name, value = pair
             if not isinstance(name, str):
@@ -158,7 +160,7 @@ def headers_from(headers: HeadersLike | None) -> Headers:
 
 
 def as_bytes(value: object, field: str) -> bytes:
-    """Bytes, or text as UTF-8; raises MessageError naming `field` for anything else."""
+    """Return bytes unchanged and text as UTF-8; raise MessageError that names `field` for anything else."""
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str):
@@ -170,7 +172,7 @@ def as_bytes(value: object, field: str) -> bytes:
 
 
 def check_bodies(bodies: object) -> None:
-    """Raises MessageError for one body where several are expected, and for what is no iterable."""
+    """Raise MessageError if `bodies`, the argument of send_many(), is a single body or not iterable."""
     if isinstance(bodies, str | bytes | Mapping | OutgoingMessage):
         kind = type(bodies).__name__
         raise MessageError(f"bodies: {kind} is one body, not several; use send(), or a list of bodies")
@@ -179,7 +181,7 @@ def check_bodies(bodies: object) -> None:
 
 
 def last_header(headers: Headers, name: str) -> bytes | None:
-    """The last header of that name (Kafka's own convention), or None."""
+    """The value of the last header `name` (Kafka's convention for repeated names); None if there is none."""
     for key, value in reversed(headers):
         if key == name:
             return value
@@ -187,11 +189,11 @@ def last_header(headers: Headers, name: str) -> bytes | None:
 
 
 def without(headers: Headers, *names: str) -> Headers:
-    """Return the headers without those of these names."""
+    """Return the headers whose names are not in `names`."""
     return tuple((key, value) for key, value in headers if key not in names)
 
 
 def _shown_value(value: object) -> str:
-    """A value of a wrong type, for errors: its type, and numbers as they are; others may be a payload."""
+    """A value of a wrong type, for errors: its type, and a number itself; other values may be secret."""
     number = f" {shown(value)}" if value is None or isinstance(value, int | float) else ""
     return f"{type(value).__name__}{number}"

@@ -1,8 +1,10 @@
 """The contract suite as a pytest plugin: `pytest --kmq-storage=URL`, wherever kmqpy is installed.
 
-It runs the suite against the storage of the url, in queues of its own that it deletes, unless paths of other
-tests are given. pytest loads this module in every test run where kmqpy is installed, so it imports nothing of
-kmqpy; and pytest rewrites the asserts of the modules of kmqpy that such a run imports.
+The plugin runs the suite against the storage that the url names. The suite makes queues of its own, and
+deletes them. If the command line names paths of tests, pytest runs those tests instead.
+
+pytest loads this module in every test run where kmqpy is installed, so the module imports nothing of kmqpy.
+In such a run pytest also rewrites the asserts of modules of kmqpy, so that a failed assert shows its values.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-# pytest rewrites these asserts without being asked, unless this plugin is loaded by -p.
+# Needed where -p loads this plugin; otherwise pytest rewrites these asserts by itself.
 pytest.register_assert_rewrite("kmqpy.testing.contract")
 
 _SUITE = Path(__file__).parent / "testing" / "contract" / "test_contract.py"
@@ -28,6 +30,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Run the suite where no tests were named."""
+    """Let pytest run the suite if `--kmq-storage` is given and the command line names no tests."""
     if config.getoption("--kmq-storage") and config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = [str(_SUITE)]

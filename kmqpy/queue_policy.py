@@ -1,4 +1,4 @@
-"""How a queue treats its messages: what is set for every queue, whatever storage it is in."""
+"""The settings that queues of every storage have: leases, redeliveries and delays of their messages."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from kmqpy.core.durations import DAY_MS, check_lease
 from kmqpy.core.settings import check_count
 
 LEASES = ("redeliver_after_ms", "max_hold_ms")
-"""The settings that are leases, so never shorter than the shortest one."""
+"""The settings that are leases: at least MIN_LEASE_MS (100 ms) long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueuePolicy:
-    """The leases, redeliveries and delays of the messages of a queue.
+    """Holds the limits of leases, redeliveries and delays of one queue, and checks them.
 
-    name                 of the queue; what a storage adds says which names it takes
-    max_redeliveries     redeliveries before a message is dead-lettered; None: no limit
-    redeliver_after_ms   lease of a message when receive() names none; at least 100
+    name                 name of the queue; each storage says which names it accepts
+    max_redeliveries     redeliveries before a message becomes a dead letter; None: no limit
+    redeliver_after_ms   lease of a message if receive() is given none; at least 100
     max_delay_ms         longest delay of send()
     max_hold_ms          longest lease or extension; at least 100
     """

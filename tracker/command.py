@@ -14,7 +14,7 @@ from kmqpy.cli.options import Cli, connected_service
 from kmqpy.cli.output import span
 from kmqpy.core import logs
 from kmqpy.core.durations import parse_duration_ms
-from kmqpy.core.environment import from_environment, of_kubernetes
+from kmqpy.core.environment import from_environment, is_set_by_kubernetes
 from kmqpy.core.settings import build, nearest
 from kmqpy.errors import ConfigError, QueueNotFound
 from kmqpy.kafka.admin.registry import Registry
@@ -87,7 +87,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     found = from_environment(TrackerSettings, environ, _PREFIX)
     names = [_PREFIX + field.name.upper() for field in dataclasses.fields(TrackerSettings)]
     for name, value in environ.items():
-        if name.startswith(_PREFIX) and name not in names and not of_kubernetes(name, value):
+        if name.startswith(_PREFIX) and name not in names and not is_set_by_kubernetes(name, value):
             raise ConfigError(f"{name}: unknown setting{nearest(name, names)}")
     return found
 

@@ -8,7 +8,7 @@ import uuid
 from dataclasses import dataclass, field
 
 from kmqpy.errors import ConfigError
-from kmqpy.kafka.markers.claim_headers import MOST_OFFSETS
+from kmqpy.kafka.markers.claim_headers import MAX_CLAIMED_OFFSETS
 from kmqpy.kafka.settings import CLOCK_LEAD_MS
 
 
@@ -80,9 +80,9 @@ class TrackerSettings:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)} must be at least 1")
-        if self.max_batch_messages > MOST_OFFSETS:
+        if self.max_batch_messages > MAX_CLAIMED_OFFSETS:
             raise ConfigError(
-                f"max_batch_messages: {self.max_batch_messages} must be at most {MOST_OFFSETS}: "
+                f"max_batch_messages: {self.max_batch_messages} must be at most {MAX_CLAIMED_OFFSETS}: "
                 "the claim of a transaction can name no more messages"
             )
         if self.transaction_timeout_ms < 0:

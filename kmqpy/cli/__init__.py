@@ -33,8 +33,8 @@ def main() -> None:
 def _fill_closed_streams() -> None:
     """Open the null device in place of each standard stream that was closed (`<&-`).
 
-    Otherwise a connection to Kafka would get the number of the stream, and all that is printed would be sent
-    there.
+    Otherwise a connection to Kafka would get the number of the stream, and kmq would print into that
+    connection.
     """
     while (opened := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         os.set_inheritable(opened, True)  # noqa: FBT003 - takes no names

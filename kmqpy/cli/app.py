@@ -1,4 +1,4 @@
-"""The command `kmq`: finds commands, ours and those of other packages, and prints errors as one line."""
+"""The command `kmq`: finds its subcommands, also those of other packages, and prints errors as one line."""
 
 from __future__ import annotations
 
@@ -29,22 +29,23 @@ from kmqpy.cli.plugins import load, plugins
 from kmqpy.core.settings import nearest
 from kmqpy.errors import KmqError, Unfinished
 
-INTERRUPTED = 130
+_INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it."""
 
-_HELP = {
+_KNOWN_HELP = {
     "tracker": "Redeliver what is not acknowledged in time.",
     "spark-tracker": "Run trackers on the executors of a Spark cluster.",
 }
-"""Short help of commands that are not loaded to be listed."""
+"""Short help of commands in the package `tracker`: `kmq --help` lists them without importing it."""
 
 
 class Root(click.Group):
-    """Lists commands in the order of use, and finds those of other packages without importing them."""
+    """Lists our commands in the order of use, then those of other packages, without importing these."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands, without importing those of other packages or their dependencies."""
         own = [(name, command.get_short_help_str(78)) for name, command in self.commands.items()]
-        others = [(name, _HELP.get(name, "(of another package)")) for name in self.list_commands(ctx)]
+        others = [(name, _KNOWN_HELP.get(name, "(of another package)")) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl([*own, *others[len(own) :]])
 
@@ -61,7 +62,7 @@ class Root(click.Group):
             found = load(plugins()[cmd_name])
         except (ImportError, AttributeError) as error:
             return _broken(cmd_name, error)
-        # Options given before its name hold for it, too.
+        # Options that stand before the command's name hold for the command, too.
         ctx.default_map = {**(ctx.default_map or {}), cmd_name: given_defaults(ctx)}
         return found
 
@@ -139,14 +140,14 @@ def run(args: Sequence[str]) -> int:
     try:
         result: Any = kmq.main(list(args), prog_name="kmq", standalone_mode=False)
     except click.exceptions.Abort:  # Ctrl-C, or no answer to a question
-        return INTERRUPTED
+        return _INTERRUPTED
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return _INTERRUPTED
     except BrokenPipeError:
         drop_stdout()
         return 0
     except SystemExit as stopped:
-        if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):  # click's answer to a broken pipe
+        if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):  # so click reacts to a broken pipe
             drop_stdout()
             return 0
         return stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)
@@ -171,11 +172,14 @@ def run(args: Sequence[str]) -> int:
 
 
 def _failed(text: str, code: int = 2) -> int:
+    """Print the error; returns the exit code."""
     print_error(text)
     return code
 
 
 def _broken(name: str, error: Exception) -> click.Command:
+    """Return a command that stands for one that can't be loaded: called, it fails with the reason."""
+
     @click.command(
         name, short_help=f"(can't be loaded: {error})", context_settings={"ignore_unknown_options": True}
     )

@@ -1,4 +1,4 @@
-"""`kmq dlq list/peek/redrive/purge`."""
+"""The commands `kmq dlq list`, `peek`, `redrive` and `purge`, for dead letters."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def dlq() -> None:
     """
 
 
-_LIMIT = click.option(
+_LIMIT_OPTION = click.option(
     "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most this many."
 )
 
 
-_ORIGIN = click.option(
+_ORIGIN_OPTION = click.option(
     "--origin", default="", metavar="NAME", help="Dead letters that came from this queue instead; Kafka only."
 )
 
 
 @dlq.command(name="list")
 @queue_argument
-@_LIMIT
-@_ORIGIN
+@_LIMIT_OPTION
+@_ORIGIN_OPTION
 @connected_to_any
 def list_(cli: Cli, queue: str | None, limit: int, origin: str) -> None:
     """List dead letters, the oldest first, with their ids.
@@ -83,8 +83,8 @@ def list_(cli: Cli, queue: str | None, limit: int, origin: str) -> None:
 
 @dlq.command()
 @queue_argument
-@_LIMIT
-@_ORIGIN
+@_LIMIT_OPTION
+@_ORIGIN_OPTION
 @connected_to_any
 def peek(cli: Cli, queue: str | None, limit: int, origin: str) -> None:
     """Print dead letters with body and headers; they stay where they are.
@@ -108,6 +108,7 @@ def peek(cli: Cli, queue: str | None, limit: int, origin: str) -> None:
 
 
 def _print_whole(letters: Iterable[Any]) -> None:
+    """Print dead letters with body and headers, each as a line of JSON."""
     for one in letters:
         shown = stored.dead_letter_object(one)
         print_json({**shown, **content("body", one.body), **headers_of(one.headers)})
@@ -117,7 +118,7 @@ def _print_whole(letters: Iterable[Any]) -> None:
 @queue_argument
 @click.argument("ids", nargs=-1)
 @click.option("--rate", type=float, help="At most this many messages a second; Kafka only.")
-@_ORIGIN
+@_ORIGIN_OPTION
 @connected_to_any
 @click.pass_context
 def redrive(
@@ -127,7 +128,7 @@ def redrive(
 
     Exits with 1 when some ids name no dead letter, or some are too large for the queue.
 
-
+    \b
     Example:
       kmq dlq redrive jobs --rate 100
       kmq dlq redrive jobs 0-17 2-4
@@ -159,7 +160,7 @@ def redrive(
 @dlq.command()
 @queue_argument
 @click.option("--yes", is_flag=True, help="Don't ask; the count is shown all the same.")
-@_ORIGIN
+@_ORIGIN_OPTION
 @connected_to_any
 def purge(cli: Cli, queue: str | None, origin: str, *, yes: bool) -> None:
     """Throw away all dead letters of a queue; those of another queue in the same topic stay.
@@ -185,14 +186,15 @@ def purge(cli: Cli, queue: str | None, origin: str, *, yes: bool) -> None:
 
 
 def _purged(letters: Any, name: str, *, yes: bool) -> int:
-    shown = len(letters.list(_SHOWN))
-    warn(f"to be deleted: {many(shown, 'dead letter')}{' or more' if shown == _SHOWN else ''}")
+    """Show how many dead letters there are, ask, and delete them. Returns how many were deleted."""
+    shown = len(letters.list(_MAX_COUNTED))
+    warn(f"to be deleted: {many(shown, 'dead letter')}{' or more' if shown == _MAX_COUNTED else ''}")
     confirmed(f"Throw away all dead letters of {name}?", yes=yes)
     return int(letters.purge())
 
 
-_SHOWN = 10_000
-"""Dead letters that are counted before they are thrown away."""
+_MAX_COUNTED = 10_000
+"""`kmq dlq purge` counts dead letters up to this number before it asks; of more it says "or more"."""
 
 
 def _progress(done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""`kmq demo`: the main job, end to end on real servers of its own."""
+"""The command `kmq demo`: shows kmqpy's main job, end to end, on servers that it starts itself."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kmqpy.dev.demo import DemoReport, Progress
 
 _LINE_EVERY_S = 2.0
+"""The time between two lines of progress where the output is no terminal."""
 
 
 @click.command(
@@ -45,7 +46,7 @@ def demo(messages: int, as_json: bool) -> int:
     """
     from kmqpy.dev.demo import run
 
-    # With --json, stdout is for the one object.
+    # With --json, only the JSON object goes to stdout.
     console = Console(stderr=as_json)
     with _display(console, messages) as show:
         report = run(messages, show)
@@ -58,7 +59,7 @@ def demo(messages: int, as_json: bool) -> int:
 
 @contextmanager
 def _display(console: Console, total: int) -> Iterator[Callable[..., None]]:
-    """Live figures on a terminal, a line every two seconds elsewhere."""
+    """Yield a function that shows progress: as live figures on a terminal, else as a line now and then."""
     started = SYSTEM_CLOCK.monotonic()
     if not console.is_terminal:
         shown = [0.0]
@@ -92,7 +93,7 @@ def _display(console: Console, total: int) -> Iterator[Callable[..., None]]:
         yield show
 
 
-_ROWS = {
+_NOTES = {
     "sent": "",
     "delivered": "all attempts",
     "acknowledged": "",
@@ -107,6 +108,7 @@ _ROWS = {
     "recovery_seconds": "from the kill to the next redelivery there",
     "seconds": "",
 }
+"""The figures of the report that the table shows, each with a note."""
 
 
 def _table(report: DemoReport) -> Table:
@@ -114,7 +116,7 @@ def _table(report: DemoReport) -> Table:
     table.add_column("messages")
     table.add_column("", justify="right")
     table.add_column("")
-    for name, note in _ROWS.items():
+    for name, note in _NOTES.items():
         value = getattr(report, name)
         shown = f"{value:,}" if isinstance(value, int) else f"{value}"
         table.add_row(name.replace("_", " "), shown, note)

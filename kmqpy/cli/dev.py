@@ -1,4 +1,4 @@
-"""`kmq dev up`."""
+"""The command `kmq dev up`: runs servers on this machine."""
 
 from __future__ import annotations
 

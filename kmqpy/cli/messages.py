@@ -1,4 +1,4 @@
-"""`kmq send` and `kmq receive`."""
+"""The commands `kmq send` and `kmq receive`."""
 
 from __future__ import annotations
 
@@ -36,14 +36,17 @@ from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.message import Message, MessagesLike
 from kmqpy.zookeeper.session import connect
 
-_CHUNK = 256 * 1024
-_BATCH = 1_000
-_SLICE_S = 0.2
-"""How long one wait for messages lasts, so that Ctrl-C is quick."""
-_JOIN_S = 15.0
-"""How long to wait for partitions: longer than the group waits for a member that was killed, 10 s."""
+_MAX_READ = 256 * 1024
+"""The most bytes of standard input that `kmq send` reads at once."""
+_MAX_BATCH = 1_000
+"""The most messages that one call sends or receives."""
+_MAX_WAIT_S = 0.2
+"""The longest wait of one call of receive(): Ctrl-C takes effect after it."""
+_MAX_JOIN_S = 15.0
+"""After this time without partitions, the time of --wait begins nevertheless. The consumer group may have to
+wait 10 s for a member that was killed."""
 _MORE_S = 0.5
-"""How long to wait for more messages after the first ones."""
+"""How long `kmq receive` waits for more messages after it got the first ones."""
 
 
 @click.command()
@@ -97,13 +100,14 @@ def send(
 
 
 SendMany = Callable[[Sequence[bytes]], list[str]]
+"""Sends bodies and returns the ids of the messages."""
 
 
 @contextmanager
 def _sender(
     cli: Cli, name: str, given: dict[str, Any], partition: int | None, priority: int | None
 ) -> Iterator[SendMany]:
-    """Sends to the queue of this name, with the options that were given."""
+    """Yield a function that sends to the queue of this name, with the key, headers and delay in `given`."""
     if cli.url is not None:
         cli.kafka_only(partition=partition is not None)
         with cli.url.opened(name) as queue:
@@ -120,30 +124,34 @@ def _sender(
 
 
 class _Sending:
-    """Sends batches and counts."""
+    """Sends batches of messages, prints their ids, and names those that are too large.
+
+    Counts the messages that were `sent`, and those that were `refused` as too large.
+    """
 
     def __init__(self, cli: Cli, send_many: SendMany) -> None:
         self._json = cli.json
-        self._has_places = cli.url is None
+        self._on_kafka = cli.url is None
         self._send_many = send_many
-        self._number = 0
+        self._handled = 0
         self.sent = 0
         self.refused = 0
 
     def send(self, batch: list[bytes]) -> None:
-        """Send a batch; where one of it is too large, one by one."""
+        """Send a batch; if a message of the batch is too large, send its messages one by one."""
         try:
             self._done(self._send(batch))
-        except MessageError:  # none of the batch was sent; otherwise it is Unfinished
+        except MessageError:  # no message of the batch was sent; otherwise Unfinished is raised
             for index, one in enumerate(batch):
                 try:
                     self._done(self._send([one]))
                 except MessageError as error:
                     self.refused += 1
-                    print_error(f"message {self._number + index + 1}: {error}")
-        self._number += len(batch)
+                    print_error(f"message {self._handled + index + 1}: {error}")
+        self._handled += len(batch)
 
     def _send(self, batch: list[bytes]) -> list[str]:
+        """Send a batch; raises PartlyDone for an error other than MessageError after messages were sent."""
         try:
             return self._send_many(batch)
         except MessageError:
@@ -157,14 +165,14 @@ class _Sending:
         self.sent += len(ids)
         try:
             self._print(ids)
-        except BrokenPipeError:  # what is still to be read is to be sent all the same
+        except BrokenPipeError:  # the rest of the input must be sent all the same
             drop_stdout()
 
     def _print(self, ids: list[str]) -> None:
         for one in ids:
             if not self._json:
                 print_text(one)
-            elif self._has_places:
+            elif self._on_kafka:
                 partition, _, offset = one.partition("-")
                 print_json({"id": one, "partition": int(partition), "offset": int(offset)})
             else:
@@ -172,17 +180,17 @@ class _Sending:
 
 
 def _lines() -> Iterator[list[bytes]]:
-    """The lines of standard input, as many at a time as have arrived."""
-    begun: list[bytes] = []  # of the last line; joined once, since it may be huge
+    """Yield the lines of standard input in batches: as many lines as have arrived, up to `_MAX_BATCH`."""
+    begun: list[bytes] = []  # pieces of the last line; joined once, since the line may be huge
     read: Any = standard_input("give messages as arguments").buffer.read1  # type: ignore[attr-defined]
-    while chunk := read(_CHUNK):
+    while chunk := read(_MAX_READ):
         first, *more = chunk.split(b"\n")
         begun.append(first)
         if more:
             lines = [b"".join(begun), *more[:-1]]
             begun = [more[-1]]
-            for start in range(0, len(lines), _BATCH):
-                yield lines[start : start + _BATCH]
+            for start in range(0, len(lines), _MAX_BATCH):
+                yield lines[start : start + _MAX_BATCH]
     if rest := b"".join(begun):
         yield [rest]
 
@@ -236,7 +244,7 @@ def receive(
     count = 0
     left = limit if limit is not None else None if follow else 1
     until = math.inf
-    join_until = SYSTEM_CLOCK.monotonic() + _JOIN_S
+    join_until = SYSTEM_CLOCK.monotonic() + _MAX_JOIN_S
     with (
         _receiver(cli, cli.named_queue(queue), lease, holder) as (client, is_ready),
         _interruptible() as interrupted,
@@ -246,8 +254,8 @@ def receive(
                 until = SYSTEM_CLOCK.monotonic() + wait.total_seconds()
             remaining = until - SYSTEM_CLOCK.monotonic()
             batch = client.receive(
-                _BATCH if left is None else min(left, _BATCH),
-                wait=_SLICE_S if follow else max(0.0, min(remaining, _SLICE_S)),
+                _MAX_BATCH if left is None else min(left, _MAX_BATCH),
+                wait=_MAX_WAIT_S if follow else max(0.0, min(remaining, _MAX_WAIT_S)),
                 lease=lease,
             )
             _print(client, batch, interrupted, ack=ack)
@@ -261,12 +269,12 @@ def receive(
     if interrupted:
         ctx.exit(interrupted[0])
     if not count:
-        hint = "" if _tracked(cli) else "; no tracker runs, so nothing is redelivered: kmq tracker"
+        hint = "" if _may_have_tracker(cli) else "; no tracker runs, so nothing is redelivered: kmq tracker"
         warn(f"no message within {span(milliseconds(wait))}{hint}")
 
 
 class Receiver(Protocol):
-    """A queue of a storage, or a KmqClient, that a command receives from."""
+    """What `kmq receive` receives from: a KmqClient, or a queue of another storage."""
 
     def receive(self, max_messages: int, *, wait: Duration, lease: Duration | None) -> Sequence[Message]: ...  # noqa: D102
     def ack(self, *messages: MessagesLike) -> None: ...  # noqa: D102
@@ -278,7 +286,7 @@ class Receiver(Protocol):
 def _receiver(
     cli: Cli, name: str, lease: timedelta | None, holder: str | None
 ) -> Iterator[tuple[Receiver, Callable[[], bool]]]:
-    """The receiver of the queue, and a function that is True once messages can come."""
+    """Yield the receiver of the queue, and a function that returns True once messages can come."""
     if cli.url is not None:
         cli.kafka_only(holder=holder)
         with cli.url.opened(name) as queue:
@@ -293,12 +301,13 @@ def _receiver(
 
 
 def _check_lease(lease: timedelta | None, longest_ms: int) -> None:
+    """Raise click's BadParameter if the lease is longer than the queue allows."""
     if lease is not None and milliseconds(lease) > longest_ms:
         raise click.BadParameter(f"longer than the queue allows, {span(longest_ms)}", param_hint="--lease")
 
 
-def _tracked(cli: Cli) -> bool:
-    """False when it is certain that no tracker runs, and one is needed."""
+def _may_have_tracker(cli: Cli) -> bool:
+    """False if the queue needs a tracker and ZooKeeper says that none runs."""
     if cli.url is not None or not cli.has_registry:
         return True
     try:
@@ -309,7 +318,10 @@ def _tracked(cli: Cli) -> bool:
 
 
 def _print(client: Receiver, batch: Sequence[Message], interrupted: list[int], *, ack: bool) -> None:
-    """Print messages; what could not be printed is given back, not counted as an attempt."""
+    """Print messages; with `ack`, acknowledge each that was printed.
+
+    Gives messages back that could not be printed; their delivery does not count as an attempt.
+    """
     printed = 0
     try:
         for message in batch:
@@ -328,8 +340,8 @@ def _print(client: Receiver, batch: Sequence[Message], interrupted: list[int], *
 def _interruptible() -> Iterator[list[int]]:
     """Yield a list that is empty until Ctrl-C or SIGTERM comes, and then holds the exit code.
 
-    An exception in the middle of receive() would lose the messages just taken for as long as their lease. A
-    second signal ends the process at once.
+    An exception in the middle of receive() would lose the messages just taken until their lease ends. A
+    second signal has its usual effect: it ends the process at once.
     """
     came: list[int] = []
 

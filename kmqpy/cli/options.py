@@ -1,6 +1,6 @@
-"""Options that commands share: connection, output, durations.
+"""The options that commands share, and `Cli`: where to connect, and how to print.
 
-Connection and output options may stand before or after the command's name; the later wins.
+These options may stand before or after the command's name; the later one wins.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import click
 
 from kmqpy.cli.output import warn
-from kmqpy.cli.storage_url import VARIABLE, StorageUrl
+from kmqpy.cli.storage_url import URL_VARIABLE, StorageUrl
 from kmqpy.core import logs
 from kmqpy.core.durations import parse_duration_ms
 from kmqpy.core.first_contact import first_contact_within
@@ -42,13 +42,15 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_META = "kmqpy.given"
+_GIVEN = "kmqpy.given"
+"""The key under which click's context keeps the shared options that were given."""
 _FIRST_CONTACT_S = 2.2
-"""How long a command waits for the first answer: with the start of the process it takes less than 3 s."""
+"""A command gives up if a service has not answered within this time. With the start of the process, a
+command with a wrong address takes less than 3 s."""
 
 
 class _DurationType(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """`500ms`, `30s`, `5m`, `1h`, `7d` as a timedelta."""
+    """Converts a duration such as `500ms`, `30s`, `5m`, `1h` or `7d` to a timedelta."""
 
     name = "duration"
 
@@ -68,18 +70,19 @@ DURATION = _DurationType()
 
 
 def milliseconds(value: timedelta) -> int:
-    """A duration as whole ms."""
+    """Return a duration in whole ms."""
     return value // timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True)
 class Cli:
-    """The options that all commands share: where to connect, and how to print.
+    """The shared options of a command: where to connect, and how to print.
 
+    json          whether to print JSON instead of text
     has_registry  whether a ZooKeeper address was given; then a queue's settings are the registered ones
-    tables        what the config file holds for other parts of kmqpy
-    named         the settings of the connections that an option, the environment or the file gave
-    url           another storage than Kafka: that of --queue-url or KMQ_QUEUE_URL
+    tables        tables of the config file for other parts of kmqpy
+    named         the names of connection settings that an option, the environment or the config file gave
+    url           the storage that --queue-url or KMQ_QUEUE_URL names; None: Kafka
     """
 
     connection: KafkaConnection
@@ -91,7 +94,7 @@ class Cli:
     url: StorageUrl | None = None
 
     def table(self, name: str) -> Mapping[str, Any]:
-        """A table of the config file; empty when there is none. Raises ConfigError."""
+        """Return a table of the config file; empty if there is none. Raises ConfigError."""
         table = self.tables.get(name, {})
         if not isinstance(table, Mapping):
             raise ConfigError(f"config file: {name} is not a table")
@@ -102,7 +105,7 @@ class Cli:
         return Admin(self.connection, self.zookeeper)
 
     def queue(self, name: str) -> QueueSettings:
-        """The settings of queue `name`: from the registry where ZooKeeper was named, else as clients do."""
+        """Return the settings of queue `name`: from the registry, or without ZooKeeper from kmq.queues."""
         if not self.has_registry:
             return settings_of(name, self.connection)
         with self.admin() as admin:
@@ -110,14 +113,17 @@ class Cli:
             return admin.settings(name)
 
     def named_queue(self, name: str | None) -> str:
-        """The queue's name, from QUEUE or the url; raises click's UsageError where both or neither say it."""
+        """Return the queue's name, which either QUEUE or the url gives; else raises click's UsageError."""
         found, rest = self.named_queue_and(name, ())
         if rest:
             raise click.UsageError(f"QUEUE: --queue-url names queue {found!r} already; leave {name!r} out")
         return found
 
     def named_queue_and(self, name: str | None, rest: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-        """The queue's name and the other arguments. Where the url names it, QUEUE is one of the others."""
+        """Return the queue's name and the other arguments.
+
+        Where the url names the queue, QUEUE was left out, so `name` is the first of the other arguments.
+        """
         if self.url is not None and self.url.queue:
             return self.url.queue, rest if name is None else (name, *rest)
         if name is None:
@@ -126,7 +132,7 @@ class Cli:
 
     @contextmanager
     def opened(self, name: str) -> Iterator[Queue]:
-        """The queue of this name, of any storage."""
+        """Open the queue of this name, in Kafka or the storage of the url."""
         if self.url is not None:
             with self.url.opened(name) as queue:
                 yield queue
@@ -135,14 +141,14 @@ class Cli:
                 yield queue
 
     def kafka_only(self, **options: object) -> None:
-        """Raise click's UsageError where an option was given that other storages don't have."""
+        """Raise click's UsageError if one of these options was given together with a url."""
         for name, value in options.items():
             if self.url is not None and value:
                 flag = name.replace("_", "-")
                 raise click.UsageError(f"--{flag} is for queues on Kafka only; leave it out, or --queue-url")
 
     def check_root(self, admin: Admin) -> None:
-        """Raise ConfigError where a root was named that is not there: nothing would be found under it."""
+        """Raise ConfigError if --root (or KMQ_ROOT, or the file) names a znode that does not exist."""
         if self.zookeeper.hosts and "root" in self.named and not admin.has_root():
             raise ConfigError(
                 f"root: there is no znode {self.connection.root!r} in ZooKeeper at "
@@ -176,23 +182,26 @@ def connection_options(function: F) -> F:
         click.option("-v", "--verbose", is_flag=True, default=None, help="Log to stderr."),
     ]
     for option in reversed(options):
-        function = _stored(option)(function)
+        function = _kept_option(option)(function)
     return function
 
 
-def _stored(option: Callable[[F], F]) -> Callable[[F], F]:
+def _kept_option(option: Callable[[F], F]) -> Callable[[F], F]:
+    """Have an option's value kept in click's context, not passed to the command."""
+
     def decorate(function: F) -> F:
         function = option(function)
         parameter = function.__click_params__[-1]  # type: ignore[attr-defined]
         parameter.expose_value = False
-        parameter.callback = _store
+        parameter.callback = _keep
         return function
 
     return decorate
 
 
-def _store(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    given = ctx.meta.setdefault(_META, {})
+def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    """Keep the value of an option; a repeatable option adds to its earlier values."""
+    given = ctx.meta.setdefault(_GIVEN, {})
     if isinstance(value, tuple):
         given[param.name] = given.get(param.name, ()) + value
     elif value is not None:
@@ -200,8 +209,8 @@ def _store(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 
 
 def given_defaults(ctx: click.Context) -> dict[str, Any]:
-    """The options given so far, by name, as defaults for another package's command."""
-    return {key: value for key, value in ctx.meta.get(_META, {}).items() if value}
+    """Return the shared options given so far, by name, as defaults for a command of another package."""
+    return {key: value for key, value in ctx.meta.get(_GIVEN, {}).items() if value}
 
 
 def queue_argument(function: F) -> F:
@@ -212,7 +221,8 @@ def queue_argument(function: F) -> F:
 def connected(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a command take the shared options, and be called with a `Cli` as its first argument.
 
-    It gives up soon where Kafka or ZooKeeper does not answer at all. It is for queues on Kafka only.
+    The command gives up soon if Kafka or ZooKeeper does not answer at all. It works with queues on Kafka
+    only: click's UsageError refuses a --queue-url.
     """
     return connection_options(_with_cli(_impatient(function), any_storage=False))
 
@@ -223,11 +233,13 @@ def connected_to_any(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def connected_service(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Like connected(), for a service: it waits for servers that are just starting."""
+    """Like connected(), for a command that runs as a service: it waits for servers that are just starting."""
     return connection_options(_with_cli(function, any_storage=False))
 
 
 def _impatient(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a command give up if the first answer of a service takes longer than `_FIRST_CONTACT_S`."""
+
     @functools.wraps(function)
     def impatient(*args: Any, **kwargs: Any) -> Any:
         with first_contact_within(_FIRST_CONTACT_S):
@@ -237,13 +249,15 @@ def _impatient(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_cli(function: Callable[..., Any], *, any_storage: bool) -> Callable[..., Any]:
+    """Call a command with a `Cli`, and add hints to its errors: a queue's similar name, a missing address."""
+
     @functools.wraps(function)
     def with_cli(*args: Any, **kwargs: Any) -> Any:
         context = click.get_current_context()
-        cli = _cli(context)
+        cli = _cli_of(context)
         if cli.url is not None and not any_storage:
             command = context.command_path
-            raise click.UsageError(f"{command} is for Kafka only; leave --queue-url and {VARIABLE} out")
+            raise click.UsageError(f"{command} is for Kafka only; leave --queue-url and {URL_VARIABLE} out")
         try:
             return function(cli, *args, **kwargs)
         except TopicError as error:
@@ -253,7 +267,7 @@ def _with_cli(function: Callable[..., Any], *, any_storage: bool) -> Callable[..
                 raise
             raise type(error)(f"{error}{hint}") from error
         except Unavailable as error:
-            hint = _unset(cli, str(error))
+            hint = _address_hint(cli, str(error))
             if not hint or isinstance(error, AccessDenied):
                 raise
             raise Unavailable(f"{error}{hint}") from error
@@ -262,9 +276,9 @@ def _with_cli(function: Callable[..., Any], *, any_storage: bool) -> Callable[..
 
 
 def _nearest_queue(cli: Cli, arguments: Mapping[str, Any]) -> str:
-    """`; did you mean …?` if a registered queue has a name like the given one, which is not registered.
+    """Return `; did you mean …?` if the given name is not registered, but a similar one is.
 
-    Nothing if ZooKeeper does not answer.
+    Empty otherwise, and if ZooKeeper does not answer.
     """
     name = arguments.get("queue") or arguments.get("name")
     if cli.url is not None or not cli.has_registry or not isinstance(name, str):
@@ -277,17 +291,18 @@ def _nearest_queue(cli: Cli, arguments: Mapping[str, Any]) -> str:
     return "" if name in names else nearest(name, names)
 
 
-def _unset(cli: Cli, error: str) -> str:
-    """A hint where a service is away whose address nobody gave."""
+def _address_hint(cli: Cli, error: str) -> str:
+    """Return a hint if the error is about a service whose address nobody gave; empty otherwise."""
     for service, name in (("Kafka", "bootstrap"), ("ZooKeeper", "zookeeper")):
         if f"{service} at " in error and name not in cli.named:
             return f"; KMQ_{name.upper()} is not set; kmq dev up prints it"
     return ""
 
 
-def _cli(ctx: click.Context) -> Cli:
-    given = dict(ctx.meta.get(_META, {}))
-    _log(verbose=bool(given.pop("verbose", False)))
+def _cli_of(ctx: click.Context) -> Cli:
+    """Build the `Cli` from the options that click's context keeps, the environment and the config file."""
+    given = dict(ctx.meta.get(_GIVEN, {}))
+    _set_up_logs(verbose=bool(given.pop("verbose", False)))
     as_json = given.pop("output", None) == "json"
     url = _storage_url(given.pop("queue_url", None))
     config = given.pop("config", None) or os.environ.get("KMQ_CONFIG")
@@ -298,7 +313,7 @@ def _cli(ctx: click.Context) -> Cli:
         warn(f"{name} in the environment is unknown{hint}")
     for table, option in (("kafka", "-X"), ("zookeeper_security", "-Z")):
         if values := given.pop(table, ()):
-            given[table] = _public(table, pairs(values, option), option)
+            given[table] = _checked_for_secrets(table, pairs(values, option), option)
     connection, zookeeper = build_connections(file, environment, given)
     named = frozenset({*file, *environment, *given})
     has_registry = "zookeeper" in named and bool(zookeeper.hosts)
@@ -306,13 +321,13 @@ def _cli(ctx: click.Context) -> Cli:
 
 
 def _storage_url(option: str | None) -> StorageUrl | None:
-    """An empty option, or an empty variable, means Kafka."""
-    text = os.environ.get(VARIABLE, "") if option is None else option
+    """Return the storage that the option or else the variable names; None, for Kafka, if that is empty."""
+    text = os.environ.get(URL_VARIABLE, "") if option is None else option
     return StorageUrl.of(text, on_command_line=option is not None) if text else None
 
 
-def _public(table: str, settings: list[tuple[str, str]], option: str) -> dict[str, str]:
-    """Return the settings; raises ConfigError for a secret, since whoever lists processes could read it."""
+def _checked_for_secrets(table: str, settings: list[tuple[str, str]], option: str) -> dict[str, str]:
+    """Return the settings; raises ConfigError for a secret: whoever may list processes could read it."""
     for key, _ in settings:
         if is_secret(key):
             variable = f"KMQ_{table}_{key}".upper().replace(".", "_")
@@ -324,7 +339,7 @@ def _public(table: str, settings: list[tuple[str, str]], option: str) -> dict[st
 
 
 def pairs(values: tuple[str, ...], option: str, form: str = "key=value") -> list[tuple[str, str]]:
-    """`KEY=VALUE` options as pairs; raises ConfigError."""
+    """Return `KEY=VALUE` options as pairs; raises ConfigError for another form."""
     found = []
     for value in values:
         key, separator, rest = value.partition("=")
@@ -335,8 +350,8 @@ def pairs(values: tuple[str, ...], option: str, form: str = "key=value") -> list
     return found
 
 
-class _Lines(logging.Handler):
-    """Prints errors and warnings as one line each on stderr; the clients' own messages only with -v."""
+class _ErrorLines(logging.Handler):
+    """Prints each log record as one line on stderr, except those of librdkafka and the ZooKeeper client."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not record.name.startswith(("kmqpy.librdkafka", "kmqpy.zookeeper.session")):
@@ -344,9 +359,10 @@ class _Lines(logging.Handler):
             warn(f"{record.getMessage()}{shown}")
 
 
-def _log(*, verbose: bool) -> None:
+def _set_up_logs(*, verbose: bool) -> None:
+    """Have kmqpy log everything to stderr, or else errors only, as one line each."""
     logger = logging.getLogger("kmqpy")
     if verbose:
         logs.setup()
-    elif not any(isinstance(handler, _Lines) for handler in logger.handlers):
-        logger.addHandler(_Lines(logging.ERROR))
+    elif not any(isinstance(handler, _ErrorLines) for handler in logger.handlers):
+        logger.addHandler(_ErrorLines(logging.ERROR))

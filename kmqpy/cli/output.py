@@ -1,7 +1,7 @@
-"""Printing: machine-readable JSON or aligned text on stdout, everything else on stderr.
+"""Prints for the commands: JSON or aligned text on stdout, messages, questions and progress on stderr.
 
-Whatever is printed goes through here: what others wrote (keys, reasons, holders, names) is escaped, so that
-it can't steer the terminal.
+Commands print foreign text (keys, reasons, holders, names) only by these functions: they escape control
+characters, so that such text can't steer the terminal.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.logs import printable, printable_json, printable_lines
 from kmqpy.core.throttle import Throttle
 
-_SHOWN_EVERY_S = 0.1
+_MIN_REDRAW_S = 0.1
+"""counted() shows no new number within this time after the last one."""
 
 
 class PartlyDone(click.ClickException):
-    """Something was done before it failed; the text says what."""
+    """A command failed after it had done a part; the text says which. `kmq` exits with 1 then."""
 
 
 def print_json(value: Any) -> None:
-    """One JSON value on one line, at once."""
+    """Print a value as JSON on one line of stdout, and flush it."""
     click.echo(printable_json(value))
 
 
 def print_text(text: str = "") -> None:
-    """One line on stdout."""
+    """Print one line on stdout."""
     click.echo(printable(text))
 
 
 def print_lines(text: str) -> None:
-    """Lines on stdout."""
+    """Print text of several lines on stdout."""
     click.echo(printable_lines(text))
 
 
@@ -53,25 +54,25 @@ def replace_closed_streams() -> None:
 
 
 def check_stdout() -> None:
-    """Raise click's UsageError where stdout was closed."""
+    """Raise click's UsageError if stdout was closed before we began."""
     if getattr(sys.stdout, "name", None) == os.devnull:
         raise click.UsageError("standard output is closed; /dev/null throws away what is printed")
 
 
 def standard_input(otherwise: str) -> TextIO:
-    """Standard input; raises click's UsageError where it was closed, saying what to do instead."""
+    """Return standard input. If it was closed, raises click's UsageError with the advice `otherwise`."""
     if sys.stdin is None:
         raise click.UsageError(f"standard input is closed; {otherwise}")
     return sys.stdin
 
 
 def drop_stdout() -> None:
-    """Print nothing more, since nobody reads our output any longer, and raise no error for that at exit."""
+    """Throw further output away, since nobody reads stdout any longer; so flushing it at exit can't fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Aligned columns; nothing is cut off when stdout is no terminal. `None` prints as -."""
+    """Print aligned columns; where stdout is no terminal, no line is wrapped. None prints as -."""
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold", min_width=len(column), no_wrap=not sys.stdout.isatty())
@@ -94,19 +95,19 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 def warn(text: str) -> None:
-    """One line on stderr."""
+    """Print one line on stderr that begins with `kmq:`."""
     click.echo(printable("kmq: " + " ".join(text.split())), err=True)
 
 
 def print_error(text: object) -> None:
-    """One line on stderr that begins with `kmq: error:`."""
+    """Print one line on stderr that begins with `kmq: error:`."""
     warn(f"error: {text}")
 
 
 @contextmanager
 def counted(what: str) -> Iterator[Callable[[int], None]]:
-    """Shows a growing number on a terminal; the function that it yields is called with it, however often."""
-    shown = Throttle(_SHOWN_EVERY_S)
+    """Yield a function that shows a growing number on a terminal; it may be called as often as one likes."""
+    shown = Throttle(_MIN_REDRAW_S)
     if not sys.stderr.isatty():
         yield lambda _count: None
         return
@@ -122,7 +123,7 @@ def counted(what: str) -> Iterator[Callable[[int], None]]:
 
 
 def when(ms: int | None) -> str | None:
-    """A moment (ms since 1970) as UTC text."""
+    """Return a moment (ms since 1970) as UTC text; `never` for moments after the year 9999."""
     if ms is None:
         return None
     try:
@@ -133,7 +134,7 @@ def when(ms: int | None) -> str | None:
 
 
 def distance(ms: int | None) -> str | None:
-    """How far a moment is from now: `in 4.2s`, `3m ago`."""
+    """Return how far a moment (ms since 1970) is from now: `in 4.2s`, `3m ago`."""
     if ms is None:
         return None
     away = ms - SYSTEM_CLOCK.wall_ms()
@@ -141,7 +142,7 @@ def distance(ms: int | None) -> str | None:
 
 
 def span(ms: int) -> str:
-    """A duration for people: `350ms`, `4.2s`, `3m`, `2h`, `7d`."""
+    """Return a duration, rounded down, for people: `350ms`, `4.2s`, `3m`, `2h`, `7d`."""
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000)):
         if ms >= 2 * size or (ms >= size and ms % size == 0):
             return f"{ms // size}{unit}"
@@ -156,9 +157,9 @@ def many(count: int, thing: str) -> str:
 
 
 def confirmed(question: str, *, yes: bool) -> None:
-    """Ask before something is deleted, unless `yes`; nothing but y or yes on standard input will do.
+    """Ask before something is deleted, unless `yes`.
 
-    Raises click's UsageError when it is refused.
+    Raises click's UsageError for any answer on standard input but y or yes, and for no answer.
     """
     if yes:
         return

@@ -1,4 +1,7 @@
-"""Finds the commands of other packages: those of the trackers, which kmqpy must not import, and any other."""
+"""Finds and imports commands of other packages, by their entry points.
+
+Among these is our own package `tracker`, which kmqpy must not import itself.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +18,27 @@ import kmqpy
 GROUP = "kmqpy.commands"
 """The entry-point group by which other packages add commands."""
 
-_BESIDE = "tracker"
-"""A package that is installed beside kmqpy. Its name is a common one."""
+_TRACKER = "tracker"
+"""The package of the trackers, which is installed in the same folder as kmqpy. The name is a common one."""
 
 
 def plugins() -> dict[str, EntryPoint]:
-    """The commands of other packages, by name; none of them is loaded."""
+    """Return the entry points of other packages' commands, by name, without importing these."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def load(point: EntryPoint) -> click.Command:
     """Import a command; raises ImportError or AttributeError if that fails.
 
-    Our trackers are imported from beside kmqpy, though a `tracker.py` of the user comes first on sys.path.
+    Imports our trackers from the folder of kmqpy, even if a `tracker.py` of the user is first on sys.path.
     """
-    if point.module.partition(".")[0] == _BESIDE:
-        _import_from_beside(_BESIDE)
+    if point.module.partition(".")[0] == _TRACKER:
+        _import_from_our_folder(_TRACKER)
     command: click.Command = point.load()
     return command
 
 
-def _import_from_beside(name: str) -> None:
+def _import_from_our_folder(name: str) -> None:
     """Import a package from the folder that holds kmqpy, unless it was imported from there already."""
     folder = Path(kmqpy.__file__).parents[1]
     spec = PathFinder.find_spec(name, [str(folder)])

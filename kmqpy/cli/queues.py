@@ -1,4 +1,4 @@
-"""`kmq queue create/list/describe/alter/delete` and `kmq purge`."""
+"""The commands `kmq queue create`, `list`, `describe`, `alter` and `delete`, and `kmq purge`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _LimitType(click.ParamType):  # type: ignore[type-arg]  # generic in newer
         return int(value)
 
 
-_LIMITS = (
+_SETTINGS = (
     click.option(
         "--max-redeliveries", type=_LimitType(), help="Redeliveries before a message is dead-lettered."
     ),
@@ -52,8 +52,9 @@ _LIMITS = (
 )
 
 
-def _limits(function: Any) -> Any:
-    for option in reversed(_LIMITS):
+def _setting_options(function: Any) -> Any:
+    """Add the options for settings that `kmq queue create` and `kmq queue alter` have both."""
+    for option in reversed(_SETTINGS):
         function = option(function)
     return function
 
@@ -61,7 +62,7 @@ def _limits(function: Any) -> Any:
 def _changes(
     max_redeliveries: int | str | None, flags: Mapping[str, bool | None], **durations: timedelta | None
 ) -> dict[str, int | str | bool]:
-    """The settings that were given, by their names; durations as ms."""
+    """Return the settings that were given as options, by their names; durations in ms."""
     changes: dict[str, int | str | bool] = {
         f"{key}_ms": milliseconds(value) for key, value in durations.items() if value is not None
     }
@@ -84,9 +85,9 @@ def queue() -> None:
 
 @queue.command()
 @queue_argument
-@click.option("--partitions", type=int, help="So many clients can receive at once [as the topic has, or 1].")
+@click.option("--partitions", type=int, help="As many clients can receive at once [as in the topic, or 1].")
 @click.option("--replication", type=int, help="Copies of each record [3, or as many as brokers].")
-@_limits
+@_setting_options
 @click.option("--markers-topic", help="[QUEUE__markers]")
 @click.option("--dead-letter-topic", help="[QUEUE__undelivered]")
 @click.option("--consumer-group", help="[kmq-QUEUE]")
@@ -112,10 +113,9 @@ def create(
 ) -> None:
     """Create a queue.
 
-    Its topics, and its entry in the registry, from which trackers serve it. Topics that exist are kept
-    when they fit, unless another queue uses them. Doing it twice changes nothing; of a queue that exists,
-    the name alone is enough to recreate topics that are missing. With --queue-url, a queue that exists is
-    an error.
+    Creates the queue's topics, and its entry in the registry, by which trackers know it. Topics that exist
+    are kept when they fit, unless another queue uses them. A second call changes nothing; to recreate missing
+    topics of a queue, its name alone is enough. With --queue-url, a queue that exists is an error.
 
     \b
     Example:
@@ -154,10 +154,12 @@ def create(
 
 
 def _exists(admin: Admin, cli: Cli, name: str) -> bool:
+    """True if the registry has the queue; False without ZooKeeper."""
     return cli.has_registry and any(one.settings.name == name for one in admin.list_queues())
 
 
 def _created(settings: QueueSettings, topics: QueueTopics) -> dict[str, Any]:
+    """Return the JSON object that `kmq queue create` prints."""
     return {
         **dataclasses.asdict(settings),
         "partitions": topics.partitions,
@@ -243,7 +245,7 @@ def describe(cli: Cli, queue: str | None) -> None:
     for topic in found.topics:
         print_text()
         print_text(topic.name)
-        for key, value in _relevant(topic.config).items():
+        for key, value in _shown_config(topic.config).items():
             print_text(f"  {key:<32}{value}")
     print_text()
     print_table(
@@ -252,7 +254,7 @@ def describe(cli: Cli, queue: str | None) -> None:
     )
 
 
-_RELEVANT = (
+_SHOWN_CONFIG = (
     "retention.ms",
     "retention.bytes",
     "cleanup.policy",
@@ -261,13 +263,15 @@ _RELEVANT = (
     "min.insync.replicas",
     "unclean.leader.election.enable",
 )
+"""The settings of topics that `kmq queue describe` shows."""
 
 
-def _relevant(config: dict[str, str]) -> dict[str, str]:
-    return {key: config[key] for key in _RELEVANT if key in config}
+def _shown_config(config: dict[str, str]) -> dict[str, str]:
+    return {key: config[key] for key in _SHOWN_CONFIG if key in config}
 
 
 def _described(found: QueueDescription) -> dict[str, Any]:
+    """Return the JSON object that `kmq queue describe` prints."""
     return {
         "queue": found.settings.name,
         "registered": found.registered,
@@ -275,7 +279,7 @@ def _described(found: QueueDescription) -> dict[str, Any]:
         "partitions": found.partitions,
         "settings": dataclasses.asdict(found.settings),
         "topics": [
-            {**dataclasses.asdict(topic), "config": _relevant(topic.config)} for topic in found.topics
+            {**dataclasses.asdict(topic), "config": _shown_config(topic.config)} for topic in found.topics
         ],
         "trackers": [
             {"partition": p, "owner": found.owners.get(p), "stored_offset": found.offsets.get(p)}
@@ -287,7 +291,7 @@ def _described(found: QueueDescription) -> dict[str, Any]:
 @queue.command()
 @click.argument("name")
 @click.option("--partitions", type=int, help="Add partitions up to this number; fewer is not possible.")
-@_limits
+@_setting_options
 @connected
 def alter(
     cli: Cli,
@@ -343,10 +347,10 @@ def delete(
 ) -> None:
     """Delete a queue with all its messages and dead letters.
 
-    A registered one, of which trackers let go first; each topic is shown before. Topics that another queue
+    Shows each topic and asks, then waits until trackers have let go of the queue. Topics that another queue
     uses as well are kept. After an error a second call goes on where this one ended.
 
-    With --leftovers the topics that look like those of QUEUE and belong to no registered queue.
+    With --leftovers, deletes the topics of an unregistered QUEUE that no other queue uses.
 
     \b
     Example:

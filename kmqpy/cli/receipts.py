@@ -1,4 +1,8 @@
-"""`kmq ack`, `nack`, `extend`, `dead-letter`: by receipts, as arguments or on standard input."""
+"""The commands `kmq ack`, `nack`, `extend` and `dead-letter` for messages that `kmq receive` has taken.
+
+Each command takes receipts, as arguments or on standard input. A receipt is a text that names a taken message
+and its queue: `kmq receive` prints the receipt of each message.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,13 @@ from kmqpy.kafka.receipt import Receipt
 from kmqpy.queue import Queue
 from kmqpy.storages.receipts import queue_named_in
 
-_FLUSH_S = 10.0
-_RECEIPTS = click.argument("receipts", nargs=-1)
+_FLUSH_TIMEOUT_S = 10.0
+"""How long the storage may take to confirm all acknowledgements and the like; then the command fails."""
+_RECEIPTS_ARGUMENT = click.argument("receipts", nargs=-1)
 
 
 @click.command()
-@_RECEIPTS
+@_RECEIPTS_ARGUMENT
 @connected_to_any
 @click.pass_context
 def ack(ctx: click.Context, cli: Cli, receipts: tuple[str, ...]) -> None:
@@ -37,11 +42,11 @@ def ack(ctx: click.Context, cli: Cli, receipts: tuple[str, ...]) -> None:
       kmq ack 1.WyJqb2JzIiwi...
       kmq receive jobs --max 10 | kmq ack
     """
-    _each(ctx, cli, receipts, "acknowledged", lambda client, receipt: client.ack(receipt))
+    _apply(ctx, cli, receipts, "acknowledged", lambda client, receipt: client.ack(receipt))
 
 
 @click.command()
-@_RECEIPTS
+@_RECEIPTS_ARGUMENT
 @click.option("--delay", type=DURATION, default="0s", help="Redeliver after this time.")
 @click.option("--reason", help="Shown by in-flight, and of the dead letter if it becomes one.")
 @click.option("--no-count", is_flag=True, help="This delivery is not an attempt.")
@@ -70,11 +75,11 @@ def nack(
     def act(client: Finisher, receipt: str) -> None:
         client.nack(receipt, delay=delay, count=not no_count, reason=reason)
 
-    _each(ctx, cli, receipts, "given back", act)
+    _apply(ctx, cli, receipts, "given back", act)
 
 
 @click.command()
-@_RECEIPTS
+@_RECEIPTS_ARGUMENT
 @click.option(
     "--lease",
     type=DURATION,
@@ -100,11 +105,11 @@ def extend(ctx: click.Context, cli: Cli, receipts: tuple[str, ...], lease: timed
         if client.extend(receipt, lease=lease):
             raise ReceiptError(f"receipt: {receipt!r} has no lease any more that could be extended")
 
-    _each(ctx, cli, receipts, "extended", act)
+    _apply(ctx, cli, receipts, "extended", act)
 
 
 @click.command(name="dead-letter")
-@_RECEIPTS
+@_RECEIPTS_ARGUMENT
 @click.option("--reason", help="The dead letter's reason.")
 @connected_to_any
 @click.pass_context
@@ -120,23 +125,27 @@ def dead_letter(ctx: click.Context, cli: Cli, receipts: tuple[str, ...], reason:
     Example:
       kmq dead-letter 1.WyJqb2JzIiwi... --reason "no such user"
     """
-    _each(ctx, cli, receipts, "rejected", lambda client, receipt: client.dead_letter(receipt, reason=reason))
+    _apply(ctx, cli, receipts, "rejected", lambda client, receipt: client.dead_letter(receipt, reason=reason))
 
 
-def _each(
+def _apply(
     ctx: click.Context,
     cli: Cli,
     receipts: tuple[str, ...],
     done_word: str,
     act: Callable[[Finisher, str], object],
 ) -> None:
-    """Call `act` for each receipt; prints an error for those that can't be used, and exits with 1 then."""
+    """Call `act` with each receipt and a client of its queue, then print how many messages were `done_word`.
+
+    Prints an error for each receipt that can't be used. Exits with 1 if there was one, or with 2 if no
+    receipt could be used.
+    """
     done = failed = 0
     clients: dict[str, Finisher] = {}
     with ExitStack() as stack:
         for text in dict.fromkeys(receipts) or _from_stdin():
             try:
-                name = _queue_of(cli, text)
+                name = _queue_named_by(cli, text)
                 if name not in clients:
                     clients[name] = stack.enter_context(_finisher(cli, name))
                 act(clients[name], text)
@@ -145,7 +154,7 @@ def _each(
                 failed += 1
                 print_error(error)
         for client in clients.values():
-            client.flush(_FLUSH_S)
+            client.flush(_FLUSH_TIMEOUT_S)
     if cli.json:
         print_json({"done": done, "failed": failed})
     elif done:
@@ -155,15 +164,18 @@ def _each(
 
 
 Finisher = KmqClient | Queue
+"""What finishes messages by their receipts."""
 
 
-def _queue_of(cli: Cli, receipt: str) -> str:
+def _queue_named_by(cli: Cli, receipt: str) -> str:
+    """Return the name of the receipt's queue; raises ReceiptError."""
     if cli.url is None:
         return Receipt.parse(receipt).queue
     return cli.url.queue or queue_named_in(receipt)
 
 
 def _finisher(cli: Cli, name: str) -> AbstractContextManager[Finisher]:
+    """Open the queue of this name; on Kafka a client that writes markers and receives nothing."""
     if cli.url is not None:
         return cli.url.opened(name)
     try:
@@ -174,12 +186,13 @@ def _finisher(cli: Cli, name: str) -> AbstractContextManager[Finisher]:
 
 
 def _from_stdin() -> Iterable[str]:
+    """Yield a receipt from each line: the line itself, or the one in a line that `kmq receive` printed."""
     for line in standard_input("give receipts as arguments").buffer:
-        text = line.decode(errors="replace").strip()  # what is no text is refused as a receipt, and named
+        text = line.decode(errors="replace").strip()  # what is no text will be refused as no receipt
         if text.startswith("{"):
             try:
                 yield str(json.loads(text)["receipt"])
             except (ValueError, KeyError, TypeError, RecursionError):
-                yield text  # refused likewise
+                yield text  # will be refused, too
         elif text:
             yield text

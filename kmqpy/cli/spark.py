@@ -1,4 +1,4 @@
-"""`kmq spark-jars`, `kmq pipeline`."""
+"""The commands `kmq spark-jars` and `kmq pipeline`."""
 
 from __future__ import annotations
 
@@ -119,12 +119,12 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
       kmq pipeline orders --schema "id long, customer string, total double" --out orders.parquet \\
         --aggregate "select customer, sum(total) total from rows group by customer" --report report --drain
     """
-    from kmqpy.spark import KmqSpark  # first: says what is missing
+    from kmqpy.spark import KmqSpark  # first: it says which packages are missing
     from kmqpy.spark.checkpoint import one_line
     from kmqpy.spark.health import health
     from kmqpy.spark.pipeline import Sink, check_aggregate, dead_letters, run_pipeline, write_aggregate
     from kmqpy.spark.session import start, stop
-    from kmqpy.spark.sinks import IN_FOLDERS, checkpoint_of, target_of
+    from kmqpy.spark.sinks import FOLDER_FORMATS, checkpoint_of, target_of
 
     from py4j.protocol import Py4JError, Py4JNetworkError  # isort: skip
     from pyspark.errors import PySparkException  # isort: skip
@@ -134,7 +134,7 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
     if given["follow"] and (given["aggregate"] or given["report"]):
         raise click.UsageError("--aggregate and --report: made at the end of a run, which --follow has not")
     check_session_options(given)
-    if given["aggregate"] and given["form"] not in IN_FOLDERS:
+    if given["aggregate"] and given["form"] not in FOLDER_FORMATS:
         raise click.UsageError(f"--aggregate: of files and Delta tables only, not of {given['form']}")
     sink = Sink(
         path=given["out"],
@@ -147,7 +147,7 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
     target = target_of(sink, cli.connection)
     checkpoint_of(sink)
     builder = builder_of(given, f"kmq pipeline {queue}", target.settings)
-    function = None if given["function"] is None else _loaded(given["function"])
+    function = None if given["function"] is None else _load_function(given["function"])
     settings = cli.queue(queue)
     spark = start(builder, packages=given["packages"], jar_sets=target.jar_sets)
     stopping = _stop_signal()
@@ -200,7 +200,7 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
 
 
 def _summarize(cli: Cli, queue: QueueSettings) -> None:
-    """Print what a run that was stopped has left in the queue; a report of its health would take too long."""
+    """Print what a stopped run has left in the queue: quickly, unlike the report of the queue's health."""
     found = queue_stats(cli.connection, queue)
     left = {name: getattr(found, name) for name in ("depth", "in_flight", "dead_letters")}
     if cli.json:
@@ -213,7 +213,7 @@ def _summarize(cli: Cli, queue: QueueSettings) -> None:
 
 @contextmanager
 def _progress_line(*, shown: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """Yield a function that writes progress over the same line of a terminal; None unless `shown`."""
+    """Yield a function that overwrites one line of the terminal with progress; None unless `shown`."""
 
     def show(progress: Progress) -> None:
         counts = (progress.behind, progress.dead_letters)
@@ -230,8 +230,8 @@ def _progress_line(*, shown: bool) -> Iterator[Callable[[Progress], None] | None
             click.echo(err=True)
 
 
-def _loaded(name: str) -> Any:
-    """Import the function `module:name`, from this folder, too; executors are sent its code."""
+def _load_function(name: str) -> Any:
+    """Import the function `module:name`, also from the current folder; executors get its module's code."""
     module_name, _, attribute = name.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
@@ -246,7 +246,7 @@ def _loaded(name: str) -> Any:
 
 
 def _stop_signal() -> Callable[[], bool]:
-    """Handle SIGTERM and SIGINT. The returned function tells if one came; a second ends the process."""
+    """Handle SIGTERM and SIGINT: the returned function tells if one has come; a second ends the process."""
     stopping = threading.Event()
 
     def stop(number: int, _frame: Any) -> None:

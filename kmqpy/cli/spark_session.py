@@ -1,4 +1,4 @@
-"""The Spark session of a command."""
+"""Options by which a command starts Spark, and the builder of its Spark session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say where Spark is, and how it is set."""
+    """Add the options that say where Spark is, and with which settings and packages it runs."""
     for option in (
         click.option(
             "--conf", "settings", metavar="KEY=VALUE", multiple=True, help="A setting of Spark; repeatable."
@@ -35,16 +35,16 @@ def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_session_options(given: Mapping[str, Any]) -> None:
-    """Raise UsageError for options of session_options() that don't go together."""
+    """Raise click's UsageError for options of session_options() that exclude each other."""
     if given["master"] and given["remote"]:
         raise click.UsageError("--master and --remote: give one of them")
 
 
 def builder_of(given: Mapping[str, Any], name: str, needed: Mapping[str, str]) -> SparkSession.Builder:
-    """The builder of a session called `name`.
+    """Return the builder of a session called `name`.
 
     given   the options of session_options()
-    needed  settings that it must have beside those of --conf
+    needed  settings that the session must have; they overrule --conf
     """
     from pyspark.sql import SparkSession
 
@@ -54,13 +54,13 @@ def builder_of(given: Mapping[str, Any], name: str, needed: Mapping[str, str]) -
         builder = builder.remote(given["remote"])
     elif given["master"] or not os.environ.keys() & {"PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "MASTER"}:
         builder = builder.master(given["master"] or "local[*,4]")
-        if (given["master"] or "local").startswith("local"):  # 200 are for a cluster
+        if (given["master"] or "local").startswith("local"):  # Spark's default, 200, is for a cluster
             builder = builder.config("spark.sql.shuffle.partitions", "4")
     return builder.config(map=conf)
 
 
 def _conf(given: tuple[str, ...], needed: Mapping[str, str]) -> dict[str, Any]:
-    """Settings of Spark: those of --conf, and those that are needed beside them."""
+    """Return the settings of --conf and the needed ones; extensions of both. Raises click's UsageError."""
     found: dict[str, Any] = dict(pairs(given, "--conf"))
     for key in found:
         if not key.startswith("spark."):

@@ -1,4 +1,4 @@
-"""`kmq spark-state`."""
+"""The command `kmq spark-state`: a table with the state of each message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kmqpy.cli.spark_session import builder_of, check_session_options, session_o
 @session_options
 @connected
 def spark_state(cli: Cli, queue: str, **given: Any) -> None:
-    """Bring a table with the state of each message up to date, and print how many are in which.
+    """Bring a table with the state of each message up to date, and count the messages.
 
     It reads what was written since the last run, whatever the queue holds beside. The table is a folder of
     Parquet files, which KmqSpark.state_table() reads.
@@ -28,7 +28,7 @@ def spark_state(cli: Cli, queue: str, **given: Any) -> None:
     Example:
       kmq spark-state jobs --table /data/jobs-state
     """
-    from kmqpy.spark import KmqSpark  # first: says what is missing
+    from kmqpy.spark import KmqSpark  # first: it says which packages are missing
     from kmqpy.spark.checkpoint import one_line
     from kmqpy.spark.session import start, stop
 

@@ -1,4 +1,4 @@
-"""`kmq sql schema`."""
+"""The command `kmq sql schema`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kmq in-flight`, `orphans`, `peek`, `size`, `stats`, `doctor`."""
+"""The commands that look at queues: `kmq in-flight`, `orphans`, `peek`, `size`, `stats` and `doctor`."""
 
 from __future__ import annotations
 
@@ -93,10 +93,11 @@ def peek(cli: Cli, queue: str | None, limit: int) -> None:
     with cli.opened(cli.named_queue(queue)) as opened:
         for message in opened.peek(limit):
             shown = as_object(message)
-            print_json({key: value for key, value in shown.items() if key not in _OF_TAKES})
+            print_json({key: value for key, value in shown.items() if key not in _TAKE_FIELDS})
 
 
-_OF_TAKES = ("receipt", "lease_until_ms")
+_TAKE_FIELDS = ("receipt", "lease_until_ms")
+"""Fields that only a taken message has."""
 
 
 @click.command()
@@ -105,7 +106,7 @@ _OF_TAKES = ("receipt", "lease_until_ms")
 def size(cli: Cli, queue: str | None) -> None:
     """Print how many messages wait.
 
-    Those that are neither in flight nor dead; delayed ones are included.
+    Counts messages that are neither in flight nor dead-lettered; delayed messages are included.
 
     \b
     Example:
@@ -164,15 +165,16 @@ def stats(cli: Cli, queue: str | None) -> None:
         ],
         [
             *(
-                [*_counts(str(part.partition), part), part.owner, part.stored_offset]
+                [*_count_cells(str(part.partition), part), part.owner, part.stored_offset]
                 for part in found.partitions
             ),
-            [*_counts("total", found), "", ""],
+            [*_count_cells("total", found), "", ""],
         ],
     )
 
 
-def _counts(name: str, part: QueueStats | PartitionStats) -> list[object]:
+def _count_cells(name: str, part: QueueStats | PartitionStats) -> list[object]:
+    """Return the cells of a row that `kmq stats` prints."""
     about = "" if part.exact else "~"
     return [
         name,

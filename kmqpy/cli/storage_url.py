@@ -1,4 +1,4 @@
-"""`--queue-url` and KMQ_QUEUE_URL: the storage that commands work on, where that is not Kafka."""
+"""`StorageUrl`: the storage that --queue-url or KMQ_QUEUE_URL names for commands, instead of Kafka."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from kmqpy.queue import Queue, Storage, queue_for, storage_for
 from kmqpy.queue.storage import QUEUE_SETTINGS
 from kmqpy.queue.url import parse_url
 
-VARIABLE = "KMQ_QUEUE_URL"
-_OF_A_QUEUE = {"queue", *QUEUE_SETTINGS}
+URL_VARIABLE = "KMQ_QUEUE_URL"
+_QUEUE_KEYS = {"queue", *QUEUE_SETTINGS}
+"""Parameters of a url that are about a queue, not about the storage."""
 
 
 @dataclass(frozen=True)
 class StorageUrl:
-    """A storage, and a queue of it where the url names one (`queue=`).
+    """A url that names a storage, and maybe one of its queues.
 
     text      the url; it may hold a password, so it is never shown
-    settings  what it says of the queue beside the name
+    queue     the name of the queue; empty if the url has no parameter `queue`
+    settings  the queue's settings in the url
     """
 
     text: str = field(repr=False)
@@ -30,16 +32,16 @@ class StorageUrl:
 
     @classmethod
     def of(cls, text: str, *, on_command_line: bool) -> StorageUrl:
-        """Take a url apart.
+        """Parse a url.
 
-        Raises ConfigError, for one with a password on the command line as well: whoever may list processes
-        could read it.
+        Raises ConfigError for a url that can't be parsed, for one of Kafka, and for one with a secret
+        `on_command_line`: whoever may list processes could read the secret.
         """
         names_queue = any(part.partition("=")[0] == "queue" for part in _parameters(text))
         url = parse_url(text, names_queue=names_queue)
         if on_command_line and (url.password or any(map(is_secret, url.settings))):
             raise ConfigError(
-                f"--queue-url: a secret must not stand on a command line; give it as {VARIABLE}"
+                f"--queue-url: a secret must not stand on a command line; give it as {URL_VARIABLE}"
             )
         if url.scheme == "kafka":
             raise ConfigError("--queue-url: queues on Kafka are named by --bootstrap and QUEUE")
@@ -47,12 +49,12 @@ class StorageUrl:
         return cls(text, url.queue, {key: url.settings[key] for key in url.settings.keys() & of_queue})
 
     def storage(self, *, for_create: bool = False) -> Storage:
-        """Open the storage; what the url says of a queue is left out.
+        """Open the storage, by the url without the parameters that are about a queue.
 
-        Raises QueueNotFound if SQLite's file does not exist, unless it is opened `for_create` of a queue.
+        Raises QueueNotFound if SQLite's file does not exist, unless a queue is to be created (`for_create`).
         """
         base, _, _ = self.text.partition("?")
-        rest = "&".join(part for part in _parameters(self.text) if part.partition("=")[0] not in _OF_A_QUEUE)
+        rest = "&".join(part for part in _parameters(self.text) if part.partition("=")[0] not in _QUEUE_KEYS)
         url = f"{base}?{rest}" if rest else base
         if base.lower().startswith("sqlite:") and not for_create:
             from kmqpy.storages.sql.opening import refuse_missing_file  # needs an extra
@@ -62,7 +64,7 @@ class StorageUrl:
 
     @contextmanager
     def opened(self, name: str) -> Iterator[Queue]:
-        """Open a queue, and close it with its storage."""
+        """Open the url's queue, or else the queue `name`; closes it, and the storage, at the end."""
         if self.queue:
             with queue_for(self.text) as queue:
                 yield queue
@@ -72,4 +74,5 @@ class StorageUrl:
 
 
 def _parameters(url: str) -> list[str]:
+    """Return the parameters of a url, each as `key=value`."""
     return url.partition("?")[2].split("&")

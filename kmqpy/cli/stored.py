@@ -1,4 +1,7 @@
-"""Administration commands over a storage that --queue-url names."""
+"""Administration commands for queues of other storages than Kafka, which --queue-url names.
+
+Each function does the work of one command, or prints its result: as JSON if `as_json`, else as text.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from kmqpy.queue import DeadLetter, Orphan, QueueDescription
 
 
 def create(url: StorageUrl, name: str, settings: Mapping[str, Any], *, as_json: bool) -> None:
-    """Create a queue with the settings of the url, overridden by those given here, and describe it."""
+    """Create a queue with the settings of the url and the given ones, which overrule these; print it."""
     with url.storage(for_create=True) as storage:
         storage.create(name, **{**url.settings, **settings})
         found = storage.describe(name)
@@ -36,7 +39,7 @@ def list_queues(url: StorageUrl, *, as_json: bool) -> None:
 
 
 def describe(url: StorageUrl, name: str, *, as_json: bool) -> None:
-    """Print the settings and sizes of a queue."""
+    """Print the settings of a queue, and how many messages it holds."""
     with url.storage() as storage:
         found = storage.describe(name)
     if as_json:
@@ -50,7 +53,7 @@ def describe(url: StorageUrl, name: str, *, as_json: bool) -> None:
 
 
 def delete(url: StorageUrl, name: str, *, yes: bool, if_empty: bool, as_json: bool) -> None:
-    """Delete a queue, after its sizes were shown."""
+    """Show how many messages a queue holds, ask, and delete the queue."""
     with url.storage() as storage:
         found = storage.describe(name)
         held = found.ready + found.delayed + found.in_flight
@@ -67,7 +70,7 @@ def delete(url: StorageUrl, name: str, *, yes: bool, if_empty: bool, as_json: bo
 
 
 def stats(url: StorageUrl, name: str, *, as_json: bool) -> None:
-    """Print the sizes of a queue."""
+    """Print how many messages a queue holds."""
     with url.storage() as storage:
         found = storage.describe(name)
     if as_json:
@@ -78,7 +81,7 @@ def stats(url: StorageUrl, name: str, *, as_json: bool) -> None:
 
 
 def purge(url: StorageUrl, name: str, *, yes: bool, as_json: bool) -> None:
-    """Delete every message of a queue but dead letters, after the sizes were shown."""
+    """Show how many messages a queue holds, ask, and delete all of them but the dead letters."""
     with url.opened(name) as queue:
         warn(f"to be deleted: {many(queue.size(), 'message')} waiting, {queue.in_flight()} in flight")
         confirmed(f"Delete every message of queue {name}?", yes=yes)
@@ -112,7 +115,7 @@ def print_dead_letters(found: Sequence[DeadLetter], *, as_json: bool) -> None:
 
 
 def dead_letter_object(one: Any) -> dict[str, Any]:
-    """Return the fields of a dead letter of any storage, without its body and headers."""
+    """Return the fields of a dead letter of any storage, for JSON, without its body and headers."""
     plain = {
         field.name: getattr(one, field.name)
         for field in dataclasses.fields(one)
@@ -122,7 +125,7 @@ def dead_letter_object(one: Any) -> dict[str, Any]:
 
 
 def redrive(url: StorageUrl, name: str, ids: tuple[str, ...], *, as_json: bool) -> int:
-    """Send dead letters back; returns the exit code."""
+    """Send dead letters back; returns the exit code, 1 if some of `ids` name no dead letter."""
     with url.opened(name) as queue:
         count = queue.dead_letters.redrive(ids or None)
     missing = len(set(ids)) - count if ids else 0
@@ -136,7 +139,7 @@ def redrive(url: StorageUrl, name: str, ids: tuple[str, ...], *, as_json: bool) 
 
 
 def print_orphans(found: Sequence[Orphan], *, as_json: bool) -> None:
-    """Print messages in flight, with their receipts."""
+    """Print messages in flight, each with its receipt."""
     if as_json:
         print_json(
             [
@@ -168,6 +171,7 @@ def print_orphans(found: Sequence[Orphan], *, as_json: bool) -> None:
 
 
 def _sizes(found: QueueDescription) -> tuple[list[str], list[list[object]]]:
+    """Return columns and rows of a table that shows how many messages the queue holds."""
     return (
         ["queue", "depth", "in flight", "delayed", "dead"],
         [[found.name, found.ready + found.delayed, found.in_flight, found.delayed, found.dead]],

@@ -1,4 +1,4 @@
-"""Messages as JSON: text where it is text, base64 where it is not."""
+"""Makes JSON objects of messages: keys, bodies and headers as text, or in base64 where they are no text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from kmqpy.message import Headers, Message
 
 
 def as_object(message: Message) -> dict[str, Any]:
-    """The fields that `kmq receive` prints of a message; a message of Kafka has a partition and an offset."""
+    """Return the fields of a message that `kmq receive` prints.
+
+    A message of Kafka has a partition and an offset instead of an id.
+    """
     place: dict[str, Any] = {"id": message.id}
     if isinstance(message, KafkaMessage):
         place = {"partition": message.partition, "offset": message.offset}
@@ -29,7 +32,7 @@ def as_object(message: Message) -> dict[str, Any]:
 
 
 def content(name: str, data: bytes | None) -> dict[str, str | None]:
-    """`{name: text}`, or `{name_base64: …}` when it is not UTF-8."""
+    """Return `{name: text}`, or `{name_base64: …}` if the data is not UTF-8."""
     if data is None:
         return {name: None}
     try:
@@ -39,7 +42,10 @@ def content(name: str, data: bytes | None) -> dict[str, str | None]:
 
 
 def headers_of(headers: Headers) -> dict[str, dict[str, str | None]]:
-    """`headers` by name (of a repeated one the last); those that are no printable text apart, in base64."""
+    """Return `{headers: …}` by name, with the last value of a repeated name.
+
+    Values that are no printable text are not there but in `headers_base64`.
+    """
     texts: dict[str, str | None] = {}
     binary: dict[str, str | None] = {}
     for name, value in headers:
@@ -54,6 +60,7 @@ def headers_of(headers: Headers) -> dict[str, dict[str, str | None]]:
 
 
 def _printable(data: bytes) -> str | None:
+    """Return the text; None if it is not UTF-8, or has characters that can't be printed."""
     try:
         text = data.decode()
     except UnicodeDecodeError:

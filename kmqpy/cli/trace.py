@@ -1,4 +1,4 @@
-"""`kmq trace`."""
+"""The command `kmq trace`: prints the life of a message."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def trace(cli: Cli, arguments: tuple[str, ...], key: str | None, since: timedelt
       kmq trace jobs --key user-1 --since 1h
     """
     more = False
-    queue, messages = _asked(cli, arguments, by_key=key is not None)
+    queue, messages = _read_arguments(cli, arguments, by_key=key is not None)
     with counted("records read") as progress:
         if key is not None:
             if since is None:
@@ -67,8 +67,8 @@ def trace(cli: Cli, arguments: tuple[str, ...], key: str | None, since: timedelt
         warn(f"there are more than {limit} messages with this key; --limit shows more")
 
 
-def _asked(cli: Cli, arguments: tuple[str, ...], *, by_key: bool) -> tuple[QueueSettings, list[str]]:
-    """The queue, and the message that was named."""
+def _read_arguments(cli: Cli, arguments: tuple[str, ...], *, by_key: bool) -> tuple[QueueSettings, list[str]]:
+    """Return the queue's settings, and the message that the arguments name; no message if `by_key`."""
     wanted = 1 if by_key else 2
     if len(arguments) == 1 and not by_key:
         try:

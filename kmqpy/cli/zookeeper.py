@@ -1,4 +1,4 @@
-"""`kmq zookeeper …`: queues that are stored in ZooKeeper itself."""
+"""The command `kmq zookeeper drain`, for queues that are stored in ZooKeeper itself."""
 
 from __future__ import annotations
 

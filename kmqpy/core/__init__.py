@@ -1,1 +1,1 @@
-"""Tools for every room: durations, settings, clock, back-off, logs. Knows no storage."""
+"""Tools for every package of kmqpy: durations, settings, clock, back-off, logs. They know no storage."""

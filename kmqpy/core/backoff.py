@@ -1,4 +1,4 @@
-"""Pauses that grow with each attempt."""
+"""Computes the pauses between attempts, which grow with each attempt up to a maximum."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from kmqpy.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait after a failure: `first * factor ** (attempts - 1)`, at most `maximum`.
+    """Computes how long to wait after a failure: `first * factor ** (attempts - 1)`, at most `maximum`.
 
     first, maximum  seconds or timedelta
-    jitter          0.1: up to a tenth more or less, by chance; never above `maximum`
+    factor          each pause is `factor` times the pause before; at least 1
+    jitter          0.1 makes each pause up to a tenth longer or shorter, at random; never above `maximum`
+
+    Raises ConfigError for a value that is out of range.
     """
 
     first: Duration = 1.0
@@ -31,7 +34,7 @@ class Backoff:
             raise ConfigError(f"jitter: {self.jitter!r} must be from 0 to 1")
 
     def delay(self, attempts: int) -> float:
-        """Seconds to wait after the attempt of this number, which counts from 1."""
+        """Seconds to wait after attempt number `attempts`; the first attempt is number 1."""
         maximum = duration_ms(self.maximum, "maximum") / 1000
         try:
             delay = duration_ms(self.first, "first") / 1000 * self.factor ** (max(1, attempts) - 1)

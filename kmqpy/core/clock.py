@@ -1,4 +1,4 @@
-"""Time, injected: nothing else in kmqpy reads a clock, so that tests can drive it."""
+"""The `Clock` from which kmqpy reads the time. Callers pass a Clock, so tests can pass one that they move."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A source of time."""
+    """Tells the time, and sleeps."""
 
     def wall_ms(self) -> int:
         """Milliseconds since 1970-01-01 UTC; may jump."""
@@ -24,7 +24,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The clock of this machine."""
+    """Reads the clock of this machine."""
 
     def wall_ms(self) -> int:
         """Milliseconds since 1970-01-01 UTC; may jump."""
@@ -42,16 +42,17 @@ class SystemClock:
 SYSTEM_CLOCK = SystemClock()
 
 
-_SLOW_CONDITION_S = 0.2
-"""A condition that answers slowly is asked at least this often."""
+_MAX_SLOW_PAUSE_S = 0.2
+"""The longest pause, in seconds, that wait_until() makes because a condition was slow to answer."""
 
 
 def wait_until(
     condition: Callable[[], object], timeout_s: float, *, every_s: float = 0.05, clock: Clock = SYSTEM_CLOCK
 ) -> bool:
-    """Ask `condition` every `every_s` seconds; True as soon as it holds, False if it does not in time.
+    """Call `condition` again and again; return True as soon as it is true, False after `timeout_s` seconds.
 
-    A condition that takes long to answer is asked less often, so that asking does not keep a core busy.
+    The pause between two calls is `every_s`. After a slow call the pause is longer, so that the calls do not
+    keep a core busy: twice as long as the call took, at most _MAX_SLOW_PAUSE_S.
     """
     asked = clock.monotonic()
     deadline = asked + timeout_s
@@ -59,6 +60,6 @@ def wait_until(
         answered = clock.monotonic()
         if answered > deadline:
             return False
-        clock.sleep(max(every_s, min(2 * (answered - asked), _SLOW_CONDITION_S)))
+        clock.sleep(max(every_s, min(2 * (answered - asked), _MAX_SLOW_PAUSE_S)))
         asked = clock.monotonic()
     return True

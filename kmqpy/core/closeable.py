@@ -1,4 +1,4 @@
-"""`with` for objects that hold connections."""
+"""The base class of objects that hold connections or threads and can be used in a `with` block."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 
 
 class Closeable(ABC):
-    """An object that `with` closes at the end of its block, also after an error."""
+    """Closes itself at the end of a `with` block, also after an error."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Settings in the environment of the process: `KMQ_…` variables, and the file that KMQ_CONFIG names."""
+"""Reads settings from environment variables `KMQ_…`, and from the file that KMQ_CONFIG names."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from typing import Any
 
 from kmqpy.core.settings import is_table, keys, nearest, read_file
 
-_OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP|SCTP)")
-_ADDRESSES = ("tcp://", "udp://", "sctp://")
+_KUBERNETES_NAME = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP|SCTP)")
+_KUBERNETES_VALUE_PREFIXES = ("tcp://", "udp://", "sctp://")
+"""Kubernetes sets such variables: KMQ_SERVICE_HOST=… and KMQ_PORT=tcp://… for a service named `kmq`."""
 
 
 def config_file() -> dict[str, Any]:
-    """The settings in the file that KMQ_CONFIG names; empty without one. Raises ConfigError."""
+    """The settings in the file that KMQ_CONFIG names; empty if KMQ_CONFIG is not set. Raises ConfigError."""
     path = os.environ.get("KMQ_CONFIG")
     return read_file(path) if path else {}
 
 
 def from_environment(cls: type[Any], environ: Mapping[str, str], prefix: str = "KMQ_") -> dict[str, Any]:
-    """The values of `cls` in the environment, as `KMQ_<KEY>`, by the keys of `keys(cls)`.
+    """The settings of the settings class `cls` that `environ` holds, by the keys of `keys(cls)`.
 
-    A table is `KMQ_<KEY>_<NAME>` for each name in it; where names of the table may have dots (a Mapping),
-    `_` means a dot.
+    The variable of a setting is `prefix` and its key in capitals: `KMQ_<KEY>`. A table of settings has one
+    variable for each entry: `KMQ_<KEY>_<NAME>`. If the table is a Mapping, whose names may have dots, each
+    `_` of `<NAME>` stands for a dot.
     """
     found: dict[str, Any] = {}
     hints = typing.get_type_hints(cls)
@@ -37,7 +39,7 @@ def from_environment(cls: type[Any], environ: Mapping[str, str], prefix: str = "
             table = {
                 entry.removeprefix(name + "_").lower().replace("_", dot): value
                 for entry, value in environ.items()
-                if entry.startswith(name + "_") and not of_kubernetes(entry, value)
+                if entry.startswith(name + "_") and not is_set_by_kubernetes(entry, value)
             }
             if table:
                 found[key] = table
@@ -52,9 +54,10 @@ def unknown_variables(
     others: Collection[str],
     prefixes: tuple[str, ...],
 ) -> dict[str, str]:
-    """The `KMQ_…` variables that nothing reads, each with `; did you mean …?` or an empty text.
+    """The `KMQ_…` variables that kmqpy does not know, each with `; did you mean …?` or an empty text.
 
-    Read are the settings of `classes`, the variables `others`, and those that begin with one of `prefixes`.
+    kmqpy knows the settings of `classes`, the variables `others`, variables that begin with one of
+    `prefixes`, and those that Kubernetes sets.
     """
     known = set(others)
     for cls in classes:
@@ -63,17 +66,18 @@ def unknown_variables(
             known.add(f"KMQ_{key.upper()}")
             if is_table(hints[field]):
                 prefixes += (f"KMQ_{key.upper()}_",)
-    words = [name.removeprefix("KMQ_") for name in known]  # of the common beginning all names are near
+    # KMQ_ is removed for the comparison: a common beginning makes all names similar.
+    words = [name.removeprefix("KMQ_") for name in known]
     return {
         name: nearest(name.removeprefix("KMQ_"), words).replace("mean ", "mean KMQ_")
         for name, value in environ.items()
         if name.startswith("KMQ_")
         and name not in known
         and not name.startswith(prefixes)
-        and not of_kubernetes(name, value)
+        and not is_set_by_kubernetes(name, value)
     }
 
 
-def of_kubernetes(name: str, value: str) -> bool:
-    """Return True if Kubernetes sets such a variable for a service whose name begins like ours."""
-    return _OF_KUBERNETES.search(name) is not None or value.startswith(_ADDRESSES)
+def is_set_by_kubernetes(name: str, value: str) -> bool:
+    """Return True if the variable looks like one that Kubernetes sets for a service (named `kmq…`)."""
+    return _KUBERNETES_NAME.search(name) is not None or value.startswith(_KUBERNETES_VALUE_PREFIXES)

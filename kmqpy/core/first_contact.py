@@ -1,7 +1,7 @@
-"""Limits how long a service may take to answer for the first time.
+"""Limits how long a call waits for the first answer of a service.
 
-Clients and trackers wait, since the service may be just starting. A command that somebody has typed gives up
-soon, since its address may be wrong.
+Clients and trackers wait for their whole timeout, since the service may be just starting. A command that
+somebody has typed gives up sooner, since the address may be wrong: it runs in first_contact_within().
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import StrEnum
 
 
 class Service(StrEnum):
-    """The services whose first answer may be waited for."""
+    """The services for whose first answer there can be a time limit."""
 
     KAFKA = "Kafka"
     ZOOKEEPER = "ZooKeeper"
@@ -22,6 +22,8 @@ class Service(StrEnum):
 
 @dataclass(slots=True)
 class _FirstContact:
+    """The time limit of a first_contact_within() block, and the services that answered during the block."""
+
     within_s: float
     answered: set[Service] = field(default_factory=set)
 
@@ -31,7 +33,7 @@ _current: ContextVar[_FirstContact | None] = ContextVar("kmq-first-contact", def
 
 @contextmanager
 def first_contact_within(seconds: float) -> Iterator[None]:
-    """In this thread, wait no longer than that for the first answer of each service."""
+    """In this block and thread, calls wait at most `seconds` for the first answer of each service."""
     token = _current.set(_FirstContact(seconds))
     try:
         yield
@@ -40,21 +42,21 @@ def first_contact_within(seconds: float) -> Iterator[None]:
 
 
 def is_awaited(service: Service) -> bool:
-    """Return True if the service's first answer is being waited for, with little patience."""
+    """Return True in a first_contact_within() block where `service` has not answered yet."""
     contact = _current.get()
     return contact is not None and service not in contact.answered
 
 
 def patience_s(service: Service, timeout_s: float) -> float:
-    """Return how long to wait for an answer: `timeout_s`, or less for the first one."""
+    """Seconds to wait for an answer: `timeout_s`, or less while is_awaited(service) is true."""
     contact = _current.get()
     if contact is None or service in contact.answered:
         return timeout_s
     return min(timeout_s, contact.within_s)
 
 
-def has_answered(service: Service) -> None:
-    """Note that the service has answered: later calls wait for as long as they ask to."""
+def note_answer(service: Service) -> None:
+    """Note that `service` has answered: later calls in the block wait for their whole timeout."""
     contact = _current.get()
     if contact is not None:
         contact.answered.add(service)

@@ -1,7 +1,8 @@
-"""Settings: frozen, checked, read from files, the environment and arguments (the later wins).
+"""Builds settings objects from files, the environment and arguments, and checks the values.
 
-Durations are ms in settings whose name ends in `_ms`; a text value may carry a unit there
-(`500ms`, `30s`, `5m`, `1h`, `7d`). API arguments are seconds (float) or `timedelta`.
+A settings class is a frozen dataclass. Where several sources give a setting, the later source wins. A setting
+whose name ends in `_ms` is a duration in ms; as text, it may have a unit (`500ms`, `30s`, `5m`, `1h`, `7d`).
+Durations in arguments of the API are seconds (float) or `timedelta`.
 """
 
 from __future__ import annotations
@@ -25,22 +26,23 @@ T = TypeVar("T")
 _ADDRESS = re.compile(
     r"(?i:(?:SASL_)?(?:PLAINTEXT|SSL)://)?(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<host>[^\s:/\[\]@,]+))(?::(?P<port>[0-9]{1,5}))?"
 )
-_SECRET = re.compile(r"pass(word|phrase)|secret|token", re.IGNORECASE)
-_KEY = "key"
+_SECRET_KEY = re.compile(r"pass(word|phrase)|secret|token", re.IGNORECASE)
+_KEY_METADATA = "key"
+"""The entry of a field's metadata with the name of the setting in files and the environment."""
 
 
 def check_addresses(text: str, field_name: str, example: str) -> None:
-    """Raise ConfigError unless each address of `text` can be one: a name, IPv4 or [IPv6] and maybe a port."""
+    """Raise ConfigError unless `text` is a list of host names, IPv4 and [IPv6] addresses, port optional."""
     for address in filter(None, map(str.strip, text.split(","))):
         if not _is_address(address):
-            shown = "***" if "@" in address else repr(address)  # it may hold a password
+            shown_address = "***" if "@" in address else repr(address)  # a password may stand before the @
             raise ConfigError(
-                f"{field_name}: {shown} is no address; write it as {example}, or several with commas"
+                f"{field_name}: {shown_address} is no address; write it as {example}, or several with commas"
             )
 
 
 def with_default_port(text: str, port: int) -> str:
-    """The addresses of `text`; `port` is added to each that has none."""
+    """The addresses in `text`, joined by commas; each address without a port gets `port`."""
     return ",".join(
         _with_default_port(address, port) for address in map(str.strip, text.split(",")) if address
     )
@@ -69,11 +71,11 @@ def _is_ipv6(text: str) -> bool:
 
 
 def build(cls: type[T], *layers: Mapping[str, Any]) -> T:
-    """A settings object of `cls` from layers of values, the later ones winning, also within tables.
+    """A settings object of `cls` from layers of values; a later layer wins, also for each entry of a table.
 
-    Values go by the keys of `keys(cls)`. Text is converted to the field's type, a duration with unit to ms.
-    Raises ConfigError that names an unknown key (with the nearest known one), or the key and value that do
-    not fit.
+    The keys of a layer are those of `keys(cls)`. Text is converted to the type of the field, a duration with
+    a unit to ms. Raises ConfigError for an unknown key, with the most similar known key, and for a value that
+    does not fit its field.
     """
     hints = typing.get_type_hints(cls)
     fields = keys(cls)
@@ -87,7 +89,7 @@ def build(cls: type[T], *layers: Mapping[str, Any]) -> T:
             else:
                 tables.pop(key, None)
                 values[key] = convert(key, value, hints[fields[key]])
-    # Only when they are complete: a user name may stand in a file, the password in the environment.
+    # Tables are converted last: a file may hold the user name, and the environment the password.
     values |= {key: convert(key, table, hints[fields[key]]) for key, table in tables.items()}
     named = {fields[key]: value for key, value in values.items()}
     try:
@@ -97,7 +99,7 @@ def build(cls: type[T], *layers: Mapping[str, Any]) -> T:
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
-    """A TOML settings file; raises ConfigError."""
+    """Read and parse a TOML settings file; raises ConfigError that names the file."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -106,7 +108,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
 
 def parse_file(data: bytes, name: str) -> dict[str, Any]:
-    """Parse a TOML settings file; raises ConfigError naming it."""
+    """Parse the content of the TOML settings file `name`; raises ConfigError that names the file."""
     try:
         return tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -114,17 +116,17 @@ def parse_file(data: bytes, name: str) -> dict[str, Any]:
 
 
 def keyed(key: str) -> dict[str, str]:
-    """Metadata of a field that files, the environment and options give under another name, `key`."""
-    return {_KEY: key}
+    """Metadata for a field whose name in files and the environment is `key`, not the name of the field."""
+    return {_KEY_METADATA: key}
 
 
 def keys(cls: type[Any]) -> dict[str, str]:
-    """The fields of a settings class, by the names under which files and the environment give them."""
-    return {field.metadata.get(_KEY, field.name): field.name for field in dataclasses.fields(cls)}
+    """Names of settings in files and the environment, mapped to the fields of the settings class."""
+    return {field.metadata.get(_KEY_METADATA, field.name): field.name for field in dataclasses.fields(cls)}
 
 
 def refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise ConfigError for a key that is not known, with the nearest that is."""
+    """Raise ConfigError for the first unknown key of `given`, with the most similar known key."""
     names = list(known)
     for key in given:
         if key not in names:
@@ -132,13 +134,17 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def nearest(key: str, names: Iterable[str]) -> str:
-    """`; did you mean …?`, or nothing when no name is near."""
+    """`; did you mean …?` with the name that is most similar to `key`; empty if no name is similar."""
     close = difflib.get_close_matches(key, list(names), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def convert(key: str, value: Any, hint: Any) -> Any:
-    """`value` as the type `hint`; text is parsed, everything else must fit already."""
+    """Convert `value` to the type `hint`; raises ConfigError that names `key`.
+
+    Text is parsed; `none` stands for None. An int becomes a float, and a Mapping a settings object, where the
+    hint says so. Any other value must have the type already.
+    """
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         if value is None or value == "none":
@@ -148,15 +154,15 @@ def convert(key: str, value: Any, hint: Any) -> Any:
     if origin is tuple:
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
-            raise ConfigError(f"{key}: {_shown(key, value)} is not a list of text")
+            raise ConfigError(f"{key}: {_shown_safely(key, value)} is not a list of text")
         return tuple(item.strip() for item in items if item.strip())
     if is_table(hint):
         if dataclasses.is_dataclass(hint) and type(value) is hint:
             return value
         if not isinstance(value, Mapping):
-            # Its content may be secret, whatever the name of the table.
+            # The value is not shown: it may be secret, whatever the name of the table.
             raise ConfigError(f"{key}: expected a table of settings, found {type(value).__name__}")
-        if origin is not None:  # a Mapping: names of any kind
+        if origin is not None:  # a Mapping, in which any names are allowed
             return flat(value)
         try:
             return build(hint, value)
@@ -167,12 +173,12 @@ def convert(key: str, value: Any, hint: Any) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not hint:
-        raise ConfigError(f"{key}: {_shown(key, value)} is not of type {hint.__name__}")
+        raise ConfigError(f"{key}: {_shown_safely(key, value)} is not of type {hint.__name__}")
     return value
 
 
 def is_table(hint: Any) -> bool:
-    """Return True if a field of this type is a table of settings."""
+    """Return True if a field of this type is a table of settings: a settings class or a Mapping."""
     return dataclasses.is_dataclass(hint) or typing.get_origin(hint) is Mapping
 
 
@@ -180,7 +186,7 @@ def _parse(key: str, text: str, hint: Any) -> Any:
     if hint is bool:
         flags = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
         if text.lower() not in flags:
-            raise ConfigError(f"{key}: {_shown(key, text)} is neither true nor false")
+            raise ConfigError(f"{key}: {_shown_safely(key, text)} is neither true nor false")
         return flags[text.lower()]
     text = text.strip()
     if key.endswith("_ms") and not text.lstrip("-").isdigit():
@@ -190,11 +196,11 @@ def _parse(key: str, text: str, hint: Any) -> Any:
             raise ValueError
         return hint(text)
     except (TypeError, ValueError):
-        raise ConfigError(f"{key}: {_shown(key, text)} is not of type {hint.__name__}") from None
+        raise ConfigError(f"{key}: {_shown_safely(key, text)} is not of type {hint.__name__}") from None
 
 
 def check_count(settings: object, key: str) -> None:
-    """Raise ConfigError unless the setting is a whole number from 0 to 2**63 - 1."""
+    """Raise ConfigError unless the setting `key` of `settings` is a whole number from 0 to 2**63 - 1."""
     value = getattr(settings, key)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= INT64_MAX:
         raise ConfigError(f"{key}: {shown(value)} must be a whole number, at least 0 and of 64 bits")
@@ -208,12 +214,12 @@ def check_limit(value: object, name: str = "limit") -> int:
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the settings with dots in their names again, where TOML has read tables in tables."""
+    """Return the entries of nested tables under names with dots, as the TOML file has them (`a.b = 1`)."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         found.update(flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value})
     return found
 
 
-def _shown(key: str, value: Any) -> str:
-    return "***" if _SECRET.search(key) else shown(value)
+def _shown_safely(key: str, value: Any) -> str:
+    return "***" if _SECRET_KEY.search(key) else shown(value)

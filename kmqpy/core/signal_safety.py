@@ -1,4 +1,7 @@
-"""For what signal handlers may call while the thread that they interrupt is in the middle of another call."""
+"""Keeps signal handlers from waiting for ever for a lock of the call that they interrupted.
+
+Python runs a signal handler in the main thread, in the middle of any other call of that thread.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from contextlib import contextmanager
 
 
 class SignalSafeEvent(threading.Event):
-    """An event that a signal handler may set although it interrupted a call of the same event.
+    """An event that a signal handler may set, even if the handler interrupted a call of the same event.
 
-    The lock of threading.Event is not reentrant: there, such a handler would wait for ever.
+    The lock of threading.Event is not reentrant: a handler that sets a threading.Event could wait for ever.
     """
 
     def __init__(self) -> None:
@@ -20,9 +23,9 @@ class SignalSafeEvent(threading.Event):
 
 @contextmanager
 def released(*locks: threading.Condition | threading.RLock) -> Iterator[None]:
-    """Release reentrant locks for a while, as far as this thread holds them; then hold them again.
+    """Release the reentrant locks that this thread holds, for the `with` block; then take these locks again.
 
-    For a signal handler that waits for another thread: the call that it interrupted may hold a lock that
+    A signal handler uses this while it waits for another thread: the interrupted call may hold a lock that
     the other thread needs.
     """
     held: list[threading.Condition | threading.RLock] = []
@@ -31,7 +34,7 @@ def released(*locks: threading.Condition | threading.RLock) -> Iterator[None]:
             while True:
                 lock.release()
                 held.append(lock)
-        except RuntimeError:  # it is not held, or not any more
+        except RuntimeError:  # this thread does not hold the lock (any more)
             pass
     try:
         yield

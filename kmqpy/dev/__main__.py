@@ -9,11 +9,11 @@ from kmqpy.errors import KmqError
 
 
 def main() -> None:
-    """Run the command."""
+    """Fetch the sets named on the command line, or all, and print the paths of their jars."""
     known = list(json.loads(LOCK.read_text()))
     parser = argparse.ArgumentParser(prog="python -m kmqpy.dev", description=__doc__)
     parser.add_argument("sets", nargs="*", metavar="set", help=f"{', '.join(known)}; default: all")
-    parser.add_argument("--relock", action="store_true", help="pin its coordinates anew")
+    parser.add_argument("--relock", action="store_true", help="resolve and pin the jars of the sets again")
     options = parser.parse_args()
     if unknown := set(options.sets) - set(known):
         parser.error(f"no such set in {LOCK.name}: {', '.join(sorted(unknown))}")

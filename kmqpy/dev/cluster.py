@@ -1,4 +1,4 @@
-"""A real Kafka (KRaft) and ZooKeeper on this machine, for demos, tests and a developer's desk."""
+"""Starts a real Kafka (KRaft) and ZooKeeper on this machine, for demos, tests and development."""
 
 import json
 import logging
@@ -20,10 +20,11 @@ from kmqpy.errors import ClusterError, ConfigError
 
 _log = logging.getLogger(__name__)
 
-PORT_ATTEMPTS = 3
+START_ATTEMPTS = 3
+"""How often start() tries: again after a port was taken, or damaged files in the cache were replaced."""
 JVM_OPTIONS = (
     "-Xmx512m",
-    "-XX:+UseSerialGC",  # this and the next one: a start takes about half as long
+    "-XX:+UseSerialGC",  # with this and the next option a start takes about half as long
     "-XX:TieredStopAtLevel=1",
     "-Djava.awt.headless=true",
     "-Dzookeeper.jmx.log4j.disable=true",
@@ -35,19 +36,22 @@ JVM_OPTIONS = (
 
 
 BrokerSettings = Mapping[str, str] | Callable[[int, Sequence[int]], Mapping[str, str]]
-"""Settings of all brokers, or a function of a broker's number and its ports (clients, controller)."""
+"""Settings for all brokers, or a function that returns them for a broker's number and its two ports.
+
+The ports are the one for clients and the one for controllers.
+"""
 
 
 class Cluster:
-    """Kafka brokers and ZooKeeper servers as child processes, on loopback only.
+    """Runs Kafka brokers and ZooKeeper servers as child processes, on loopback only.
 
-    Servers and data live as long as the context: they are gone when it ends, and also when the
-    process that started them is killed. With `keep`, data, logs and (if they are free) ports are
-    those of the last start with that folder.
+    The servers and their data live as long as the context. If the process that started them is killed, a
+    watchdog ends the servers and removes their data. With the folder `keep`, data and logs stay there; the
+    next start with this folder uses them again, and also the same ports if they are free.
 
-    `brokers` and `zookeepers` are counts, usually 1 or 3; without brokers, ZooKeeper is alone. The settings
-    are added to the servers' own configuration files, `jvm_options` to all their command lines; where they
-    contradict, they win.
+    `brokers` and `zookeepers` are counts, usually 1 or 3; with 0 brokers only ZooKeeper runs. Cluster adds
+    the settings to the servers' configuration files, and `jvm_options` to all their command lines. The given
+    settings and options override those of this module.
     """
 
     def __init__(
@@ -75,16 +79,16 @@ class Cluster:
         self._brokers: list[Server] = []
         self._zookeepers: list[Server] = []
         self._archives: dict[str, ClassArchive | None] = {}
-        self._recorders: dict[ClassArchive, Server] = {}  # by the class archive that each will write
+        self._recorders: dict[ClassArchive, Server] = {}  # class archive -> the server that will write it
 
     @property
     def bootstrap(self) -> str:
-        """The brokers' addresses, `127.0.0.1:port[,…]`; known once it was started."""
+        """The addresses of the brokers, `127.0.0.1:port[,…]`; known after start()."""
         return ",".join(f"127.0.0.1:{ports[0]}" for ports in self._ports["kafka"])
 
     @property
     def zookeeper(self) -> str:
-        """The ZooKeeper servers' addresses, `127.0.0.1:port[,…]`; known once it was started."""
+        """The addresses of the ZooKeeper servers, `127.0.0.1:port[,…]`; known after start()."""
         return ",".join(f"127.0.0.1:{ports[0]}" for ports in self._ports["zookeeper"])
 
     def broker(self, node_id: int = 1) -> Server:
@@ -102,10 +106,12 @@ class Cluster:
         self.stop()
 
     def start(self) -> Self:
-        """Fetch what is missing, start all servers and return when they answer.
+        """Fetch missing jars, start all servers, and return when all of them answer.
 
-        Raises ClusterError if a server does not start (with the end of its log) or a jar can't be
-        fetched, MissingExtra without the extra `kmqpy[dev]`. Nothing is left running then.
+        Raises ClusterError on Windows, if a server does not start (the error shows the end of its log), or if
+        a jar can't be fetched. Raises MissingExtra if Java or a jar is missing and the extra `kmqpy[dev]` is
+        not installed. Raises ConfigError if the folder `keep` holds another number of servers. After an error
+        no server is left running.
         """
         if self._watchdog is not None:
             return self
@@ -119,7 +125,7 @@ class Cluster:
         self.folder = Path(self._keep or tempfile.mkdtemp(prefix="kmqpy-")).resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            for attempts_left in reversed(range(PORT_ATTEMPTS)):
+            for attempts_left in reversed(range(START_ATTEMPTS)):
                 cluster_id = self._choose_ports(self.folder)
                 self._make_servers(self.folder, java, class_paths)
                 try:
@@ -130,17 +136,18 @@ class Cluster:
                         raise
                     self._kill_servers()
         except BaseException:
-            self._recorders.clear()  # what did not start has not loaded all classes
+            self._recorders.clear()  # a server that did not start has not loaded all its classes
             self.stop()
             raise
         return self
 
     def stop(self) -> None:
         """Stop all servers, and remove their data unless it is kept. May be called twice."""
-        in_order = self._servers if self._keep else list(self._recorders.values())
-        for server in in_order:  # all of them first: they don't wait for each other then
+        # Other servers are killed: nobody needs their data.
+        stopped_in_order = self._servers if self._keep else list(self._recorders.values())
+        for server in stopped_in_order:  # all of them first, so that no server waits for another to end
             server.terminate()
-        ended = [server for server in in_order if server.stop()]
+        ended = [server for server in stopped_in_order if server.stop()]
         for archive, server in self._recorders.items():
             if server in ended and _recording(server.log).exists() and archive.file is None:
                 archive.keep(_recording(server.log))
@@ -165,7 +172,7 @@ class Cluster:
         return any("Address already in use" in server.log_since_start() for server in self._servers)
 
     def _mend_cache(self) -> bool:
-        """Replace damaged files in the cache; return False if there were none."""
+        """Remove damaged archives and fetch damaged jars again; return False if no file was damaged."""
         files = [archive.file for archive in self._archives.values() if archive]
         damaged = [file for file in files if file and remade_files.remove_if_damaged(file)]
         for kind in self._archives:
@@ -177,7 +184,10 @@ class Cluster:
         return bool(damaged)
 
     def _choose_ports(self, folder: Path) -> str:
-        """Set the ports and return the cluster id: those of the last start, as far as possible."""
+        """Choose the ports and return the cluster id.
+
+        Both are those of the last start in `folder`, but for the ports of a kind of which one is taken.
+        """
         file = folder / "cluster.json"
         fresh: dict[str, Any] = {"id": kafka.new_uuid(), "ports": {}}
         state = json.loads(file.read_text()) if file.exists() else fresh
@@ -202,7 +212,7 @@ class Cluster:
             own = settings(number, ports[number - 1]) if callable(settings) else settings
             config = kind.write_config(folder / name, number, ports, own)
             log, archive = folder / f"{name}.log", self._archives[kind.name]
-            # One of many records nothing: it can't stop in an orderly way when the others are gone.
+            # A server with peers records no archive: it can't stop in an orderly way once its peers are gone.
             recording = _recording(log) if self._counts[kind.name] == 1 else None
             options = archive.java_options(recording) if archive else ()
             server = Server(
@@ -240,4 +250,5 @@ class Cluster:
 
 
 def _recording(log: Path) -> Path:
+    """Return the file to which the server with this log records its class archive."""
     return log.with_suffix(".jsa")

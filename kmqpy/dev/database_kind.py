@@ -1,4 +1,4 @@
-"""A kind of database server, as Databases needs to know it."""
+"""Describes a kind of database server to Databases: how to find, create, start and stop a server."""
 
 import signal
 import subprocess
@@ -14,11 +14,16 @@ from kmqpy.errors import ClusterError
 class DatabaseKind:
     """A kind of database server.
 
-    `find()` returns its programs; it fetches them if need be. `create(programs, folder, group)` makes an
-    empty database in `folder`, with its helpers in the process group `group`. `command(programs, folder,
-    port, settings)` is that of the server; the settings win. It logs the text `ready` as soon as it serves
-    clients, which it does not on a port that another process has.
-    `url` is what clients open, with a place for the port. SIGKILL apart, `stop_signal` stops it soonest.
+    name         the name for Databases, of the data folder and of the log
+    url          the URL that clients open, with `{port}` in the place of the port
+    find         returns the programs of the server; fetches them if they are missing
+    create       called with (programs, folder, group): makes an empty database in `folder`; its helper
+                 programs join the process group `group`
+    command      called with (programs, folder, port, settings): returns the command that starts the server;
+                 `settings` override its own options
+    ready        a text that the server logs as soon as it serves clients; a server whose port another process
+                 has never logs it
+    stop_signal  the signal that stops the server soonest, SIGKILL apart
     """
 
     name: str
@@ -31,7 +36,7 @@ class DatabaseKind:
 
 
 def run(command: Sequence[str], folder: Path, group: int) -> None:
-    """Run a program that creates a database; raise ClusterError with what it printed if it fails."""
+    """Run a program that creates a database; raise ClusterError, with its output, if it fails."""
     result = subprocess.run(
         command,
         check=False,

@@ -1,4 +1,4 @@
-"""Real database servers on this machine, for tests and a developer's desk."""
+"""Starts real database servers on this machine, for tests and development."""
 
 import json
 import os
@@ -19,17 +19,20 @@ from kmqpy.errors import ClusterError, ConfigError
 
 KINDS = {kind.name: kind for kind in (postgresql.KIND, redis.REDIS, redis.VALKEY, mariadb.KIND)}
 PORT_ATTEMPTS = 3
+"""How many ports a server is started on, one after the other, while other processes take them."""
 
 
 class Databases:
-    """Database servers as child processes, on loopback only: `Databases("postgresql", "redis")`.
+    """Runs database servers as child processes, on loopback only: `Databases("postgresql", "redis")`.
 
-    The names are those of KINDS. Servers and data live as long as the context, as those of Cluster do;
-    with `keep`, data, logs and (if they are free) ports are those of the last start with that folder.
+    The names are the keys of KINDS. The servers and their data live as long as the context, as those of
+    Cluster do. With the folder `keep`, data and logs stay there; the next start with this folder uses them
+    again, and also the same ports if they are free.
 
-    Data that a server acknowledged survives its kill: PostgreSQL and MariaDB sync each commit, Redis and
-    Valkey write an append-only file, which is synced each second. `settings` are added to a server's command
-    line, by its name, and win: `{"redis": {"appendfsync": "always"}}`.
+    Data that a server acknowledged survives a kill of this server: PostgreSQL and MariaDB sync each commit,
+    Redis and Valkey write an append-only file, which they sync each second. `settings` has options for the
+    command lines of servers, by their names; these override the defaults:
+    `{"redis": {"appendfsync": "always"}}`.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class Databases:
 
     @property
     def urls(self) -> dict[str, str]:
-        """The URLs for clients, by name of the database; known once the databases were started."""
+        """The URLs for clients, by the name of the server; known after start()."""
         return {name: KINDS[name].url.format(port=self._ports[name]) for name in self._ports}
 
     def server(self, name: str) -> Server:
@@ -65,10 +68,11 @@ class Databases:
         self.stop()
 
     def start(self) -> Self:
-        """Fetch what is missing, start all servers and return when they answer.
+        """Fetch missing programs, start all servers, and return when all of them answer.
 
-        Raises ClusterError if a server does not start (with the end of its log) or its program can't be
-        had, MissingExtra without the extra `kmqpy[dev]`. Nothing is left running then.
+        Raises ClusterError on Windows, if a server does not start (the error shows the end of its log), or if
+        its programs can't be found, fetched or run. Raises MissingExtra if a program is missing and the extra
+        `kmqpy[dev]` is not installed. After an error no server is left running.
         """
         if self._watchdog is not None or not self._kinds:
             return self
@@ -78,7 +82,7 @@ class Databases:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if process_owner():
-                self.folder.chmod(0o711)
+                self.folder.chmod(0o711)  # the user of the servers must be able to enter it
             self._watchdog = watchdog.start("" if self._keep else str(self.folder))
             ports = self.folder / "databases.json"
             known = json.loads(ports.read_text()) if ports.exists() else {}
@@ -93,7 +97,7 @@ class Databases:
 
     def stop(self) -> None:
         """Stop all servers, and remove their data unless it is kept. May be called twice."""
-        for server in self._servers.values():  # all of them first: they don't wait for each other then
+        for server in self._servers.values():  # all of them first, so that no server waits for another to end
             server.terminate()
         for server in self._servers.values():
             server.stop()
@@ -122,7 +126,7 @@ class Databases:
             server = self._servers[kind.name] = Server(
                 kind.name,
                 kind.command(programs, folder, port, self._settings.get(kind.name, {})),
-                environment={**os.environ, "LC_ALL": "C"},  # logs are searched for texts
+                environment={**os.environ, "LC_ALL": "C"},  # Databases searches the logs for texts in English
                 log=self.folder / f"{kind.name}.log",
                 answers=lambda log: kind.ready in log,
                 group=group,

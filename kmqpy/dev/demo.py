@@ -1,9 +1,12 @@
-"""The main job, end to end on real servers: messages, failing consumers, a killed tracker.
+"""Runs the demo: kmqpy's main job end to end on real servers, with failing consumers and a killed tracker.
 
-Sends messages to a queue of 4 partitions that 3 consumer processes take and 2 tracker processes look
-after; kills one tracker with SIGKILL while messages of its partitions are due; then counts, with
-Jepsen's total-queue in mind: what was sent must have been acknowledged or dead-lettered, nothing else
-may have been delivered, and no tracker may have made a duplicate.
+The demo sends messages to a queue of 4 partitions. 3 consumer processes take them, and 2 tracker processes
+redeliver. The demo kills one tracker (SIGKILL) when leases on the partitions of this tracker have just ended.
+Then it counts, as Jepsen's total-queue test does: each sent message must be acknowledged or dead-lettered, no
+other message may be delivered, and no tracker may have made a duplicate.
+
+A *poison* message fails at each delivery, so a tracker dead-letters it at last. A *copy* is a record with
+which a tracker redelivers a message.
 """
 
 from __future__ import annotations
@@ -41,26 +44,29 @@ CONSUMERS = 3
 TRACKERS = 2
 _LEASE_MS = 1_000
 _SESSION_MS = 4_000
-_SEND_SECONDS = 8.0
-_STUCK_S = 40.0
+_SEND_SECONDS = 8.0  # the sender sends its batches over about this time
+_STUCK_AFTER_S = 40.0  # the demo stops waiting when no message was delivered or dead-lettered for so long
 _ADMIN_TIMEOUT_S = 60.0  # a broker that has just started on a busy machine is slow
-_KILL_WITHIN_S = 20.0
+_KILL_AFTER_AT_MOST_S = 20.0  # after this time the tracker is killed though no lease has just ended
 
 
 @dataclass(frozen=True)
 class DemoReport:
-    """The outcome. All are numbers of messages but `seconds`.
+    """The figures with which a demo ends.
 
+    sent                messages that were sent
     delivered           deliveries to consumers, all attempts
     acknowledged        distinct messages that were acknowledged
-    redelivered         copies that trackers appended to the queue
-    duplicates          deliveries of a copy that had been delivered before
-    tracker_duplicates  copies beyond one for each message that a tracker moved
-    unexpected          delivered, never sent
-    lost                sent, neither acknowledged nor dead-lettered
-    wrong_dead_letters  dead letters that are not poison, and poison that is not dead-lettered
-    due_at_kill         messages of the killed tracker's partitions that were due and not yet moved
-    recovery_seconds    from the kill to the next redelivery on its partitions
+    redelivered         copies in the queue
+    dead_lettered       dead letters
+    duplicates          deliveries of a record that had been delivered before
+    tracker_duplicates  copies and dead letters, less the records that end markers of trackers name
+    unexpected          deliveries of messages that were never sent
+    lost                messages that were sent, but neither acknowledged nor dead-lettered
+    wrong_dead_letters  dead letters that are not poison or come twice, and poison without a dead letter
+    due_at_kill         records of the killed tracker's partitions that were due at the kill, and copied later
+    recovery_seconds    from the kill to the next copy on the killed tracker's partitions; 0.0: no copy came
+    seconds             how long the demo took
     """
 
     sent: int
@@ -79,7 +85,7 @@ class DemoReport:
 
     @property
     def ok(self) -> bool:
-        """True if every promise was kept."""
+        """True if the demo found no fault, and each sent message was acknowledged or dead-lettered."""
         broken = self.lost + self.unexpected + self.tracker_duplicates + self.wrong_dead_letters
         return broken == 0 and self.acknowledged + self.dead_lettered == self.sent
 
@@ -90,7 +96,7 @@ class DemoReport:
 
 @dataclass
 class Progress:
-    """Live figures, written by the threads that follow the consumers."""
+    """Live figures; the demo, its sender and the threads that read the output of consumers write them."""
 
     total: int
     sent: int = 0
@@ -99,12 +105,12 @@ class Progress:
     deliveries: Counter[tuple[int, int]] = field(default_factory=Counter)
     unexpected: int = 0
     dropped: dict[tuple[int, int], float] = field(default_factory=dict)
-    """Where a message was left unacknowledged -> when, monotonic s."""
+    """(partition, offset) of a record that a consumer left unacknowledged -> when it did, in monotonic s."""
     dead_lettered: int = 0
     note: str = "starting"
 
-    def take_in(self, line: str) -> None:
-        """One line of a consumer."""
+    def count_line(self, line: str) -> None:
+        """Count one line of a consumer's output; demo_consumer.py says what it holds."""
         action, partition, offset, _attempts, body = line.split()
         number, place = int(body), (int(partition), int(offset))
         self.delivered += 1
@@ -121,9 +127,10 @@ Show = Callable[[Progress], None]
 
 
 def run(total: int, show: Show, folder: Path | None = None) -> DemoReport:
-    """Run the demo with `total` messages and count; `show` is called several times a second.
+    """Run the demo with `total` messages and return its figures; call `show` several times a second.
 
-    Raises ClusterError when a process ends by itself or nothing happens any more.
+    If nothing happens for 40 s the demo stops waiting, and its figures show which messages are missing.
+    Raises ClusterError if a server does not start, or if a tracker or consumer ends by itself.
     """
     started = SYSTEM_CLOCK.monotonic()
     with Cluster(keep=folder) as cluster:
@@ -167,7 +174,7 @@ class _Demo:
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._killed_at = 0.0
         self._killed_at_ms = 0
-        self._victims: list[int] = []
+        self._victim_partitions: list[int] = []
 
     def run(self, started: float) -> DemoReport:
         with self._trackers() as trackers, self._consumers():
@@ -175,9 +182,9 @@ class _Demo:
             self._progress.note = "running"
             sender = threading.Thread(target=self._send, daemon=True)
             sender.start()
-            self._until(lambda: len(self._progress.acknowledged) >= self._progress.total // 2, "half")
+            self._watch_until(lambda: len(self._progress.acknowledged) >= self._progress.total // 2, "half")
             self._kill(trackers)
-            self._until(self._finished, "the end")
+            self._watch_until(self._finished, "the end")
             sender.join()
         return self._report(started)
 
@@ -217,7 +224,7 @@ class _Demo:
                 stack.callback(follower.join)
             try:
                 yield
-            finally:  # all at once; and who follows one waits for its end
+            finally:  # all processes at once; the thread that reads the output of a process waits for its end
                 for process in self._processes.values():
                     process.terminate()
 
@@ -240,20 +247,20 @@ class _Demo:
                 except subprocess.TimeoutExpired:
                     process.kill()
 
-    def _last_words(self, name: str) -> str:
+    def _last_log_line(self, name: str) -> str:
         lines = (self._folder / f"{name}.log").read_text().split("\n")
         return next((line for line in reversed(lines) if line.strip()), "without a word")
 
     def _follow(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            self._progress.take_in(line)
+            self._progress.count_line(line)
 
-    # --- what happens -----------------------------------------------------------------------------
+    # --- the course of the demo -------------------------------------------------------------------
 
     def _wait_for_owners(self) -> None:
         self._progress.note = "waiting for the trackers"
-        self._until(lambda: len(self._registry.owners(self._queue.name)) == PARTITIONS, "the trackers")
+        self._watch_until(lambda: len(self._registry.owners(self._queue.name)) == PARTITIONS, "the trackers")
 
     def _send(self) -> None:
         progress, batch = self._progress, max(1, self._progress.total // 200)
@@ -264,48 +271,52 @@ class _Demo:
                 SYSTEM_CLOCK.sleep(_SEND_SECONDS / 200)
 
     def _kill(self, trackers: dict[str, subprocess.Popen[str]]) -> None:
-        """Kill the tracker with the most partitions, at a moment when messages of them are due."""
+        """Kill the tracker with the most partitions, when leases of these partitions have just ended."""
         owners = self._registry.owners(self._queue.name)
         victim = Counter(owners.values()).most_common(1)[0][0]
-        self._victims = sorted(partition for partition, owner in owners.items() if owner == victim)
-        wait_until(self._due, _KILL_WITHIN_S, every_s=0.002)
+        self._victim_partitions = sorted(partition for partition, owner in owners.items() if owner == victim)
+        wait_until(self._leases_just_ended, _KILL_AFTER_AT_MOST_S, every_s=0.002)
         trackers[victim].kill()
         self._killed_at, self._killed_at_ms = SYSTEM_CLOCK.monotonic(), SYSTEM_CLOCK.wall_ms()
-        self._progress.note = f"killed {victim}, owner of partitions {self._victims}"
+        self._progress.note = f"killed {victim}, owner of partitions {self._victim_partitions}"
 
-    def _due(self) -> bool:
-        """True while leases of the victim's partitions have just ended."""
+    def _leases_just_ended(self) -> bool:
+        """True if a lease of the victim's partitions has ended in the last 20 ms."""
         now = SYSTEM_CLOCK.monotonic()
         ended = (
             now - at - _LEASE_MS / 1000
             for (partition, _), at in self._progress.dropped.copy().items()
-            if partition in self._victims
+            if partition in self._victim_partitions
         )
         return any(0 <= since <= 0.02 for since in ended)
 
     def _finished(self) -> bool:
+        """True if consumers have acknowledged all messages but poison, and all poison is dead-lettered."""
         progress = self._progress
         ends = bounds(self._connection, self._queue.dead_letter_topic, range(PARTITIONS))
-        # Offsets count the markers of transactions too, so this only says when to look closer.
+        # Offsets count transaction markers too, so this sum only says when to count the dead letters.
         if sum(end for _, end in ends.values()) >= len(self._poison):
             progress.dead_lettered = len(self._dead_letters())
         return len(progress.acknowledged) >= progress.total - len(
             self._poison
         ) and progress.dead_lettered >= len(self._poison)
 
-    def _until(self, condition: Callable[[], bool], what: str) -> None:
-        """Show figures until `condition`; fails when nothing changes for a long time."""
+    def _watch_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Show figures until `condition()` is true, or until nothing has changed for _STUCK_AFTER_S.
+
+        Raises ClusterError if a process has ended that the demo did not kill.
+        """
         last, changed_at = (-1, -1), SYSTEM_CLOCK.monotonic()
         while not condition():
             self._show(self._progress)
             for name, process in self._processes.items():
                 if process.poll() not in (None, -signal.SIGKILL):
-                    raise ClusterError(f"the demo's {name} ended: {self._last_words(name)}")
+                    raise ClusterError(f"the demo's {name} ended: {self._last_log_line(name)}")
             now = SYSTEM_CLOCK.monotonic()
             figures = (self._progress.delivered, self._progress.dead_lettered)
             if figures != last:
                 last, changed_at = figures, now
-            elif now - changed_at > _STUCK_S:
+            elif now - changed_at > _STUCK_AFTER_S:
                 self._progress.note = f"stuck while waiting for {what}"
                 return
             SYSTEM_CLOCK.sleep(0.1)
@@ -337,14 +348,15 @@ class _Demo:
         def marker_record(record: Any) -> None:
             with contextlib.suppress(DecodeError):
                 marker = read_marker(record)
-                if marker.by_tracker and marker.offset != codec.TICK_OFFSET:
+                is_move = marker.by_tracker and marker.reason not in (codec.ACKNOWLEDGED, codec.TAKEN_LATE)
+                if is_move and marker.offset != codec.TICK_OFFSET:
                     moved.add((marker.partition, marker.offset))
 
         starts = dict.fromkeys(range(PARTITIONS), 0)
         scan(self._connection, self._queue.name, starts, queue_record)
         scan(self._connection, self._queue.markers_topic, starts, marker_record)
         dead = self._dead_letters()
-        after = [r.timestamp()[1] for r in copies if r.partition() in self._victims]
+        after = [r.timestamp()[1] for r in copies if r.partition() in self._victim_partitions]
         later = [at for at in after if at > self._killed_at_ms]
         return DemoReport(
             sent=progress.sent,
@@ -363,7 +375,7 @@ class _Demo:
         )
 
     def _due_at_kill(self, copies: list[Any]) -> int:
-        """Count the messages that were dropped before the kill, due at the kill, and copied after it."""
+        """Count the records that were dropped before the kill, due at the kill, and copied after the kill."""
         copied_at: dict[tuple[int, int], int] = {}
         for record in copies:
             headers = message_headers(record)
@@ -371,7 +383,7 @@ class _Demo:
             place = (record.partition(), origin)
             copied_at[place] = min(record.timestamp()[1], copied_at.get(place, 2**62))
         return sum(
-            partition in self._victims
+            partition in self._victim_partitions
             and at + _LEASE_MS / 1000 <= self._killed_at
             and copied_at.get((partition, offset), 0) > self._killed_at_ms
             for (partition, offset), at in self._progress.dropped.items()

@@ -1,7 +1,7 @@
-"""A consumer of the demo, as a process of its own: fails as it is told, and tells what it does.
+"""A consumer process of the demo: processes each message as `fate` prescribes, and prints what it did.
 
-Prints a line for everything it does: `<what> <partition> <offset> <attempts> <body>`, where what is
-`ack`, `nack`, `drop` (left unacknowledged) or `fail`.
+It prints one line for each delivery: `<action> <partition> <offset> <attempts> <body>`. The action is `ack`,
+`nack`, `drop` (the consumer leaves the message unacknowledged) or `fail` (it nacks a poison message).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.message import Message
 
 _NACK_DELAY_S = 0.3
-_TRIES = 5
+_CONNECT_ATTEMPTS = 5
 
 
 def fate(number: int) -> str:
-    """The fate of message `number`: 0.5 % always fail, 5 % are dropped once, 2 % nacked once."""
+    """Return how message `number` is processed: 0.5 % fail always, 5 % are dropped once, 2 % nacked once."""
     if number % 200 == 7:
         return "fail"
     if number % 20 == 3:
@@ -31,22 +31,22 @@ def fate(number: int) -> str:
     return "ack"
 
 
-def what_to_do(message: Message) -> str:
-    """Return the fate of this delivery: poison fails every delivery, other messages only their first."""
+def action_for(message: Message) -> str:
+    """Return the action for this delivery: poison fails at each delivery; a first delivery follows fate()."""
     chosen = fate(int(message.body))
     return chosen if chosen == "fail" or message.attempts == 1 else "ack"
 
 
 def _client(queue: QueueSettings, connection: KafkaConnection, name: str) -> KmqClient:
-    """Make the client, in several tries if need be: a broker on a busy machine may have only just started."""
-    for _ in range(_TRIES - 1):
+    """Make the client, in several attempts if need be: on a busy machine the broker may just have started."""
+    for _ in range(_CONNECT_ATTEMPTS - 1):
         with contextlib.suppress(Unavailable):
             return KmqClient(queue, connection, holder=name)
     return KmqClient(queue, connection, holder=name)
 
 
 def main() -> None:
-    """Consume until SIGTERM: `bootstrap queue lease_ms name`."""
+    """Consume until SIGTERM or SIGINT; the arguments are `bootstrap queue lease_ms name`."""
     bootstrap, queue, lease_ms, name = sys.argv[1:]
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -57,7 +57,7 @@ def main() -> None:
             messages = client.receive(200, wait=0.2)
             lines = []
             for message in messages:
-                action = what_to_do(message)
+                action = action_for(message)
                 if action == "ack":
                     client.ack(message)
                 elif action == "nack":

@@ -1,15 +1,15 @@
-"""Sets of jars, pinned in jars.json, fetched once from Maven Central.
+"""Fetches sets of jars from Maven Central, each jar once; jars.json pins the jars and their SHA-256.
 
-A jar lies in the cache under its SHA-256 and gets there only after it was checked: a start with a full
-cache neither resolves nor needs the network, nor even jgo. Jars are checked again only after a server did
-not start (`remove_damaged`): a disk may have failed since.
+The cache keeps each jar under its SHA-256, which is checked before the jar gets there. So a start with a full
+cache needs neither the network nor jgo. Jars are checked again only after a server did not start
+(`remove_damaged`): a disk may have failed since.
 
-To change a set or add one, edit its "coordinates" (and "exclude"; `*:*` is all that they depend on) in
-jars.json, then pin it anew:
+To change a set or add one, edit its "coordinates" and "exclude" in jars.json (`*:*` excludes everything that
+the coordinates depend on). Then pin the jars of the set again:
 
     python -m kmqpy.dev --relock zookeeper
 
-`python -m kmqpy.dev zookeeper` fetches a set and prints the paths.
+`python -m kmqpy.dev zookeeper` fetches a set and prints the paths of its jars.
 """
 
 import hashlib
@@ -27,13 +27,14 @@ from typing import Any
 from kmqpy.errors import ClusterError, MissingExtra
 
 LOCK = Path(__file__).with_name("jars.json")
-EVERYTHING = "*:*"
+ALL_DEPENDENCIES = "*:*"
+"""In "exclude": the set has only the jars of its coordinates."""
 PARALLEL_DOWNLOADS = 8
 TIMEOUT_S = 60
 
 
 def cache_folder() -> Path:
-    """Return where fetched files are kept: $KMQ_CACHE, else `kmqpy` in the user's cache folder."""
+    """Return the folder that keeps fetched files: $KMQ_CACHE, else `kmqpy` in the user's cache folder."""
     if chosen := os.environ.get("KMQ_CACHE"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kmqpy"
@@ -42,9 +43,9 @@ def cache_folder() -> Path:
 def jar_set(name: str, lock: Path = LOCK, *, extra: str = "dev") -> list[Path]:
     """Return the jars of a set, in class path order; fetch those that are not in the cache.
 
-    Safe to call from several processes at once. Raises ClusterError if a jar can't be fetched or
-    its SHA-256 is not the pinned one, and MissingExtra if one has to be fetched and jgo is missing,
-    which comes with `extra`.
+    Safe to call from several processes at once. Raises KeyError if there is no such set, and ClusterError if
+    a jar can't be fetched or its SHA-256 is not the pinned one. Raises MissingExtra if a jar has to be
+    fetched and jgo, which the extra `extra` installs, is missing.
     """
     pins: Mapping[str, str] = json.loads(lock.read_text())[name]["jars"]
     paths = {coordinate: _cached(coordinate, pin) for coordinate, pin in pins.items()}
@@ -60,7 +61,7 @@ def jar_set(name: str, lock: Path = LOCK, *, extra: str = "dev") -> list[Path]:
 
 
 def remove_damaged(name: str, lock: Path = LOCK) -> list[Path]:
-    """Remove the jars of a set that are not as pinned, and return them; jar_set() fetches them again."""
+    """Remove the jars of a set whose SHA-256 is not the pinned one; return these and the missing jars."""
     pins: Mapping[str, str] = json.loads(lock.read_text())[name]["jars"]
     paths = {_cached(coordinate, pin): pin for coordinate, pin in pins.items()}
     damaged = [path for path, pin in paths.items() if not path.exists() or _sha256(path) != pin]
@@ -70,12 +71,12 @@ def remove_damaged(name: str, lock: Path = LOCK) -> list[Path]:
 
 
 def relock(names: Sequence[str], lock: Path = LOCK) -> None:
-    """Resolve the coordinates of these sets and pin what is found."""
+    """Resolve the coordinates of these sets again, and pin the jars found, with their SHA-256, in `lock`."""
     sets: dict[str, Any] = json.loads(lock.read_text())
     for name in names:
         with tempfile.TemporaryDirectory() as scratch:
             coordinates = sets[name]["coordinates"]
-            if EVERYTHING not in sets[name]["exclude"]:
+            if ALL_DEPENDENCIES not in sets[name]["exclude"]:
                 coordinates = _resolve(name, coordinates, sets[name]["exclude"], Path(scratch))
             digests = {c: _sha256(path) for c, path in _fetch(name, coordinates, Path(scratch))}
         sets[name]["jars"] = {coordinate: digests[coordinate] for coordinate in coordinates}
@@ -138,7 +139,7 @@ def _resolve(name: str, coordinates: Sequence[str], exclude: Sequence[str], scra
 def _fetch(
     name: str, coordinates: Sequence[str], scratch: Path, extra: str = "dev"
 ) -> Iterator[tuple[str, Path]]:
-    """Download jars to `scratch`, in any order, telling on stderr how far it is."""
+    """Download jars to `scratch` and yield each, in any order; stderr shows the progress."""
     if not coordinates:
         return
     context = _context(scratch, name, extra)
@@ -153,7 +154,7 @@ def _fetch(
         try:
             for done in _progress(as_completed(futures), len(futures), f"Fetching {name} (once)"):
                 yield done.result()
-        except (OSError, RuntimeError) as error:  # what requests and jgo raise
+        except (OSError, RuntimeError) as error:  # the errors of requests and jgo
             raise ClusterError(
                 f"Can't fetch the jars of {name} from Maven Central: {error}. "
                 "Check the network (HTTPS_PROXY is honoured) and start again; "

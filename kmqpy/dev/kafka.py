@@ -1,4 +1,4 @@
-"""How a Kafka broker of the embedded cluster is configured, formatted and known to be up."""
+"""Tells Cluster how to configure a Kafka broker, how to format its data folder, and when it is up."""
 
 import base64
 import hashlib
@@ -15,7 +15,7 @@ from kmqpy.dev.server import ServerKind
 from kmqpy.errors import ClusterError
 
 CONFIG = "server.properties"
-_CHECKPOINT = "bootstrap.checkpoint"
+_CHECKPOINT = "bootstrap.checkpoint"  # in a data folder: the features of this Kafka version
 
 
 def _write_config(
@@ -40,15 +40,15 @@ def _write_config(
         "transaction.state.log.min.isr": in_sync,
         "share.coordinator.state.topic.replication.factor": copies,
         "share.coordinator.state.topic.min.isr": in_sync,
-        # Few: each costs files and time at its first use.
+        # Few partitions: each costs files and time at its first use.
         "offsets.topic.num.partitions": 4,
         "transaction.state.log.num.partitions": 4,
         "share.coordinator.state.topic.num.partitions": 4,
         "auto.create.topics.enable": "false",
         "group.initial.rebalance.delay.ms": 0,
-        # Groups whose topics are deleted go soon; `kmq doctor` asks for the offsets of each that there is.
+        # Soon removes groups whose topics were deleted: `kmq doctor` asks for the offsets of every group.
         "offsets.retention.check.interval.ms": 5_000,
-        # A killed broker may come back only when the session it had is over; the default is 9 s.
+        # A killed broker may come back only when its earlier session is over; the default is 9 s.
         "broker.session.timeout.ms": 3_000,
         "broker.heartbeat.interval.ms": 500,
         "log.cleaner.dedupe.buffer.size": 16 << 20,  # the default is a quarter of the heap
@@ -61,21 +61,22 @@ def _write_config(
     return file
 
 
-def format_storage(configs: Sequence[Path], cluster_id: str, java: Sequence[str], jars: str) -> None:
-    """Prepare data folders that are still empty.
+def format_storage(configs: Sequence[Path], cluster_id: str, java: Sequence[str], class_path: str) -> None:
+    """Format those data folders of brokers that are not formatted yet.
 
-    Kafka's own tool formats one, the first time that these jars are used. Data folders differ in ids only,
-    so the cache keeps what else the tool wrote (the features of this version): that saves a Java start each.
+    Kafka's format tool formats a folder only while the cache has no checkpoint file for this class path.
+    Formatted folders differ in their ids only, so the cache keeps the checkpoint file that the tool wrote. A
+    copy of this file and a new file of ids format all other folders, without a start of Java.
     """
     folder = cache_folder() / "formatted"
-    name = f"kafka-{hashlib.sha256(jars.encode()).hexdigest()[:16]}.checkpoint"
+    name = f"kafka-{hashlib.sha256(class_path.encode()).hexdigest()[:16]}.checkpoint"
     for node_id, config in enumerate(configs, 1):
         data = config.parent / "data"
         if (data / "meta.properties").exists():
             continue
         kept = remade_files.find(folder, name)
         if kept is None or remade_files.remove_if_damaged(kept):
-            _run_format_tool(config, cluster_id, java, jars)
+            _run_format_tool(config, cluster_id, java, class_path)
             remade_files.keep(data / _CHECKPOINT, folder, name)
             continue
         data.mkdir(exist_ok=True)
@@ -85,12 +86,12 @@ def format_storage(configs: Sequence[Path], cluster_id: str, java: Sequence[str]
         )
 
 
-def _run_format_tool(config: Path, cluster_id: str, java: Sequence[str], jars: str) -> None:
+def _run_format_tool(config: Path, cluster_id: str, java: Sequence[str], class_path: str) -> None:
     command = [*java, "kafka.tools.StorageTool", "format", "--ignore-formatted"]
     run = subprocess.run(
         [*command, "-t", cluster_id, "-c", str(config)],
         check=False,
-        env={**os.environ, "CLASSPATH": jars},
+        env={**os.environ, "CLASSPATH": class_path},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -106,7 +107,7 @@ def new_uuid() -> str:
 
 
 def _answers(log: str, config: Path, port: int) -> bool:  # noqa: ARG001
-    return "Kafka Server started" in log  # its own log: no other process on the port wrote it
+    return "Kafka Server started" in log  # in the broker's own log: no other process on the port wrote this
 
 
 KIND = ServerKind("kafka", "kafka.Kafka", 2, _write_config, _answers)  # ports: clients, controller

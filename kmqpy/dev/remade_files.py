@@ -1,22 +1,22 @@
-"""Files in the cache that can be made again. The checksum in a file's name shows whether it is damaged."""
+"""Keeps files in the cache that can be made again; the checksum in a name shows whether a file is damaged."""
 
 import hashlib
 import shutil
 import uuid
 from pathlib import Path
 
-_DIGITS = 16
+_CHECKSUM_DIGITS = 16
 
 
 def find(folder: Path, name: str) -> Path | None:
     """Return the file in `folder` that was kept as `name` (`kafka-1.jsa`, say), None if there is none."""
     wanted = folder / name
-    found = sorted(folder.glob(f"{wanted.stem}.{'?' * _DIGITS}{wanted.suffix}"))
+    found = sorted(folder.glob(f"{wanted.stem}.{'?' * _CHECKSUM_DIGITS}{wanted.suffix}"))
     return found[0] if found else None
 
 
 def keep(file: Path, folder: Path, name: str) -> Path:
-    """Copy a complete file to `folder` as `name`, in one step: others may look for it meanwhile."""
+    """Copy a complete file to `folder` as `name`, in one step, since other processes may look for it."""
     folder.mkdir(parents=True, exist_ok=True)
     scratch, wanted = folder / f"{uuid.uuid4()}.new", folder / name
     shutil.copyfile(file, scratch)
@@ -24,7 +24,7 @@ def keep(file: Path, folder: Path, name: str) -> Path:
 
 
 def remove_if_damaged(file: Path) -> bool:
-    """Remove the file if it is no longer what was kept; returns True if it was removed, now or before."""
+    """Remove the file if its checksum is not the one in its name; return True if the file is gone."""
     try:
         damaged = _digest(file) != Path(file.stem).suffix[1:]
     except FileNotFoundError:  # another process has removed it
@@ -36,4 +36,4 @@ def remove_if_damaged(file: Path) -> bool:
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:_DIGITS]
+        return hashlib.file_digest(file, "sha256").hexdigest()[:_CHECKSUM_DIGITS]

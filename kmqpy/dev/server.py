@@ -1,4 +1,4 @@
-"""One server: a process (with its children) that can be stopped, killed, paused, restarted."""
+"""Runs one server process: starts, stops, kills, pauses and resumes it, with its children."""
 
 import contextlib
 import os
@@ -30,12 +30,15 @@ def check_platform() -> None:
 
 @dataclass(frozen=True)
 class ServerKind:
-    """A kind of server, as Cluster needs to know it.
+    """Describes a kind of server to Cluster.
 
-    `name` is also that of its jar set. `write_config(folder, number, ports, settings)` writes the
-    configuration of the server with this number (from 1), given the ports of all, and returns its
-    path; the settings win. `answers(log, config, port)` tells whether the server that wrote this
-    log and has this configuration serves clients on this port.
+    name          the name of the kind, and of its jar set
+    main_class    the Java class that runs the server
+    ports_each    how many ports each server has
+    write_config  called with (folder, number, ports, settings): writes the configuration of server `number`
+                  (from 1) and returns its path; `ports` has those of all servers, and `settings` override
+    answers       called with (log, config, port): tells whether the server that wrote this text to its log
+                  and has this configuration serves clients on this port
     """
 
     name: str
@@ -46,9 +49,11 @@ class ServerKind:
 
 
 class Server:
-    """A server process; made by Cluster or Databases. All durations are in seconds.
+    """A server process, made by Cluster or Databases. All durations are in seconds.
 
-    `owner` says as whom it runs (see programs.py), `stop_signal` stops it in an orderly way.
+    `answers` tells from the log of this start whether the server serves clients. The server joins the process
+    group `group`, which the watchdog kills. `owner` has the arguments that choose its user
+    (programs.process_owner()), and `stop_signal` stops the server in an orderly way.
     """
 
     def __init__(
@@ -76,15 +81,15 @@ class Server:
 
     @property
     def pid(self) -> int | None:
-        """The process id, None while it does not run."""
+        """The process id; None while the server does not run."""
         running = self._process is not None and self._process.poll() is None
         return self._process.pid if self._process and running else None
 
     def start(self, wait: float = START_TIMEOUT_S) -> None:
-        """Start it unless it runs, on the port and data it had before, and wait until it answers.
+        """Start the server unless it runs, with the port and data it had before, and wait until it answers.
 
-        With `wait=0` it returns at once, for a server that needs others to be up first.
-        Raises ClusterError, with the last lines of its log, if it ends or does not answer in time.
+        With `wait=0` start() returns at once, for a server that answers only when others are up. Raises
+        ClusterError, with the last lines of the log, if the server ends or does not answer in time.
         """
         if self.pid is None:
             with self.log.open("ab") as log:
@@ -103,7 +108,7 @@ class Server:
             self.wait_until_it_answers(wait)
 
     def wait_until_it_answers(self, timeout: float = START_TIMEOUT_S) -> None:
-        """Wait for what `start` waits for; raise ClusterError as `start` does."""
+        """Wait until the server answers; raise ClusterError as start() does."""
 
         def answers() -> bool:
             if self._answers(self.log_since_start()):
@@ -117,7 +122,7 @@ class Server:
             raise self._failure(f"did not answer within {timeout:g} s")
 
     def stop(self, timeout: float = STOP_TIMEOUT_S) -> bool:
-        """Stop it in an orderly way; kill it, and return False, if that takes longer than `timeout`."""
+        """Stop the server in an orderly way; kill it and return False if it runs longer than `timeout`."""
         self.terminate()
         if self._process is not None:
             try:
@@ -128,29 +133,29 @@ class Server:
         return True
 
     def terminate(self) -> None:
-        """Ask it to stop and return at once."""
+        """Ask the server to stop, and return at once."""
         self.resume()
         self._signal(self._stop_signal)
 
     def kill(self) -> None:
-        """Kill it (SIGKILL) and its children, also when it is paused."""
+        """Kill the server and its children (SIGKILL), also while they are paused."""
         children = self._halt()
         self._signal(signal.SIGKILL, children)
         if self._process is not None:
             self._process.wait()
-        # PostgreSQL does not start again while one of them is left.
+        # PostgreSQL does not start again while one of its children is left.
         wait_until(lambda: not watchdog.running(children), STOP_TIMEOUT_S, every_s=0.01)
 
     def pause(self) -> None:
-        """Halt it (SIGSTOP) and its children: connections stay open, nothing is answered."""
+        """Halt the server and its children (SIGSTOP): connections stay open, and no request is answered."""
         self._signal(signal.SIGSTOP, self._halt())
 
     def resume(self) -> None:
-        """Let it go on after `pause` (SIGCONT)."""
+        """Let the server and its children go on after pause() (SIGCONT)."""
         self._signal(signal.SIGCONT, self._children())
 
     def log_since_start(self) -> str:
-        """Return what it has logged since its last start."""
+        """Return the text that the server has logged since its last start."""
         if not self.log.exists():
             return ""
         with self.log.open("rb") as log:
@@ -168,7 +173,7 @@ class Server:
         """Halt the process, so that it starts no more children, and return those it has."""
         self._signal(signal.SIGSTOP)
         if self.pid and hasattr(os, "waitid"):  # macOS: since Python 3.13
-            # Threads go on for a moment on a busy machine. WNOWAIT: subprocess reaps it if it has ended.
+            # On a busy machine its threads go on for a moment. WNOWAIT: subprocess reaps an ended process.
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         return self._children()
 

@@ -1,9 +1,9 @@
-"""Kills servers as soon as their owner is gone, however it went.
+"""Kills servers as soon as their owner, the process that started them, has ended for any reason.
 
-Runs as a process of its own: `python watchdog.py <pid of the owner> <folder to remove, or "">`. It leads
-the process group that the servers join. It watches its parent rather than a pipe (a forked child of the
-owner would keep that open) or PR_SET_PDEATHSIG (Linux only, and bound to the thread that spawned).
-Imports no more than it needs there.
+The watchdog is a process of its own: `python watchdog.py <pid of the owner> <folder to remove, or "">`. It
+leads the process group that the servers join. It looks every 0.2 s whether the owner is still its parent. A
+pipe would not do: a forked child of the owner would keep it open. Nor would PR_SET_PDEATHSIG, which only
+Linux has, and which watches one thread of the owner. This module imports only what the watchdog needs.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ def start(folder: str) -> subprocess.Popen[bytes]:
 
 
 def processes() -> Iterator[tuple[int, int, int]]:
-    """Return process id, parent and process group of all processes that run, zombies left out."""
+    """Yield process id, parent and process group of all processes except zombies."""
     if not os.path.exists("/proc/self/stat"):  # noqa: PTH110 - nothing more to import
         command = ["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="]
         listed = subprocess.run(command, check=False, capture_output=True, text=True).stdout
@@ -52,7 +52,7 @@ def running(pids: Collection[int]) -> bool:
 
 
 def main(owner: int, folder: str) -> None:
-    """Wait until `owner` is no longer the parent, then kill the group and remove the folder."""
+    """Wait until `owner` is no longer the parent, then kill the servers and remove the folder."""
     for ignored in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     while os.getppid() == owner:
@@ -61,7 +61,7 @@ def main(owner: int, folder: str) -> None:
     if os.fork():
         signal.pause()  # killed with the group
     os.setpgid(0, 0)  # outside of the group, so as to outlive it
-    os.killpg(group, signal.SIGSTOP)  # they start no more children
+    os.killpg(group, signal.SIGSTOP)  # the servers start no more children
     found = list(processes())
     members = {pid for pid, _, of in found if of == group}
     os.killpg(group, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""How a ZooKeeper server of the embedded cluster is configured and known to be up."""
+"""Tells Cluster how to configure a ZooKeeper server, and when it is up."""
 
 import socket
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ def _write_config(
         "maxClientCnxns": 0,
         "admin.enableServer": "false",
         "4lw.commands.whitelist": "ruok,srvr,mntr,conf",
-        "forceSync": "no",  # a killed process loses nothing by it, only a crashed machine would
+        "forceSync": "no",  # no sync: only a crash of the machine loses data, a kill of the server does not
         "preAllocSize": 4096,  # KiB
         **settings,
     }
@@ -38,7 +38,7 @@ def _write_config(
 
 
 def _answers(log: str, config: Path, port: int) -> bool:  # noqa: ARG001
-    """Return True if this server answers on the port: its configuration names its own data folder."""
+    """Return True if this server answers on the port: the configuration that it tells has its data folder."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
             connection.sendall(b"conf")

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
-from kmqpy.core.first_contact import Service, has_answered, patience_s
+from kmqpy.core.first_contact import Service, note_answer, patience_s
 from kmqpy.core.forks import keep_in_children
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import AccessDenied, ConfigError, KmqError, MessageError, TopicError, Unavailable
@@ -279,7 +279,7 @@ def retrying(
                 raise
             failure = exception
         else:
-            has_answered(Service.KAFKA)
+            note_answer(Service.KAFKA)
             return answer
     try:
         raise failure

@@ -1,4 +1,4 @@
-"""One vocabulary for every storage: the `Queue` and `Storage` protocols, and `queue_for(url)`."""
+"""What all storages have in common: the `Queue` and `Storage` protocols; `queue_for(url)` opens a queue."""
 
 from kmqpy.message import OutgoingMessage
 from kmqpy.queue.capabilities import Capabilities

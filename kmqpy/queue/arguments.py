@@ -1,4 +1,4 @@
-"""Checks of arguments that are the same in every storage; each raises ConfigError naming the argument."""
+"""Checks arguments that calls of every storage have; raises ConfigError that names the argument."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from kmqpy.errors import ConfigError, shown
 
 
 def check_queue(queue: object) -> None:
-    """Refuses what is not a Queue: a KmqClient, a URL."""
+    """Raise ConfigError unless `queue` is a Queue (a KmqClient or a url is none)."""
     if not hasattr(queue, "at_most_once"):
         raise ConfigError(f"queue: {type(queue).__name__} is not a Queue; kmqpy.queue_for(url) opens one")
 
 
 def check_flag(value: object, name: str) -> None:
-    """Refuses what is neither True nor False."""
+    """Raise ConfigError unless `value` is True or False."""
     if not isinstance(value, bool):
         raise ConfigError(f"{name}: {shown(value)} is neither True nor False")
 
 
 def check_ids(ids: object) -> None:
-    """Refuses what is no list of ids; an id that names nothing is no error."""
+    """Raise ConfigError unless `ids` is iterable and no text; the ids themselves are not checked."""
     if isinstance(ids, str | bytes | bytearray) or not isinstance(ids, Iterable):
         raise ConfigError(f"ids: {shown(ids)} is no list of ids")
 
 
 def check_age(older_than: Duration | None, queued_before_ms: object) -> int | None:
-    """Checks the arguments of Queue.orphans(); returns `older_than` in ms."""
+    """Check the arguments of Queue.orphans(); return `older_than` in ms, or None."""
     if older_than is not None and queued_before_ms is not None:
         raise ConfigError("orphans: give older_than or queued_before_ms, not both")
     if queued_before_ms is not None and (

@@ -1,8 +1,8 @@
-"""`queue_for(url)` opens a queue, `storage_for(url)` a storage.
+"""Opens queues and storages by url: `queue_for(url)` opens a queue, `storage_for(url)` a storage.
 
-A storage is a module with a function that takes a `QueueUrl` and a telemetry; the table below says which
-scheme is whose. Storages of others are found by the entry-point group `kmqpy.storages`: the name of the entry
-point is the scheme, its object a function as in `_STORAGES`.
+The scheme of the url selects a function that opens the storage (an `OpenStorage`). `_STORAGES` lists the
+schemes of kmqpy's own storages. Other packages add storages by entry points of the group `kmqpy.storages`:
+the name of an entry point is the scheme, and its object is the function.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kmqpy.queue.url import EXAMPLE, QueueUrl, parse_url, split
 from kmqpy.telemetry.base import Telemetry
 
 OpenStorage = Callable[[QueueUrl, Telemetry | None], Storage]
-"""The function that an entry point of the group `kmqpy.storages` names."""
+"""A function that opens the storage of a url; the telemetry may be None."""
 
 _STORAGES = {
     "kafka": "kmqpy.kafka.storage:open_storage",
@@ -28,28 +28,29 @@ _STORAGES = {
     "zookeeper": "kmqpy.storages.zookeeper:open_storage",
     **dict.fromkeys(("redis", "rediss", "valkey", "valkeys"), "kmqpy.storages.redis:open_storage"),
 }
-"""Scheme to `module:function`, an OpenStorage; imported when a queue of the scheme is opened."""
+"""The OpenStorage of each scheme, as `module:function`; imported when a url of the scheme is opened."""
 
-_PLANNED = ("http", "https")
-"""Schemes that are kept for storages to come."""
+_RESERVED_SCHEMES = ("http", "https")
+"""Schemes that later versions may use; until then, urls with them raise NotSupported."""
 
-_GROUP = "kmqpy.storages"
+_ENTRY_GROUP = "kmqpy.storages"
+"""The group of entry points by which other packages add storages."""
 
 
 def queue_for(url: str, *, telemetry: Telemetry | None = None) -> Queue:
     """Open the queue of `<storage url>?queue=<name>`, for example `kafka://h:9092,h2:9092?queue=q`.
 
-    Further query parameters are settings of the storage and of the queue. For Kafka, what they do not say of
-    the connection is what the environment says (KMQ_CONFIG, KMQ_KAFKA_… and the like, as for
-    KafkaConnection.from_environment). A user, a password and the path are percent-decoded:
-    `me:p%40ss%2Fw@db`. Close the queue, which closes its storage, or use it in a `with`.
+    Further query parameters are settings of the storage and of the queue. For Kafka, the environment gives
+    settings of the connection that the url leaves out (KMQ_CONFIG, KMQ_KAFKA_… and so on, as for
+    KafkaConnection.from_environment). User, password and path are percent-decoded: `me:p%40ss%2Fw@db`.
+    close() of the queue, or the end of its `with` block, also closes the storage.
 
-    Raises ConfigError for a url or setting that is wrong, NotSupported for a scheme without a
-    storage, and what opening the storage raises (QueueNotFound, Unavailable, MissingExtra).
+    Raises ConfigError for a wrong url or setting, and NotSupported for a scheme without a storage. The
+    storage may raise further errors when it is opened (QueueNotFound, Unavailable, MissingExtra).
     """
-    opener = _opener(split(url).scheme)
+    opener = _find_opener(split(url).scheme)
     parsed = parse_url(url)
-    storage = _opened(opener, parsed, telemetry)
+    storage = _open_checked(opener, parsed, telemetry)
     try:
         return storage.open_url(parsed)
     except BaseException:
@@ -58,24 +59,24 @@ def queue_for(url: str, *, telemetry: Telemetry | None = None) -> Queue:
 
 
 def storage_for(url: str, *, telemetry: Telemetry | None = None) -> Storage:
-    """Open the storage of a url, which is that of a queue without `queue=` and the settings of a queue.
+    """Open the storage of `<storage url>`: the url of a queue without `queue=` and the settings of the queue.
 
-    Raises as queue_for does.
+    Raises the same errors as queue_for().
     """
-    opener = _opener(split(url).scheme)
+    opener = _find_opener(split(url).scheme)
     parsed = parse_url(url, names_queue=False)
     for name in parsed.settings:
         if name in QUEUE_SETTINGS:
             raise ConfigError(f"queue url: {name} is a setting of a queue; give it to Storage.create()")
-    return _opened(opener, parsed, telemetry)
+    return _open_checked(opener, parsed, telemetry)
 
 
-def _opened(opener: OpenStorage, url: QueueUrl, telemetry: Telemetry | None) -> Storage:
+def _open_checked(opener: OpenStorage, url: QueueUrl, telemetry: Telemetry | None) -> Storage:
     try:
         storage = opener(url, telemetry)
     except KmqError:
         raise
-    except Exception as error:  # of a storage of others, or of what it uses
+    except Exception as error:  # from a storage of another package, or a library of a storage
         raise ConfigError(
             f"queue url: the storage for {url.scheme}: can't be opened: {type(error).__name__}"
         ) from error
@@ -87,25 +88,25 @@ def _opened(opener: OpenStorage, url: QueueUrl, telemetry: Telemetry | None) -> 
     return storage
 
 
-def _opener(scheme: str) -> OpenStorage:
+def _find_opener(scheme: str) -> OpenStorage:
     if scheme in _STORAGES:
-        return cast("OpenStorage", _load(_STORAGES[scheme]))
-    import importlib.metadata  # here, since loading it takes longer than all of this package
+        return cast("OpenStorage", _load_function(_STORAGES[scheme]))
+    import importlib.metadata  # imported here, since that takes longer than importing kmqpy.queue
 
     others: dict[str, importlib.metadata.EntryPoint] = {}
-    for one in importlib.metadata.entry_points(group=_GROUP):
-        others.setdefault(one.name.lower(), one)  # as urls have it, where the case of a scheme says nothing
+    for one in importlib.metadata.entry_points(group=_ENTRY_GROUP):
+        others.setdefault(one.name.lower(), one)  # schemes of urls are lower-case, too
     if scheme in others:
-        return _loaded(others[scheme])
-    if scheme in _PLANNED:
+        return _load_entry_point(others[scheme])
+    if scheme in _RESERVED_SCHEMES:
         raise NotSupported(f"queue url: there is no storage for {scheme}: yet")
-    hint = nearest(scheme, [*_STORAGES, *_PLANNED, *others]) or f"; {EXAMPLE}"
+    hint = nearest(scheme, [*_STORAGES, *_RESERVED_SCHEMES, *others]) or f"; {EXAMPLE}"
     raise NotSupported(f"queue url: there is no storage for {scheme}:{hint}")
 
 
-def _loaded(entry_point: Any) -> OpenStorage:
-    """The object of an entry point, which anybody can have installed; raises ConfigError that names it."""
-    named = f"storage {entry_point.name!r}: the entry point {entry_point.value!r} of the group {_GROUP}"
+def _load_entry_point(entry_point: Any) -> OpenStorage:
+    """Import the function of an entry point of any installed package; raises ConfigError with its name."""
+    named = f"storage {entry_point.name!r}: the entry point {entry_point.value!r} of the group {_ENTRY_GROUP}"
     try:
         found = entry_point.load()
     except KmqError:  # a missing extra, for example
@@ -119,6 +120,6 @@ def _loaded(entry_point: Any) -> OpenStorage:
     return cast("OpenStorage", found)
 
 
-def _load(target: str) -> Any:
+def _load_function(target: str) -> Any:
     module, _, function = target.partition(":")
     return getattr(importlib.import_module(module), function)

@@ -1,4 +1,4 @@
-"""The `Queue` protocol: what every storage does with the messages of one queue."""
+"""The `Queue` protocol: the operations that every storage has for the messages of one queue."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from kmqpy.queue.capabilities import Capabilities
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orphan:
-    """A message that was taken long ago and not finished.
+    """Describes a message that was taken and not finished, as Queue.orphans() returns it.
 
-    receipt         what acknowledges or releases it, in any process
-    holder          who has it, where the taker gave a name
-    since_ms        when it was taken (ms since 1970, the storage's clock)
-    lease_until_ms  when it is redelivered, by the same clock; with manual redelivery, when its lease ends
+    receipt         text with which any process can acknowledge, extend or give back the message
+    holder          the name of the client that took the message, if the client gave one
+    since_ms        when the message was taken (ms since 1970, the storage's clock)
+    lease_until_ms  when its lease ends, by the same clock, and so when it is redelivered (by the application,
+                    if redelivery is manual)
     message         the message with its body, its lease by the storage's clock; None if the storage does
-                    not have it any more (Kafka, after its retention)
+                    not have the message any more (Kafka, after its retention)
     """
 
     receipt: str
@@ -33,18 +34,19 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A message that is not delivered any more.
+    """A message that failed too often or was rejected, and is not delivered any more.
 
-    id                 names it for redrive()
-    attempts           its deliveries
-    first_enqueued_ms  when it was first sent (ms since 1970, the storage's clock)
+    id                 names the dead letter for redrive()
+    attempts           how often the message was delivered
+    first_enqueued_ms  when the message was first sent (ms since 1970, the storage's clock)
     dead_since_ms      when it became a dead letter
-    reason             `expired`, `nack` or `rejected`, these with `: ` and a reason if one was given
-    size               bytes of its body
+    reason             `expired` (its last lease ended), or `nack` or `rejected`, after which `: ` and the
+                       text follow that nack() or dead_letter() was given
+    size               bytes of the body
     body, headers      empty in list(), complete in peek()
 
-    `attempts`, `first_enqueued_ms` and `reason` are None where they are not known: in Kafka, anybody can
-    write to the topic of the dead letters.
+    `attempts`, `first_enqueued_ms` and `reason` are None where the storage does not know them: in Kafka,
+    programs other than kmqpy can write to the topic of the dead letters.
     """
 
     id: str
@@ -62,7 +64,7 @@ Listed = Sequence[DeadLetter]
 
 
 class DeadLetters(Protocol):
-    """The dead letters of one queue."""
+    """Lists, redrives and removes the dead letters of one queue."""
 
     def list(self, limit: int = 100) -> Listed:
         """Dead letters without their bodies and headers, the oldest first."""
@@ -75,8 +77,8 @@ class DeadLetters(Protocol):
     def redrive(self, ids: Iterable[str] | None = None, *, limit: int | None = None) -> int:
         """Put dead letters back in the queue, with no attempts yet; returns how many.
 
-        Takes those of these ids, or the oldest `limit`, or all. An id that names no dead letter of the queue
-        is left out.
+        The dead letters are those with an id in `ids`, or the oldest `limit`, or all. An id that names no
+        dead letter of the queue is ignored.
         """
         ...
 
@@ -88,18 +90,19 @@ class DeadLetters(Protocol):
 class Queue(Protocol):
     """A queue of messages, each acknowledged by itself; safe to use from any thread.
 
-    At-least-once: a message that is not acknowledged before its lease ends is redelivered. Operations
-    take messages, or receipts as text, which are good in any process: several of them, or one list.
-    Durations are seconds or `timedelta`. What a storage can't do it says in `capabilities`; asking for it
-    raises NotSupported. Every call may raise Unavailable when the storage does not answer, and Closed after
-    close().
+    Delivery is at-least-once: a message is redelivered if it is not acknowledged before its lease ends.
+    ack(), nack(), extend() and dead_letter() accept messages, or receipts as text, from any process: as
+    arguments, or as one list. Durations are seconds or `timedelta`. `capabilities` says what the storage can
+    do; operations that it can't do raise NotSupported. Every call may raise Unavailable when the storage does
+    not answer, and Closed after close().
 
-    A receipt whose lease has ended still acknowledges or dead-letters its message, as long as nobody else
-    has taken it since and it is no dead letter; extend() and nack() do nothing then. (Where the capability
-    `late_ack` is missing, all four do nothing.) Once the message is taken by another, the receipt does
-    nothing, and never anything to the new taker's message. A receipt of another storage, of another queue,
-    or of a queue that was deleted and recreated is a ReceiptError, and so is that of a message which was
-    only looked at.
+    After the end of a lease, its receipt still acknowledges or dead-letters the message, as long as nobody
+    has taken the message since and it is no dead letter; extend() and nack() do nothing then. (In a storage
+    without the capability `late_ack`, all four may do nothing.) Once another client
+    has taken the message, the receipt never affects that client's take.
+
+    Receipts of another storage, of another queue, or of a queue that was deleted and recreated raise
+    ReceiptError, and so do messages that peek() returned.
     """
 
     @property
@@ -114,22 +117,22 @@ class Queue(Protocol):
 
     @property
     def default_lease(self) -> float:
-        """Seconds that a message is its taker's where receive() names no lease."""
+        """The lease, in seconds, of messages that receive() takes without the argument `lease`."""
         ...
 
     @property
     def max_lease(self) -> float:
-        """The longest lease that receive() and extend() take, in seconds."""
+        """The longest lease that receive() and extend() accept, in seconds."""
         ...
 
     @property
     def at_most_once(self) -> bool:
-        """True if a message is forgotten when it is taken, so that it can't be extended or given back."""
+        """True if the queue forgets a message when it is taken (`ephemeral=False`): no nack, no extend."""
         ...
 
     @property
     def dead_letters(self) -> DeadLetters:
-        """The messages that failed too often or were rejected."""
+        """Operations on the messages that failed too often or were rejected."""
         ...
 
     def send(
@@ -142,13 +145,13 @@ class Queue(Protocol):
         priority: int = 0,
         connection: Any = None,
     ) -> str:
-        """Send one message, safe once this returns; returns its id.
+        """Send one message; returns its id when the storage has confirmed the message.
 
-        body        bytes or text; with a codec, an object
-        delay       the message is not handed out before; its place in the queue is that of the send
-        priority    0 to 9; a higher one is handed out first
-        connection  a connection of the application to the same database: the message is sent if the
-                    application commits its transaction, and only then safe
+        body        bytes or text; if the queue has a codec, an object
+        delay       how long the message is not handed out; its place in the queue is that of the send
+        priority    0 to 9; messages of higher priority are handed out first
+        connection  a connection of the application to the same database: the message becomes part of the
+                    application's transaction, and is sent if the application commits the transaction
 
         Raises MessageError for a message that the storage can't take.
         """
@@ -164,40 +167,42 @@ class Queue(Protocol):
         priority: int = 0,
         connection: Any = None,
     ) -> list[str]:
-        """Send bodies, or OutgoingMessages with a key, headers, delay and priority each; returns their ids.
+        """Send several bodies or OutgoingMessages; returns their ids.
 
-        The other arguments apply to the bodies that are no OutgoingMessage. All messages are checked before
-        the first is sent. Raises MessageError, and then none was sent; where it raises Unavailable or
-        Unfinished, some may have been sent.
+        An OutgoingMessage has its own key, headers, delay and priority; the arguments apply to the other
+        bodies. All messages are checked before the first is sent: if send_many() raises MessageError, no
+        message was sent. If it raises Unavailable or Unfinished, some messages may have been sent.
         """
         ...
 
     def decode(self, message: Message | DeadLetter) -> Any:
-        """The object in the body, by the queue's codec; without one the body. Raises DecodeError."""
+        """The body, decoded by the queue's codec; unchanged without a codec. Raises DecodeError."""
         ...
 
     def flush(self, timeout: Duration = 30) -> None:
-        """Wait until all that was sent and finished is confirmed; raises Unavailable after `timeout`."""
+        """Wait until the storage has confirmed sends, acks and so on; raises Unavailable after `timeout`."""
         ...
 
     def receive(
         self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
     ) -> list[Message]:
-        """Take up to `max_messages`; returns as soon as there are some, [] after `wait`.
+        """Take up to `max_messages`; returns as soon as there are some, or [] after `wait`.
 
-        They are the caller's for `lease` (default: the queue's; at least 100 ms) and are redelivered unless
-        finished before. At least half of the lease is left on return. Raises ConfigError for bad numbers.
+        The messages are leased to the caller for `lease` (default: `default_lease`; at least 100 ms). A
+        message that the caller does not finish within its lease is redelivered. At least half of the lease is
+        left when receive() returns. Raises ConfigError for bad numbers.
         """
         ...
 
     def ack(self, *messages: MessagesLike, wait: bool = False, connection: Any = None) -> None:
-        """Acknowledge: the messages are not redelivered. Harmless when it comes too late.
+        """Acknowledge messages, so that they are not redelivered. A late acknowledgement does no harm.
 
-        Returns at once unless `wait`, which returns when it is certain. Raises ReceiptError.
+        With `wait`, ack() returns when the storage has confirmed the acknowledgement. Without `wait`, ack()
+        may return before. Raises ReceiptError.
 
-        `connection`: as of send(), the acknowledgement is part of a transaction. In a transaction it must
-        not be late: if the message was taken by somebody else or finished before, it raises ReceiptError, so
-        that what the transaction did for the message is rolled back.
+        `connection` makes the acknowledgement part of a transaction, as for send(). In a transaction ack()
+        raises ReceiptError if another client took the message or the message is finished, so that the
+        application rolls back its work for the message.
         """
         ...
 
@@ -209,66 +214,67 @@ class Queue(Protocol):
         reason: str | None = None,
         wait: bool = False,
     ) -> None:
-        """Give messages back; they are redelivered after `delay`. `count=False`: not an attempt."""
+        """Give messages back: they are redelivered after `delay`. With `count=False` this was no attempt."""
         ...
 
     def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> list[str]:
-        """Let the leases end `lease` from now; does nothing to messages that are finished.
+        """Let the leases of messages end `lease` from now; does nothing to messages that are finished.
 
-        Returns the receipts of those that are no longer the caller's, as far as that is known: finished,
-        given back, or their leases were over (see the capability `tells_lost`). Empty as a rule.
+        Returns the receipts of lost messages: messages that are no longer the caller's, because they are
+        finished or given back, or their leases were over. A storage without the capability `tells_lost`
+        returns some of these receipts, or none.
 
-        `lease=0` means `nack(count=False)`. Raises ConfigError for another one below 100 ms.
+        `lease=0` means `nack(count=False)`. Raises ConfigError for any other lease below 100 ms.
         """
         ...
 
     def dead_letter(self, *messages: MessagesLike, reason: str | None = None, wait: bool = False) -> None:
-        """Move messages to the dead letters, without another try."""
+        """Make messages dead letters at once: they are not delivered again, unless they are redriven."""
         ...
 
     def peek(self, limit: int = 10) -> list[Message]:
-        """Messages that can be taken, without taking them, the oldest first; they acknowledge nothing."""
+        """The oldest messages that can be taken, without taking them; they can't be acknowledged."""
         ...
 
     def size(self, limit: int | None = None) -> int:
-        """How many messages are neither in flight nor dead, delayed ones included.
+        """The number of messages that are neither in flight nor dead letters; delayed messages count.
 
-        `limit`: count no further, since counting may cost; the result is then at most `limit`.
+        With `limit`, size() stops counting there and returns at most `limit`, since counting may be slow.
         """
         ...
 
     def in_flight(self) -> int:
-        """How many messages are taken and not finished."""
+        """The number of messages that are taken and not finished."""
         ...
 
     def orphans(
         self, older_than: Duration | None = None, *, queued_before_ms: int | None = None
     ) -> list[Orphan]:
-        """All messages, with bodies, that are taken and not finished, the oldest take first.
+        """Messages that are taken and not finished, with their bodies; the message taken first comes first.
 
-        older_than        those that were taken longer ago
-        queued_before_ms  those that were last queued (sent, or redelivered) before this time, in ms since
-                          1970 by the storage's clock
+        older_than        only messages that were taken longer ago
+        queued_before_ms  only messages that were sent, or last redelivered, before this time (ms since 1970,
+                          the storage's clock)
 
-        Each is acknowledged, extended or given back by its receipt. At most one argument may be given;
-        without one, all that is in flight is listed.
+        At most one argument may be given; without arguments, all messages in flight are returned. The
+        receipt of an Orphan acknowledges, extends or gives back its message.
         """
         ...
 
     def purge(self) -> int:
-        """Remove every message but dead letters; returns about how many there were."""
+        """Remove all messages except dead letters; returns about how many there were."""
         ...
 
     def redrive(self, limit: int | None = None) -> int:
-        """Put dead letters back in the queue, with no attempts yet; returns how many."""
+        """Put the oldest `limit` dead letters, or all, back in the queue, as new; returns how many."""
         ...
 
     def release_all(self) -> int:
-        """Give back what anybody has taken and not finished, not as attempts; returns how many."""
+        """Give back the messages in flight of all clients, without counting attempts; returns how many."""
         ...
 
     def close(self) -> None:
-        """Wait until what was sent and finished is confirmed, and disconnect; a second close does nothing."""
+        """Wait like flush(), then disconnect; a second close does nothing."""
         ...
 
     def __enter__(self) -> Self: ...

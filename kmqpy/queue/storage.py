@@ -1,4 +1,4 @@
-"""The `Storage` protocol: what has queues, and shares one pool of connections among them."""
+"""The `Storage` protocol: makes, opens and deletes queues, which share the connections of the storage."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ QUEUE_SETTINGS = frozenset(
         *("requeue_to", "order", "redelivery", "ephemeral", "create"),
     }
 )
-"""Settings of a queue in a url, of any storage, beside the name; the url of a storage refuses them."""
+"""Settings that belong to a queue, in any storage; storage_for() refuses them in the url of a storage."""
 
 
 class Codec(Protocol):
-    """Turns objects into bodies and back."""
+    """Encodes objects as bodies of messages, and decodes them."""
 
     def encode(self, value: Any) -> bytes:
-        """The body for an object; raises MessageError for one that it has no form for."""
+        """The body for an object; raises MessageError for an object that the codec can't encode."""
         ...
 
     def decode(self, body: bytes) -> Any:
-        """The reverse of encode(); raises DecodeError, which holds the body."""
+        """The object of a body; raises DecodeError, which holds the body."""
         ...
 
 
 def encode_body(codec: Codec, value: Any) -> bytes:
-    """The body that `codec` makes of an object; raises MessageError, also for a faulty codec of a user."""
+    """The body that `codec` makes of an object; turns any error that is no KmqError into MessageError."""
     try:
         body = codec.encode(value)
     except KmqError:
         raise
-    except Exception as error:  # its text may hold the value
+    except Exception as error:  # the text of the error is left out: it may hold the value
         kind = type(value).__name__
         raise MessageError(f"body: the codec can't encode {kind}: {type(error).__name__}") from error
     if not isinstance(body, bytes):
@@ -51,10 +51,14 @@ def encode_body(codec: Codec, value: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueDescription:
-    """A queue of a storage.
+    """Describes a queue: its settings, and how many messages it has.
 
-    generation  names the queue among all of the same name that were deleted and recreated
-    settings    its settings by their names
+    generation  distinguishes the queue from earlier and later queues of the same name
+    settings    values of the settings, by name
+    ready       messages that can be taken
+    delayed     messages whose delay is not over
+    in_flight   messages that are taken and not finished
+    dead        dead letters
     """
 
     name: str
@@ -67,7 +71,7 @@ class QueueDescription:
 
 
 class Storage(Protocol):
-    """Has queues, which share its connections and threads; safe to use from any thread.
+    """Makes, opens and deletes queues, which share its connections and threads; safe to use from any thread.
 
     Every call may raise Unavailable when the storage does not answer, and Closed after close().
     """
@@ -80,8 +84,8 @@ class Storage(Protocol):
     def create(self, name: str, **settings: Any) -> None:
         """Make a queue.
 
-        Raises ConfigError for a setting that is wrong or unknown, or a name that is taken, NotSupported for
-        a setting that this storage can't do.
+        Raises ConfigError for a wrong or unknown setting, and for a name that is in use. Raises NotSupported
+        for a setting that this storage can't do.
         """
         ...
 
@@ -102,14 +106,14 @@ class Storage(Protocol):
         ...
 
     def open_url(self, url: QueueUrl) -> Queue:
-        """Open the queue that a url names, with the settings in it; closing it closes this storage.
+        """Open the queue of a url, with the settings in the url; closing the queue closes this storage.
 
-        Raises QueueNotFound, and ConfigError for settings that contradict the queue's own.
+        Raises QueueNotFound, and ConfigError for settings that contradict those of the queue.
         """
         ...
 
     def close(self) -> None:
-        """Close the queues that were opened here and leave; a second close does nothing."""
+        """Close the queues that this storage opened, and disconnect; a second close does nothing."""
         ...
 
     def __enter__(self) -> Self: ...

@@ -1,4 +1,4 @@
-"""Storage urls, taken apart. Pure: no I/O."""
+"""Parses the urls of queues and storages. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from kmqpy.core.settings import nearest
 from kmqpy.errors import ConfigError
 
 EXAMPLE = "write it like kafka://host:9092?queue=name"
+"""The advice in errors about a url without a scheme, or of a scheme without an example in _EXAMPLES."""
 _EXAMPLES = {
     "memory": "memory:",
     "sqlite": "sqlite:///relative.db",
@@ -20,17 +21,17 @@ _EXAMPLES = {
     "zookeeper": "zookeeper://host:2181/kmqpy",
     **{scheme: f"{scheme}://host:6379/0" for scheme in ("redis", "rediss", "valkey", "valkeys")},
 }
-"""Examples of storages other than Kafka, by scheme."""
-_SECRET = re.compile(r"pass(word|phrase)|secret|token|key", re.IGNORECASE)
+"""Examples for errors: urls of storages other than Kafka, by scheme."""
+_SECRET_NAME = re.compile(r"pass(word|phrase)|secret|token|key", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueUrl:
-    """A storage url, taken apart. Its parts are percent-decoded after they were split.
+    """The parts of the url of a queue or storage. The url is split first, then each part is percent-decoded.
 
-    user, password  what stands before the last `@`; None where it is not there
-    address         what stands between that and the path, for example `h:9092,h2:9092`
-    queue           the queue's name; empty for the url of a storage
+    address         hosts and ports, for example `h:9092,h2:9092`: the text between the last `@` and the path
+    user, password  the text before the last `@`, split at its first `:`; None if the url has none
+    queue           the name of the queue; empty for the url of a storage
     settings        the query parameters except `queue`; may hold secrets
     """
 
@@ -43,22 +44,25 @@ class QueueUrl:
     settings: dict[str, str] = field(default_factory=dict, repr=False)
 
     def refuse_unknown(self, known: Iterable[str]) -> None:
-        """Raise ConfigError, with the nearest name, unless every setting is `known`."""
+        """Raise ConfigError, with the most similar known name, unless all settings are in `known`."""
         names = [*known]
         for key in self.settings:
             if key not in names:
                 raise ConfigError(
-                    f"queue url: unknown setting {_named(key, self.settings)}{nearest(key, names)}"
+                    f"queue url: unknown setting {_shown_name(key, self.settings)}{nearest(key, names)}"
                 )
 
 
 def parse_url(url: str, *, names_queue: bool = True) -> QueueUrl:
-    """Take a url apart; raises ConfigError, which never shows what may be a part of a password."""
+    """Parse the url of a queue, or of a storage (`names_queue=False`).
+
+    Raises ConfigError, which never shows text that may be a part of a password.
+    """
     parts = split(url)
-    place = _EXAMPLES.get(parts.scheme)
-    example = EXAMPLE if place is None else f"write it like {place}?queue=name"
+    storage_example = _EXAMPLES.get(parts.scheme)
+    example = EXAMPLE if storage_example is None else f"write it like {storage_example}?queue=name"
     if "@" in parts.path + parts.query + parts.fragment:
-        # What is before it may be the end of a password with a bare /, ? or #, so none of it may be shown.
+        # The text before the @ may be the end of a password that holds /, ? or #, so the error shows no text.
         raise ConfigError(
             "queue url: an @ stands after the address; write / ? # @ in a password as %2F %3F %23 %40, and @ "
             "in a path or setting as %40"
@@ -86,7 +90,7 @@ def parse_url(url: str, *, names_queue: bool = True) -> QueueUrl:
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"queue url: {_named(name, names)} is given more than once")
+            raise ConfigError(f"queue url: {_shown_name(name, names)} is given more than once")
     if names_queue and not parsed.queue:
         raise ConfigError(f"queue url: it names no queue; {example}")
     if not names_queue and "queue" in names:
@@ -94,10 +98,13 @@ def parse_url(url: str, *, names_queue: bool = True) -> QueueUrl:
     return parsed
 
 
-def _named(name: str, names: Iterable[str]) -> str:
-    """The name of a setting, for errors; not after a secret, of which it may be the part behind a bare &."""
+def _shown_name(name: str, names: Iterable[str]) -> str:
+    """The name of a setting, for errors.
+
+    After a secret the name is not shown: it may be the rest of a secret that holds an unencoded `&`.
+    """
     before = itertools.takewhile(lambda one: one != name, names)
-    secret = next((one for one in before if _SECRET.search(one)), None)
+    secret = next((one for one in before if _SECRET_NAME.search(one)), None)
     return repr(name) if secret is None else f"after {secret} (write & in a secret as %26)"
 
 
@@ -106,7 +113,7 @@ def _decoded(text: str) -> str:
 
 
 def split(url: str) -> SplitResult:
-    """The parts of a url as they stand there; raises ConfigError."""
+    """Split a url into parts, without decoding them; raises ConfigError also if the scheme is missing."""
     if not isinstance(url, str):
         raise ConfigError(f"queue url: {type(url).__name__} is not text; {EXAMPLE}")
     try:

@@ -1,10 +1,10 @@
-"""Queues on Apache Spark: their state as DataFrames, and processing with acknowledgement.
+"""Reads the state of queues as Spark DataFrames, and processes their messages with acknowledgement.
 
     spark = configure_spark_with_kmq(SparkSession.builder).getOrCreate()
     KmqSpark(spark, "host:9092", queue="jobs").depth().show()
 
-Needs the extra `kmqpy[spark]`; importing raises MissingExtra without it. Uses only what Spark Connect
-has, too.
+Importing this package without the extra `kmqpy[spark]` raises MissingExtra. The package works with classic
+Spark sessions and with Spark Connect.
 """
 
 from importlib.util import find_spec

@@ -1,4 +1,8 @@
-"""End markers and commits, written by the driver when a sink has a micro-batch."""
+"""The driver acknowledges messages, once a sink has committed their micro-batch.
+
+It writes end markers ("this message is acknowledged"), gives back messages of rows that were not ok, and
+commits the offsets of the queue's group.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +27,8 @@ from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
-from kmqpy.spark.checkpoint import Remembered, cause, one_line
-from kmqpy.spark.failed_query import FailedQuery
+from kmqpy.spark.checkpoint import RememberedFailures, cause, one_line
+from kmqpy.spark.failed_query import LeftoverMessages
 from kmqpy.spark.failures import Failure, FailurePolicy, nacks
 from kmqpy.spark.report import REPORTS, BatchReport, merged
 from kmqpy.spark.stateful import refusal
@@ -42,16 +46,18 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_CLOSE_TIMEOUT_S = 10.0
-_EVENT_TIMEOUT_S = 60.0
-"""How long the last event of a query that has ended may take."""
+_CONFIRM_TIMEOUT_S = 10.0
+"""How long flush() and close() wait until Kafka has confirmed the end markers, in seconds."""
+_END_EVENT_TIMEOUT_S = 60.0
+"""How long to wait for Spark's event that a query has ended, in seconds; then a warning is logged."""
 
 
 class Acknowledger(StreamingQueryListener):
-    """Acknowledges messages of one queue when Spark says that the sink has them.
+    """Acknowledges messages of one queue when Spark reports that a sink has committed their micro-batch.
 
-    Spark tells of a micro-batch after its sink has committed it. What is never told (the driver was
-    killed, an event was dropped) is not acknowledged, and so redelivered.
+    Spark sends the progress event of a micro-batch after the sink has committed the micro-batch. If that
+    event never comes (the driver was killed, Spark dropped the event), the messages are not acknowledged, and
+    a tracker redelivers them.
     """
 
     def __init__(
@@ -67,84 +73,92 @@ class Acknowledger(StreamingQueryListener):
         self._connection = connection
         self._markers_format = markers_format
         self._ids = ids
-        self._names: dict[str, str | None] = {}
-        """Names of observed metrics that are ours, with the running query that has each."""
+        self._run_of_metric: dict[str, str | None] = {}
+        """By the name of a watched metric: the run that reports it; None before its first report and after
+        the run has ended."""
         self._policies: dict[str, FailurePolicy] = {}
+        """By the name of a metric: how the messages that it reports as failed are given back."""
         self._running: set[str] = set()
+        """Runs of any query of the session that have started and not ended."""
         self._ended: dict[str, str | None] = {}
-        """Runs that have ended, with what each failed with."""
+        """Runs that have ended; the error of each that failed, else None."""
         self._spared: set[str] = set()
+        """Runs for which _spare() was called."""
         self._refused: dict[str, ConfigError] = {}
-        """The reason why nothing of a query is acknowledged, by its run id."""
+        """By run: why its messages are not acknowledged."""
         self._changed = threading.Condition()
         self._writer = MarkerWriter(
             connection, queue.markers_topic, coalesce_ms=1 if markers_format == "range" else None
         )
-        self._failed_query = FailedQuery(queue, connection, markers_format, self._writer)
+        self._leftovers = LeftoverMessages(queue, connection, markers_format, self._writer)
         self._committer = self._new_committer()
-        self._committed: dict[int, int] = {}
+        self._committed_up_to: dict[int, int] = {}
         spark.streams.addListener(self)
 
     def _new_committer(self) -> Consumer:
         return librdkafka.new_consumer(self._connection, {"group.id": self._queue.consumer_group})
 
     def watch(self, name: str, policy: FailurePolicy | None = None) -> None:
-        """Acknowledge what is reported as the observed metric `name`.
+        """Acknowledge the messages that tasks report in the observed metric `name`.
 
-        policy  how messages are given back that the metric says have failed
+        policy  how messages that the metric reports as failed are given back
         """
         with self._changed:
-            self._names[name] = None
+            self._run_of_metric[name] = None
             if policy is not None:
                 self._policies[name] = policy
 
-    def flush(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
-        """Wait until the end markers of what Spark has told of are confirmed; raises Unavailable."""
+    def flush(self, timeout_s: float = _CONFIRM_TIMEOUT_S) -> None:
+        """Wait until Kafka has confirmed the end markers written so far; raises Unavailable."""
         if left := self._writer.flush(timeout_s):
             raise Unavailable(
                 f"markers topic {self._queue.markers_topic}: {left} end markers are not confirmed yet"
             )
 
-    def wait_for_end(self, run_id: str, timeout_s: float = _EVENT_TIMEOUT_S) -> None:
-        """Wait until Spark has told everything of an ended query of this queue, and it is acknowledged.
+    def wait_for_end(self, run_id: str, timeout_s: float = _END_EVENT_TIMEOUT_S) -> None:
+        """Wait until Spark has sent all events of an ended query, and its messages are acknowledged.
 
-        Raises ConfigError when the query was refused: nothing of it was acknowledged.
+        Messages that the query left in flight lose no attempt.
+
+        Raises ConfigError if the query was refused: none of its messages was acknowledged. Raises Unavailable
+        if Kafka does not confirm the end markers.
         """
-        self._wait_until_told(run_id, timeout_s)
+        self._wait_for_end_event(run_id, timeout_s)
         self._spare(run_id)
         self.flush()
         if error := self._refused.pop(run_id, None):
             raise error
 
-    def split_failed(self, backoff: Backoff, remembered: Remembered) -> None:
-        """Before a query starts: give back some messages of one that failed, as `kmqpy.spark.isolation` says.
+    def split_failed(self, backoff: Backoff, remembered: RememberedFailures) -> None:
+        """Give back some messages of a query that failed, before it starts again.
 
-        Raises Unavailable, and ConfigError when the checkpoint can't be written.
+        `kmqpy.spark.isolation` says which. Raises Unavailable, and ConfigError if Spark can't write the
+        checkpoint.
         """
-        self._failed_query.split(backoff, remembered)
+        self._leftovers.split(backoff, remembered)
 
     def close(self) -> None:
-        """Acknowledge what Spark has told of, and stop listening.
+        """Wait for the events of ended queries, write the last end markers, and stop listening.
 
-        Raises ConfigError when a query was refused and nobody was told of it yet.
+        Raises ConfigError if a query was refused, and wait_for_end() has not raised that error.
         """
         try:
             active = {str(query.runId) for query in self._spark.streams.active}
             for run_id in list(self._running - active):
-                self._wait_until_told(run_id, _EVENT_TIMEOUT_S)
+                self._wait_for_end_event(run_id, _END_EVENT_TIMEOUT_S)
             self._spark.streams.removeListener(self)
-        except Exception as error:  # the session was stopped before, and says nothing any more
+        except Exception as error:  # the session was stopped before, and does not answer
             level = logging.WARNING
             if isinstance(error, ConnectionError | Py4JNetworkError):
-                level = logging.DEBUG  # its JVM has died: whoever waits for a query gets that error, too
+                level = logging.DEBUG  # the JVM has died: awaiting a query raises this error, too
             _log.log(level, "Spark does not answer: %s", one_line(error), extra={"queue": self._queue.name})
         finally:
-            self._writer.close(_CLOSE_TIMEOUT_S)
+            self._writer.close(_CONFIRM_TIMEOUT_S)
             self._committer.close()
         for refused in self._refused.values():
             raise refused
 
-    # --- what Spark calls: one event after the other; nobody sees what is raised here
+    # --- callbacks: Spark calls them one after the other, and drops the errors that they raise
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
         """See StreamingQueryListener."""
@@ -157,11 +171,11 @@ class Acknowledger(StreamingQueryListener):
             if error := refusal(progress):
                 self._refuse(str(progress.runId), error)
                 return
-            # Together: what one process() of the plan handed on, another may have given back.
+            # All metrics together: one process() of the plan may have given back what another handed on.
             reports: list[str] = []
             failures: dict[Place, Failure] = {}
-            for name in self._names.keys() & progress.observedMetrics.keys():
-                if self._is_of(name, str(progress.runId)):
+            for name in self._run_of_metric.keys() & progress.observedMetrics.keys():
+                if self._may_acknowledge(name, str(progress.runId)):
                     metric = progress.observedMetrics[name].asDict()
                     reports += metric.get(REPORTS) or ()
                     failures |= self._failures(name, metric.get(FAILURES) or ())
@@ -176,21 +190,24 @@ class Acknowledger(StreamingQueryListener):
         """See StreamingQueryListener."""
         run_id = str(event.runId)
         with self._changed:
-            ours = run_id in self._names.values()
-        if ours:  # others may be of other queues; of one that has told nothing yet, wait_for_end() knows
+            ours = run_id in self._run_of_metric.values()
+        if ours:  # other runs may be of other queues; wait_for_end() spares a run that has reported nothing
             self._spare(run_id, event.exception)
         with self._changed:
             self._running.discard(run_id)
             self._ended[run_id] = event.exception
-            self._names = {name: None if run == run_id else run for name, run in self._names.items()}
+            self._run_of_metric = {
+                name: None if run == run_id else run for name, run in self._run_of_metric.items()
+            }
             self._changed.notify_all()
 
     # --------------------------------------------------------------------------------------------------
 
-    def _is_of(self, name: str, run_id: str) -> bool:
+    def _may_acknowledge(self, name: str, run_id: str) -> bool:
+        """Return True if the run is the first of the running ones that has reported this metric."""
         with self._changed:
-            if self._names[name] in (None, run_id):
-                self._names[name] = run_id
+            if self._run_of_metric[name] in (None, run_id):
+                self._run_of_metric[name] = run_id
                 return True
         _log.error(
             "two queries run on one result of process() or take(); only the first one's are acknowledged",
@@ -198,38 +215,39 @@ class Acknowledger(StreamingQueryListener):
         )
         return False
 
-    def _wait_until_told(self, run_id: str, timeout_s: float) -> None:
+    def _wait_for_end_event(self, run_id: str, timeout_s: float) -> None:
         with self._changed:
             if not self._changed.wait_for(lambda: run_id in self._ended, timeout_s):
                 _log.warning("Spark does not tell of the end of a query", extra={"run": run_id})
 
     def _spare(self, run_id: str, failure: str | None = None) -> None:
-        """Let messages that an ended query of this queue left in flight lose no attempt by that."""
+        """Have messages that an ended query left in flight lose no attempt; once for each run."""
         with self._changed:
             if run_id in self._spared:
                 return
             self._spared.add(run_id)
             failure = failure or self._ended.get(run_id)
         try:
-            self.flush()  # what is acknowledged is not in flight
-            self._failed_query.spare(None if failure is None else cause(failure))
-        except Exception:  # their leases end, which counts
+            self.flush()  # acknowledged messages are not in flight
+            self._leftovers.spare(None if failure is None else cause(failure))
+        except Exception:  # the end of their leases counts as an attempt
             _log.exception("messages in flight pay an attempt", extra={"queue": self._queue.name})
 
     def _refuse(self, run_id: str, error: ConfigError) -> None:
+        """Log why messages of this run are not acknowledged, and stop its query; once for each run."""
         if run_id in self._refused:
             return
         self._refused[run_id] = error
         _log.error("%s", error, extra={"queue": self._queue.name, "run": run_id})
         # In a thread of its own: Spark may wait for its listeners when a query ends.
-        threading.Thread(target=self._stop, args=(run_id,), name="kmq-stop-query", daemon=True).start()
+        threading.Thread(target=self._stop_query, args=(run_id,), name="kmq-stop-query", daemon=True).start()
 
-    def _stop(self, run_id: str) -> None:
+    def _stop_query(self, run_id: str) -> None:
         try:
             for query in self._spark.streams.active:
                 if str(query.runId) == run_id:
                     query.stop()
-        except Exception as error:  # it has ended, or the session has
+        except Exception as error:  # the query has ended, or the session has
             _log.warning("the query can't be stopped: %s", one_line(error), extra={"run": run_id})
 
     def _failures(self, name: str, texts: Iterable[str]) -> dict[Place, Failure]:
@@ -240,26 +258,26 @@ class Acknowledger(StreamingQueryListener):
 
     def _acknowledge(self, reports: list[str], failures: Mapping[Place, Failure]) -> None:
         report = merged(reports)
-        # What an evaluation has left to others already is given back by them.
+        # A message that a task has left (see BatchReport) is given back by that task, or redelivered anyway.
         failures = {place: failure for place, failure in failures.items() if _is_done(report, place)}
         for partition, offset in failures:
             report.done[partition].discard(offset)
         self._writer.put(nacks(self._markers_format, failures))
         for partition, offsets in report.done.items():
-            self._writer.put(self._ends(partition, offsets))
+            self._writer.put(self._end_markers(partition, offsets))
         self._commit(report.next)
 
-    def _ends(self, partition: int, offsets: OffsetRuns) -> list[Item]:
+    def _end_markers(self, partition: int, offsets: OffsetRuns) -> list[Item]:
         if self._markers_format == "range":
             return [*codec.ranges_of_runs(partition, Op.END, offsets.runs())]
         return [(partition, range(first, first + count)) for first, count in offsets.runs()]
 
     def _commit(self, next_: Mapping[int, Place]) -> None:
-        """Say how far the queue was taken: for statistics, and for who goes on with it (rule R10)."""
+        """Commit how far the queue was taken: the next reader starts there (rule R10 of docs/rules.md)."""
         places = [
             TopicPartition(self._queue.name, partition, offset, commit_metadata(at, self._ids))
             for partition, (offset, at) in next_.items()
-            if offset > self._committed.get(partition, -1)
+            if offset > self._committed_up_to.get(partition, -1)
         ]
         if not places:
             return
@@ -274,7 +292,7 @@ class Acknowledger(StreamingQueryListener):
                 extra={"group": self._queue.consumer_group, "error": error.name() if error else "unknown"},
             )
             return
-        self._committed.update({place.partition: place.offset for place in places})
+        self._committed_up_to.update({place.partition: place.offset for place in places})
 
 
 def _is_done(report: BatchReport, place: Place) -> bool:

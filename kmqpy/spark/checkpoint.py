@@ -1,4 +1,7 @@
-"""What kmqpy notes in a checkpoint: its queue, messages that failed. Spark's errors on one line."""
+"""Writes kmqpy's own files into a checkpoint of Spark: its queue, and the messages that failed.
+
+Also shortens Spark's errors to one line.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,20 @@ from pyspark.sql import functions as sf
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.places import Place
 
-_TRACEBACK = "Traceback (most recent call last):"
-_TASK = re.compile(r"^.*most recent failure: Lost task .*?\): (?=.)")
-_PACKAGE = re.compile(r"^(?:[\w$]+\.)+(?=[\w$]+: )")
+_PYTHON_TRACEBACK = "Traceback (most recent call last):"
+_LOST_TASK_PREFIX = re.compile(r"^.*most recent failure: Lost task .*?\): (?=.)")
+_JAVA_PACKAGE = re.compile(r"^(?:[\w$]+\.)+(?=[\w$]+: )")
 
 
 def bind_checkpoint(
     session: SparkSession, checkpoint: str, file: str, queue: str, ids: Mapping[str, str]
 ) -> None:
-    """Note in `file` of a checkpoint that it is of `queue`, whose topics have these ids.
+    """Note in `file` of a checkpoint that the checkpoint is of `queue`, whose topics have these ids.
 
-    Offsets of another topic mean other messages. Read and written by Spark, on whatever file system
-    that is. Raises ConfigError if it is noted otherwise there, or can't be used.
+    The offsets in a checkpoint mean other messages in any other topic. Spark reads and writes the file, so
+    the checkpoint may be on any file system that Spark reaches.
+
+    Raises ConfigError if the file names another queue or other ids, or if Spark can't use the checkpoint.
     """
     if not isinstance(checkpoint, str) or not checkpoint.strip("/ "):
         raise ConfigError(f"checkpoint: {checkpoint!r} is no folder of its own")
@@ -34,7 +39,7 @@ def bind_checkpoint(
     try:
         mine.write.mode("ignore").json(path)
         found = session.read.schema(schema).json(path).collect()
-        if not found:  # somebody was killed while writing it
+        if not found:  # a driver was killed while it wrote the file
             mine.write.mode("overwrite").json(path)
             return
     except (PySparkException, Py4JError) as error:
@@ -50,10 +55,10 @@ def bind_checkpoint(
     raise ConfigError(f"checkpoint: {checkpoint} is {whose}; name another folder")
 
 
-class Remembered:
-    """A number for each of some messages, in a file of a checkpoint; see `kmqpy.spark.isolation`.
+class RememberedFailures:
+    """Keeps the memory of failed messages in a file of a checkpoint; see isolation.remember().
 
-    A file that can't be read is ignored: that costs no message an attempt.
+    A file that can't be read counts as empty: that costs no message an attempt.
     """
 
     _SCHEMA = "partition INT, offset LONG, progress LONG"
@@ -63,15 +68,15 @@ class Remembered:
         self._path = f"{checkpoint.rstrip('/')}/kmq-alone"
 
     def load(self) -> dict[Place, int]:
-        """Return what was saved last, in its order."""
+        """Return the memory that was saved last, in the order in which it was saved."""
         try:
             rows = self._session.read.schema(self._SCHEMA).json(self._path).collect()
         except (PySparkException, Py4JError):
-            return {}  # there is none yet
+            return {}  # there is no file yet
         return {(row["partition"], row["offset"]): row["progress"] for row in rows if None not in row}
 
     def save(self, remembered: Mapping[Place, int]) -> None:
-        """Raises ConfigError when it can't be written."""
+        """Replace the file; raises ConfigError when Spark can't write it."""
         rows = [(*place, progress) for place, progress in remembered.items()]
         frame = self._session.createDataFrame(rows, self._SCHEMA).coalesce(1)
         try:
@@ -81,7 +86,7 @@ class Remembered:
 
 
 def one_line(error: Exception | str | None) -> str:
-    """The first line of an error of Spark, which may be pages long."""
+    """The beginning of an error of Spark, up to a blank line or a stack trace, on one line."""
     text = str(error) if error is not None else "stopped by somebody else"
     for end in ("\n\n", "\n=== ", "\n\tat "):
         text = text.strip().partition(end)[0]
@@ -89,12 +94,12 @@ def one_line(error: Exception | str | None) -> str:
 
 
 def cause(failure: str) -> str:
-    """The innermost cause in Spark's error of a query that has failed, on one line."""
-    *outer, inner = failure.split(_TRACEBACK)
-    if outer:  # of Python: what belongs to no frame
+    """The innermost cause in the error with which a query failed, on one line."""
+    *outer, inner = failure.split(_PYTHON_TRACEBACK)
+    if outer:  # a Python traceback: keep the lines that belong to no stack frame
         lines = [line for line in inner.splitlines() if line and not line[0].isspace()]
         of_java = len(lines) > 1 and "Py4JJavaError: " in lines[0]
         found = one_line(lines[of_java].removeprefix(": ")) if lines else one_line(failure)
     else:
         found = one_line(failure.rpartition("Caused by: ")[2])
-    return _PACKAGE.sub("", _TASK.sub("", found))
+    return _JAVA_PACKAGE.sub("", _LOST_TASK_PREFIX.sub("", found))

@@ -1,7 +1,8 @@
-"""Markers decoded by Spark's built-in expressions: no Python runs on executors.
+"""Decodes markers with Spark's built-in expressions, so that no Python runs on executors.
 
-The layout is that of kmqpy.kafka.markers.codec, and so is the judgement what can be decoded; its decode() is
-the oracle that the tests compare with.
+A marker is a record of the markers topic; it says what happened to a message, or to several: a *range
+marker*. kmqpy.kafka.markers.codec defines the byte layout, and which markers can be decoded. Tests compare
+the results with those of codec.decode().
 """
 
 from __future__ import annotations
@@ -18,20 +19,24 @@ from kmqpy.kafka.markers.lineage import COPY
 
 UNDECODABLE = "undecodable"
 NEWER = "newer"
-"""Reasons why a marker can't be decoded: garbage, or one of a newer kmqpy."""
+"""Reasons why a marker can't be decoded: it is no valid marker, or a newer kmqpy wrote it."""
 
 RECORD = ("key", "value", "partition", "offset", "timestamp", "headers")
 """Columns of Spark's Kafka source (with includeHeaders) that markers are decoded from."""
 
 _KEY_BYTES = 12
+"""Length of a marker's key: the partition (4 bytes) and the offset (8 bytes) of a message."""
 _START_BYTES = 9
+"""Length of the value of a start marker for one message: the type byte, and the lease in ms (8 bytes)."""
 _END, _START, _START_RUNS, _END_RUNS, _END_BITMAP = (bytes((kind,)) for kind in range(5))
+"""The first byte of a marker's value: its type."""
 _FIRST_RESERVED, _LAST_RESERVED = b"\x05", b"\x0f"
-_ONE_BYTE = 128
-"""A code point below this is one byte in UTF-8."""
+"""Types from the one to the other are for newer versions of kmqpy."""
+_UTF8_ONE_BYTE_LIMIT = 128
+"""A code point below this one is a single byte in UTF-8."""
 
-_NUMBER = "((?:[89A-F][0-9A-F]){0,3}[0-7][0-9A-F])"
-"""An unsigned LEB128 of at most four bytes, in hex."""
+_LEB128_REGEX = "((?:[89A-F][0-9A-F]){0,3}[0-7][0-9A-F])"
+"""Matches an unsigned LEB128 number of at most four bytes, as hex digits."""
 
 _OPS_WITH_HEADER = [op.value for op in (Op.DELAY, Op.EXTEND, Op.NACK, Op.DEAD_LETTER)]
 _ENDS = (_END, _END_RUNS, _END_BITMAP)
@@ -48,21 +53,22 @@ def check_columns(frame: DataFrame, needed: Iterable[str], what: str) -> None:
 
 
 def decode_markers(records: DataFrame) -> DataFrame:
-    """The markers in records of a markers topic, a row each, batch or stream.
+    """Decode the records of a markers topic, a batch or a stream: a row for each record.
 
     partition           of the queue
     at                  markers offset
     timestamp           of the record: the broker's time
-    op                  as kmqpy.kafka.markers.codec.Op; null where `problem` is not
-    offset              of the message; of the lowest for a range
-    offsets             of all messages of a range; null for a single marker
-    redeliver_after_ms  duration; null for an end
-    by_tracker          whether a tracker wrote this end: the message was redelivered or dead-lettered
-    taken_late          whether a tracker wrote this end because the message was taken after its end (rule
-                        R30); no copy was made
-    acknowledged        whether a tracker wrote this end because an earlier consumer has acknowledged the
-                        message (rule R32); no copy was made
-    problem             null, `undecodable`, or `newer`: written by a newer kmqpy
+    op                  a value of kmqpy.kafka.markers.codec.Op; null if `problem` is not null
+    offset              of the message; of the lowest one for a range marker
+    offsets             of all messages of a range marker; null for a marker of one message
+    redeliver_after_ms  the duration of the lease or delay; null for an end marker
+    by_tracker          whether a tracker wrote this end marker: the message was redelivered or dead-lettered,
+                        or one of the next two is true
+    taken_late          whether a tracker wrote this end marker because the message was taken when it was
+                        finished already (rule R30 of docs/rules.md); no copy was made
+    acknowledged        whether a tracker wrote this end marker because an earlier consumer has acknowledged
+                        the message (rule R32); no copy was made
+    problem             null, `undecodable`, or `newer`: a newer kmqpy wrote the marker
 
     Raises ConfigError when a column of Spark's Kafka source is missing.
     """
@@ -70,15 +76,19 @@ def decode_markers(records: DataFrame) -> DataFrame:
     key, kind = F.col("key"), F.substring("value", 1, 1)
     reason = header_text("kmq-reason")
     size, first = F.length("value"), int64(F.substring("key", 5, 8))
-    # Few projections, since each copies its rows: one that looks at bytes, one that judges.
-    looked = records.select(
+    # Only two projections, since each copies its rows: the first reads bytes, the second judges them.
+    parsed = records.select(
         "partition",
         F.col("offset").alias("at"),
         "timestamp",
         first.alias("first"),
         # The type byte, if the sizes fit it and the marker is in the partition that its key names; else null.
         F.when(
-            (F.length(key) != _KEY_BYTES) | key.isNull() | _is_of_another_partition() | _unreadable(), None
+            (F.length(key) != _KEY_BYTES)
+            | key.isNull()
+            | _is_of_another_partition()
+            | _has_unreadable_header(),
+            None,
         )
         .when((size == 1) & (kind == _binary(_END)), kind)
         .when((size == _START_BYTES) & (kind == _binary(_START)), kind)
@@ -86,9 +96,9 @@ def decode_markers(records: DataFrame) -> DataFrame:
         .when((size > 1) & kind.isin([_binary(_END_RUNS), _binary(_END_BITMAP)]), kind)
         .when(kind.between(_binary(_FIRST_RESERVED), _binary(_LAST_RESERVED)), kind)
         .alias("kind"),
-        F.when((size > 1) & kind.between(_binary(_START_RUNS), _binary(_END_BITMAP)), _range()).alias(
-            "offsets"
-        ),
+        F.when(
+            (size > 1) & kind.between(_binary(_START_RUNS), _binary(_END_BITMAP)), _offsets_of_range()
+        ).alias("offsets"),
         F.when(
             (size >= _START_BYTES) & kind.isin([_binary(_START), _binary(_START_RUNS)]),
             int64(F.substring("value", 2, 8)),
@@ -110,7 +120,7 @@ def decode_markers(records: DataFrame) -> DataFrame:
     is_newer = is_reserved | (~is_end & asked.isNotNull() & ~asked.isin(_OPS_WITH_HEADER))
     good = ~is_bad & ~is_newer
     by_tracker = good & is_end & F.equal_null("by", F.lit("tracker"))
-    return looked.select(
+    return parsed.select(
         "partition",
         "at",
         "timestamp",
@@ -126,7 +136,7 @@ def decode_markers(records: DataFrame) -> DataFrame:
 
 
 def each_message(markers: DataFrame) -> DataFrame:
-    """The markers with one row per message that they speak of; those with a problem are left out."""
+    """One row for each message that a marker names; markers with a problem are left out."""
     offsets = F.coalesce(F.col("offsets"), F.array("offset"))
     others = [name for name in markers.columns if name not in ("offset", "offsets", "problem")]
     return markers.filter(F.col("problem").isNull()).select(*others, F.explode(offsets).alias("offset"))
@@ -140,12 +150,12 @@ def header_text(name: str) -> Column:
 def header_bytes(name: str) -> Column:
     """The last header of that name, or null; of the column `headers`."""
     found = F.filter("headers", lambda header: header["key"] == name)
-    # Most records have none, and a lambda costs more than a look.
+    # Most records have no headers, and the test for null costs less than the lambda.
     return F.when(F.col("headers").isNotNull(), F.try_element_at(found, F.lit(-1))["value"])
 
 
 def redelivery_count(data: Column) -> Column:
-    """The redelivery count in a header: one byte or four, signed; anything else, and below 0, is 0."""
+    """The redelivery count in a header: a signed integer of 1 or 4 bytes; 0 for other sizes and below 0."""
     value = F.conv(F.hex(data), 16, 10).cast("bigint")
     size = F.length(data)
     return (
@@ -156,13 +166,13 @@ def redelivery_count(data: Column) -> Column:
 
 
 def number(text: Column) -> Column:
-    """A decimal number in a header, or null."""
+    """The decimal number that is the text of a header; null for any other text."""
     return F.when(text.rlike(r"^-?[0-9]{1,19}\z"), text.try_cast("bigint"))
 
 
 def int64(data: Column) -> Column:
     """A big-endian signed integer of 8 bytes (Spark casts no bytes to numbers)."""
-    # Nearly all are below 2**32, and conv() takes twice as long for twice the digits.
+    # Nearly all numbers are below 2**32, and conv() takes twice as long for twice the digits.
     is_small = F.substring(data, 1, 4) == _binary(bytes(4))
     digits = F.when(is_small, F.hex(F.substring(data, 5, 4))).otherwise(F.hex(data))
     return F.conv(digits, 16, -10).cast("bigint")
@@ -170,13 +180,13 @@ def int64(data: Column) -> Column:
 
 def _is_of_another_partition() -> Column:
     """True where the key names a partition other than the one that the marker is in."""
-    # By way of text for large ones alone: it took a quarter of the time of decoding.
+    # Hex text only for partitions from 128 on: for all, it took a quarter of the time of decoding.
     small = F.concat(_binary(bytes(3)), F.char("partition").cast("binary"))
     any_size = F.unhex(F.lpad(F.hex("partition"), 8, "0"))
-    return ~F.startswith("key", F.when(F.col("partition") < _ONE_BYTE, small).otherwise(any_size))
+    return ~F.startswith("key", F.when(F.col("partition") < _UTF8_ONE_BYTE_LIMIT, small).otherwise(any_size))
 
 
-def _unreadable() -> Column:
+def _has_unreadable_header() -> Column:
     """True where the name of a header is not UTF-8: Java replaces such bytes by replacement characters."""
     names = F.exists("headers", lambda header: header["key"].contains("\ufffd"))
     return F.when(F.col("headers").isNotNull(), names)
@@ -186,12 +196,12 @@ def _is_range(kind: Column) -> Column:
     return kind.between(_binary(_START_RUNS), _binary(_END_BITMAP))
 
 
-def _range() -> Column:
-    """The messages of the range marker in the columns `value` and `key`, null where the range is not valid.
+def _offsets_of_range() -> Column:
+    """The offsets of a range marker's messages, from its `value` and `key`; null if the range is not valid.
 
-    It is SQL text, since calls of Spark's functions would be 600 requests to the JVM for each expression.
+    Made of SQL text: made of calls of Spark's functions, it would need 600 requests to the JVM.
     """
-    return F.expr(_let("conv(hex(substring(key, 5, 8)), 16, -10)::bigint", "first", _RANGE))
+    return F.expr(_let("conv(hex(substring(key, 5, 8)), 16, -10)::bigint", "first", _RANGE_SQL))
 
 
 def _let(value: str, name: str, body: str) -> str:
@@ -202,68 +212,71 @@ def _let(value: str, name: str, body: str) -> str:
     return f"element_at(transform(array({value}), {name} -> {body}), 1)"
 
 
-_LETTERS = "ghijklmnopqrstuv"
+_DIGIT_LETTERS = "ghijklmnopqrstuv"
+"""The letters that stand for the 16 hex digits in _sql_of_bitmap()."""
 
-_FITS = f"span <= {MAX_SPAN} and first <= {INT64_MAX} - (span - 1)"
+_SPAN_FITS = f"span <= {MAX_SPAN} and first <= {INT64_MAX} - (span - 1)"
+"""SQL: `span` offsets from `first` on are no more than a marker may name, and all of them are valid."""
 
-_LISTED = """filter(
+_OFFSETS_OF_BITS = """filter(
     transform(split(bits, ''), (bit, index) -> if(bit = '1', first + index, null)),
     one -> one is not null
 )"""
-"""The offsets whose bits are 1; `bits` is text, with the bit of the message `first` in front."""
+"""SQL for the offsets whose bits are 1; `bits` is a text of 0 and 1, that of the offset `first` in front."""
 
-_BYTES = [f"(shiftright(packed, {8 * place}) & 127)" for place in range(4)]
+_LOW_BITS = [f"(shiftright(packed, {8 * place}) & 127)" for place in range(4)]
+"""SQL for the lower seven bits of each byte in `packed`, from the last byte to the first."""
 _LEB128 = f"""case length(digits)
-    when 2 then {_BYTES[0]}
-    when 4 then {_BYTES[1]} + {_BYTES[0]} * {2**7}
-    when 6 then {_BYTES[2]} + {_BYTES[1]} * {2**7} + {_BYTES[0]} * {2**14}
-    else {_BYTES[3]} + {_BYTES[2]} * {2**7} + {_BYTES[1]} * {2**14} + {_BYTES[0]} * {2**21}
+    when 2 then {_LOW_BITS[0]}
+    when 4 then {_LOW_BITS[1]} + {_LOW_BITS[0]} * {2**7}
+    when 6 then {_LOW_BITS[2]} + {_LOW_BITS[1]} * {2**7} + {_LOW_BITS[0]} * {2**14}
+    else {_LOW_BITS[3]} + {_LOW_BITS[2]} * {2**7} + {_LOW_BITS[1]} * {2**14} + {_LOW_BITS[0]} * {2**21}
 end"""
-"""The number that `digits` stand for, up to four bytes of unsigned LEB128, the lowest bits first."""
+"""SQL for the unsigned LEB128 number of one to four bytes in `digits` (hex) and `packed` (an integer)."""
 
 _BITS_OF_RUNS = """array_join(
     transform(numbers, (number, index) -> repeat(if(index % 2 = 0, '1', '0'), number::int)), ''
 )"""
-"""A 1 for each message of the runs and a 0 for each other."""
+"""SQL for a text with a 1 for each message of the runs, and a 0 for each message between two runs."""
 
 
-def _of_runs(data: str, size: str) -> str:
-    """SQL for the messages of the runs in `data`, `size` bytes, from the message `first` on."""
-    several = _let(_BITS_OF_RUNS, "bits", _LISTED)
-    of_span = f"if({_FITS}, if(size(numbers) = 1, sequence(first, first + (span - 1)), {several}), null)"
+def _sql_of_runs(data: str, size: str) -> str:
+    """SQL for the offsets of the runs in `data`, which has `size` bytes, from the offset `first` on."""
+    several = _let(_BITS_OF_RUNS, "bits", _OFFSETS_OF_BITS)
+    of_span = f"if({_SPAN_FITS}, if(size(numbers) = 1, sequence(first, first + (span - 1)), {several}), null)"
     sum_ = "aggregate(numbers, 0L, (total, number) -> total + number)"
     numbers = f"transform(found, digits -> {_let('conv(digits, 16, 10)::bigint', 'packed', _LEB128)})"
-    # Together they are all the bytes, they end with the count of a run, and none is 0 or longer than it
-    # need be.
+    # The numbers found cover all bytes, the last one is the length of a run, and none is 0 or has more bytes
+    # than it needs.
     whole = (
         f"length(array_join(found, '')) = 2 * ({size}) and size(found) % 2 = 1 "
         "and not exists(found, digits -> endswith(digits, '00'))"
     )
     of_found = f"if({whole}, {_let(numbers, 'numbers', _let(sum_, 'span', of_span))}, null)"
-    return _let(f"regexp_extract_all(hex({data}), '{_NUMBER}', 1)", "found", of_found)
+    return _let(f"regexp_extract_all(hex({data}), '{_LEB128_REGEX}', 1)", "found", of_found)
 
 
-def _of_bitmap() -> str:
-    """SQL for the messages of the bitmap in `value`, from the message `first` on."""
+def _sql_of_bitmap() -> str:
+    """SQL for the offsets of the bitmap in `value`, from the offset `first` on."""
     bits = "regexp_replace(hex(substring(value, 2)), '(.)(.)', '$2$1')"  # the lowest bit of each byte first
-    # By way of letters, so that no replacement meets the digits of another.
-    bits = f"translate({bits}, '0123456789ABCDEF', '{_LETTERS}')"
-    for nibble, letter in enumerate(_LETTERS):
+    # Letters first, so that no replacement changes the digits that another has written.
+    bits = f"translate({bits}, '0123456789ABCDEF', '{_DIGIT_LETTERS}')"
+    for nibble, letter in enumerate(_DIGIT_LETTERS):
         lowest_first = f"{nibble:04b}"[::-1]
         bits = f"replace({bits}, '{letter}', '{lowest_first}')"
     first, last = (f"conv(hex(substring(value, {place}, 1)), 16, 10)::int" for place in (2, -1))
     good = f"length(value) <= {MAX_SPAN // 8 + 1} and {last} > 0 and {first} % 2 = 1"
     span = f"((length(value) - 2) * 8 + length(bin({last})))::bigint"
-    of_span = f"if({_FITS}, {_let(bits, 'bits', _LISTED)}, null)"
+    of_span = f"if({_SPAN_FITS}, {_let(bits, 'bits', _OFFSETS_OF_BITS)}, null)"
     return f"if({good}, {_let(span, 'span', of_span)}, null)"
 
 
-_RANGE = f"""case hex(substring(value, 1, 1))
-    when '{_END_BITMAP.hex()}' then {_of_bitmap()}
-    when '{_END_RUNS.hex()}' then {_of_runs("substring(value, 2)", "length(value) - 1")}
-    else {_of_runs(f"substring(value, {_START_BYTES + 1})", f"length(value) - {_START_BYTES}")}
+_RANGE_SQL = f"""case hex(substring(value, 1, 1))
+    when '{_END_BITMAP.hex()}' then {_sql_of_bitmap()}
+    when '{_END_RUNS.hex()}' then {_sql_of_runs("substring(value, 2)", "length(value) - 1")}
+    else {_sql_of_runs(f"substring(value, {_START_BYTES + 1})", f"length(value) - {_START_BYTES}")}
 end"""
-"""SQL for the messages of the range marker in `value`, the lowest of which is `first`."""
+"""SQL for the offsets of the range marker in `value`, the lowest of which is `first`."""
 
 
 def _binary(data: bytes) -> Column:

@@ -1,8 +1,8 @@
-"""Messages that a failed query left in flight.
+"""Writes markers for messages that a query left in flight: taken, and not finished when the query ended.
 
-They lose no attempt when the query ends, and are processed in smaller micro-batches when it is started
-again. The rules are in `kmqpy.spark.isolation`. All state is in the markers, except what
-isolation.remember() returns.
+When the query ends, these messages lose no attempt. When a failed query starts again, some of them are given
+back, so that its micro-batches become smaller. `kmqpy.spark.isolation` has the rules. All state is in the
+markers, except the memory that isolation.remember() returns.
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.spark import isolation
-from kmqpy.spark.checkpoint import Remembered
+from kmqpy.spark.checkpoint import RememberedFailures
 from kmqpy.spark.failures import Failure, FailurePolicy, alike_markers, nacks
-from kmqpy.spark.isolation import FAILED
+from kmqpy.spark.isolation import FAILED_PREFIX
 from kmqpy.spark.taker import MarkersFormat, read_taken
 from kmqpy.worker.outcome import shortened
 
 _log = logging.getLogger(__name__)
 
 _WRITE_TIMEOUT_S = 10.0
-_HALF = 0.5
+"""How long split() waits until Kafka has confirmed the nacks, in seconds; then it raises Unavailable."""
+_EVEN_CHANCE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Left:
+class _Leftovers:
     """The messages that ended queries left in flight.
 
-    leased    by partition, the messages that were taken and not finished
-    now_ms    by partition, its now
-    progress  how far the queue's group has got; it grows when a micro-batch that took messages gets through
+    leased    by partition, the messages that are leased, also those whose lease is over
+    now_ms    by partition, the partition's now: the largest timestamp read from its markers
+    progress  the sum of the group's committed offsets: it grows when a micro-batch that took messages is done
     """
 
     leased: Mapping[int, list[Entry]]
@@ -54,22 +55,25 @@ class _Left:
     progress: int
 
     def failed(self) -> Iterator[tuple[Place, str]]:
-        """The messages that a failed query has left, and the reason."""
+        """The messages that failed queries, not stopped ones, have left; each with its reason."""
         for partition, entries in self.leased.items():
             for entry in entries:
-                if not entry.counts and entry.reason and entry.reason.startswith(FAILED):
+                if not entry.counts and entry.reason and entry.reason.startswith(FAILED_PREFIX):
                     yield (partition, entry.offset), entry.reason
 
 
 class _Message(NamedTuple):
-    """Where the first copy of a message stands, and which delivery this one is."""
+    """The place of a message's first copy, and the number of this delivery, from 1."""
 
     first_copy: Place
     attempts: int
 
 
-class FailedQuery:
-    """Sees to the messages that a query of this queue has left in flight. Its methods raise Unavailable."""
+class LeftoverMessages:
+    """Writes markers for messages that queries of one queue left in flight: extensions, then nacks.
+
+    The methods raise Unavailable.
+    """
 
     def __init__(
         self,
@@ -84,13 +88,16 @@ class FailedQuery:
         self._writer = writer
 
     def spare(self, failure: str | None) -> None:
-        """Write that the messages which an ended query left in flight lose no attempt by that.
+        """Write, for messages that an ended query left in flight, that their redelivery is no attempt.
 
-        failure  what it failed with; None when it was stopped
+        failure  the error with which the query failed, which becomes their reason; None if it was stopped
+
+        The leases of a failed query's messages become at least isolation.MIN_RERUN_WAIT_MS long, if the
+        queue's max_hold_ms allows that.
         """
-        left = self._left()
-        wait_ms = 0 if failure is None else isolation.RERUN_MS
-        reason = None if failure is None else shortened(FAILED + failure)
+        left = self._read_leftovers()
+        wait_ms = 0 if failure is None else isolation.MIN_RERUN_WAIT_MS
+        reason = None if failure is None else shortened(FAILED_PREFIX + failure)
         for partition, entries in left.leased.items():
             alike: dict[int, list[int]] = {}
             for entry in entries:
@@ -109,18 +116,18 @@ class FailedQuery:
                     )
                 )
 
-    def split(self, backoff: Backoff, remembered: Remembered) -> None:
-        """Before a query starts again: give back what its first micro-batch is not to have.
+    def split(self, backoff: Backoff, remembered: RememberedFailures) -> None:
+        """Give back messages that the first micro-batch of a restarted query is not to have.
 
-        backoff  how long a message waits that has failed alone
+        backoff  how long a message that has failed alone waits
 
-        Raises ConfigError when what is remembered can't be saved.
+        Raises ConfigError when the memory of failed messages can't be saved.
         """
-        left = self._left()
+        left = self._read_leftovers()
         failed = dict(left.failed())
         if not failed:
             return
-        found = self._identified(failed) if len(failed) <= isolation.LARGE else {}
+        found = self._first_copies(failed) if len(failed) <= isolation.MAX_REMEMBERED_BATCH else {}
         before = remembered.load()
         memory = isolation.remember([one.first_copy for one in found.values()], left.progress, before)
         if memory != before:
@@ -128,7 +135,7 @@ class FailedQuery:
         if not isolation.failed_before(left.progress, before):
             return
         if len(failed) > 1:
-            _, given_back = isolation.split(failed, keeps_lower=random.random() < _HALF)
+            _, given_back = isolation.split(failed, keeps_lower=random.random() < _EVEN_CHANCE)
             self._give_back(
                 {place: Failure(op=Op.NACK, counts=False, reason=failed[place]) for place in given_back}
             )
@@ -139,7 +146,7 @@ class FailedQuery:
             return
         ((place, reason),) = failed.items()
         message = found[place]
-        pays = isolation.pays(message.first_copy, left.progress, memory)
+        pays = isolation.counts_as_attempt(message.first_copy, left.progress, memory)
         policy = FailurePolicy(queue=self._queue, backoff=backoff)
         self._give_back({place: policy.given_back(reason, message.attempts, counts=pays)})
         _log.warning(
@@ -154,7 +161,7 @@ class FailedQuery:
                 f"markers topic {self._queue.markers_topic}: {left} nacks are not confirmed yet"
             )
 
-    def _left(self) -> _Left:
+    def _read_leftovers(self) -> _Leftovers:
         topics = Topics(self._connection).check(self._queue)
         commits = stats.committed_offsets(self._connection, self._queue, range(topics.partitions), topics.ids)
         leased: dict[int, list[Entry]] = {}
@@ -169,9 +176,11 @@ class FailedQuery:
                     if entry.state is EntryState.LEASED and entry.offset >= first
                 ]
                 now_ms[partition] = found.now_ms
-        return _Left(leased=leased, now_ms=now_ms, progress=sum(offset for offset, _ in commits.values()))
+        return _Leftovers(
+            leased=leased, now_ms=now_ms, progress=sum(offset for offset, _ in commits.values())
+        )
 
-    def _identified(self, places: Iterable[Place]) -> dict[Place, _Message]:
+    def _first_copies(self, places: Iterable[Place]) -> dict[Place, _Message]:
         records = partition_reader.read_at(self._connection, self._queue.name, places)
         return {place: self._message(place, records.get(place)) for place in places}
 

@@ -1,4 +1,4 @@
-"""Messages that failed on an executor: how each is given back."""
+"""Decides how each message that failed on Spark is given back, and makes the markers that say so."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from kmqpy.worker.outcome import Reject, Retry, described, shortened
 _log = logging.getLogger(__name__)
 
 DELAY = "kmq_delay"
+"""The column in which a function says how long a failed message waits; its name begins errors of delays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """How one message is given back."""
+    """How one message is given back: the fields of its marker, a nack or a dead-letter request."""
 
     op: Op
     delay_ms: int = 0
@@ -35,7 +36,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailurePolicy:
-    """How messages of one queue are given back."""
+    """Makes the Failure of each failed message, by the settings of its queue and a back-off."""
 
     queue: QueueSettings
     backoff: Backoff
@@ -53,7 +54,8 @@ class FailurePolicy:
     ) -> Failure:
         """The failure of a message that is redelivered after `delay`, by default after the back-off.
 
-        So is one whose delay is no duration; its reason then says so.
+        The queue's max_delay_ms caps the delay. If `delay` is no duration, the back-off applies, and the
+        reason is the error of that delay.
         """
         usual = self.backoff.delay(int(attempts))
         try:
@@ -65,9 +67,9 @@ class FailurePolicy:
         return Failure(op=Op.NACK, delay_ms=delay_ms, counts=counts, reason=reason)
 
     def log(self, error: BaseException, count: int) -> None:
-        """Warn that `count` messages failed with this error; values of messages are not logged."""
+        """Warn that `count` messages failed with this error; errors that quote values are not logged."""
         about = {"queue": self.queue.name, "count": count}
-        if isinstance(error, NotOfSchema):  # raised by nobody's function, and tells of the values
+        if isinstance(error, NotOfSchema):  # kmqpy raised this error, and its text quotes values
             _log.warning(
                 "not of the schema, as the reason in the dead letter will say; redelivered", extra=about
             )
@@ -76,7 +78,7 @@ class FailurePolicy:
 
 
 def nacks(markers: MarkersFormat, failures: Mapping[Place, Failure]) -> list[Marker]:
-    """The markers that give these messages back."""
+    """The markers that give these messages back: nacks and dead-letter requests."""
     alike: dict[tuple[int, Failure], list[int]] = {}
     for (partition, offset), failure in failures.items():
         alike.setdefault((partition, failure), []).append(offset)
@@ -97,7 +99,7 @@ def nacks(markers: MarkersFormat, failures: Mapping[Place, Failure]) -> list[Mar
 def alike_markers(
     markers: MarkersFormat, partition: int, op: Op, offsets: Sequence[int], **fields: Any
 ) -> list[Marker]:
-    """Markers that say the same of several messages."""
+    """Markers with the same `op` and `fields` for several messages: range markers, or one for each."""
     if markers == "range" and len(offsets) > 1:
         return codec.ranges(partition, op, offsets, **fields)
     return [Marker(partition, offset, op, **fields) for offset in offsets]

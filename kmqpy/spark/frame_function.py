@@ -1,6 +1,8 @@
-"""A user's function of many messages is called: see `KmqSpark.process`.
+"""Calls a user's function with the messages of an Arrow batch, as a pandas frame: see `KmqSpark.process`.
 
-A function that raises is called again with the halves, so that rows fail alone.
+If the function raises, or returns values that do not fit the schema, it is called again with each half of the
+messages, so that only the messages that cause the error fail. `Retry` and `Reject` apply to all messages of
+the call; _MAX_CALLS_TO_SPLIT bounds the calls.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ from kmqpy.spark.values import NotOfSchema, as_column
 from kmqpy.worker.outcome import Reject, Retry
 
 ERROR = "kmq_error"
+"""The column of a result with the reason why a message failed; null where it did not."""
 REJECT = "kmq_reject"
+"""The column of a result that is True where a message becomes a dead letter without another try."""
 ROW = "kmq_row"
 """Name of the index of the frames that the user's function is given."""
 
-_MAX_CALLS = 160
-"""How often a function that raises is called again with parts of one batch."""
+_MAX_CALLS_TO_SPLIT = 160
+"""From this call for one batch on, parts are not halved: all messages of a part that raises have failed."""
 
 Frames = Callable[[pd.DataFrame], pd.DataFrame]
 """A function of many messages; see `process`."""
@@ -51,14 +55,17 @@ class FrameFunction:
     failures: FailurePolicy
 
     def call(self, batch: pa.RecordBatch) -> Outcome:
-        """Raises ConfigError for a result that does not say which messages its rows are of."""
+        """Call the function until each message of the batch has succeeded or failed.
+
+        Raises ConfigError for a result that is no frame, lacks or repeats a column, or has another index.
+        """
         attempts = batch.column("attempts")
         outcome = Outcome()
         parts, calls = [range(batch.num_rows)], 0
         while parts:
             rows = parts.pop()
             calls += 1
-            may_split = calls < _MAX_CALLS
+            may_split = calls < _MAX_CALLS_TO_SPLIT
             try:
                 result = self.function(_frame(batch, rows))
             except (Exception, SystemExit) as error:
@@ -88,7 +95,7 @@ class FrameFunction:
         *,
         may_split: bool,
     ) -> None:
-        """A row that makes the function raise should fail alone: its halves are tried, or it has failed."""
+        """Add both halves of `rows` to `parts`; if `rows` may not be halved, all of them have failed."""
         half = len(rows) // 2
         if half and may_split and not isinstance(error, Retry | Reject):
             parts += [rows[half:], rows[:half]]
@@ -141,8 +148,8 @@ class FrameFunction:
             row, error = int(result.index[at]), errors.iloc[at]  # labels may be 1.0, too
             count = attempts[row].as_py()
             try:
-                reason = _reason(error) if has_error.iloc[at] else None
-                wait = _wait(delays.iloc[at])
+                reason = _reason_of(error) if has_error.iloc[at] else None
+                wait = _delay_of(delays.iloc[at])
             except ConfigError as problem:
                 failed[row] = self.failures.given_back(str(problem), count)
                 continue
@@ -155,20 +162,20 @@ class FrameFunction:
 
 def _frame(batch: pa.RecordBatch, rows: range) -> pd.DataFrame:
     """Some rows as a frame of their own: the function may change what it is given."""
-    # Spark runs a task for each core; values of messages are seldom alike.
+    # Spark runs a task for each core, so no threads; values are seldom alike, so no deduplication.
     part = batch.slice(rows.start, len(rows))
     frame = part.to_pandas(use_threads=False, deduplicate_objects=False)
     frame.index = pd.RangeIndex(rows, name=ROW)
     return frame
 
 
-def _reason(error: Any) -> str:
+def _reason_of(error: Any) -> str:
     if not isinstance(error, str | BaseException):
         raise ConfigError(f"{ERROR}: {type(error).__name__} is no text; what has not failed has None there")
     return str(error)
 
 
-def _wait(delay: Any) -> Duration | None:
+def _delay_of(delay: Any) -> Duration | None:
     if isinstance(delay, timedelta):
         return delay
     if pd.api.types.is_scalar(delay) and pd.isna(delay):
@@ -180,7 +187,7 @@ def _wait(delay: Any) -> Duration | None:
 
 
 def _flags(rejected: pd.Series) -> pd.Series:
-    """Where a column has True; raises ConfigError where it has anything but that, False and nothing."""
+    """Where a column has True; raises ConfigError for values other than True, False and null."""
     true, false = (rejected.eq(one).fillna(value=False).astype(bool) for one in (True, False))
     if len(odd := rejected[~(true | false | rejected.isna())]):
         raise ConfigError(f"{REJECT}: {odd.iloc[0]!r} is neither True nor False")

@@ -1,7 +1,8 @@
-"""The messages of a batch are taken: which of them are handed out, and which are left to others.
+"""Takes the messages of an Arrow batch, for a task of Spark: decides which of them are handed out.
 
-A task takes what its micro-batch has, batch by batch, after it has read from the markers what was taken
-before (rule R10).
+First the task reads from the markers which of the messages were taken before (rule R10 of docs/rules.md).
+Then it writes start markers ("this message is taken, its lease begins") for the messages that it hands out.
+The others are finished, or are left to a tracker, which redelivers them.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from kmqpy.spark.taker import TakenBefore, Taker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where the messages of a batch are: arrays of numpy, an element for each row."""
+    """The partition and offset of each row of a batch, as two arrays of numpy."""
 
     partitions: Any
     offsets: Any
 
     @classmethod
     def of(cls, partitions: pa.Array, offsets: pa.Array, queue: str) -> Places:
-        """Raises ConfigError where rows are no messages of the queue: see own_partition()."""
+        """Make places of Arrow arrays; raises ConfigError for nulls: rows that are not of the queue."""
         if partitions.null_count or offsets.null_count:
             raise ConfigError(
                 f"process, take: rows that are not of queue {queue!r}; give them what read_stream() of the "
@@ -48,7 +49,7 @@ class Places:
         return Places(partitions=self.partitions[mask], offsets=self.offsets[mask])
 
     def by_partition(self) -> dict[int, Sequence[int]]:
-        """The offsets of each partition, ascending; raises ConfigError when one is there twice."""
+        """The offsets of each partition, ascending; raises ConfigError when an offset is there twice."""
         found: dict[int, Sequence[int]] = {}
         for partition in np.unique(self.partitions).tolist():
             ones = np.sort(self.offsets[self.partitions == partition])
@@ -67,10 +68,13 @@ class HandedOut:
     """The messages of a batch: which are handed out, and which are not.
 
     rows    a mask of numpy: True where the message was taken and is handed out
-    taken   by partition, the offsets of those
-    left    by partition, the offsets that must not be acknowledged: given back, overdue, or not yet due
-    deadly  by partition, those of `left` that nobody survived: they are to be given back
-    next    by partition: the offset after the last message, the markers offset after the last start
+    taken   by partition, the offsets of the messages that are handed out
+    left    by partition, the offsets of messages that must not be acknowledged: given back, overdue, to be
+            dead-lettered, not yet due, or deadly
+    deadly  by partition, the offsets of messages that were taken MAX_TAKES times in this delivery, while no
+            marker says that the worker survived them: the caller gives them back
+    next    by partition, the offset after the last message, and the markers offset from which a reader that
+            begins at that offset must read
     """
 
     rows: Any
@@ -80,7 +84,7 @@ class HandedOut:
     next: Mapping[int, Place]
 
     def report(self, failed: Mapping[int, set[int]] | None = None) -> BatchReport:
-        """All that was handed out is done, except `failed`."""
+        """The report that all messages handed out are done, except those in `failed`."""
         done: dict[int, OffsetRuns] = {}
         left = {partition: set(offsets) for partition, offsets in self.left.items()}
         for partition, more in (failed or {}).items():
@@ -99,24 +103,24 @@ class HandedOut:
 class Handout:
     """Takes the messages of one task. Used by one thread.
 
-    spares_killers  messages that were taken several times and did not survive are given back
+    withholds_deadly  deadly messages (see HandedOut) are not handed out
     """
 
-    def __init__(self, taker: Taker, lease_ms: int, *, spares_killers: bool) -> None:
+    def __init__(self, taker: Taker, lease_ms: int, *, withholds_deadly: bool) -> None:
         self._taker = taker
         self._lease_ms = lease_ms
-        self._spares_killers = spares_killers
+        self._withholds_deadly = withholds_deadly
         self._known: dict[int, TakenBefore] = {}
 
     def read_markers(self, places: Places) -> None:
-        """Read what was taken before, of partitions that were not read yet. Raises Unavailable."""
+        """Read which messages were taken before, where that was not read yet. Raises Unavailable."""
         for partition, offsets in places.by_partition().items():
             known = self._known.get(partition)
             if known is None or known.first > offsets[0]:
                 self._known[partition] = self._taker.taken_before(partition, offsets[0])
 
     def was_taken(self, place: Place) -> bool:
-        """Return True if the message was taken before and is not known to have survived."""
+        """Return True if the message was taken before, and no marker says that the worker survived that."""
         partition, offset = place
         return self._known[partition].takes(offset) > 0
 
@@ -125,9 +129,10 @@ class Handout:
         return {partition: self._known[partition].taken(offsets) for partition, offsets in taken.items()}
 
     def take(self, places: Places, deliver_at_ms: pa.Array) -> HandedOut:
-        """Write start markers of what nobody else has, and wait until they are confirmed.
+        """Write start markers for messages that can be handed out, and wait until they are confirmed.
 
-        Raises Unavailable, and ConfigError when a message is there twice.
+        Messages that are not yet due get markers of their delay instead. Raises Unavailable, and ConfigError
+        when `places` has a message twice.
         """
         everything = places.by_partition()
         rows = np.ones(len(places.offsets), dtype=bool)
@@ -136,7 +141,7 @@ class Handout:
         for partition, offsets in everything.items():
             sorted_out = self._known[partition].sort_out(offsets)
             left[partition] = sorted_out.left
-            if self._spares_killers:
+            if self._withholds_deadly:
                 deadly[partition] = sorted_out.deadly
                 left[partition] = sorted_out.left | sorted_out.deadly
             if not_handed_out := sorted_out.finished | left[partition]:
@@ -147,7 +152,8 @@ class Handout:
             left[partition].add(offset)
         taken = everything if rows.all() else places.where(rows).by_partition()
         after = self._taker.take(taken, delays, self._lease_ms)
-        # Messages behind these may have been taken before them: by a consumer, or a query that began later.
+        # Where messages at higher offsets were taken before (by a consumer, or a query that began later), a
+        # reader must read from where this task has read.
         next_: dict[int, Place] = {}
         for partition, markers_offset in after.items():
             known, last = self._known[partition], everything[partition][-1]
@@ -157,11 +163,11 @@ class Handout:
 
 
 def _delays(places: Places, deliver_at_ms: pa.Array, rows: Any) -> dict[Place, int]:
-    """Messages that are not yet due, with the ms until they are; they are cleared in `rows`."""
+    """Messages that are not yet due, with the ms until each one is; sets them to False in `rows`."""
     if deliver_at_ms.null_count == len(deliver_at_ms):
         return {}
     now_ms = SYSTEM_CLOCK.wall_ms()
-    # What lies before 1970 is as good as 1970, and can't overflow.
+    # Times before 1970 count as 1970, so that the subtraction can't overflow.
     waits = np.maximum(deliver_at_ms.fill_null(0).to_numpy(zero_copy_only=False), 0) - now_ms
     early = np.flatnonzero(rows & (waits > 0))
     rows[early] = False

@@ -1,4 +1,4 @@
-"""Reports on the state of a queue for people: tables, and plots as PNG files.
+"""Makes reports on the state of a queue, for people: tables, and plots as PNG files.
 
 print(health(KmqSpark(spark, "host:9092", queue="jobs")).save("report"))
 """
@@ -19,8 +19,9 @@ from kmqpy.spark.queue import KmqSpark
 from kmqpy.spark.state import State
 
 _QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
-_WAITING = [State.PENDING.value, State.IN_FLIGHT.value, State.OVERDUE.value]
-_REASONS = 20
+_UNACKNOWLEDGED = [State.PENDING.value, State.IN_FLIGHT.value, State.OVERDUE.value]
+_MAX_REASONS = 20
+"""A report has the most frequent reasons of dead letters, at most so many."""
 _COLOURS = dict(
     zip(
         (state.value for state in State),
@@ -35,10 +36,10 @@ class Health:
     """The state of a queue at one moment: a pandas frame for each table, by name.
 
     depth      messages of each partition by state
-    ages       seconds since messages not yet acknowledged were appended: state, at_most_s, messages
+    ages       unacknowledged messages by their age, 1, 2, 4, … seconds: state, at_most_s, messages
     attempts   state, attempts, messages
     latency    quantile, waiting_ms, processing_ms, total_ms
-    reasons    why messages were dead-lettered: reason, messages; the most frequent
+    reasons    the 20 most frequent reasons of dead letters: reason, messages
     """
 
     queue: str
@@ -75,13 +76,13 @@ class Health:
 
 
 def health(kmq: KmqSpark, clock: Clock = SYSTEM_CLOCK) -> Health:
-    """Look at the queue once; raises what KmqSpark.messages raises."""
+    """Read the state of the queue, as of now; raises what KmqSpark.messages raises."""
     messages = kmq.messages().persist()
     try:
         age = (F.lit(clock.wall_ms()) - F.unix_millis("timestamp")) / 1000
-        # Doubling bounds: 1 s, 2 s, 4 s, …
+        # Upper bounds of ages, each twice the one before: 1 s, 2 s, 4 s, …
         bound = F.pow(F.lit(2.0), F.ceil(F.log2(F.greatest(age, F.lit(1.0)))))
-        waiting = messages.filter(F.col("state").isin(_WAITING))
+        waiting = messages.filter(F.col("state").isin(_UNACKNOWLEDGED))
         ages = waiting.groupBy("state", bound.cast("bigint").alias("at_most_s"))
         letters = kmq.undelivered().groupBy("reason").agg(F.count("*").alias("messages"))
         frames = {
@@ -89,7 +90,7 @@ def health(kmq: KmqSpark, clock: Clock = SYSTEM_CLOCK) -> Health:
             "ages": ages.agg(F.count("*").alias("messages")).orderBy("state", "at_most_s"),
             "attempts": kmq.attempts(messages),
             "latency": kmq.latency(_QUANTILES, messages),
-            "reasons": letters.orderBy(F.desc("messages"), "reason").limit(_REASONS),
+            "reasons": letters.orderBy(F.desc("messages"), "reason").limit(_MAX_REASONS),
         }
         return Health(kmq.queue.name, {name: frame.toPandas() for name, frame in frames.items()})
     finally:
@@ -122,7 +123,7 @@ def _depth(axes: Any, table: pd.DataFrame) -> None:
 def _latency(axes: Any, table: pd.DataFrame) -> None:
     names = [f"{100 * quantile:g} %" for quantile in table["quantile"]]
     for column in ("waiting_ms", "processing_ms", "total_ms"):
-        times = table[column].astype("float64")  # none is known, perhaps
+        times = table[column].astype("float64")  # all of them may be null
         axes.plot(names, times.clip(lower=1), marker="o", label=column)
     axes.set_yscale("log")
     axes.set_ylabel("ms")

@@ -1,20 +1,22 @@
-"""Which message makes a query fail, and who pays for that. Pure: no I/O.
+"""Finds the message that makes a query fail, so that no other message loses an attempt. Pure: no I/O.
 
-A micro-batch that fails behind process() or take(), because of an expression or the sink, does not say which
-of its messages was the cause, or whether any was: the sink may be away. The rules:
+When a micro-batch fails behind process() or take(), because of an expression or the sink, nobody knows which
+of its messages was the cause, or whether any was: the sink may be away. An *attempt* is a delivery that
+counts towards the queue's max_redeliveries; *progress* is the sum of the offsets that the queue's group has
+committed. The rules:
 
-1. When a query fails, the messages it has taken stay in flight for its next run, and cost no attempt.
-2. The next run has the same micro-batch. If that fails again and nothing has got through since, half of its
-   messages, by chance the lower or the upper ones, are given back at each restart without counting, and come
-   again in later micro-batches. So each run hands out half as many as the last one, until the micro-batch
-   gets through, or one message is alone in it.
-3. Messages of a micro-batch that failed are remembered, with how far the queue's group had got (of a large
-   one they are not yet; its halves are smaller). A message that was alone in one is given back: as a failed
-   attempt, with the query's failure as the reason, if another micro-batch has got through since it was
-   remembered; else without counting.
+1. When a query fails, the messages that it has taken stay in flight for its next run, and lose no attempt.
+2. The next run has the same micro-batch. If the micro-batch fails again, and none has succeeded since, half
+   of its messages (by chance the lower or the upper ones) are given back at each restart. That is no attempt;
+   the messages come again in later micro-batches. So each run hands out half as many messages as the run
+   before, until the micro-batch succeeds, or has one message only.
+3. The messages of a failed micro-batch are remembered, with the progress at that time.
+   (Those of a micro-batch above MAX_REMEMBERED_BATCH are not; its halves are smaller.) A message that failed
+   alone is given back. If a micro-batch has succeeded since the message was remembered, this is a failed
+   attempt, with the query's error as its reason; else it is no attempt.
 
-So a sink that is away costs nobody an attempt, however long; and one message that its sink refuses, while
-others get through, ends as a dead letter.
+So while the sink is away, no message loses an attempt, however long that lasts. A message that the sink
+refuses while it takes others becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -23,26 +25,26 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kmqpy.kafka.places import Place
 
-FAILED = "the query failed: "
-"""How the reason begins of messages in flight that a failed query has left."""
+FAILED_PREFIX = "the query failed: "
+"""How the reason of a message begins that a failed query has left in flight."""
 
-RERUN_MS = 7_200_000
-"""How long messages of a failed query wait for its next run, at least. A job may be started every hour."""
+MIN_RERUN_WAIT_MS = 7_200_000
+"""A failed query's messages stay leased for its next run, at least so long: a job may run once an hour."""
 
-MOST_REMEMBERED = 20_000
-"""Messages; those that failed first are forgotten first, and then have failed later."""
+MAX_REMEMBERED = 20_000
+"""Messages in the memory, at most; the oldest are forgotten, as if they had not failed."""
 
-LAST: Place = (-1, -1)
-"""In the place of a message: how far the group had got when a micro-batch failed last."""
+LAST_FAILURE: Place = (-1, -1)
+"""The key in the memory, in place of a message, of the progress when a micro-batch failed last."""
 
-LARGE = 5_000
-"""A micro-batch of more messages is not remembered."""
+MAX_REMEMBERED_BATCH = 5_000
+"""The messages of a failed micro-batch with more messages than this are not remembered."""
 
 
 def split(failed: Iterable[Place], *, keeps_lower: bool) -> tuple[Sequence[Place], Sequence[Place]]:
-    """The messages that the next run has, and those that are given back; of two or more messages.
+    """The half of two or more messages that the next run has, and the half that is given back.
 
-    keeps_lower  which half is kept; by chance, so that each message comes to stand with each other
+    keeps_lower  whether the next run has the lower half; callers choose by chance, so that groups mix
     """
     ones = sorted(failed)
     half = len(ones) // 2
@@ -53,19 +55,19 @@ def split(failed: Iterable[Place], *, keeps_lower: bool) -> tuple[Sequence[Place
 def remember(failed: Iterable[Place], progress: int, remembered: Mapping[Place, int]) -> Mapping[Place, int]:
     """Return the memory after a failed micro-batch: for each message, the progress at its first failure.
 
-    failed      the messages in it, each by the place of its first copy, which names it across redeliveries
-    progress    how far the queue's group has got; it grows when a micro-batch gets through
+    failed      the messages of the micro-batch, each by the place of its first copy: redeliveries keep that
+    progress    the progress of the queue's group now; it grows when a micro-batch succeeds
     """
-    known = {message: first for message, first in remembered.items() if message != LAST}
+    known = {message: first for message, first in remembered.items() if message != LAST_FAILURE}
     new = {message: progress for message in failed if message not in known}
-    return dict([*[*known.items(), *new.items()][-MOST_REMEMBERED:], (LAST, progress)])
+    return dict([*[*known.items(), *new.items()][-MAX_REMEMBERED:], (LAST_FAILURE, progress)])
 
 
 def failed_before(progress: int, remembered: Mapping[Place, int]) -> bool:
-    """Return True if a micro-batch has failed before and nothing has got through since."""
-    return remembered.get(LAST) == progress
+    """Return True if a micro-batch has failed before, and none has succeeded since."""
+    return remembered.get(LAST_FAILURE) == progress
 
 
-def pays(message: Place, progress: int, remembered: Mapping[Place, int]) -> bool:
-    """Return True if it counts as an attempt that a message has failed alone; see remember()."""
+def counts_as_attempt(message: Place, progress: int, remembered: Mapping[Place, int]) -> bool:
+    """Return True if a message that failed alone loses an attempt by that; see remember()."""
     return progress > remembered.get(message, progress)

@@ -1,9 +1,9 @@
-"""The data pipeline: a queue through a function into files, a table or a topic, message by message.
+"""Runs a pipeline: messages of a queue go through a function into files, a table or a topic.
 
     run_pipeline(spark, "orders", connection, schema="id long, total double", sink=Sink(path="/data/orders"))
 
-Rows that the function returns for a message are written, then the message is acknowledged. A tracker
-redelivers messages that fail and dead-letters those that keep failing.
+The pipeline writes the rows that the function returns for a message, then acknowledges the message. A tracker
+redelivers messages that fail, and dead-letters those that keep failing.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from kmqpy.spark.progress import Progress, ProgressWatch, finish_batch
 from kmqpy.spark.queue import KmqSpark
 from kmqpy.spark.sinks import checkpoint_of, target_of
 from kmqpy.spark.sinks.identity import identity_of
-from kmqpy.spark.sinks.origin import MESSAGE, WithOrigin, with_copy, with_origin
+from kmqpy.spark.sinks.origin import MESSAGE_COLUMNS, WithOrigin, with_copy, with_origin
 from kmqpy.spark.sinks.target import Sink
 from kmqpy.spark.taker import MarkersFormat
 
 __all__ = ["Sink", "check_aggregate", "dead_letters", "run_pipeline", "write_aggregate", "written"]
 
 VIEW = "rows"
-"""The name of a count of rows in an aggregate."""
+"""The name by which the SQL of an aggregate reads the rows that were written."""
 
-_PATIENCE_S = 120.0
+_STALL_TIMEOUT_S = 120.0
+"""With `drain`: Unfinished is raised when the counts of the queue have not changed for so many seconds."""
 _POLL_S = 0.5
 
 
@@ -61,20 +62,23 @@ def run_pipeline(
     markers: MarkersFormat = "range",
     clock: Clock = SYSTEM_CLOCK,
 ) -> bool:
-    """Process what the queue holds now, and acknowledge what was written; returns False if it was stopped.
+    """Process the messages that the queue holds now, and acknowledge those whose rows were written.
 
-    schema    of the rows, as `id long, total double`; the columns ORIGIN are added
-    function  see KmqSpark.process; without one, bodies are JSON objects, and the columns their fields
-    drain     go on until the queue is empty: also what comes meanwhile, or again. Needs a tracker
-    follow    go on until it is stopped
-    stop      asked every second; True ends it when the micro-batch that it is in has ended
-    progress  told every second how far it is
-    trigger   with `follow`: how long from one micro-batch to the next; few make few, large files
+    Returns False if the pipeline was stopped.
+
+    schema    of the rows, as `id long, total double`; kmqpy adds the columns ORIGIN (sinks/origin.py)
+    function  see KmqSpark.process; without one, bodies are JSON objects, and their fields become the columns
+    drain     go on until the queue is empty, with messages that arrive or are redelivered meanwhile. Needs a
+              tracker
+    follow    go on until the pipeline is stopped
+    stop      called every second; when it returns True, the pipeline ends after the present micro-batch
+    progress  called every second with the Progress
+    trigger   with `follow`: how long from one micro-batch to the next; rarer ones make fewer, larger files
     max_batch
-              messages of a micro-batch, which must be done within the lease
+              most messages of a micro-batch, which must be written within the lease
 
-    Raises ConfigError for a schema that is none, and a sink that can't take it; Unfinished when with
-    `drain` nothing has moved for two minutes; and what KmqSpark.process raises.
+    Raises ConfigError for an invalid schema, and for a sink that can't hold its rows. Raises Unfinished if,
+    with `drain`, the counts of the queue do not change for two minutes; and what KmqSpark.process raises.
     """
     fields, trigger_ms = parsed(spark, schema), duration_ms(trigger, "trigger")
     wanted, target, checkpoint = with_origin(fields), target_of(sink, connection), checkpoint_of(sink)
@@ -109,7 +113,7 @@ def run_pipeline(
                 query.stop()
             if stopped():
                 return False
-            if not drain or not _more_comes(connection, kmq.queue, stopped, clock):
+            if not drain or not _wait_for_more(connection, kmq.queue, stopped, clock):
                 return not stopped()
 
 
@@ -126,7 +130,7 @@ def dead_letters(connection: KafkaConnection, queue: QueueSettings) -> int:
 
 
 def check_aggregate(spark: SparkSession, schema: str, sql: str) -> None:
-    """Raise ConfigError unless `sql` says something of rows of this schema; better now than at the end."""
+    """Raise ConfigError unless Spark understands `sql` over rows of this schema; called before a pipeline."""
     try:
         spark.createDataFrame([], with_origin(parsed(spark, schema))).createOrReplaceTempView(VIEW)
         assert spark.sql(sql).columns
@@ -137,7 +141,7 @@ def check_aggregate(spark: SparkSession, schema: str, sql: str) -> None:
 def write_aggregate(
     spark: SparkSession, sink: Sink, schema: str, sql: str, connection: KafkaConnection
 ) -> str:
-    """Write what `sql` makes of the view `rows`, in the sink's format; returns the path."""
+    """Write the result of `sql` over the view `rows` beside the sink, in its format; returns the path."""
     written(spark, sink, schema, connection).createOrReplaceTempView(VIEW)
     path = f"{sink.path.rstrip('/')}-aggregate"
     result = spark.sql(sql).write.mode("overwrite").format(sink.format)
@@ -148,20 +152,23 @@ def write_aggregate(
 def _rows(
     kmq: KmqSpark, schema: StructType, function: Frames | None, lease: Duration, max_batch: int
 ) -> DataFrame:
-    """The queue's messages as rows of the schema, as sinks are given them."""
+    """The queue's messages as rows of the schema, with the columns that sinks need."""
     df = kmq.read_stream(max_offsets_per_trigger=max_batch)
     if function is not None:
         return kmq.process(df, WithOrigin(function), with_copy(schema), lease=lease)
-    bodies = json_rows.with_refusals(df.select("value", *NEEDED, *MESSAGE), schema)
+    bodies = json_rows.with_refusals(df.select("value", *NEEDED, *MESSAGE_COLUMNS), schema)
     body_schema = with_copy(parsed(kmq.spark, json_rows.BODY_SCHEMA))
-    out = kmq.process(bodies, WithOrigin(json_rows.Bodies()), body_schema, lease=lease)
+    out = kmq.process(bodies, WithOrigin(json_rows.PassBodies()), body_schema, lease=lease)
     return json_rows.with_fields(out, schema)
 
 
-def _more_comes(
+def _wait_for_more(
     connection: KafkaConnection, queue: QueueSettings, stopped: Callable[[], bool], clock: Clock
 ) -> bool:
-    """Wait until something can be processed; False when the queue is empty, or it is stopped."""
+    """Wait until messages can be processed; returns False if the queue is empty or the pipeline is stopped.
+
+    Raises Unfinished if the counts of the queue do not change for _STALL_TIMEOUT_S.
+    """
     before: tuple[int, int] | None = None
     deadline = clock.monotonic()
     while not stopped():
@@ -171,11 +178,11 @@ def _more_comes(
             return bool(ready)
         left = found.depth, found.in_flight
         if left != before:
-            before, deadline = left, clock.monotonic() + _PATIENCE_S
+            before, deadline = left, clock.monotonic() + _STALL_TIMEOUT_S
         if clock.monotonic() > deadline:
             raise Unfinished(
                 f"queue {queue.name!r}: {found.in_flight} messages in flight and {found.delayed} delayed, "
-                f"and nothing moved for {_PATIENCE_S:.0f} s; is a tracker running (kmq tracker)? "
+                f"and nothing moved for {_STALL_TIMEOUT_S:.0f} s; is a tracker running (kmq tracker)? "
                 "What was written is acknowledged: run this again for the rest"
             )
         clock.sleep(_POLL_S)

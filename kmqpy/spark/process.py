@@ -1,8 +1,8 @@
-"""Processing with acknowledgement on Spark: what KmqSpark offers of it.
+"""The methods of KmqSpark that process the messages of a queue, and acknowledge each message by itself.
 
-Executors take messages before they process them (`kmqpy.spark.task`); the driver ends them when Spark
-says that the sink has the micro-batch (`kmqpy.spark.acknowledge`). A message without end marker is
-redelivered by the tracker, whatever happened.
+Executors take messages (write start markers) before they process them: `kmqpy.spark.task`. The driver
+acknowledges messages (writes end markers) when Spark reports that the sink has committed their micro-batch:
+`kmqpy.spark.acknowledge`. A tracker redelivers each message that has no end marker when its lease is over.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kmqpy.kafka.message_headers import DELIVER_AT, ORIGINAL_OFFSET, ORIGINAL_PA
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.spark.acknowledge import Acknowledger
-from kmqpy.spark.checkpoint import Remembered, bind_checkpoint, one_line
+from kmqpy.spark.checkpoint import RememberedFailures, bind_checkpoint, one_line
 from kmqpy.spark.decode import check_columns, header_bytes, header_text, number, redelivery_count
 from kmqpy.spark.failures import FailurePolicy
 from kmqpy.spark.frame_function import Frames
@@ -50,17 +50,18 @@ if TYPE_CHECKING:
 Start = Literal["committed", "earliest", "latest"]
 
 NEEDED = ("topic", "partition", "offset", "attempts", "deliver_at_ms")
-"""Columns of read_stream() that process() can't do without."""
+"""Columns of read_stream() that process() and take() need."""
 
 MAX_OFFSETS_PER_TRIGGER = 500_000
+"""Messages of a micro-batch, by default at most."""
 DEFAULT_LEASE_S = 300.0
-_BACKOFF = Backoff(jitter=0)  # so that what fails together is one range marker
-_IDENTITY = "kmq"
-"""The file in a checkpoint that says of which queue it is."""
+_DEFAULT_BACKOFF = Backoff(jitter=0)  # no jitter: messages that fail together then share a range marker
+_QUEUE_FILE = "kmq"
+"""The file in a checkpoint that names the queue of the checkpoint."""
 
 
 def parsed(spark: SparkSession, schema: StructType | str) -> StructType:
-    """A schema that Python workers can return; raises ConfigError."""
+    """The schema as a StructType; raises ConfigError unless Python workers can return its columns."""
     try:
         found = spark.createDataFrame([], schema).schema if isinstance(schema, str) else schema
         if not isinstance(found, StructType):
@@ -112,13 +113,13 @@ class Processing:
         """The queue as a stream, read by Spark's Kafka connector (committed records only).
 
         Columns: key, value (binary), headers, topic, partition, offset, timestamp, attempts (deliveries so
-        far, this one included), original_partition and original_offset (of the first copy: together
-        they name a message across redeliveries), deliver_at_ms (not to be delivered before).
+        far, this one included), original_partition and original_offset (where the message was first sent:
+        together they identify a message across redeliveries), deliver_at_ms (not to be delivered before).
 
-        start                    without a checkpoint: behind what the group has committed ("committed"),
-                                 or at an end of the log
-        max_offsets_per_trigger  messages of a micro-batch, which must be done within its leases
-        options                  of Spark's `kafka` source, over those made here
+        start                    where a query without a checkpoint begins: at the offsets that the group has
+                                 committed ("committed"), or at an end of the log ("earliest", "latest")
+        max_offsets_per_trigger  most messages of a micro-batch, which must be done within their leases
+        options                  of Spark's `kafka` source; they take precedence over those made here
         """
         if start not in get_args(Start):
             raise ConfigError(f"start: {start!r} is none of {', '.join(get_args(Start))}")
@@ -132,7 +133,7 @@ class Processing:
                 )
             given["maxOffsetsPerTrigger"] = str(max_offsets_per_trigger)
         read = stream_topic(self.spark, given, self.queue.name, self._starting_offsets(start))
-        return self._described(read)
+        return self._with_columns(read)
 
     def process(
         self,
@@ -141,26 +142,26 @@ class Processing:
         schema: StructType | str,
         *,
         lease: Duration = DEFAULT_LEASE_S,
-        backoff: Backoff = _BACKOFF,
+        backoff: Backoff = _DEFAULT_BACKOFF,
     ) -> DataFrame:
         """Have `function` process the messages of `df`, an Arrow batch at a time as a pandas frame.
 
-        The frame has the columns of `df` without `topic`. The fewer, the faster: drop those of
-        read_stream() that neither you nor process() needs, which is topic, partition, offset, attempts
-        and deliver_at_ms.
-        It returns a frame with the columns of `schema`, and the index (`kmq_row`) of the frame it was
-        given: that says which messages its rows are of. A message has
+        The frame has the columns of `df` without `topic`. Fewer columns are faster: drop the columns of
+        read_stream() that you don't use, except topic, partition, offset, attempts and deliver_at_ms, which
+        process() needs. `function` returns a frame with the columns of `schema`, and the index (`kmq_row`) of
+        the frame that it was given. The index says which message each row belongs to. A message has
 
-        - succeeded, when there is at least one row for it;
-        - failed, when there is none, or when one of its rows has a text in the column `kmq_error`: it is
-          given back with that reason, for `kmq_delay` seconds where that column has a number, else for
-          `backoff`. True in a column `kmq_reject` dead-letters it now.
+        - succeeded, when there is at least one row for it, and none of them says that it failed;
+        - failed, when there is no row for it, or when one of its rows has a text in the column `kmq_error`.
+          The message is given back with that text as the reason, and redelivered after `kmq_delay` seconds
+          where that column has a number, else after `backoff`. True in a column `kmq_reject` dead-letters the
+          message at once.
 
-        When `function` raises, it is called again with the halves, down to single messages, so that
-        those fail alone that make it raise. To drop messages that are done, filter the result.
+        When `function` raises, it is called again with each half of the messages, down to single messages, so
+        that only those messages fail that make it raise. To drop messages that are done, filter the result.
 
-        lease    seconds until a message that was taken and not acknowledged is redelivered. It must
-                 outlast the micro-batch with its sink
+        lease    seconds until a message that was taken and not acknowledged is redelivered. It must be longer
+                 than a micro-batch takes, with its sink
         backoff  how long a failed message waits
 
         Raises ConfigError when `df` is no stream, or lacks columns of read_stream().
@@ -174,23 +175,24 @@ class Processing:
         schema: StructType | str,
         *,
         lease: Duration = DEFAULT_LEASE_S,
-        backoff: Backoff = _BACKOFF,
+        backoff: Backoff = _DEFAULT_BACKOFF,
     ) -> DataFrame:
-        """Like process(), a message at a time: `function` is called with a Row.
+        """Like process(), but call `function` with one message at a time, a Row.
 
-        It returns a row (a dict or Row with every field of `schema`, or a tuple), several (a list), or None:
-        done, nothing to hand on. What it raises has failed: `Reject` dead-letters it now, `Retry` says
-        when it is redelivered, anything else gives it back with the error as reason.
+        `function` returns a row (a dict or Row with every field of `schema`, or a tuple), several rows (a
+        list), or None: the message is done and has no rows. If it raises, the message has failed: `Reject`
+        dead-letters the message at once, `Retry` says when it is redelivered, any other error becomes the
+        reason with which it is given back.
         """
         return self._process(df, function, schema, lease, backoff, by_row=True)
 
     def take(self, df: DataFrame, *, lease: Duration = DEFAULT_LEASE_S) -> DataFrame:
-        """Take the messages of `df`, which then may go through any expressions of Spark.
+        """Take the messages of `df`; any expressions of Spark may follow.
 
-        The rows of `df` whose messages are handed out, with a column `kmq_message` more, which says of
-        which message a row is: keep it for write_stream(ok=…). Their payloads stay in the JVM.
+        Returns the rows of `df` whose messages are handed out, with one more column, `kmq_message`. It says
+        which message a row belongs to: keep it for write_stream(ok=…). Payloads stay in the JVM.
 
-        A message whose rows were filtered away is done, too; one that became several rows is done when
+        A message whose rows are filtered out is done, too. A message that becomes several rows is done when
         all of them are ok. An expression that raises ends the query: use try_cast() and the like.
 
         lease  as for process()
@@ -214,30 +216,30 @@ class Processing:
         *,
         ok: Column | str | None = None,
         reason: Column | str | None = None,
-        backoff: Backoff = _BACKOFF,
+        backoff: Backoff = _DEFAULT_BACKOFF,
     ) -> DataStreamWriter:
-        """`out.writeStream` with that checkpoint, which must be this queue's, or a new one.
+        """Return `out.writeStream` with this checkpoint, which must be of this queue, or new.
 
-        ok       of what take() has taken: rows for which it is not true are not written, and their messages
-                 are given back, when the sink has the others
-        reason   why, for the dead letter
-        backoff  how long they wait, and one with which alone a query has failed
+        ok       after take(): rows for which it is not true are not written. Their messages are given back
+                 when the sink has committed the other rows
+        reason   why the message of such a row has failed; a dead letter keeps it
+        backoff  how long such a message waits, or a message that made a query fail alone
 
-        Of what a query that failed has left, it gives half back, so that the next run finds the message
-        which was the cause: see docs/spark.md.
+        If a query has failed more than once, half of the messages that it left in flight are given back, so
+        that further runs find the message that makes it fail: see docs/spark.md.
 
         `ok` and `reason` are expressions, or names of columns. Columns named kmq_… are not written.
 
-        Raises ConfigError for a checkpoint of another queue, or of a topic that was deleted since: its
-        offsets would mean other messages.
+        Raises ConfigError for a checkpoint of another queue, or of a topic that was deleted since: the
+        offsets in it would mean other messages.
         """
         _check_backoff(backoff)
         if ok is None and reason is not None:
             raise ConfigError("write_stream: reason without ok; ok says which rows have failed")
         topic = Topics(self.connection).check(self.queue).queue
-        bind_checkpoint(self.spark, checkpoint, _IDENTITY, self.queue.name, {"topic_id": topic.topic_id})
+        bind_checkpoint(self.spark, checkpoint, _QUEUE_FILE, self.queue.name, {"topic_id": topic.topic_id})
         if self._acknowledger is not None:
-            self._acknowledger.split_failed(backoff, Remembered(self.spark, checkpoint))
+            self._acknowledger.split_failed(backoff, RememberedFailures(self.spark, checkpoint))
         if ok is not None:
             policy = FailurePolicy(queue=self.queue, backoff=backoff)
             out = only_ok(out, ok, reason, self._watched_metric(policy))
@@ -246,11 +248,12 @@ class Processing:
         return out.writeStream.option("checkpointLocation", checkpoint)
 
     def await_termination(self, query: StreamingQuery, timeout: int | None = None) -> bool:
-        """Wait until `query` has ended and everything it wrote is acknowledged.
+        """Wait until `query` has ended, and the messages that it has written are acknowledged.
 
-        False when it still runs after `timeout` seconds (a whole number, as Spark has it).
+        Returns False if the query still runs after `timeout` seconds (a whole number, as Spark requires).
 
-        Raises what the query failed with.
+        Raises the error with which the query failed, and ConfigError if the query was refused: its plan has
+        stateful operators.
         """
         try:
             ended = query.awaitTermination(timeout) if timeout is not None else query.awaitTermination()
@@ -260,14 +263,14 @@ class Processing:
         return ended is not False
 
     def flush(self) -> None:
-        """Wait until the end markers of what Spark has told of are confirmed; raises Unavailable."""
+        """Wait until Kafka has confirmed the end markers written so far; raises Unavailable."""
         if self._acknowledger is not None:
             self._acknowledger.flush()
 
     def close(self) -> None:
-        """Acknowledge what Spark has told of, and stop listening. Queries that still run end nothing more.
+        """Write the last end markers, and stop listening: messages of running queries are not acknowledged.
 
-        Raises ConfigError when a query was refused, and await_termination() has not said so.
+        Raises ConfigError if a query was refused, and await_termination() has not raised that error.
         """
         acknowledger, self._acknowledger = self._acknowledger, None
         if acknowledger is not None:
@@ -301,7 +304,7 @@ class Processing:
             raise ConfigError(f"function: {type(function).__name__} can't be called")
         _check_backoff(backoff)
         lease_ms = self._lease_ms(df, lease, "process")
-        wanted = self._schema(schema)
+        wanted = self._checked_schema(schema)
         task = ProcessTask(
             queue=self.queue,
             connection=for_executors(self.connection),
@@ -325,7 +328,7 @@ class Processing:
         )
 
     def _lease_ms(self, df: DataFrame, lease: Duration, what: str) -> int:
-        """The lease in ms; raises ConfigError when `df` is no stream of messages, or the lease is none."""
+        """The lease in ms; raises ConfigError unless `df` is a stream of messages and `lease` in range."""
         try:
             check_columns(df, NEEDED, what)
         except ConfigError as error:
@@ -349,7 +352,7 @@ class Processing:
         return lease_ms
 
     def _watched_metric(self, policy: FailurePolicy | None = None) -> str:
-        """The name of a metric, for df.observe(), that the acknowledger listens to."""
+        """The name of a new metric, for df.observe(), to which the acknowledger listens."""
         if self._acknowledger is None:
             topics = Topics(self.connection).check(self.queue)
             check_topics(self.queue, topics, self.connection)
@@ -360,7 +363,7 @@ class Processing:
         self._acknowledger.watch(name, policy)
         return name
 
-    def _described(self, records: DataFrame) -> DataFrame:
+    def _with_columns(self, records: DataFrame) -> DataFrame:
         """Records of the queue topic with the columns of read_stream()."""
         count = redelivery_count(header_bytes(self.queue.redelivery_count_header))
         partition, offset, due = (
@@ -380,7 +383,7 @@ class Processing:
             due.alias("deliver_at_ms"),
         )
 
-    def _schema(self, schema: StructType | str) -> StructType:
+    def _checked_schema(self, schema: StructType | str) -> StructType:
         schema = parsed(self.spark, schema)
         names = [name.lower() for name in schema.fieldNames()]  # as Spark compares them
         for name in names:
@@ -388,7 +391,7 @@ class Processing:
                 raise ConfigError(f"schema: a column must not be named {name!r}; kmq_… are kmqpy's own")
             if names.count(name) > 1:
                 raise ConfigError(f"schema: there is more than one column {name!r}")
-        # A report is a row without values; and nobody looks for nulls within the values of others.
+        # Nullable: a report is a row without values, and nothing looks for nulls within the values of a row.
         return schema.toNullable()
 
     def _starting_offsets(self, start: Start) -> str:
@@ -398,7 +401,7 @@ class Processing:
         partitions = topics.partitions
         commits = stats.committed_offsets(self.connection, self.queue, range(partitions), topics.ids)
         logs = partition_reader.bounds(self.connection, self.queue.name, range(partitions))
-        # A purge may have deleted what is behind a commit.
+        # A purge may have deleted the messages from a committed offset on.
         offsets = {str(p): max(commits.get(p, (low, None))[0], low) for p, (low, _) in logs.items()}
         return json.dumps({self.queue.name: offsets})
 

@@ -1,4 +1,4 @@
-"""How far a query is, and how to end it between two micro-batches."""
+"""Tells how far a pipeline is, and waits for the end of a micro-batch before its query is stopped."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kmqpy.kafka.admin import stats
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 
 _POLL_S = 0.05
-_COUNT_EVERY_S = 5.0
-"""Counting what a queue holds reads markers."""
+_COUNT_INTERVAL_S = 5.0
+"""Seconds from one count of the queue's messages to the next: a count reads markers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The progress of a run of the pipeline: rows done, and rows left.
+    """The progress of a run of the pipeline: messages processed, and messages left.
 
     messages      that this run has processed, failed ones included
     per_s         messages per second in the last micro-batch
-    behind        messages waiting or in flight; None while it was not counted
-    dead_letters  of the queue, neither redriven nor purged; None while it was not counted
+    behind        messages waiting or in flight; None if they could not be counted
+    dead_letters  of the queue, neither redriven nor purged; None if they could not be counted
     """
 
     messages: int = 0
@@ -35,7 +35,7 @@ class Progress:
 
 
 class ProgressWatch:
-    """Follows the queries of one run, one after the other, and tells how far they are."""
+    """Follows the queries of one run, one after the other, and calls `tell` with the Progress of the run."""
 
     def __init__(
         self,
@@ -50,17 +50,17 @@ class ProgressWatch:
         self._clock = clock
         self._messages = 0
         self._per_s = 0.0
-        self._last_batch = -math.inf
+        self._seen_batch_id = -math.inf
         self._counts: tuple[int | None, int | None] = None, None
         self._count_at = 0.0
 
     def look(self, query: StreamingQuery) -> None:
-        """Take in what `query` has done since, and tell."""
+        """Add the micro-batches that `query` has finished since the last call, and call `tell`."""
         if self._tell is None:
             return
         for batch in query.recentProgress:
-            if batch["batchId"] > self._last_batch:
-                self._last_batch = batch["batchId"]
+            if batch["batchId"] > self._seen_batch_id:
+                self._seen_batch_id = batch["batchId"]
                 self._messages += batch["numInputRows"]
                 self._per_s = batch["processedRowsPerSecond"]
         if self._clock.monotonic() >= self._count_at:
@@ -74,10 +74,10 @@ class ProgressWatch:
         try:
             found = stats.queue_stats(self._connection, self._queue)
         except KmqError:
-            self._counts = None, None  # of no consequence: the query says what is wrong
+            self._counts = None, None  # the run goes on: its query raises what is wrong
         else:
             self._counts = found.depth + found.in_flight, found.dead_letters
-        self._count_at = self._clock.monotonic() + _COUNT_EVERY_S
+        self._count_at = self._clock.monotonic() + _COUNT_INTERVAL_S
 
 
 def finish_batch(query: StreamingQuery, clock: Clock) -> None:
@@ -85,11 +85,11 @@ def finish_batch(query: StreamingQuery, clock: Clock) -> None:
 
     If the query were stopped in the middle of it, its messages would stay in flight until their leases end.
     """
-    before = _last_batch(query)
-    while query.isActive and query.status["isTriggerActive"] and _last_batch(query) == before:
+    before = _last_batch_id(query)
+    while query.isActive and query.status["isTriggerActive"] and _last_batch_id(query) == before:
         clock.sleep(_POLL_S)
 
 
-def _last_batch(query: StreamingQuery) -> int | None:
+def _last_batch_id(query: StreamingQuery) -> int | None:
     found = query.lastProgress
     return None if found is None else int(found["batchId"])

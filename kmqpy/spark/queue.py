@@ -1,4 +1,4 @@
-"""A queue as Spark sees it."""
+"""KmqSpark: the state of a queue as DataFrames. Its base class Processing processes the messages."""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ from kmqpy.spark.taker import MarkersFormat
 class KmqSpark(Processing):
     """One queue: `KmqSpark(spark, "host:9092", queue="jobs").depth().show()`.
 
-    spark      a session made ready by configure_spark_with_kmq, of Spark Connect, too
-    bootstrap  Kafka, `host:port[,host:port]`, or a KafkaConnection with its security
-    queue      its name; or settings, of which those that are not given are the queue's own, as for KmqClient
+    spark      a session made ready by configure_spark_with_kmq, also one of Spark Connect
+    bootstrap  Kafka, `host:port[,host:port]`, or a KafkaConnection, which has settings of security
+    queue      its name; or settings, where the queue's own settings replace those not given, as for KmqClient
     options    for Spark's Kafka source, untouched: `{"minPartitions": "64"}`, or `kafka.…` for its client
-    markers    that processing writes: "jvm" or "range", as for KmqClient; "range" is several times as fast
+    markers    the format that processing writes: "jvm" or "range", as for KmqClient; "range" is several times
+               as fast
 
-    A frame of its state shows the queue as it was when the method was called, whenever and however often the
-    frame is evaluated. Reading the state joins no consumer group and writes nothing. For processing, see
-    Processing.
+    A frame of the queue's state shows the queue as it was when the method was called, whenever and however
+    often the frame is evaluated. Reading the state joins no consumer group and writes nothing. Processing has
+    the methods that process messages.
 
-    Raises Unavailable, and ConfigError for another Spark and for settings that don't fit or contradict the
-    queue's own. The methods raise QueueNotFound, TopicError, Unavailable, and ConfigError when the session
-    lacks the connector.
+    The constructor raises Unavailable, and ConfigError for another version of Spark and for settings that are
+    invalid or contradict the queue's own. The methods raise QueueNotFound, TopicError, Unavailable, and
+    ConfigError when the session lacks the Kafka connector.
     """
 
     def __init__(
@@ -64,7 +65,9 @@ class KmqSpark(Processing):
         self._clock = clock
 
     def messages(self) -> DataFrame:
-        """The messages that are in the queue topic, copies by trackers included, a row each.
+        """A row for each message in the queue topic.
+
+        A copy, which a tracker has appended to redeliver a message, is a message and has a row of its own.
 
         partition, offset
         timestamp        when it was appended
@@ -72,13 +75,13 @@ class KmqSpark(Processing):
         state            pending, in_flight, overdue, processed, redelivered, dead (kmqpy.spark.State)
         attempts         deliveries so far, those of earlier copies included
         in_flight_state  while it is in flight: leased, delayed, released (given back) or dead (to be
-                         dead-lettered); `delayed` is pending until its time is up
+                         dead-lettered); the state of a `delayed` message is pending until its delay is over
         taken_at         when it was last taken
-        due_at           while it is in flight: when its time is up; null: never
+        due_at           while it is in flight: when its lease or delay is over; null: never
         ended_at         when it was acknowledged, redelivered or dead-lettered
 
-        `overdue` goes by this machine's clock. JVM trackers don't say that an end marker is theirs: what
-        they redeliver reads as processed, what they dead-letter as well.
+        The clock of this machine decides what is `overdue`. JVM trackers don't mark their end markers as
+        theirs: messages that they redeliver or dead-letter are `processed` here.
         """
         snapshot = take_snapshot(self.connection, self.queue)
         dead = snapshot.topics.dead_letters
@@ -101,39 +104,40 @@ class KmqSpark(Processing):
         until: datetime | None = None,
         state: State | str | Iterable[State | str] | None = None,
     ) -> DataFrame:
-        """The messages that are in the queue topic, acknowledged or not, with their bodies; a batch frame.
+        """The messages in the queue topic, acknowledged or not, with their bodies; a batch frame.
 
-        since, until  appended from then on, and before then; with a time zone
-        state         only those in this state, or one of these (kmqpy.spark.State)
+        since, until  only messages that were appended at `since` or later, and before `until`; these are
+                      datetimes with a time zone
+        state         only messages in this state, or in one of these (kmqpy.spark.State)
 
-        Columns: those of read_stream(), and `state` where a state was asked for, which reads the markers.
-        Takes no message and writes no marker. Raises ConfigError for an argument that is none of these.
+        The columns are those of read_stream(), and `state` if that argument is given: then the markers are
+        read, too. Takes no message and writes no marker. Raises ConfigError for an invalid argument.
         """
         states = checked_states(state)
         topics = Topics(self.connection).check(self.queue)
         records = read_topic(
             self.spark, self.options, self.queue.name, self._bounds(self.queue.name, topics.partitions)
         )
-        found = within(self._described(records), since, until)
+        found = within(self._with_columns(records), since, until)
         if states is None:
             return found
         known = self.messages().select("partition", "offset", "state").where(F.col("state").isin(states))
         return found.join(known, ["partition", "offset"]).select(*found.columns, "state")
 
     def state_table(self, path: str) -> StateTable:
-        """The state of the queue in a folder of Parquet files, which its update() brings up to date.
+        """The state of the queue as a table of Parquet files, which StateTable.update() brings up to date.
 
-        path  a folder of its own: a path, or a URI of what Arrow reaches, too (`s3://`, `gs://`, `hdfs://`)
+        path  a folder for this table alone: a path, or a URI that Arrow reaches (`s3://`, `gs://`, `hdfs://`)
 
-        Reads and writes nothing yet. Raises ConfigError for a place that Arrow can't reach.
+        This method reads and writes nothing yet. Raises ConfigError for a place that Arrow can't reach.
         """
         return StateTable(self.spark, self.connection, self.queue, self.options, path, self._clock)
 
     def depth(self, messages: DataFrame | None = None) -> DataFrame:
         """How many messages of each partition are in each state, and when the oldest pending one came.
 
-        `messages`, here and below: what messages() or StateTable.messages() returned, persisted where it is
-        of use several times.
+        messages  the frame of messages() (the default) or StateTable.messages(); here and below. Persist a
+                  frame that you give to several methods
         """
         partitions = Topics(self.connection).check(self.queue).partitions
         numbers = self.spark.range(partitions).select(F.col("id").cast("int").alias("partition"))
@@ -149,25 +153,24 @@ class KmqSpark(Processing):
     def latency(
         self, quantiles: Iterable[float] = (0.5, 0.95, 0.99), messages: DataFrame | None = None
     ) -> DataFrame:
-        """How long processed messages took, a row for each quantile (0 to 1); none without a message.
+        """How long processed messages took: a row for each quantile (0 to 1), no row without such messages.
 
-        waiting_ms     from being appended, or redelivered, to being taken
-        processing_ms  from then to being acknowledged
-        total_ms       from first being sent to being acknowledged
+        waiting_ms     from when the message, or its last copy, was appended until it was taken
+        processing_ms  from then until it was acknowledged
+        total_ms       from when the message was first sent until it was acknowledged
 
-        Times are the broker's, in ms. The rank of a percentile is off by at most 1 in 10,000. Each column
-        leaves out messages whose `taken_at` or `ended_at` it needs and is not known, because Kafka has
-        deleted their markers or they were taken late. It is null where that leaves none of them; there is no
-        row where all columns would be.
+        Times are the broker's, in ms. The rank of a percentile is off by at most 1 in 10,000. A column leaves
+        out messages of which a time that it needs is not known, because Kafka has deleted their markers, or
+        they were taken late. A column without any known time is null. No row has only nulls.
         """
         return state.latency(self.messages() if messages is None else messages, quantiles)
 
     def undelivered(self, *, stream: bool = False) -> DataFrame:
-        """The dead letters that are neither redriven nor purged; as a stream all, as they come.
+        """The dead letters that are neither redriven nor purged; with `stream`, all of them as they arrive.
 
         partition, offset  in the dead-letter topic; its id for `kmq dlq redrive` is "partition-offset"
         key, body, headers
-        origin_topic, origin_partition, origin_offset   where its last copy lay in the queue
+        origin_topic, origin_partition, origin_offset   where its last copy was in the queue
         attempts, reason, first_enqueued, dead_since
         """
         dead = dead_letter_queue(self.queue)
@@ -178,7 +181,7 @@ class KmqSpark(Processing):
         found = topics.describe([dead.name, dead.markers_topic])
         for name in (dead.name, dead.markers_topic):
             if name not in found:
-                topics.check(self.queue)  # rather that the queue is missing
+                topics.check(self.queue)  # raises QueueNotFound where the queue itself is missing
                 raise TopicError(
                     f"queue {self.queue.name!r}: its topic {name!r} does not exist; "
                     f"create it with: kmq queue create {self.queue.name}"
@@ -190,9 +193,9 @@ class KmqSpark(Processing):
         return letters.join(finished, ["partition", "offset"], "left_anti")
 
     def markers(self, *, stream: bool = False) -> DataFrame:
-        """All markers as they are, a row each; for the columns see kmqpy.spark.decode.decode_markers.
+        """All markers, a row for each; kmqpy.spark.decode.decode_markers describes the columns.
 
-        Those that can't be decoded are among them, with what is wrong in `problem`:
+        Markers that can't be decoded have rows, too, with the reason in `problem`:
         `kmq.markers().filter("problem is not null").count()`.
         """
         name = self.queue.markers_topic
@@ -202,7 +205,7 @@ class KmqSpark(Processing):
         return decode_markers(self._read(name, topics.partitions))
 
     def _dead_letters(self, topic: str, bounds: Bounds) -> DataFrame:
-        """The records of the queue's own dead letters; another queue may have the same topic."""
+        """The records of the queue's own dead letters; other queues may have theirs in the same topic."""
         return state.own_dead_letters(read_topic(self.spark, self.options, topic, bounds), self.queue)
 
     def _read(self, topic: str, partitions: int) -> DataFrame:

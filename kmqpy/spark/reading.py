@@ -1,4 +1,4 @@
-"""A range of a queue's messages as a batch frame, for looking at; nothing is taken by it."""
+"""The filters of KmqSpark.read: by state, and by the time when messages were appended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kmqpy.spark.state import State
 
 
 def checked_states(state: State | str | Iterable[State | str] | None) -> list[str] | None:
-    """The names of states; raises ConfigError for one that is none."""
+    """The values of the given states, None if none is given; raises ConfigError for an unknown state."""
     if state is None:
         return None
     given = [state] if isinstance(state, str) else list(state)

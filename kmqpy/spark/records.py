@@ -1,4 +1,4 @@
-"""Topics as DataFrames, through Spark's Kafka source."""
+"""Reads topics as DataFrames, through Spark's Kafka source; makes its options of a KafkaConnection."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ from kmqpy.errors import ConfigError
 from kmqpy.kafka.settings import KafkaConnection
 
 Bounds = Mapping[int, tuple[int, int]]
-"""The first offset of each partition, and the one after the last."""
+"""By partition: the first offset, and the offset after the last."""
 
-_LOGIN = "org.apache.kafka.common.security"
-_SAME = ("security.protocol", "ssl.key.password")
-_UNDERSTOOD = {
-    *_SAME,
+_LOGIN_MODULES = "org.apache.kafka.common.security"
+_SAME_IN_JAVA = ("security.protocol", "ssl.key.password")
+"""Settings of librdkafka that Kafka's Java client has under the same name."""
+_TRANSLATED = {
+    *_SAME_IN_JAVA,
     *("sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password"),
     *("ssl.ca.location", "ssl.certificate.location", "ssl.key.location"),
     "ssl.endpoint.identification.algorithm",
 }
-_SECURITY = ("sasl.", "ssl.", "security.", "enable.ssl.")
-_OWN = {
+"""Settings of librdkafka that kafka_options() translates for Java."""
+_SECURITY_PREFIXES = ("sasl.", "ssl.", "security.", "enable.ssl.")
+"""Other settings that begin so are refused: to drop them could weaken security without a word."""
+_RESERVED_OPTIONS = {
     *("kafka.isolation.level", "includeheaders", "subscribe", "subscribepattern", "assign"),
     *(f"{end}{how}" for end in ("startingoffsets", "endingoffsets") for how in ("", "bytimestamp")),
     *("startingtimestamp", "endingtimestamp"),
 }
-"""Options that decide which records are read; another choice would hand out aborted or foreign ones."""
+"""Options that users can't set: other values would hand out aborted records, or those of other topics."""
 
 
 def read_topic(spark: SparkSession, options: Mapping[str, str], topic: str, bounds: Bounds) -> DataFrame:
-    """The committed records within `bounds`; what retention takes away meanwhile is left out."""
+    """The committed records within `bounds`; records that retention deletes meanwhile are left out."""
     reader = spark.read.format("kafka").options(
         **{"failOnDataLoss": "false", **options},
         assign=_by_topic(topic, list(bounds)),
@@ -46,21 +49,21 @@ def read_topic(spark: SparkSession, options: Mapping[str, str], topic: str, boun
 def stream_topic(
     spark: SparkSession, options: Mapping[str, str], topic: str, starting: str = "earliest"
 ) -> DataFrame:
-    """The committed records from `starting` on (earliest, latest, or JSON as Spark takes it), a stream."""
+    """A stream of the committed records from `starting` on: earliest, latest, or offsets as Spark's JSON."""
     return _loaded(
         spark.readStream.format("kafka").options(**options, subscribe=topic, startingOffsets=starting)
     )
 
 
 def own_partition(topic: str) -> Column:
-    """The partition of each row, null where it is of another topic: cheaper for Python than a column more."""
+    """The partition of each row; null in rows of other topics, so that Python needs no column `topic`."""
     return F.when(F.col("topic") == topic, F.col("partition"))
 
 
 def check_options(options: Mapping[str, str] | None) -> None:
-    """Raise ConfigError for options of Spark's Kafka source that are not the user's to choose."""
+    """Raise ConfigError for options of Spark's Kafka source that kmqpy itself sets."""
     for name, value in (options or {}).items():
-        if name.lower() in _OWN:
+        if name.lower() in _RESERVED_OPTIONS:
             raise ConfigError(
                 f"options: {name}: {value!r} is not yours to choose: kmqpy reads the committed records of "
                 "the queue's topics, with their headers, from where it knows; leave it out"
@@ -68,30 +71,33 @@ def check_options(options: Mapping[str, str] | None) -> None:
 
 
 def kafka_options(connection: KafkaConnection, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Options of Spark's Kafka source that say what `connection` says to librdkafka, under `more`.
+    """Options with which Spark's Kafka source connects as librdkafka does with `connection`.
 
-    Carried over are security.protocol, SASL with a password, and TLS files in PEM, which are read here:
-    executors need no files. Other settings of librdkafka tune it, and mean nothing to Spark.
+    more  options that are added, or replace those made here
 
-    Raises ConfigError for another setting of security, for a file that can't be read, and for an option that
-    decides which records are read.
+    Of the settings for librdkafka, these are translated: security.protocol, SASL with a password, and TLS
+    files in PEM, which are read here, so that executors need no files. Other settings of security are
+    refused; all the rest only tunes librdkafka, and is left out.
+
+    Raises ConfigError for a setting of security that is not translated, for a file that can't be read, and
+    for an option in `more` that kmqpy itself sets.
     """
     check_options(more)
     given = {key: str(value) for key, value in connection.kafka.items()}
-    for key in given.keys() - _UNDERSTOOD:
-        if key.startswith(_SECURITY) and f"kafka.{key}" not in (more or {}):
+    for key in given.keys() - _TRANSLATED:
+        if key.startswith(_SECURITY_PREFIXES) and f"kafka.{key}" not in (more or {}):
             raise ConfigError(
                 f"kafka: {key}: has no counterpart in Spark's Kafka source; say it in Java's words, "
                 "with KmqSpark(…, options={'kafka.…': …})"
             )
-    java = {key: given[key] for key in _SAME if key in given}
+    java = {key: given[key] for key in _SAME_IN_JAVA if key in given}
     mechanism = given.get("sasl.mechanism") or given.get("sasl.mechanisms")
     if mechanism:
         java["sasl.mechanism"] = mechanism
         if "sasl.username" in given:
             module = "plain.PlainLoginModule" if mechanism == "PLAIN" else "scram.ScramLoginModule"
             user, password = _quoted(given["sasl.username"]), _quoted(given.get("sasl.password", ""))
-            login = f"{_LOGIN}.{module} required username={user} password={password};"
+            login = f"{_LOGIN_MODULES}.{module} required username={user} password={password};"
             java["sasl.jaas.config"] = login
     if "ssl.ca.location" in given:
         java |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": _pem(given, "ssl.ca.location")}
@@ -103,7 +109,7 @@ def kafka_options(connection: KafkaConnection, more: Mapping[str, str] | None = 
         java["ssl.endpoint.identification.algorithm"] = ""
     return {
         "kafka.bootstrap.servers": connection.bootstrap,
-        # Spark asks for the log's bounds at each poll, and seeks, which drops what was fetched.
+        # At each poll Spark asks for the log's bounds and seeks, which drops fetched records: so large polls.
         "kafka.max.poll.records": "50000",
         "kafka.isolation.level": "read_committed",
         "includeHeaders": "true",
@@ -115,7 +121,7 @@ def kafka_options(connection: KafkaConnection, more: Mapping[str, str] | None = 
 def _loaded(reader: object) -> DataFrame:
     try:
         frame: DataFrame = reader.load()  # type: ignore[attr-defined]  # of a batch or a stream
-        assert frame.columns  # Connect looks only now
+        assert frame.columns  # Spark Connect analyses the plan only now
     except Exception as error:  # of several kinds, some of them py4j's
         if "Failed to find" not in str(error):
             raise

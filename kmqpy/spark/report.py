@@ -1,7 +1,7 @@
-"""The report of a task to the driver: which of its messages were handled. Pure: no I/O.
+"""The report of a task to the driver: which messages the driver may acknowledge. Pure: no I/O.
 
-A report is text in a column of its own, in a row that no sink sees. Spark hands the reports of the tasks
-whose results count to the driver, as an observed metric, when the sink has the micro-batch.
+A task adds its report as text, in a row and a column that no sink sees. When the sink has committed the
+micro-batch, Spark hands the driver the reports of all tasks whose results count, as an observed metric.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.places import Place
 
 REPORTS = "reports"
-"""The metric that Spark collects the reports of a micro-batch in."""
+"""The field of the observed metric with the reports of a micro-batch."""
 
 _MAX_HEX_PER_RUN = 64
-"""A bitmap is read many times as fast as runs are, but may not be much longer."""
+"""Offsets become a bitmap if that has at most so many hex digits for each run: it is read much faster."""
 
 PartitionOffsets = Mapping[int, OffsetRuns]
 
@@ -28,9 +28,11 @@ PartitionOffsets = Mapping[int, OffsetRuns]
 class BatchReport:
     """The outcome of the messages of some Arrow batches, by partition.
 
-    done  were handed on and may be acknowledged, once the sink has them
-    left  must not be acknowledged, although another evaluation may have handed them on: they are redelivered
-    next  the offset after the last message, the markers offset after the last start
+    done  messages that were handed on, and may be acknowledged once the sink has their rows
+    left  messages that must not be acknowledged, even if another evaluation of the micro-batch has handed
+          them on: they will be redelivered
+    next  the offset after the last message, and the markers offset from which a reader that begins at that
+          offset must read
     """
 
     done: PartitionOffsets = field(default_factory=dict)
@@ -43,7 +45,7 @@ class BatchReport:
 
 
 def merged(texts: Iterable[str]) -> BatchReport:
-    """All reports of one micro-batch as one; raises DecodeError."""
+    """All reports of one micro-batch as one, in which `left` overrules `done`; raises DecodeError."""
     done: dict[int, OffsetRuns] = {}
     left: dict[int, OffsetRuns] = {}
     next_: dict[int, Place] = {}

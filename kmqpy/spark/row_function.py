@@ -1,4 +1,4 @@
-"""A user's function of one message is called: see `KmqSpark.process_rows`."""
+"""Calls a user's function with one message at a time: see `KmqSpark.process_rows`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RowFunction:
     failures: FailurePolicy
 
     def call(self, batch: pa.RecordBatch) -> Outcome:
-        """Messages for which it raises, or returns what is not of the schema, have failed."""
+        """Call the function with each message. Those for which it raises or returns bad rows have failed."""
         make = partial(tuple.__new__, _row_class(tuple(batch.schema.names)))
         columns = [column.to_pylist() for column in batch.columns]
         attempts = columns[batch.schema.names.index("attempts")]
@@ -69,7 +69,7 @@ class RowFunction:
         return [converted(column.name, value, column.dataType) for column, value in columns]
 
     def _convert(self, results: list[tuple[int, list[Any]]], attempts: list[int], outcome: Outcome) -> None:
-        """Add the rows to the output; those that are not of the schema have failed."""
+        """Add the rows of several messages to the output, in halves if some row does not fit the schema."""
         rows = [one for _, ones in results for one in ones]
         if not rows:
             return
@@ -98,6 +98,6 @@ class RowFunction:
 
 @cache
 def _row_class(names: tuple[str, ...]) -> type[Row]:
-    """A Row with these fields, whose attributes are found several times as fast."""
+    """A subclass of Row with these fields, whose attributes are found several times as fast."""
     fields = {name: property(itemgetter(at)) for at, name in enumerate(names) if not hasattr(Row, name)}
     return type("Row", (Row,), {"__slots__": (), "__fields__": list(names), **fields})

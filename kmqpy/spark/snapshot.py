@@ -1,4 +1,4 @@
-"""How far the topics of a queue are read for its state."""
+"""Decides up to which offsets the topics of a queue are read, so that its state is consistent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from kmqpy.spark.records import Bounds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Where each topic is read to, what was committed before that, and where the queue ended after it."""
+    """The range of offsets to read of each topic of a queue, by partition.
+
+    committed  the group's committed offsets, read before the ranges
+    ends       where each partition of the queue topic ended, with records that are not committed; read last
+    """
 
     topics: QueueTopics
     committed: list[Place]
@@ -29,14 +33,15 @@ def take_snapshot(connection: KafkaConnection, queue: QueueSettings) -> Snapshot
     topics = Topics(connection).check(queue)
     dead, numbers = topics.dead_letters, range(topics.partitions)
     committed = stats.committed_offsets(connection, queue, range(topics.partitions), topics.ids)
-    # Committed before the markers' end is known: whatever lies below has its markers there. A copy is there
-    # when the end marker of its original is.
+    # The order matters. First the commits: a message below a committed offset has its markers in `markers`.
+    # Then the markers, before dead letters and messages: a copy is there if `markers` has the end marker that
+    # was written with it.
     markers = partition_reader.bounds(connection, queue.markers_topic, numbers)
     dead_letters = (
         {} if dead is None else partition_reader.bounds(connection, dead.name, range(dead.partitions))
     )
     messages = partition_reader.bounds(connection, queue.name, numbers)
-    # With uncommitted records: JVM clients read them by default, so they can be taken, too.
+    # With uncommitted records: JVM clients read them by default, so they may be taken, too.
     ends = partition_reader.bounds(connection, queue.name, numbers, uncommitted=True)
     return Snapshot(
         topics=topics,

@@ -1,15 +1,15 @@
-"""`format("kmq")`: a queue as a source of Spark that needs no jar.
+"""Spark's source `format("kmq")`: reads a queue with librdkafka in Python workers, without any jar.
 
     kmqpy.spark.register(spark)
     df = spark.readStream.format("kmq").option("bootstrap", "host:9092").option("queue", "orders").load()
 
-Its columns are those of `KmqSpark.read_stream`, so `process` takes it as well. Options:
+Its columns are those of `KmqSpark.read_stream`, so `KmqSpark.process` takes such a frame, too. Options:
 
     queue, bootstrap         as for KmqClient
-    start                    without a checkpoint: committed (behind what the group has committed),
-                             earliest or latest; a batch read begins at the earliest message
-    max_offsets_per_trigger  messages of a micro-batch
-    redelivery_count_header  where the queue has another than the default
+    start                    where a query without a checkpoint begins: committed (at the offsets that the
+                             group has committed), earliest or latest; a batch begins at the earliest message
+    max_offsets_per_trigger  about how many messages a micro-batch has at most
+    redelivery_count_header  if the queue has another one than the default
     kafka.…                  librdkafka settings, security for example
 """
 
@@ -61,7 +61,7 @@ COLUMNS = (
     "partition int, offset bigint, timestamp timestamp, attempts int, original_partition int, "
     "original_offset bigint, deliver_at_ms bigint"
 )
-_ARROW = pa.schema(
+_ARROW_SCHEMA = pa.schema(
     {
         "key": pa.binary(),
         "value": pa.binary(),
@@ -79,10 +79,12 @@ _ARROW = pa.schema(
 _OPTIONS = ("bootstrap", "queue", "start", "max_offsets_per_trigger", "redelivery_count_header")
 _STARTS = ("committed", "earliest", "latest")
 MAX_ATTEMPTS = 2**31 - 1
-"""The largest number that fits in the column `attempts`; a header can say one more."""
-_BATCH = 10_000
-_WAIT_S = 0.1
-_TIMEOUT_S = 30.0
+"""The largest number that fits in the column `attempts`; the count in a header may lead to one more."""
+_MAX_RECORDS_PER_BATCH = 10_000
+"""Records of one Arrow batch."""
+_POLL_TIMEOUT_S = 0.1
+_SILENCE_TIMEOUT_S = 30.0
+"""A task raises Unavailable when Kafka has sent no record for so many seconds."""
 
 Position = dict[str, Any]
 """A position in the form of Spark's checkpoint: {"queue": …, "topic_id": …, "offsets": {"0": 17, …}}."""
@@ -90,7 +92,7 @@ Position = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class _Options:
-    """The options of the user, checked."""
+    """The options of the source, checked and as settings of kmqpy."""
 
     queue: QueueSettings
     connection: KafkaConnection
@@ -99,7 +101,7 @@ class _Options:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> _Options:
-        """Raises ConfigError."""
+        """Check the options that the user gave; raises ConfigError."""
         for name in given:
             if name.lower() not in _OPTIONS and not name.lower().startswith("kafka."):
                 raise ConfigError(f"option {name}: unknown{nearest(name, _OPTIONS)}")
@@ -128,12 +130,12 @@ class _Options:
 
 
 def register(spark: SparkSession) -> None:
-    """Let `spark` know `format("kmq")`."""
+    """Make `format("kmq")` known to the session `spark`."""
     spark.dataSource.register(KmqDataSource)
 
 
 class KmqDataSource(DataSource):
-    """See the module."""
+    """Spark's entry point to the readers of a queue; the docstring of the module has the options."""
 
     @classmethod
     def name(cls) -> str:
@@ -141,11 +143,11 @@ class KmqDataSource(DataSource):
         return "kmq"
 
     def schema(self) -> str:
-        """The columns."""
+        """The columns, as SQL text."""
         return COLUMNS
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
-        """The reader of spark.read: all messages that are there now."""
+        """The reader of spark.read: reads all messages that are in the queue topic now."""
         return _BatchReader(_Options.of(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
@@ -154,7 +156,7 @@ class KmqDataSource(DataSource):
 
 
 class _Part(InputPartition):
-    """Some of the messages of one partition."""
+    """The messages of one partition from offset `first` on and below `end`: the work of one task."""
 
     def __init__(self, partition: int, first: int, end: int) -> None:
         super().__init__((partition, first, end))
@@ -164,14 +166,14 @@ class _Part(InputPartition):
 
 
 class _Reading:
-    """The part that the batch reader and the stream reader share."""
+    """The methods that the batch reader and the stream reader share."""
 
     def __init__(self, options: _Options) -> None:
         self._options = options
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of a part; runs on an executor."""
-        # Where there are no parts, Spark reads one that it made itself.
+        # If partitions() returned none, Spark reads a part that it made itself.
         return _read(self._options, partition) if isinstance(partition, _Part) else iter(())
 
     def _topics(self) -> QueueTopics:
@@ -188,7 +190,8 @@ class _BatchReader(_Reading, DataSourceReader):
 
 
 class _StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    _target: dict[int, int] | None = None
+    _available_until: dict[int, int] | None = None
+    """The ends of the partitions when a query with availableNow began: it reads no further."""
 
     def initialOffset(self) -> Position:  # noqa: N802
         topics = self._topics()
@@ -215,8 +218,8 @@ class _StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNo
         bounds = self._bounds(topics.partitions)
         there = {}
         for partition, (low, end) in bounds.items():
-            if self._target is not None:
-                end = min(end, self._target.get(partition, 0))
+            if self._available_until is not None:
+                end = min(end, self._available_until.get(partition, 0))
             first = begin.get(partition, low)
             there[partition] = (first, max(end, first))
         if isinstance(limit, ReadMaxRows):
@@ -224,7 +227,7 @@ class _StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNo
         return self._position(topic_id, {partition: end for partition, (_, end) in there.items()})
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = {
+        self._available_until = {
             partition: end for partition, (_, end) in self._bounds(self._topics().partitions).items()
         }
 
@@ -244,7 +247,7 @@ class _StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNo
         }
 
     def _offsets(self, position: Position, topic_id: str | None) -> dict[int, int]:
-        """Raises ConfigError where the position is of something else."""
+        """The offsets of a position; raises ConfigError if it is of another queue, or of another topic."""
         queue = self._options.queue.name
         if position.get("queue") != queue:
             raise ConfigError(
@@ -260,7 +263,7 @@ class _StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNo
 
 
 def _limited(there: dict[int, tuple[int, int]], rows: int) -> dict[int, tuple[int, int]]:
-    """At most about so many messages, the same share of what each partition has."""
+    """Shorten the ranges to about `rows` messages in all, by the same share in each partition."""
     total = sum(end - first for first, end in there.values())
     if total <= rows:
         return there
@@ -279,12 +282,12 @@ def _read(options: _Options, part: _Part) -> Iterator[pa.RecordBatch]:
     try:
         consumer.assign([TopicPartition(options.queue.name, part.partition, part.first)])
         while position < part.end:
-            # A lone consume(n, t) waits out t even when records are there.
-            records = consumer.consume(1, _WAIT_S)
+            # consume(n, t) with n > 1 waits for all of t, even when records are there.
+            records = consumer.consume(1, _POLL_TIMEOUT_S)
             if records:
-                records += consumer.consume(_BATCH - 1, 0)
+                records += consumer.consume(_MAX_RECORDS_PER_BATCH - 1, 0)
                 heard = SYSTEM_CLOCK.monotonic()
-            elif SYSTEM_CLOCK.monotonic() - heard > _TIMEOUT_S:
+            elif SYSTEM_CLOCK.monotonic() - heard > _SILENCE_TIMEOUT_S:
                 raise Unavailable(f"{doing}: Kafka at {options.connection.bootstrap} sends nothing")
             found: list[Any] = []
             for record in records:
@@ -293,7 +296,7 @@ def _read(options: _Options, part: _Part) -> Iterator[pa.RecordBatch]:
                 if error is None and offset < part.end:
                     found.append(record)
                 elif offset >= part.end and (error is None or error.code() == KafkaError._PARTITION_EOF):
-                    # The end may lie behind control records, of which nothing else tells.
+                    # The end may lie behind control records, which consumers are not given.
                     position = part.end
                     break
                 elif (
@@ -301,21 +304,21 @@ def _read(options: _Options, part: _Part) -> Iterator[pa.RecordBatch]:
                     or librdkafka.is_retriable(error)
                     or error.code() == KafkaError._PARTITION_EOF
                 ):
-                    continue  # a replica that lags behind its leader tells of an end before the end
+                    continue  # a replica that lags behind its leader reports the end too early
                 else:
                     with librdkafka.kafka_errors(doing, options.connection):
                         raise KafkaException(error)
             if found:
                 if position == part.first < found[0].offset():
-                    _note_gap(options, part)
+                    _log_deleted(options, part)
                 position = max(position, found[-1].offset() + 1)
                 yield _as_arrow(options.queue, found)
     finally:
         consumer.close()
 
 
-def _note_gap(options: _Options, part: _Part) -> None:
-    """Offsets of control records are gaps, too; but a log that begins later has lost messages."""
+def _log_deleted(options: _Options, part: _Part) -> None:
+    """Log an error if the log begins after the offset wanted; control records leave harmless gaps, too."""
     (low, _) = partition_reader.bounds(options.connection, options.queue.name, [part.partition])[
         part.partition
     ]
@@ -346,17 +349,17 @@ def _as_arrow(queue: QueueSettings, records: list[Any]) -> pa.RecordBatch:
     if have_headers(records):
         for row, record in enumerate(records):
             if headers := message_headers(record):
-                _note_headers(queue, headers, columns, row)
+                _add_headers(queue, headers, columns, row)
     return pa.RecordBatch.from_arrays(
         [
             values.cast(one.type) if isinstance(values, pa.Array) else pa.array(values, one.type)
-            for values, one in zip(columns.values(), _ARROW, strict=True)
+            for values, one in zip(columns.values(), _ARROW_SCHEMA, strict=True)
         ],
-        schema=_ARROW,
+        schema=_ARROW_SCHEMA,
     )
 
 
-def _note_headers(queue: QueueSettings, headers: m.Headers, columns: dict[str, Any], row: int) -> None:
+def _add_headers(queue: QueueSettings, headers: m.Headers, columns: dict[str, Any], row: int) -> None:
     columns["headers"][row] = [{"key": name, "value": value} for name, value in headers]
     with contextlib.suppress(DecodeError):
         count = redelivery_count(headers, queue.redelivery_count_header)

@@ -1,8 +1,8 @@
 """The state of each message of a queue, computed from its markers by Spark.
 
-It says what kmqpy.kafka.markers.inflight says; that is the oracle that the tests compare with. What a marker
-does depends on those of its message before it, so these are window functions, and then aggregates that Spark
-can hash: lists of markers for each message would be sorted twice.
+The result is that of kmqpy.kafka.markers.inflight, with which the tests compare it. What a marker does
+depends on the earlier markers of its message, so the code uses window functions, then aggregates that Spark
+can hash: lists of the markers of each message would be sorted twice.
 """
 
 from __future__ import annotations
@@ -39,37 +39,39 @@ from kmqpy.spark.decode import (
 
 
 class State(StrEnum):
-    """Where a message stands."""
+    """The state of a message, as KmqSpark.messages shows it."""
 
     PENDING = "pending"
-    """Nobody has it: not taken yet, or not yet due for delivery."""
+    """Not taken yet, or delayed and not yet due."""
     IN_FLIGHT = "in_flight"
     """Taken, and neither acknowledged nor redelivered."""
     OVERDUE = "overdue"
-    """In flight, and its lease is over: a tracker is about to redeliver it."""
+    """In flight, and its lease or delay is over: a tracker is about to redeliver or dead-letter it."""
     PROCESSED = "processed"
-    """Acknowledged, also by a consumer of an earlier delivery."""
+    """Acknowledged, also by a consumer of an earlier delivery; or committed, with markers that are gone."""
     REDELIVERED = "redelivered"
-    """A copy of it was appended to the queue, and is a message of its own."""
+    """A tracker appended a copy of it to the queue; that copy is a message of its own here."""
     DEAD = "dead"
-    """A copy of it was appended to the dead-letter topic."""
+    """A tracker appended a copy of it to the dead-letter topic."""
 
 
 OUTCOME = (
     "partition int, offset bigint, enqueued timestamp, first_enqueued_ms bigint, count bigint, moved int, "
     "in_flight_state string, taken_ms bigint, only_delayed boolean, due_ms bigint, by int, ended_ms bigint"
 )
-"""The state of a message apart from the time: `enqueued` is null while it was not read, `moved` while
-no dead letter is a copy of it; for the columns from `in_flight_state` on see _outcome()."""
+"""The columns of an outcome: the state of a message as its markers leave it, whatever time it is now.
+
+`enqueued` is null if the message's record was not read, `moved` if no dead letter is a copy of the message.
+_outcome() describes the columns from `in_flight_state` on."""
 
 _BY_CLIENT, _BY_TRACKER, _TAKEN_LATE = 1, 2, 3
-"""Who finished a message: a client, also where a tracker says that it was acknowledged. `_TAKEN_LATE`: a
-tracker did, and says that the message was finished before (rule R30); this counts where retention has deleted
-the markers by which it was finished."""
-_FORMER, _ENDED, _OPENED, _CHANGED = -5, -4, -3, -2
-"""Markers offsets of the markers that outcomes are turned back into, below all others."""
-_NOWHERE = -6
-"""Below those."""
+"""Who finished a message. A client: also if a tracker's end marker says that the message was acknowledged. A
+tracker: by a copy. `_TAKEN_LATE`: a tracker, whose end marker says that the message was finished before (rule
+R30 of docs/rules.md); this one counts only if retention has deleted the earlier end marker."""
+_AT_FORMER, _AT_END, _AT_OPENED, _AT_CHANGED = -5, -4, -3, -2
+"""Markers offsets of the markers that _as_markers() makes of outcomes: below those of all real markers."""
+_BEFORE_ALL = -6
+"""A markers offset below all of these: it stands for no marker."""
 _ENTRY_STATES = {
     Op.TAKE.value: EntryState.LEASED.value,
     Op.DELAY.value: EntryState.DELAYED.value,
@@ -91,15 +93,15 @@ def message_states(
     max_hold_ms: int = INT64_MAX,
     max_delay_ms: int = INT64_MAX,
 ) -> DataFrame:
-    """The messages among `records` of a queue topic, with what the records of its markers topic say.
+    """The state of each message in `records` of a queue topic, by the records `markers` of its markers topic.
 
     dead_letters  the records of the dead-letter topic
-    now_ms        for what is overdue
-    committed     what lies below was taken once; if no marker says so any more, it was finished before
-                  retention removed its markers
-    ends          where the queue ended after those markers were read; messages from there on do not exist
+    now_ms        the time by which messages are overdue
+    committed     the group's committed offsets. Messages below were taken; those without a marker were
+                  finished before retention deleted their markers
+    ends          where the queue topic ended after the markers were read: no messages exist from there on
     max_hold_ms, max_delay_ms
-                  limits of leases and delays; longer ones count as these
+                  limits of leases and delays; longer ones are cut to these
 
     For the columns see KmqSpark.messages.
     """
@@ -127,14 +129,14 @@ def outcomes(
     before: DataFrame | None = None,
     now_before: Sequence[Place] = (),
 ) -> DataFrame:
-    """The columns OUTCOME of the messages that any of these frames speaks of, a row each.
+    """The columns OUTCOME: a row for each message that any of these frames names.
 
     markers     as decode_markers() makes them
-    before      outcomes that the records, markers and dead letters before these led to; they must hold all
-                messages that these markers and dead letters speak of
-    now_before  each partition's now, in ms, when those markers were read
+    before      outcomes of all earlier records, markers and dead letters; they must have each message that
+                these markers and dead letters name
+    now_before  each partition's now (the largest timestamp of its markers), in ms, after the earlier markers
 
-    For the others see message_states().
+    message_states() describes the other arguments.
     """
     known = _messages(records, count_header).withColumn("moved", F.lit(None).cast("int"))
     told = events(markers, ends, max_hold_ms, max_delay_ms, now_before)
@@ -152,7 +154,7 @@ def outcomes(
 
 
 def described(found: DataFrame, now_ms: int, committed: Sequence[Place]) -> DataFrame:
-    """Outcomes as KmqSpark.messages shows them, those of messages that are in the queue topic."""
+    """Outcomes as KmqSpark.messages shows them, without those of messages whose record was not read."""
     found = found.filter(F.col("enqueued").isNotNull())
     entry_state, due, by = F.col("in_flight_state"), F.col("due_ms"), F.col("by")
     in_flight = entry_state.isNotNull()
@@ -166,7 +168,7 @@ def described(found: DataFrame, now_ms: int, committed: Sequence[Place]) -> Data
         .when(by.isNotNull() | below, State.PROCESSED.value)
         .otherwise(State.PENDING.value)
     )
-    # Who took it late is not who ended it; when that one took it, nobody knows any more.
+    # A take after the end is not the take that the end belongs to, whose time is not known any more.
     taken, ended = F.col("taken_ms"), F.col("ended_ms")
     taken = F.when(in_flight | ended.isNull() | (taken <= ended), taken)
     not_delivered = F.col("only_delayed") | (F.col("state") == State.PENDING.value)
@@ -207,7 +209,7 @@ def latency(messages: DataFrame, quantiles: Iterable[float]) -> DataFrame:
     }
     processed = messages.filter(F.col("state") == State.PROCESSED.value)
     ranks = F.array(*map(F.lit, wanted))
-    # Of no times there is no percentile, and zipping arrays with a null would lose the others.
+    # Without times the percentiles are null, and zipping arrays with a null would lose the others.
     unknown = F.array_repeat(F.lit(None).cast("bigint"), len(wanted))
     found = processed.agg(
         ranks.alias("quantile"),
@@ -221,7 +223,7 @@ def latency(messages: DataFrame, quantiles: Iterable[float]) -> DataFrame:
 
 
 def own_dead_letters(records: DataFrame, queue: QueueSettings) -> DataFrame:
-    """Return the records of a dead-letter topic that are of `queue`; see records.is_dead_letter_of."""
+    """The records of a dead-letter topic that are of `queue`, as message_headers.is_dead_letter_of judges."""
     origin = header_text(DEAD_LETTER_TOPIC)
     without_origin = F.lit(is_dead_letter_of((), queue))
     named = origin.rlike(r"^[A-Za-z0-9._-]{1,249}$")
@@ -229,7 +231,7 @@ def own_dead_letters(records: DataFrame, queue: QueueSettings) -> DataFrame:
 
 
 def dead_letters_of(records: DataFrame) -> DataFrame:
-    """Dead letters, read from their headers; see KmqSpark.undelivered."""
+    """The records of dead letters, with the columns of KmqSpark.undelivered."""
     return records.select(
         "partition",
         "offset",
@@ -249,7 +251,7 @@ def dead_letters_of(records: DataFrame) -> DataFrame:
 def finished(markers: DataFrame, ends: Sequence[Place]) -> DataFrame:
     """Partition and offset of the messages with an end marker, each once.
 
-    `ends`: where the log of the messages ended after those markers were read.
+    ends  where the topic of these messages ended after the markers were read
     """
     found = each_message(decode_markers(markers).filter(F.col("op") == Op.END.value))
     existing = found.filter(F.col("offset") < of_partition(ends, INT64_MAX))
@@ -257,7 +259,7 @@ def finished(markers: DataFrame, ends: Sequence[Place]) -> DataFrame:
 
 
 def _messages(records: DataFrame, count_header: str) -> DataFrame:
-    # Headers first: an expression that names one twice looks it up twice.
+    # First the headers alone: an expression that uses a header twice would look for it twice.
     named = records.select(
         "partition",
         "offset",
@@ -281,14 +283,14 @@ def events(
     max_delay_ms: int = INT64_MAX,
     now_before: Sequence[Place] = (),
 ) -> DataFrame:
-    """The markers, a row for each message and marker, with the partition's now and the deadline."""
+    """A row for each message that a marker names, with the partition's now and the message's deadline."""
     decoded = markers.withColumn("read_ms", F.unix_millis("timestamp"))
-    # A partition's now never goes back, and every record tells the time, whatever it is.
+    # The partition's now never goes back, and every record of the markers topic moves it on.
     log = Window.partitionBy("partition").orderBy("at").rowsBetween(Window.unboundedPreceding, 0)
     now_ms = F.greatest(F.max("read_ms").over(log), of_partition(now_before, None))
     decoded = decoded.withColumn("now_ms", now_ms)
     op, end = F.col("op"), of_partition(ends, INT64_MAX)
-    # A marker that names a message that does not exist is ignored as a whole (rule R22).
+    # A marker that names a message that does not exist is ignored as a whole (rule R22 of docs/rules.md).
     highest = F.when(F.col("offsets").isNull(), F.col("offset")).otherwise(F.element_at("offsets", -1))
     decoded = decoded.filter((op == Op.END.value) | (highest < end))
     limit_ms = F.when(op.isin(Op.TAKE.value, Op.EXTEND.value), max_hold_ms).otherwise(max_delay_ms)
@@ -304,7 +306,7 @@ def events(
 
 
 def moved(dead_letters: DataFrame) -> DataFrame:
-    """Partition and offset of the messages that dead letters are copies of, and `moved`, 1."""
+    """Partition and offset of the messages of which dead letters are copies, with `moved` = 1."""
     found = dead_letters_of(dead_letters).select(
         F.col("origin_partition").alias("partition"),
         F.col("origin_offset").alias("offset"),
@@ -314,9 +316,9 @@ def moved(dead_letters: DataFrame) -> DataFrame:
 
 
 def _as_markers(outcomes: DataFrame) -> DataFrame:
-    """Outcomes as markers that lead to them again, up to four each, in a row of their own with the message.
+    """Markers that lead to the same outcomes: up to four for each message, a row for each.
 
-    Later markers change that state as they change the one that all markers before them led to.
+    Later markers then change the state as if all earlier markers were there.
     """
     entry_state, taken_ms, due_ms = F.col("in_flight_state"), F.col("taken_ms"), F.col("due_ms")
     in_flight = entry_state.isNotNull()
@@ -331,27 +333,32 @@ def _as_markers(outcomes: DataFrame) -> DataFrame:
             F.col("by").alias("by"),
         )
 
-    former = F.when(taken_ms.isNotNull() & ~is_taken, marker(_FORMER, Op.TAKE, taken_ms))
+    former = F.when(taken_ms.isNotNull() & ~is_taken, marker(_AT_FORMER, Op.TAKE, taken_ms))
     markers = F.array(
-        former.when(F.col("only_delayed") & ~in_flight, marker(_FORMER, Op.DELAY, taken_ms)),
-        F.when(F.col("by").isNotNull(), marker(_ENDED, Op.END, F.col("ended_ms"))),
-        F.when(is_taken, marker(_OPENED, Op.TAKE, taken_ms)).when(
-            in_flight, marker(_OPENED, Op.DELAY, taken_ms)
+        former.when(F.col("only_delayed") & ~in_flight, marker(_AT_FORMER, Op.DELAY, taken_ms)),
+        F.when(F.col("by").isNotNull(), marker(_AT_END, Op.END, F.col("ended_ms"))),
+        F.when(is_taken, marker(_AT_OPENED, Op.TAKE, taken_ms)).when(
+            in_flight, marker(_AT_OPENED, Op.DELAY, taken_ms)
         ),
-        F.when(entry_state == EntryState.RELEASED.value, marker(_CHANGED, Op.NACK, taken_ms)).when(
-            entry_state == EntryState.DEAD.value, marker(_CHANGED, Op.DEAD_LETTER, taken_ms)
+        F.when(entry_state == EntryState.RELEASED.value, marker(_AT_CHANGED, Op.NACK, taken_ms)).when(
+            entry_state == EntryState.DEAD.value, marker(_AT_CHANGED, Op.DEAD_LETTER, taken_ms)
         ),
     )
     message = ("partition", "offset", "enqueued", "first_enqueued_ms", "count", "moved")
-    # A message without a marker keeps its row.
+    # A message without any marker keeps a row.
     told = outcomes.select(*message, F.explode_outer(F.array_compact(markers)).alias("marker"))
     return told.select(*message, "marker.*")
 
 
 def _judged(known: DataFrame) -> DataFrame:
-    """Adds what each marker did, in the order of the log: `applies` and `ends`, its `at` or null.
+    """Add what each marker did: its `at` in the columns that apply to it, null in the others.
 
-    The rules are those of InFlight, said of the markers of a message before this one.
+    applies  it changed the state of a message in flight, or made the message in flight
+    opens    it made the message in flight, or took it once more: a take or a delay
+    takes    the same, by a take
+    ends     it finished the message
+
+    The rules are those of InFlight, as conditions on the earlier markers of the message.
     """
     op, at = F.col("op"), F.col("at")
     is_end, opens = op == Op.END.value, op.isin(Op.TAKE.value, Op.DELAY.value)
@@ -360,8 +367,8 @@ def _judged(known: DataFrame) -> DataFrame:
     )
 
     def last(condition: Column) -> Column:
-        """Where the last marker of that kind before this one stands."""
-        return F.coalesce(F.max(F.when(condition, at)).over(before), F.lit(_NOWHERE))
+        """The markers offset of the last marker before this one for which the condition is true."""
+        return F.coalesce(F.max(F.when(condition, at)).over(before), F.lit(_BEFORE_ALL))
 
     judged = known.withColumns(
         {"end": last(is_end), "opened": last(opens), "taken": last(op == Op.TAKE.value)}
@@ -376,9 +383,9 @@ def _judged(known: DataFrame) -> DataFrame:
     is_dead = F.col("rejected") > F.col("end")
     is_held = (F.col("taken") == F.col("opened")) & (F.col("released") < F.col("opened"))
     applies = ~is_end & ~is_dead & (opens | (alive & ((op != Op.EXTEND.value) | is_held)))
-    # An end of what is not in flight any more came too late; of what never was, it says that nobody
-    # is to have it.
-    ends = is_end & (alive | (F.col("end") == _NOWHERE))
+    # The end of a message that is not in flight any more came too late. The end of one that never was means
+    # that nobody shall have that message.
+    ends = is_end & (alive | (F.col("end") == _BEFORE_ALL))
     return judged.withColumns(
         {
             "applies": F.when(applies, at),
@@ -390,19 +397,19 @@ def _judged(known: DataFrame) -> DataFrame:
 
 
 def _outcome() -> list[Column]:
-    """The state that the last effective markers of a message leave it in.
+    """Aggregates: the state in which the markers of a message leave the message.
 
-    in_flight_state  as kmqpy.kafka.markers.entry.EntryState; null: not in flight
-    taken_ms         when it was last taken; null: it was delayed at most
-    only_delayed     it was delayed, and nobody has taken it
+    in_flight_state  a value of kmqpy.kafka.markers.entry.EntryState; null: not in flight
+    taken_ms         when it was last taken; null: never
+    only_delayed     whether it was delayed, and never taken
     due_ms           as in kmqpy.kafka.markers.entry.Entry; null: not in flight
-    by               who ended it; null: nobody
-    ended_ms         when
+    by               who finished it: _BY_CLIENT, …; null: nobody
+    ended_ms         when it was finished
     """
-    # A number, since Spark sorts where text is aggregated.
+    # A number, since Spark sorts to aggregate text, and hashes numbers.
     code = F.array_position(F.array(*map(F.lit, _ENTRY_STATES)), F.col("op"))
     last = F.max_by(code, "applies")
-    in_flight = F.max("applies") > F.coalesce(F.max("ends"), F.lit(_NOWHERE))
+    in_flight = F.max("applies") > F.coalesce(F.max("ends"), F.lit(_BEFORE_ALL))
     names = F.array(*map(F.lit, _ENTRY_STATES.values()))
     first_end = F.when(F.col("by") != _TAKEN_LATE, F.col("ends"))
     return [
@@ -416,7 +423,7 @@ def _outcome() -> list[Column]:
 
 
 def of_partition(places: Sequence[Place], other: int | None) -> Column:
-    """The offset in `places` for a row's partition; `other` if there is none."""
+    """The offset, or time, in `places` for a row's partition; `other` if there is none."""
     if not places:
         return F.lit(other).cast("bigint")
     known = F.create_map(*(F.lit(number).cast("bigint") for place in places for number in place))
@@ -424,5 +431,5 @@ def of_partition(places: Sequence[Place], other: int | None) -> Column:
 
 
 def _moment(ms: Column) -> Column:
-    """A timestamp; null beyond what one can hold: never."""
+    """The timestamp of a time in ms; null, which means never, for times that a timestamp can't hold."""
     return F.when(ms.between(-(2**53), 2**53), F.timestamp_millis(ms))

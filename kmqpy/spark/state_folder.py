@@ -1,10 +1,10 @@
-"""The folder of a state table: versions, and the Parquet files that they speak of.
+"""Reads and writes the folder of a state table: its versions, and the Parquet files that versions name.
 
     versions/00000000000000000012.json   a version; the one with the largest number counts
     rows/12-1f0c…/in_partition=0/in_block=3/part-….parquet
 
-A version appears by one rename, after its files. Files are never changed; those that only old versions speak
-of are deleted, and so is what an update that died has left.
+A version appears by one rename, after its files were written. Files are never changed. commit() deletes files
+that only old versions name, and files that an update has left which died.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ PARTITION, BLOCK = "in_partition", "in_block"
 """Columns that name the folders of rows."""
 
 KEPT_VERSIONS = 3
-"""Frames of a version can be evaluated until so many newer ones have been written."""
+"""Versions that are kept: a frame of one can be evaluated until so many newer ones have been written."""
 
 _VERSIONS, _ROWS = "versions", "rows"
 
 
 class StateFolder:
-    """Every method raises Unavailable when the file system can't be reached."""
+    """The folder of one state table. Methods raise Unavailable when the file system can't be reached."""
 
     def __init__(self, path: str) -> None:
         """Raise ConfigError for a place that Arrow can't reach."""
@@ -43,9 +43,9 @@ class StateFolder:
         self._system = self._place.system
 
     def latest(self) -> StateVersion | None:
-        """The version that counts; None in a folder without one.
+        """The newest version; None in a folder without one.
 
-        Raises ConfigError where it can't be read, and for a folder that holds something else.
+        Raises ConfigError if that version can't be read, and for a folder that is no state table.
         """
         with self._unavailable():
             numbers = self._numbers()
@@ -63,15 +63,15 @@ class StateFolder:
         return f"{number}-{uuid.uuid4().hex[:16]}"
 
     def uri(self, rows: str) -> str:
-        """The folder of that name, as Spark names it."""
+        """The URI, for Spark, of the folder named `rows`."""
         return f"{self._place.uri}/{_ROWS}/{rows}"
 
     def block_uri(self, rows: str, block: Block) -> str:
-        """Where the rows of one block are, as Spark names it."""
+        """The URI, for Spark, of the rows of one block in the folder named `rows`."""
         return f"{self.uri(rows)}/{_block_folder(block)}"
 
     def blocks_in(self, rows: str) -> list[Block]:
-        """The blocks that Spark has written into the folder of that name."""
+        """The blocks that Spark has written into the folder named `rows`."""
         with self._unavailable():
             return [
                 (int(partition.base_name.partition("=")[2]), int(block.base_name.partition("=")[2]))
@@ -81,7 +81,7 @@ class StateFolder:
             ]
 
     def commit(self, version: StateVersion) -> None:
-        """Make `version` the one that counts, and delete what only old ones speak of.
+        """Make `version` the newest one, and delete the files that only old versions name.
 
         Raises ConfigError if another update has written this version meanwhile.
         """
@@ -98,6 +98,7 @@ class StateFolder:
             self._clean(version)
 
     def _clean(self, newest: StateVersion) -> None:
+        """Delete old versions and files, and keep those of the newest KEPT_VERSIONS."""
         *old, _ = self._numbers()
         dropped = [number for number in old if number <= newest.number - KEPT_VERSIONS]
         kept = [newest, *(self._version(number) for number in old if number not in dropped)]
@@ -109,7 +110,7 @@ class StateFolder:
                     self._delete(f"{self._place.root}/{_ROWS}/{rows}/{_block_folder(block)}")
             self._system.delete_file(self._version_path(number))
         for folder in self._listed(_ROWS):
-            # Newer folders are those of this update, and of another one that will fail to commit.
+            # A folder of this or a higher number is that of this update, or of another one that can't commit.
             number = folder.base_name.partition("-")[0]
             if folder.base_name not in used_folders and int(number) < newest.number:
                 self._delete(folder.path)

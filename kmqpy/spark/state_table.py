@@ -1,7 +1,8 @@
-"""The state of a queue as a table that is kept up: an update reads what was written since the last one.
+"""Keeps the state of a queue in a table: an update reads only records written since the last update.
 
-The table has a row for each message, in blocks of neighbouring offsets. An update reads new messages, new
-markers and new dead letters, and rewrites the blocks that they speak of; old markers are not read again.
+The table has a row for each message, in blocks (state_version.Block) of neighbouring offsets, a file each. An
+update reads new messages, new markers and new dead letters, and rewrites the blocks with messages that these
+name. Old markers are not read again.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from kmqpy.spark.state_folder import BLOCK, PARTITION, StateFolder
 from kmqpy.spark.state_version import BLOCK_BITS, Block, Positions, StateVersion, blocks_between
 
 _COLUMNS = state.OUTCOME.replace("enqueued timestamp", "enqueued_ms bigint")
-"""The columns of the files. Timestamps are ms there: no timestamp type holds all values that Kafka does."""
-_RECORD = (
+"""The columns of the files. Times are in ms: no timestamp type can hold all timestamps of Kafka."""
+_RECORD_COLUMNS = (
     "key binary, value binary, partition int, offset bigint, timestamp timestamp, "
     "headers array<struct<key: string, value: binary>>"
 )
@@ -40,10 +41,10 @@ _RECORD = (
 class StateUpdate:
     """The result of an update.
 
-    version         its number
+    version         the number of the version that it wrote
     markers         how many records of the markers topic it read
     blocks_written  how many of the table's blocks it wrote
-    blocks          how many the table has
+    blocks          how many blocks the table has
     """
 
     version: int
@@ -53,7 +54,7 @@ class StateUpdate:
 
 
 class StateTable:
-    """See KmqSpark.state_table. One update at a time; readers may read meanwhile."""
+    """The table of one queue; KmqSpark.state_table makes it. One update at a time, any number of readers."""
 
     def __init__(
         self,
@@ -72,14 +73,15 @@ class StateTable:
         self._clock = clock
 
     def update(self, *, restart: bool = False) -> StateUpdate:
-        """Bring the table up to date, or make it: then everything that Kafka keeps is read.
+        """Bring the table up to date, or make it: then all records that Kafka keeps are read.
 
-        restart  forget what is there, and make it anew
+        restart  make the table anew, whatever it has
 
-        Whatever stops it in between leaves the table as it was. Raises ConfigError for a table of another
-        queue, of topics that were recreated since, and when markers were deleted before they were read: then
-        it can only be made anew. Raises what KmqSpark.messages raises, and Unavailable when Spark or the
-        file system fails.
+        An update that fails or is killed leaves the table as it was.
+
+        Raises ConfigError for a table of another queue or of topics that were recreated since, and if Kafka
+        has deleted markers before they were read: then the table can only be made anew. Raises what
+        KmqSpark.messages raises, and Unavailable when Spark or the file system fails.
         """
         before = self._folder.latest()
         if before is not None:
@@ -104,12 +106,12 @@ class StateTable:
         return update
 
     def messages(self) -> DataFrame:
-        """Return what KmqSpark.messages() gave when the table was last updated; only `overdue` is as of now.
+        """The messages as KmqSpark.messages() gave them at the last update; only `overdue` is as of now.
 
-        Of messages whose markers or dead letters Kafka has deleted since, the table knows more.
-        The frame can be evaluated until three more updates have been made.
+        The table still knows markers and dead letters that Kafka has deleted after an update read them. The
+        frame can be evaluated until three more updates have been made.
 
-        Raises ConfigError where there is no table, or one of another queue.
+        Raises ConfigError if there is no table, or if it is of another queue.
         """
         version = self._folder.latest()
         if version is None:
@@ -120,7 +122,7 @@ class StateTable:
         return state.described(rows, self._clock.wall_ms(), _places(version.committed))
 
     def _write(self, base: StateVersion, snapshot: Snapshot) -> tuple[StateVersion, StateUpdate]:
-        """Write the rows that change; returns the version with them, which does not count yet."""
+        """Write the rows that change; returns the version with these rows, which is to be committed."""
         topics, queue = snapshot.topics, self._queue
         ids = {"queue": topics.ids.queue, "markers": topics.ids.markers}
         messages = _since(base, "queue", snapshot.queue)
@@ -153,7 +155,8 @@ class StateTable:
                 now_before=_places(base.now_ms),
             )
             low = {partition: first for partition, (first, _) in snapshot.queue.items()}
-            # Nobody will ask for other rows: of deleted messages, and of those that forged dead letters name.
+            # Rows that nobody asks for are dropped: of deleted messages, and of those that only a forged
+            # header names.
             offset = F.col("offset")
             found = found.filter(offset >= state.of_partition(_places(low), 0))
             found = found.filter(offset < state.of_partition(snapshot.ends, 0))
@@ -192,7 +195,7 @@ class StateTable:
     def _touched(
         self, base: StateVersion, ends: list[Place], markers: DataFrame, dead: DataFrame | None
     ) -> set[Block]:
-        """The blocks with messages that these speak of."""
+        """The blocks with messages that the markers or dead letters name."""
         if not base.blocks:
             return set()
         found = state.events(markers, ends).select("partition", "offset")
@@ -223,9 +226,9 @@ class StateTable:
         return found.withColumn("enqueued", F.timestamp_millis("enqueued_ms")).drop("enqueued_ms")
 
     def _read(self, topic: str, bounds: Bounds) -> DataFrame:
-        """The records within `bounds`."""
+        """The records of the topic within `bounds`."""
         some = {partition: (first, end) for partition, (first, end) in bounds.items() if first < end}
-        return read_topic(self._spark, self._options, topic, some) if some else self._nothing(_RECORD)
+        return read_topic(self._spark, self._options, topic, some) if some else self._nothing(_RECORD_COLUMNS)
 
     def _nothing(self, schema: str) -> DataFrame:
         """No rows, in a form that Spark's optimizer knows to have none."""
@@ -238,19 +241,19 @@ class StateTable:
         if (version.topic_ids["queue"], version.topic_ids["markers"]) != (ids.queue, ids.markers):
             raise ConfigError(
                 f"table: {self._folder.path!r} is of a queue {version.queue!r} whose topics were deleted "
-                f"and recreated since; {_ANEW}, or name another folder"
+                f"and recreated since; {_RESTART_ADVICE}, or name another folder"
             )
         self._check_complete(version.read["markers"], snapshot.markers)
 
     def _check_complete(self, start: Positions, bounds: Bounds) -> None:
-        """Raise ConfigError if records from `start` on are not there any more."""
+        """Raise ConfigError if markers from `start` on are not there any more."""
         for partition, position in start.items():
             low, end = bounds.get(partition, (0, 0))
             if not low <= position <= end:
                 raise ConfigError(
                     f"table: {self._folder.path!r}: it has to read the markers of partition {partition} from "
                     f"offset {position} on, and Kafka has {low} to {end}: some were deleted before they were "
-                    f"read (retention, a purge); {_ANEW}"
+                    f"read (retention, a purge); {_RESTART_ADVICE}"
                 )
 
     def _check_queue(self, version: StateVersion) -> None:
@@ -268,11 +271,11 @@ class StateTable:
             raise Unavailable(f"table: {self._folder.path}: {one_line(error)}") from error
 
 
-_ANEW = "make it anew with update(restart=True) or kmq spark-state --restart"
+_RESTART_ADVICE = "make it anew with update(restart=True) or kmq spark-state --restart"
 
 
 def _empty(before: StateVersion | None, queue: str) -> StateVersion:
-    """A version without rows, that has read nothing; `before`: the one that it takes the place of."""
+    """A version without rows, which has read nothing; it has the number of the version `before`."""
     return StateVersion(
         number=0 if before is None else before.number,
         queue=queue,
@@ -286,7 +289,7 @@ def _empty(before: StateVersion | None, queue: str) -> StateVersion:
 
 
 def _since(base: StateVersion, name: str, bounds: Bounds) -> Bounds:
-    """The bounds without what was read."""
+    """`bounds` without the offsets that `base` has read of the topic `name`."""
     read = base.read.get(name, {})
     return {
         partition: (max(first, min(read.get(partition, first), end)), end)

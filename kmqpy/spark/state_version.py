@@ -1,4 +1,4 @@
-"""A version of a state table: how far it has read, and which of its files are valid. Pure: no I/O."""
+"""A version of a state table: how far the topics were read, and which files have its rows. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from typing import Any
 from kmqpy.errors import DecodeError
 
 FORMAT = 2
+"""The number of the JSON format; files with another one are refused."""
 
 BLOCK_BITS = 16
-"""A file holds the rows of at most 2**16 neighbouring offsets: an update rewrites whole files."""
+"""A block, a file, has the rows of at most 2**16 neighbouring offsets: an update rewrites whole files."""
 
 Block = tuple[int, int]
-"""Partition, and offset // 2**BLOCK_BITS."""
+"""A partition, and the number of a block in it: offset // 2**BLOCK_BITS."""
 
 Positions = Mapping[int, int]
-"""An offset, or a time in ms, of each partition."""
+"""By partition: an offset, or a time in ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateVersion:
-    """A version of the table, from which the next update goes on.
+    """A version of a state table: the next update begins where this one has stopped reading.
 
     number        1 for the first version of a folder
     queue         the name of the queue
-    topic_ids     of queue, markers and dead letters, by these words; `dead_letters` only if there was one
-    read          the next offset to read of each partition, by the same words
-    now_ms        the partition's now of each partition that had a marker
-    low           the first offset of each partition of the queue topic; messages below were deleted
+    topic_ids     the ids of its topics, under "queue", "markers", and "dead_letters" if there is that topic
+    read          the next offset to read of each partition, under the same words
+    now_ms        each partition's now, the largest timestamp of its markers; no entry without a marker
+    low           the first offset of each partition of the queue topic; Kafka has deleted messages below
     committed     the group's committed offsets in the queue topic
-    blocks        the folder below `rows` in which the rows of a block are
+    blocks        for each block, the folder in `rows` (see state_folder.py) with the rows of that block
     """
 
     number: int
@@ -45,7 +46,7 @@ class StateVersion:
     blocks: Mapping[Block, str]
 
     def to_json(self) -> bytes:
-        """The bytes of its file."""
+        """The content of the version's file."""
         fields = {
             "format": FORMAT,
             "number": self.number,
@@ -61,7 +62,7 @@ class StateVersion:
 
     @classmethod
     def from_json(cls, data: bytes) -> StateVersion:
-        """Raises DecodeError."""
+        """The version in the content of a file; raises DecodeError."""
         try:
             fields: dict[str, Any] = json.loads(data)
             if fields["format"] != FORMAT:
@@ -81,7 +82,7 @@ class StateVersion:
 
 
 def blocks_between(partition: int, first: int, end: int) -> Iterable[Block]:
-    """The blocks that hold offsets from `first` on and below `end`."""
+    """The blocks with the offsets from `first` on and below `end`."""
     if first >= end:
         return []
     return [(partition, block) for block in range(first >> BLOCK_BITS, ((end - 1) >> BLOCK_BITS) + 1)]

@@ -1,6 +1,7 @@
-"""Stateful operators, which keep rows in Spark's state when the sink has the micro-batch.
+"""Refuses queries whose plans have stateful operators: aggregations, joins of streams, deduplication, limits.
 
-The messages behind such a row can't be acknowledged: Spark does not tell when their result is in the sink.
+Such an operator keeps rows in Spark's state when the sink commits a micro-batch. The messages of these rows
+can't be acknowledged, because Spark does not report when their results are in the sink.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""take(): messages are taken, and their payloads stay in the JVM; any expression of Spark may follow.
+"""Takes messages for KmqSpark.take(): payloads stay in the JVM, and any expressions of Spark may follow.
 
-Only the places of the messages go through Python, which writes the start markers. What was handed out is
-reported to the driver as an observed metric, and so are, at the end of the plan, the rows that are not ok.
+Only partitions and offsets of messages go through Python, which writes the start markers. An observed metric
+reports to the driver which messages were handed out. Another one, at the end of the plan, reports the rows
+that are not ok (write_stream()'s argument `ok`).
 """
 
 from __future__ import annotations
@@ -32,20 +33,22 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MESSAGE = "kmq_message"
-"""A column that says of which message a row is; write_stream() needs it, and takes it away."""
+"""The column with the message of a row: partition, offset, attempts. write_stream() uses and removes it."""
 
 FAILURES = "failures"
-"""The metric that tells of the rows that are not ok."""
+"""The field of the observed metric with the rows that are not ok."""
 
 _TAKEN = "kmq_taken"
-"""A column: null where the message is handed out, else one of these; in a batch's last row with a report."""
-_HANDED_OUT, _KEPT = "+", "-"
+"""The column that TakeTask returns: null where a message is handed out, else _NOT_HANDED_OUT.
+
+The last row of a batch has _HANDED_OUT or _NOT_HANDED_OUT, followed by the report of the batch."""
+_HANDED_OUT, _NOT_HANDED_OUT = "+", "-"
 _OK, _REASON = "kmq_ok", "kmq_reason"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TakeTask:
-    """The settings that executors are sent; Spark calls it there with Arrow arrays (arrow_udf)."""
+    """The function that Spark sends to executors, with its settings, and calls there (arrow_udf)."""
 
     queue: QueueSettings
     connection: KafkaConnection
@@ -53,12 +56,12 @@ class TakeTask:
     lease_ms: int
 
     def __call__(self, batches: Iterable[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        """One task: takes the messages of each batch, and says which of them are handed out.
+        """Run one task: take the messages of each batch, and return which of them are handed out.
 
-        A batch is three arrays: partitions (of own_partition()), offsets, deliver_at_ms.
+        A batch is three arrays: partitions (as by own_partition()), offsets, deliver_at_ms.
         """
         handout = Handout(
-            taker_of(self.queue, self.connection, self.markers), self.lease_ms, spares_killers=False
+            taker_of(self.queue, self.connection, self.markers), self.lease_ms, withholds_deadly=False
         )
         for partitions, offsets, deliver_at_ms in batches:
             if not len(partitions):
@@ -75,21 +78,21 @@ def _column(rows: Any, report: str) -> pa.Array:
 
     Spark may stop reading before that row (a LIMIT): then no report says that the batch was handed on.
     """
-    last = pa.array([(_HANDED_OUT if rows[-1] else _KEPT) + report])
+    last = pa.array([(_HANDED_OUT if rows[-1] else _NOT_HANDED_OUT) + report])
     if rows.all():
         return pa.concat_arrays([pa.nulls(len(rows) - 1, pa.string()), last])
-    others = [None if handed_out else _KEPT for handed_out in rows[:-1].tolist()]
+    others = [None if handed_out else _NOT_HANDED_OUT for handed_out in rows[:-1].tolist()]
     return pa.concat_arrays([pa.array(others, pa.string()), last])
 
 
 def with_taken(df: DataFrame, task: TakeTask, metric: str) -> DataFrame:
-    """The messages of `df` that are handed out, with the column MESSAGE; reports are observed as `metric`."""
+    """The rows of `df` whose messages are handed out, with the column MESSAGE; `metric` gets the reports."""
 
-    # Spark tells by the types that it is called once for a task.
+    # By these types, Spark calls the function once for a task, with an iterator over batches.
     def take(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         yield from task(batches)
 
-    # Not deterministic: else Spark would evaluate expressions that follow before it.
+    # Not deterministic: otherwise Spark would evaluate later expressions of the plan before this one.
     function = arrow_udf(take, StringType()).asNondeterministic()  # type: ignore[call-overload]
     taken, place = F.col(_TAKEN), (own_partition(task.queue.name), F.col("offset"))
     report = F.when(F.length(taken) > 1, F.substring(taken, 2, 2**31 - 1))
@@ -103,9 +106,9 @@ def with_taken(df: DataFrame, task: TakeTask, metric: str) -> DataFrame:
 
 
 def only_ok(out: DataFrame, ok: Column | str, reason: Column | str | None, metric: str) -> DataFrame:
-    """The rows of `out` for which `ok` is true; the others are observed as `metric`.
+    """The rows of `out` for which `ok` is true; `metric` gets the others, with their `reason`.
 
-    Raises ConfigError when Spark can't evaluate them.
+    Raises ConfigError if Spark can't evaluate `ok` and `reason`, or if `out` lacks the column MESSAGE.
     """
     if MESSAGE not in out.columns:
         raise ConfigError(
@@ -132,7 +135,7 @@ def only_ok(out: DataFrame, ok: Column | str, reason: Column | str | None, metri
 
 
 def without_own_columns(out: DataFrame) -> DataFrame:
-    """`out` without the columns that are named like kmqpy's own."""
+    """`out` without the columns whose names begin with kmq_."""
     return out.drop(*(name for name in out.columns if name.lower().startswith("kmq_")))
 
 
@@ -155,7 +158,7 @@ class FailedMessage:
 
 
 def failed_messages(texts: Iterable[str]) -> Mapping[Place, FailedMessage]:
-    """Decode the rows of the metric FAILURES, the first of each message. Raises DecodeError."""
+    """Decode the field FAILURES: the first row of each message counts. Raises DecodeError."""
     found: dict[Place, FailedMessage] = {}
     for text in texts:
         try:

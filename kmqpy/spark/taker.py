@@ -1,7 +1,9 @@
-"""Taking messages on executors: start markers, nacks, and what was taken before.
+"""Takes messages on executors: reads which ones were taken before, and writes markers of three kinds.
 
-A micro-batch can be evaluated more than once: after a failure, after a restart, when two actions need
-it, speculatively. So before a task takes messages, it reads what the markers say of them (rule R10).
+Start markers begin the lease of a message, extensions make leases longer, nacks give messages back.
+
+Spark can evaluate a micro-batch more than once: after a failure or a restart, for a second action, or
+speculatively. So a task reads the markers of messages before it takes them (rule R10 of docs/rules.md).
 """
 
 from __future__ import annotations
@@ -33,27 +35,32 @@ _log = logging.getLogger(__name__)
 MarkersFormat = Literal["jvm", "range"]
 
 MAX_TAKES = 3
-"""How often a message is taken in one delivery without surviving, before it is given back.
+"""A message is *deadly* if it was taken so often in one delivery, and no marker says that the Python worker
+survived it. process() gives it back.
 
-A message that kills the Python worker would otherwise do so in every evaluation of its micro-batch.
+Otherwise a message that kills the worker would do so in every evaluation of its micro-batch.
 """
 
 _START_TIMEOUT_S = 5.0
-_PATIENCE_S = 30.0
-"""For how long start markers are tried again, before the task fails."""
-_BETWEEN_TRIES_S = 0.2
+"""Seconds after which start markers that Kafka has not confirmed have failed."""
+_START_RETRY_S = 30.0
+"""Seconds for which failed start markers are written again; then the task fails with Unavailable."""
+_START_RETRY_PAUSE_S = 0.2
 _WRITE_TIMEOUT_S = 10.0
-_MIN_LEASE_LEFT = 0.5
-_PLAIN_SIZES = (1, 9)
+"""Seconds for which write() waits until Kafka has confirmed the markers; then it logs a warning."""
+_MAX_LEASE_SHARE = 0.5
+"""If start markers took more than this share of the lease, nothing is handed out: Unavailable is raised."""
+_SINGLE_MARKER_SIZES = (1, 9)
+"""Lengths of the values of end and start markers of one message: read_taken() skips some by their keys."""
 
 
 @dataclass(slots=True)
 class SortedOut:
-    """Messages that are not to be handed out.
+    """The offsets of messages that were taken before and must not be handed out.
 
     finished  acknowledged, redelivered, or dead-lettered
-    left      the tracker has them, or is about to
-    deadly    to be given back: nobody who took them lived to tell
+    left      given back, delayed, to be dead-lettered, or overdue: a tracker redelivers or dead-letters them
+    deadly    taken MAX_TAKES times, while no marker says that the worker survived: the task gives them back
     """
 
     finished: set[int] = field(default_factory=set)
@@ -63,28 +70,32 @@ class SortedOut:
 
 @dataclass(slots=True)
 class TakenBefore:
-    """The messages of one partition from some offset on, as its markers tell of them.
+    """The messages of one partition, from offset `first` on, that markers say were taken.
 
-    Little is kept of acknowledged messages: a reader that begins at the start of a queue meets millions.
+    Acknowledged messages need little memory: a reader that begins at the start of a queue meets millions.
     """
 
     first: int
     start: int = 0
-    """The markers offset that was read from: no start of those messages stands before it."""
+    """The markers offset from which markers were read: no start marker of these messages is before it."""
     highest: int = -1
-    """The highest of them that was taken."""
+    """The highest offset that was taken, by a client or a query; -1: none."""
     state: InFlight = field(default_factory=InFlight)
     now_ms: int = 0
+    """The partition's now: the largest timestamp read from its markers."""
     _taken: OffsetRuns = field(default_factory=OffsetRuns)
+    """All that were ever taken, or delayed."""
     _takes: tuple[OffsetRuns, ...] = field(
         default_factory=lambda: tuple(OffsetRuns() for _ in range(MAX_TAKES))
     )
-    """At index n, those in flight that were taken more than n times without surviving that.
+    """At index n: messages taken more than n times since a marker last said that the worker survived them.
 
-    An extension that does not count says nothing of that: the driver writes it when a query has failed."""
+    End markers say this, and extensions that count. The driver writes extensions that don't count when a
+    query
+    has failed: they say nothing about the worker."""
 
     def note(self, marker: Marker, at: int, timestamp_ms: int) -> None:
-        """Take in the marker at markers offset `at`."""
+        """Apply the marker at markers offset `at`."""
         if marker.highest < self.first:
             return
         self.state.apply(marker, at, timestamp_ms)
@@ -107,13 +118,13 @@ class TakenBefore:
         return [offset for offset in offsets if offset in self._taken] if self._taken else []
 
     def takes(self, offset: int) -> int:
-        """How often the message was taken since it was last known to survive that; at most MAX_TAKES."""
+        """How often it was taken since a marker last said that the worker survived it; at most MAX_TAKES."""
         return sum(offset in taken for taken in self._takes)
 
     def sort_out(self, offsets: Iterable[int]) -> SortedOut:
-        """Which of these are not to be handed out.
+        """Return which of `offsets` must not be handed out.
 
-        A message that an earlier evaluation took and did not finish is not among them: it is taken
+        A message that an earlier evaluation took and did not finish may be handed out: the task takes it
         again, which renews its lease.
         """
         found = SortedOut()
@@ -138,14 +149,14 @@ def read_taken(
 ) -> TakenBefore:
     """Read which messages of `partition`, from offset `first` on, were taken.
 
-    markers  of the markers topic
-    start    a markers offset at or before which there is no start of those messages
+    markers  a reader of the markers topic
+    start    a markers offset before which there is no start marker of these messages
 
     Raises Unavailable.
     """
     state = InFlight(max_hold_ms=queue.max_hold_ms, max_delay_ms=queue.max_delay_ms)
     found = TakenBefore(first, start, state=state)
-    lowest = codec.encode_key(partition, first)[4:]  # compares as the number does
+    lowest = codec.encode_key(partition, first)[4:]  # bytes that compare as the numbers do
     end = first + 1
     is_asked = False
 
@@ -153,14 +164,15 @@ def read_taken(
         nonlocal end, is_asked
         found.now_ms = max(found.now_ms, record.timestamp()[1])
         key, value = record.key(), record.value()
-        if value and len(value) in _PLAIN_SIZES and key and len(key) == 12 and key[4:] < lowest:
+        if value and len(value) in _SINGLE_MARKER_SIZES and key and len(key) == 12 and key[4:] < lowest:
             return
         try:
             marker = read_marker(record)
         except DecodeError:
             return
         if marker.op is not Op.END and marker.highest >= end and not is_asked:
-            # Asked only now that the end of the markers is known: valid for all of them (rule R22).
+            # Asked only now that the end of the markers is known, so valid for all of them (rule R22 of
+            # docs/rules.md).
             bounds = partition_reader.bounds(connection, queue.name, [partition], uncommitted=True)
             end, is_asked = bounds[partition][1], True
         if marker.op is Op.END or marker.highest < end:
@@ -176,17 +188,23 @@ def read_taken(
 
 
 class Taker:
-    """Writes start markers and nacks of one queue; used by one thread. See `taker_of`."""
+    """Reads and writes the markers with which the tasks of a Python worker take messages of one queue.
+
+    Used by one thread; see `taker_of`.
+    """
 
     def __init__(
         self, queue: QueueSettings, connection: KafkaConnection, markers_format: MarkersFormat
     ) -> None:
         self._queue = queue
         self._connection = connection
-        self._ranges = markers_format == "range"
-        self._writer = MarkerWriter(connection, queue.markers_topic, coalesce_ms=1 if self._ranges else None)
+        self._writes_ranges = markers_format == "range"
+        self._writer = MarkerWriter(
+            connection, queue.markers_topic, coalesce_ms=1 if self._writes_ranges else None
+        )
         self._markers = RepeatedReader(connection, queue.markers_topic)
-        self._after: dict[int, Place] = {}
+        self._read_from: dict[int, Place] = {}
+        """By partition: an offset, and a markers offset before which messages from there on have no start."""
 
     def taken_before(self, partition: int, first: int) -> TakenBefore:
         """Read from the markers which messages of `partition`, from offset `first` on, were taken.
@@ -199,39 +217,43 @@ class Taker:
     def take(
         self, offsets: Mapping[int, Sequence[int]], delays: Mapping[Place, int], lease_ms: int
     ) -> dict[int, int]:
-        """Write start markers, and wait until they are confirmed.
+        """Write start markers and markers of delays, and wait until Kafka has confirmed them.
 
-        Returns by partition the markers offset after the last one. Raises Unavailable.
+        offsets  by partition, the messages to take
+        delays   messages to delay, with the ms until they are due
+
+        Returns by partition the markers offset after the last of these markers. Raises Unavailable if some
+        are not confirmed in time, or if that took most of the lease.
         """
         began = SYSTEM_CLOCK.monotonic()
         after: dict[int, int] = {}
-        due: dict[int, Sequence[int]] = {p: ones for p, ones in offsets.items() if len(ones)}
-        while due or delays:
+        to_take: dict[int, Sequence[int]] = {p: ones for p, ones in offsets.items() if len(ones)}
+        while to_take or delays:
             started = self._writer.starts.start(
-                due, delays, lease_ms, None, _START_TIMEOUT_S
+                to_take, delays, lease_ms, None, _START_TIMEOUT_S
             ).wait_until_confirmed()
             for partition, at in started.last_at.items():
                 after[partition] = max(after.get(partition, 0), at + 1)
-            due = {
+            to_take = {
                 partition: [offset for offset in ones if offset >= started.failed[partition]]
-                for partition, ones in due.items()
+                for partition, ones in to_take.items()
                 if partition in started.failed
             }
-            due = {partition: ones for partition, ones in due.items() if ones}
+            to_take = {partition: ones for partition, ones in to_take.items() if ones}
             delays = {
                 (partition, offset): ms
                 for (partition, offset), ms in delays.items()
                 if offset >= started.failed.get(partition, offset + 1)
             }
-            if not due and not delays:
+            if not to_take and not delays:
                 break
-            if SYSTEM_CLOCK.monotonic() - began > _PATIENCE_S:
+            if SYSTEM_CLOCK.monotonic() - began > _START_RETRY_S:
                 raise Unavailable(
                     f"markers topic {self._queue.markers_topic}: start markers can't be written; "
                     "nothing was handed out"
                 )
-            SYSTEM_CLOCK.sleep(_BETWEEN_TRIES_S)
-        if SYSTEM_CLOCK.monotonic() - began > lease_ms / 1000 * _MIN_LEASE_LEFT:
+            SYSTEM_CLOCK.sleep(_START_RETRY_PAUSE_S)
+        if SYSTEM_CLOCK.monotonic() - began > lease_ms / 1000 * _MAX_LEASE_SHARE:
             raise Unavailable(
                 f"markers topic {self._queue.markers_topic}: start markers took most of the lease of "
                 f"{lease_ms} ms; nothing was handed out. Choose a longer lease"
@@ -239,15 +261,15 @@ class Taker:
         return after
 
     def remember(self, places: Mapping[int, Place]) -> None:
-        """Note, by partition, an offset and the markers offset at or behind which later starts stand."""
+        """Note, by partition, an offset, and a markers offset before which later messages have no start."""
         for partition, place in places.items():
-            if place[0] > self._after.get(partition, (0, 0))[0]:
-                self._after[partition] = place
+            if place[0] > self._read_from.get(partition, (0, 0))[0]:
+                self._read_from[partition] = place
 
     def write(self, operations: Iterable[Marker]) -> None:
-        """Give messages back, or extend their leases, and wait until that is confirmed.
+        """Write nacks, dead-letter requests and extensions, and wait until Kafka has confirmed them.
 
-        Not for ever: without it, they are redelivered when their leases end.
+        Gives up after a while, with a warning: then the messages are redelivered when their leases end.
         """
         for marker in operations:
             self._writer.put_one(marker)
@@ -255,8 +277,8 @@ class Taker:
             _log.warning("markers unconfirmed", extra={"queue": self._queue.name, "count": left})
 
     def _markers_from(self, partition: int, first: int) -> int:
-        """The markers offset at or before which there is no start of messages from `first` on."""
-        next_offset, at = self._after.get(partition, (first + 1, 0))
+        """A markers offset before which there is no start marker of messages from `first` on."""
+        next_offset, at = self._read_from.get(partition, (first + 1, 0))
         if next_offset <= first:
             return at
         ids = Topics(self._connection).check(self._queue).ids
@@ -282,9 +304,9 @@ _takers: dict[str, Taker] = {}
 def taker_of(queue: QueueSettings, connection: KafkaConnection, markers_format: MarkersFormat) -> Taker:
     """The one Taker of this Python worker for that queue; it lives as long as the worker.
 
-    Nothing is lost with it when the worker is killed: whatever matters was waited for.
+    When the worker is killed, nothing is lost with its Taker: tasks wait until their markers are confirmed.
     """
-    # The hash stands for the settings that must not be kept as text.
+    # The hash stands for settings that may be secret, and must not be kept as text.
     secret = hash(repr(sorted(connection.kafka.items())))
     key = f"{connection.bootstrap} {secret} {markers_format} {queue.to_json().decode()}"
     if key not in _takers:

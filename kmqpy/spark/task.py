@@ -1,7 +1,7 @@
-"""Runs on executors for process(): takes messages, calls the user's function, gives back what failed.
+"""Runs process() on executors: takes messages, calls the user's function, gives back messages that failed.
 
-An Arrow batch at a time: its start markers are confirmed before the function sees it. What the function
-returned goes on, followed by a report to the driver, which writes the end markers.
+Kafka has confirmed the start markers of an Arrow batch before the function sees the batch. The task hands on
+the rows that the function returned, followed by a report to the driver, which writes the end markers.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from kmqpy.spark.row_function import RowFunction, Rows
 from kmqpy.spark.taker import MAX_TAKES, MarkersFormat, Taker, taker_of
 
 REPORT = "kmq_report"
-_DEADLY = f"the worker that processed it, or others with it, died {MAX_TAKES} times"
+"""The column of a report; null in the rows that the function returned."""
+_DEADLY_REASON = f"the worker that processed it, or others with it, died {MAX_TAKES} times"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessTask:
-    """The settings that executors are sent; Spark calls it there with Arrow batches (mapInArrow).
+    """The function that Spark sends to executors, with its settings, and calls there (mapInArrow).
 
-    function  of a frame, or with `by_row` of a row; see `KmqSpark.process` and `process_rows`
-    schema    of what it returns
+    function  the user's function of a frame (`KmqSpark.process`), or with `by_row` of a row (`process_rows`)
+    schema    of the rows that the user's function returns
     """
 
     queue: QueueSettings
@@ -46,9 +47,9 @@ class ProcessTask:
     by_row: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One task: takes and processes messages; each batch of output is followed by a report."""
+        """Run one task: take and process messages. A report follows the output for each group of messages."""
         taker = taker_of(self.queue, self.connection, self.markers)
-        handout = Handout(taker, self.lease_ms, spares_killers=True)
+        handout = Handout(taker, self.lease_ms, withholds_deadly=True)
         for batch in filter(len, batches):
             places = self._places(batch)
             handout.read_markers(places)
@@ -58,8 +59,8 @@ class ProcessTask:
     def _groups(self, batch: pa.RecordBatch, handout: Handout, places: Places) -> Iterator[pa.RecordBatch]:
         """Split a batch into groups of messages that are taken together.
 
-        A message on its last attempt, which was taken and did not survive, is taken alone: so one that
-        kills the worker takes no others to the dead letters.
+        A message on its last attempt is taken alone if it was taken before, and no marker says that the
+        worker survived: if it kills the worker again, no other message becomes a dead letter with it.
         """
         most = self.queue.max_redeliveries
         alone = np.zeros(len(batch), dtype=bool)
@@ -77,7 +78,9 @@ class ProcessTask:
         handed_out = handout.take(places, batch.column("deliver_at_ms"))
         operations: list[Marker] = []
         for partition, deadly in handed_out.deadly.items():
-            operations += alike_markers(self.markers, partition, Op.NACK, sorted(deadly), reason=_DEADLY)
+            operations += alike_markers(
+                self.markers, partition, Op.NACK, sorted(deadly), reason=_DEADLY_REASON
+            )
         failures = FailurePolicy(queue=self.queue, backoff=self.backoff)
         failed: dict[int, set[int]] = {}
         output: list[pa.RecordBatch] = []
@@ -90,7 +93,10 @@ class ProcessTask:
             by_place = {given.place(row): failure for row, failure in outcome.failed.items()}
             for partition, offset in by_place:
                 failed.setdefault(partition, set()).add(offset)
-            operations += [*self._survivors(handout, handed_out), *nacks(self.markers, by_place)]
+            operations += [
+                *self._extensions_of_survivors(handout, handed_out),
+                *nacks(self.markers, by_place),
+            ]
         if operations:
             taker.write(operations)
         for one in output:
@@ -100,8 +106,8 @@ class ProcessTask:
     def _places(self, batch: pa.RecordBatch) -> Places:
         return Places.of(batch.column("partition"), batch.column("offset"), self.queue.name)
 
-    def _survivors(self, handout: Handout, handed_out: HandedOut) -> list[Marker]:
-        """Extend the leases of what was taken before: so it is known not to kill the worker."""
+    def _extensions_of_survivors(self, handout: Handout, handed_out: HandedOut) -> list[Marker]:
+        """Extensions for messages that were taken before: they say that the worker has survived these."""
         found: list[Marker] = []
         for partition, offsets in handout.taken_again(handed_out.taken).items():
             fields = {"redeliver_after_ms": self.lease_ms}

@@ -1,7 +1,7 @@
-"""The values that are accepted for a column of each type, from frames and from rows: the table RULES.
+"""Checks and converts the values that a user's function returns, by the type of their column: table RULES.
 
-Arrow and Spark take some values for others without a word: 1.9 or a time for a whole number, a text for a
-list of its letters, 5 for True. Here such a value is an error, which fails its message.
+Arrow and Spark silently convert some values: 1.9 or a time to a whole number, a text to a list of its
+letters, 5 to True. Here such a value is an error, with which its message fails.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from pyspark.sql.types import (
 from kmqpy.worker.outcome import described
 
 _LARGEST_FLOAT = 3.4028235677973366e38
-_NULLS = "empty"
+"""Larger numbers would become infinite as 32-bit floats."""
+_INFERRED_ALL_NULL = "empty"
 """The type that pandas infers for a column of objects that are all null."""
 
 
@@ -50,12 +51,12 @@ class NotOfSchema(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """The values that are taken for columns of some types; None, NaN, NaT and NA are null in each.
+    """The values that are accepted for columns of some types; None, NaN, NaT and NA are null in each.
 
-    names    of the types, and `values`, as the documentation says it
-    convert  makes what Arrow takes as it is, or raises NotOfSchema
-    columns  kinds of numpy's, and what pandas infers of a column of objects, where Arrow finds every value
-             that does not fit by itself
+    names    the names of the types, and `values` the accepted values, for the documentation
+    convert  makes of a value one that Arrow takes unchanged, or raises NotOfSchema
+    columns  kinds of numpy types, and types that pandas infers for a column of objects: Arrow itself refuses
+             every value of such a column that does not fit, so its values need not be converted one by one
     """
 
     types: tuple[type[DataType], ...]
@@ -103,7 +104,7 @@ def _binary(name: str, value: Any, kind: DataType) -> Any:
 
 
 def _moment(name: str, value: Any, kind: DataType) -> datetime:
-    """A time in microseconds, as Spark has it."""
+    """The value as a datetime; refuses times that are not in whole microseconds, as Spark's are."""
     if isinstance(value, np.datetime64):
         value = pd.Timestamp(value)
     if isinstance(value, pd.Timestamp) and not value.nanosecond:
@@ -271,7 +272,7 @@ RULES = (
 
 
 def rule_of(kind: DataType) -> Rule | None:
-    """The rule for a type; None for one that kmqpy does not know: Arrow decides then."""
+    """The rule for a type; None for a type that kmqpy does not know: then Arrow decides."""
     return next((rule for rule in RULES if isinstance(kind, rule.types)), None)
 
 
@@ -289,12 +290,12 @@ def converted(name: str, value: Any, kind: DataType) -> Any:
 
 
 def as_column(name: str, values: pd.Series, kind: DataType, arrow: pa.DataType) -> pa.Array:
-    """A column of a frame; raises NotOfSchema."""
+    """A column of a frame as an Arrow array of the type `arrow`; raises NotOfSchema."""
     try:
-        if values.dtype != object and values.isna().all():  # to pandas, a column of nothing is one of floats
+        if values.dtype != object and values.isna().all():  # to pandas, a column of nulls is one of floats
             return pa.nulls(len(values), arrow)
         rule, found_kind = rule_of(kind), _column_kind(values)
-        if found_kind == _NULLS:
+        if found_kind == _INFERRED_ALL_NULL:
             return pa.nulls(len(values), arrow)
         if rule is None or found_kind in rule.columns:
             if isinstance(kind, FloatType):
@@ -311,7 +312,7 @@ def as_column(name: str, values: pd.Series, kind: DataType, arrow: pa.DataType) 
 
 
 def array_of(name: str, values: list[Any], kind: DataType, arrow: pa.DataType) -> pa.Array:
-    """A column of values that converted() has made; raises NotOfSchema."""
+    """An Arrow array of values that converted() has made; raises NotOfSchema."""
     try:
         return pa.array(values, arrow)
     except Exception as error:  # of many kinds, see above
@@ -338,6 +339,7 @@ def is_null(value: Any) -> bool:
 
 
 def _column_kind(values: pd.Series) -> str:
+    """The kind of a column, as Rule.columns names kinds; empty if its values must be converted one by one."""
     if values.dtype == object:
         return str(pd.api.types.infer_dtype(values, skipna=True))
     if isinstance(values.dtype, pd.StringDtype):

@@ -1,1 +1,1 @@
-"""Storages other than Kafka: an `Engine` each, under the one queue of `stored_queue`."""
+"""Queues on storages other than Kafka: each storage implements `Engine`, StoredQueue works over each."""

@@ -1,4 +1,4 @@
-"""Bodies as JSON."""
+"""A codec for message bodies that are JSON."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from kmqpy.errors import DecodeError, MessageError
 
 
 class JsonCodec:
-    """Objects as JSON in UTF-8; a Codec (kmqpy.queue)."""
+    """Encodes objects as JSON in UTF-8, and decodes such bodies. Implements Codec (kmqpy.queue)."""
 
     def encode(self, value: Any) -> bytes:
-        """The JSON of an object; raises MessageError, without the value, which may be secret."""
+        """The JSON of an object.
+
+        Raises MessageError for an object that has none; its text leaves out the object, which may be secret.
+        """
         try:
             return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         except (TypeError, ValueError, RecursionError) as error:
@@ -22,7 +25,7 @@ class JsonCodec:
             ) from None
 
     def decode(self, body: bytes) -> Any:
-        """The object in a body; raises DecodeError, which holds the body."""
+        """The object in a body. Raises DecodeError, which holds the body, if the body is not JSON."""
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Log lines about values in a storage that another program wrote and that can't be read."""
+"""Replaces headers that kmqpy can't read, since another program wrote them to the storage, and logs it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _log = logging.getLogger(__name__)
 _throttle = Throttle(60.0)
 
 
-def no_headers(error: Exception) -> Headers:
-    """Return no headers, in place of those that can't be read; writes a log line, once a minute at most."""
+def replace_unreadable_headers(error: Exception) -> Headers:
+    """Return empty headers in place of those that can't be read; log a warning, at most one in 60 s."""
     if _throttle.allows():
         _log.warning("headers of a message can't be read; it has none", extra={"error": str(error)})
     return ()

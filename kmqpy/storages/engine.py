@@ -1,8 +1,10 @@
-"""The `Engine` protocol: all that a storage implements. `StoredQueue` does the rest, over any engine.
+"""The `Engine` protocol, which each storage but Kafka implements. `StoredQueue` is a queue over any engine.
 
-An engine is a set of batch primitives over rows. Each call is one step: it happens as a whole or not at all,
-and no two calls see each other halfway. In SQL it is one transaction over one table with a lease column, in
-Redis one Lua function, in memory one lock. Engines do no argument checks and know no receipts.
+An engine keeps messages as rows, and changes them in batches. Each call is one step: the engine carries it
+out as a whole or not at all, and no other call sees it half done. A step is one transaction over one table
+with a lease column in SQL, one Lua function in Redis, one commit in ZooKeeper, and one lock in memory. Calls
+that may change very many rows are several steps in Redis and ZooKeeper; put() never is. Engines neither check
+arguments nor know receipts.
 
 The life of a row:
 
@@ -20,22 +22,23 @@ Rules for every engine:
    is not dead. finish() and bury() act on current takes, also when the lease has ended or the row was given
    back: a late acknowledgement counts until the row is taken anew. give_back() and extend() act on current
    takes that are still taken, so a second give_back(), or an extend() after the lease has ended, changes
-   nothing. What is left alone is not counted in the result; extend() returns it. Ids are never used twice in
-   a storage.
+   nothing. The result does not count takes for which a call did nothing; extend() returns them. Ids are never
+   used twice in a storage.
 3. *The end of a lease* is a counted give_back with the reason `expired`, at the time the lease ended. The
-   next call that would notice (take, peek, counts, orphans, dead letters) may carry it out: nobody can tell.
-   A row of a queue with manual redelivery stays taken.
+   next call that would notice (take, peek, counts, orphans, dead letters) may carry it out.
+   In a queue with manual redelivery the row stays taken.
 4. *A counted give_back* adds one to `requeues` and sets `enqueued_ms` to now; an uncounted one
-   leaves both. If `requeues` is the queue's max_redeliveries already, it buries the row instead.
+   leaves both. If `requeues` is the queue's max_redeliveries already, a counted one buries the row instead.
 5. *Order*: rows are taken by priority, the highest first, then by place. A row gets the last place when it
    is put, redriven, or given back in a queue that requeues to the back; with `requeue_to` front it keeps its
-   place. A delayed row's place is that of its put or give_back. `order` any: the engine may do as it likes.
-6. *Generations*: each call with a QueueRow raises QueueNotFound once that queue, or that generation of it, is
-   deleted.
+   place. A delayed row's place is that of its put or give_back. With `order` any, any order will do.
+6. *Generations*: a generation is the id of a queue, which a queue of the same name that is created later does
+   not have. Each call with a QueueRow raises QueueNotFound once that generation is deleted; wait() and wake()
+   need not.
 7. *Text*: names of queues and reasons hold no NUL and no lone surrogates; names of headers may hold NUL.
    Bodies, keys and values of headers are any bytes.
-8. Any call raises Unavailable when the storage does not answer. Then the caller does not know whether it
-   happened; ids and takes make a repetition harmless, except for put().
+8. Any call raises Unavailable when the storage does not answer. Then the caller does not know whether the
+   storage has carried the call out. Ids and takes make a repetition harmless, except of put().
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ from kmqpy.storages.settings import StoredQueueSettings
 
 
 class QueueRow(NamedTuple):
-    """A queue; `generation` is unique in the storage, for ever."""
+    """A queue; no other queue of the storage ever has its `generation`."""
 
     generation: str
     settings: StoredQueueSettings
@@ -61,7 +64,7 @@ class QueueRow(NamedTuple):
 
 
 class NewRow(NamedTuple):
-    """A message to put."""
+    """A new message, for put()."""
 
     body: bytes
     key: bytes | None = None
@@ -80,7 +83,7 @@ class MessageRow(NamedTuple):
     since_ms           of a taken row, when it was taken; of a dead one, when it was buried; else 0
     until_ms           of a taken row, when its lease ends; of a delayed one, when it is due; else 0
     size               of a dead row, the bytes of its body; else 0
-    reason             why it was last given back or buried; None: it never was, or nobody said
+    reason             why it was last given back or buried; None: it never was, or without a reason
     """
 
     id: int
@@ -109,9 +112,10 @@ class Taken(NamedTuple):
     """The result of take().
 
     now_ms       the storage's clock at the take
-    next_due_ms  when the next row becomes ready by itself (a delay or a lease ends); None: not known. Of
-                 interest when there are no rows
-    seen         for wait(): what of the arrivals in the queue the take has seen
+    next_due_ms  when the next row becomes ready by itself (a delay or a lease ends); None: not known. For
+                 wait(), when the take found no rows
+    seen         for wait(): the engine's number for the arrivals that the take has seen. An arrival is an
+                 event after which another take may find more, for example a put()
     """
 
     rows: Sequence[MessageRow]
@@ -121,7 +125,7 @@ class Taken(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How many rows there are, by state."""
+    """How many rows of a queue are in each state."""
 
     ready: int
     delayed: int
@@ -130,11 +134,11 @@ class Counts(NamedTuple):
 
 
 class Engine(Protocol):
-    """See the module. Safe to use from any thread."""
+    """The calls of a storage; the module's docstring has their rules. Safe to use from any thread."""
 
     @property
     def storage_id(self) -> str:
-        """Names the storage in receipts: made once, kept in the storage, the same for all who open it."""
+        """The id of the storage in receipts: made once, kept in the storage, equal for all that open it."""
         ...
 
     @property
@@ -145,11 +149,11 @@ class Engine(Protocol):
     # --- queues -----------------------------------------------------------------------------------
 
     def create_queue(self, settings: StoredQueueSettings) -> bool:
-        """Make a queue of a new generation; False if there is one of this name."""
+        """Make a queue of a new generation; False if a queue of this name exists already."""
         ...
 
     def find_queue(self, name: str) -> QueueRow | None:
-        """The queue of this name."""
+        """The queue of this name; None if there is none."""
         ...
 
     def queue_names(self) -> list[str]:
@@ -165,37 +169,38 @@ class Engine(Protocol):
     def put(self, queue: QueueRow, rows: Sequence[NewRow], connection: Any = None) -> list[int]:
         """Add rows, all or none; returns their ids in order.
 
-        `connection`: within the application's transaction, if the engine has the capability. The same below.
+        `connection` is one of the application's, in whose transaction the engine adds the rows. Only an
+        engine with the capability `transactions` is given one, also by finish().
         """
         ...
 
     def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:
         """Take up to `limit` ready rows for `lease_ms`; does not wait.
 
-        Takers never wait for each other: each takes rows that no other is just taking. In a queue with
-        `ephemeral` False the rows are deleted.
+        Several takers at a time get different rows. In a queue with `ephemeral` False the engine deletes the
+        rows that it returns.
         """
         ...
 
     def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:
-        """Delete the rows of current takes; returns how many."""
+        """Delete the rows of current takes; returns how many it deleted."""
         ...
 
     def give_back(
         self, queue: QueueRow, takes: Sequence[TakeRef], *, delay_ms: int, count: bool, reason: str | None
     ) -> int:
-        """Make taken rows ready again after `delay_ms`; returns how many were taken.
+        """Make taken rows ready again after `delay_ms`, or bury them (rule 4); returns how many were taken.
 
         `reason` is stored as it is, also when the row is buried.
         """
         ...
 
     def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> list[TakeRef]:
-        """Let the leases of taken rows end `lease_ms` from now; returns the takes that it did nothing for."""
+        """Let leases of taken rows end `lease_ms` from now; returns takes that have no lease to extend."""
         ...
 
     def bury(self, queue: QueueRow, takes: Sequence[TakeRef], reason: str) -> int:
-        """Make the rows of current takes dead; returns how many."""
+        """Make the rows of current takes dead; returns how many it buried."""
         ...
 
     def release_all(self, queue: QueueRow) -> int:
@@ -203,11 +208,11 @@ class Engine(Protocol):
         ...
 
     def peek(self, queue: QueueRow, limit: int) -> list[MessageRow]:
-        """Ready rows in the order in which they will be taken."""
+        """The first `limit` ready rows, in the order in which they will be taken."""
         ...
 
     def counts(self, queue: QueueRow, limit: int | None = None) -> Counts:
-        """Exact sizes; `limit`: each may stop counting there."""
+        """The exact sizes; the engine may stop counting each at `limit`."""
         ...
 
     def taken_rows(
@@ -219,10 +224,10 @@ class Engine(Protocol):
         taken_for_ms: int | None = None,
         queued_before_ms: int | None = None,
     ) -> list[MessageRow]:
-        """A page of taken rows by id; those of ids > `after`. Ids are > 0.
+        """The first `limit` taken rows with ids above `after`, sorted by id. All ids are above 0.
 
-        taken_for_ms      only those taken longer ago than that
-        queued_before_ms  only those whose enqueued_ms is smaller
+        taken_for_ms      only rows that were taken more than this many ms ago
+        queued_before_ms  only rows whose enqueued_ms is smaller
         """
         ...
 
@@ -233,16 +238,16 @@ class Engine(Protocol):
     # --- dead letters -----------------------------------------------------------------------------
 
     def dead_rows(self, queue: QueueRow, limit: int, *, with_bodies: bool) -> list[MessageRow]:
-        """Dead rows, by the time they were buried, the oldest first.
+        """The `limit` dead rows that were buried first, the oldest first.
 
-        Without bodies, `body` and `headers` are empty; `size` tells the bytes of the body in any case.
+        Without bodies, `body` and `headers` are empty. `size` is the number of bytes of the body in any case.
         """
         ...
 
     def redrive(self, queue: QueueRow, *, ids: Sequence[int] | None, limit: int | None) -> int:
         """Make dead rows ready, with no requeues and enqueued now; returns how many.
 
-        Those of these ids, or the oldest `limit`, or all.
+        The rows are the dead rows with these ids, or the oldest `limit`, or, if both are None, all.
         """
         ...
 
@@ -253,17 +258,17 @@ class Engine(Protocol):
     # --- waiting ----------------------------------------------------------------------------------
 
     def wait(self, queue: QueueRow, taken: Taken, seconds: float) -> bool:
-        """Wait until another take may find what `taken` did not; False: not within `seconds`.
+        """Wait until another take may find rows that `taken` did not find; False: not within `seconds`.
 
-        Returns True too early rather than too late: for an arrival that `taken` has not seen, when a delay
-        or lease ends, after wake().
+        Returns True too early rather than too late: after an arrival that `taken` has not seen, when a delay
+        or lease ends, and after wake().
         """
         ...
 
     def wake(self, queue: QueueRow) -> None:
-        """Let every wait() of this process on the queue return."""
+        """Let every wait() of this process for the queue return."""
         ...
 
     def close(self) -> None:
-        """Give connections back; a second close does nothing."""
+        """Close connections and end threads; a second close does nothing."""
         ...

@@ -1,6 +1,6 @@
-"""The memory engine, and what `memory:` opens: queues that live as long as this process.
+"""The memory engine, and open_storage() for urls `memory:`. Its queues live as long as this process.
 
-Made for tests and for trying things out. See kmqpy.storages.engine for what each call promises.
+It is made for tests and for trying things out.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _CAPABILITIES = Capabilities(durable=False, shared=False, blocking_take=True)
 
 
 class MemoryEngine:
-    """See Engine.
+    """Implements Engine in the memory of this process.
 
-    clock     what leases and delays follow
-    patience  how long a wait really waits, in seconds, at most; for a clock that is moved by hand, and stands
-              still while somebody waits. None: as long as is asked
+    clock     gives the time for leases and delays
+    patience  the most seconds for which wait() really waits; for tests, whose clock stands still while a
+              thread waits. None: as long as the caller asks
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class MemoryEngine:
 
     def put(self, queue: QueueRow, rows: Sequence[NewRow], connection: Any = None) -> list[int]:  # noqa: ARG002
         """See Engine."""
-        with self._entered(queue) as (found, now_ms):
+        with self._locked(queue) as (found, now_ms):
             ids = list(islice(self._ids, len(rows)))
             for row_id, new in zip(ids, rows, strict=True):
                 row = MemoryRow(
@@ -113,7 +113,7 @@ class MemoryEngine:
 
     def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:
         """See Engine."""
-        with self._entered(queue) as (found, now_ms):
+        with self._locked(queue) as (found, now_ms):
             taken: list[MessageRow] = []
             while len(taken) < limit and (first := found.ready.first()) is not None:
                 row = first[1]
@@ -129,7 +129,7 @@ class MemoryEngine:
 
     def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:  # noqa: ARG002
         """See Engine."""
-        with self._entered(queue) as (found, _):
+        with self._locked(queue) as (found, _):
             done = 0
             for row in found.current(takes, RowState.TAKEN, RowState.READY, RowState.DELAYED):
                 found.remove(row)
@@ -140,7 +140,7 @@ class MemoryEngine:
         self, queue: QueueRow, takes: Sequence[TakeRef], *, delay_ms: int, count: bool, reason: str | None
     ) -> int:
         """See Engine."""
-        with self._entered(queue) as (found, now_ms):
+        with self._locked(queue) as (found, now_ms):
             done = 0
             for row in found.current(takes, RowState.TAKEN):
                 found.requeue(row, at_ms=now_ms, now_ms=now_ms, delay_ms=delay_ms, count=count, reason=reason)
@@ -149,7 +149,7 @@ class MemoryEngine:
 
     def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> list[TakeRef]:
         """See Engine."""
-        with self._entered(queue) as (found, now_ms):
+        with self._locked(queue) as (found, now_ms):
             done = set()
             for row in found.current(takes, RowState.TAKEN):
                 row.until_ms = now_ms + lease_ms
@@ -159,7 +159,7 @@ class MemoryEngine:
 
     def bury(self, queue: QueueRow, takes: Sequence[TakeRef], reason: str) -> int:
         """See Engine."""
-        with self._entered(queue) as (found, now_ms):
+        with self._locked(queue) as (found, now_ms):
             done = 0
             for row in found.current(takes, RowState.TAKEN, RowState.READY, RowState.DELAYED):
                 row.reason = reason
@@ -170,7 +170,7 @@ class MemoryEngine:
 
     def release_all(self, queue: QueueRow) -> int:
         """See Engine."""
-        with self._entered(queue) as (found, now_ms):
+        with self._locked(queue) as (found, now_ms):
             taken = [row for row in found.rows.values() if row.state is RowState.TAKEN]
             for row in taken:
                 found.requeue(row, at_ms=now_ms, now_ms=now_ms, delay_ms=0, count=False, reason=row.reason)
@@ -178,14 +178,14 @@ class MemoryEngine:
 
     def peek(self, queue: QueueRow, limit: int) -> list[MessageRow]:
         """See Engine."""
-        with self._entered(queue) as (found, _):
+        with self._locked(queue) as (found, _):
             ready = (row for row in found.rows.values() if row.state is RowState.READY)
             first = heapq.nsmallest(limit, ready, key=lambda row: (-row.priority, row.place))
             return [row.shown() for row in first]
 
     def counts(self, queue: QueueRow, limit: int | None = None) -> Counts:  # noqa: ARG002 - counting costs nothing
         """See Engine."""
-        with self._entered(queue) as (found, _):
+        with self._locked(queue) as (found, _):
             return Counts(
                 ready=found.counts[RowState.READY],
                 delayed=found.counts[RowState.DELAYED],
@@ -203,7 +203,7 @@ class MemoryEngine:
         queued_before_ms: int | None = None,
     ) -> list[MessageRow]:
         """See Engine."""
-        with self._entered(queue) as (found, now_ms):
+        with self._locked(queue) as (found, now_ms):
             matching = (
                 row
                 for row in found.rows.values()
@@ -216,21 +216,21 @@ class MemoryEngine:
 
     def purge(self, queue: QueueRow) -> int:
         """See Engine."""
-        with self._entered(queue) as (found, _):
+        with self._locked(queue) as (found, _):
             return found.clear(RowState.READY, RowState.DELAYED, RowState.TAKEN)
 
     # --- dead letters -----------------------------------------------------------------------------
 
     def dead_rows(self, queue: QueueRow, limit: int, *, with_bodies: bool) -> list[MessageRow]:
         """See Engine."""
-        with self._entered(queue) as (found, _):
-            shown = [row.shown()._replace(size=len(row.body)) for row in _dead(found, limit)]
+        with self._locked(queue) as (found, _):
+            shown = [row.shown()._replace(size=len(row.body)) for row in _oldest_dead_rows(found, limit)]
         return shown if with_bodies else [row._replace(body=b"", headers=()) for row in shown]
 
     def redrive(self, queue: QueueRow, *, ids: Sequence[int] | None, limit: int | None) -> int:
         """See Engine."""
-        with self._entered(queue) as (found, now_ms):
-            chosen = _dead(found, limit, None if ids is None else frozenset(ids))
+        with self._locked(queue) as (found, now_ms):
+            chosen = _oldest_dead_rows(found, limit, None if ids is None else frozenset(ids))
             for row in chosen:
                 row.requeues = 0
                 row.enqueued_ms = now_ms
@@ -241,7 +241,7 @@ class MemoryEngine:
 
     def purge_dead(self, queue: QueueRow) -> int:
         """See Engine."""
-        with self._entered(queue) as (found, _):
+        with self._locked(queue) as (found, _):
             return found.clear(RowState.DEAD)
 
     # --- waiting ----------------------------------------------------------------------------------
@@ -286,15 +286,15 @@ class MemoryEngine:
             raise QueueNotFound(f"queue {queue.name!r} was deleted")
         return found
 
-    def _entered(self, queue: QueueRow) -> _Entered:
-        return _Entered(self._queue(queue), self._now_us)
+    def _locked(self, queue: QueueRow) -> _LockedQueue:
+        return _LockedQueue(self._queue(queue), self._now_us)
 
 
-class _Entered:
-    """Holds a queue's lock; the queue is up to date with the clock.
+class _LockedQueue:
+    """Holds a queue's lock in a `with` block, and carries out delays and leases that are over before it.
 
-    The time it gives is rounded up, and a time has come when the clock, rounded down, has reached it, so that
-    no delay or lease is shorter than asked.
+    The block gets the time rounded up to ms. A delay or lease is over when the clock, rounded down, has
+    reached its end. So no delay or lease is shorter than asked.
     """
 
     def __init__(self, queue: MemoryQueue, now_us: Callable[[], int]) -> None:
@@ -317,7 +317,10 @@ class _Entered:
         self._queue.changed.release()
 
 
-def _dead(queue: MemoryQueue, limit: int | None, ids: frozenset[int] | None = None) -> list[MemoryRow]:
+def _oldest_dead_rows(
+    queue: MemoryQueue, limit: int | None, ids: frozenset[int] | None = None
+) -> list[MemoryRow]:
+    """The dead rows with these ids, or all; those that were buried first, `limit` at most."""
     dead = [
         row for row in queue.rows.values() if row.state is RowState.DEAD and (ids is None or row.id in ids)
     ]
@@ -325,31 +328,31 @@ def _dead(queue: MemoryQueue, limit: int | None, ids: frozenset[int] | None = No
     return dead if limit is None else dead[:limit]
 
 
-_shared: dict[str, MemoryEngine] = {}
+_engines_by_name: dict[str, MemoryEngine] = {}
 """The engines of `memory://name`, by name."""
-_opening = threading.Lock()
+_engines_lock = threading.Lock()
 
 
-def _forget_parents() -> None:
-    """Replace the engines after a fork: they are copies of the parent's, whose locks its threads may hold."""
-    global _opening  # noqa: PLW0603
-    _shared.clear()
-    _opening = threading.Lock()
+def _forget_engines_of_parent() -> None:
+    """Drop the engines after a fork: they are copies of the parent's, whose threads may hold their locks."""
+    global _engines_lock  # noqa: PLW0603
+    _engines_by_name.clear()
+    _engines_lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parents)
+    os.register_at_fork(after_in_child=_forget_engines_of_parent)
 
 
 def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredStorage:
     """Open the storage of `memory:` or `memory://name`; all urls of one name share their queues.
 
-    The setting `create` is true unless the url says false: a queue that is missing is made, with the settings
-    of the url.
+    The setting `create` is true unless the url says false: opening a queue that is missing makes it, with the
+    settings of the url.
     """
     if url.user is not None or url.path not in ("", "/"):
         raise ConfigError("queue url: write it like memory:?queue=name, or memory://storage?queue=name")
     url.refuse_unknown(URL_SETTINGS)
-    with _opening:
-        engine = _shared.setdefault(url.address, MemoryEngine())
+    with _engines_lock:
+        engine = _engines_by_name.setdefault(url.address, MemoryEngine())
     return StoredStorage(engine, telemetry=telemetry, create_missing=True)

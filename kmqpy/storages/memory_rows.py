@@ -1,4 +1,4 @@
-"""The messages of one queue in memory, and the rules of their states. The caller gives the time."""
+"""Keeps the messages of one queue in memory, and changes their states. The caller gives the time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RowState(Enum):
 
 @dataclass(slots=True, eq=False)
 class MemoryRow:
-    """A message; `version` grows with each change of state, and makes older entries in heaps void."""
+    """A message. `version` grows with each change of state; heap entries with an older version are void."""
 
     id: int
     body: bytes
@@ -63,19 +63,19 @@ class MemoryRow:
 
 
 class _Heap:
-    """Rows by a key, the smallest first; entries of rows that have changed since are void."""
+    """Rows by a key, the smallest first. The entry of a row is void once the row changes its state."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[tuple[int, ...], int, MemoryRow]] = []
 
-    def push(self, key: tuple[int, ...], row: MemoryRow, live: int) -> None:
-        """Add a row; `live` is how many rows there are at most, so that void entries don't pile up."""
+    def push(self, key: tuple[int, ...], row: MemoryRow, row_count: int) -> None:
+        """Add a row. Above 2 * `row_count` + 64 entries, of which most are void, it removes the void ones."""
         heapq.heappush(self._entries, (key, row.version, row))
-        if len(self._entries) > 2 * live + 64:
+        if len(self._entries) > 2 * row_count + 64:
             self.drop_void()
 
     def drop_void(self) -> None:
-        """Let go of the entries that are void, and so of their rows."""
+        """Remove the void entries, which keep their rows in memory."""
         self._entries = [entry for entry in self._entries if entry[1] == entry[2].version]
         heapq.heapify(self._entries)
 
@@ -90,22 +90,26 @@ class _Heap:
 
 @dataclass(eq=False)
 class MemoryQueue:
-    """The rows of one queue; its lock guards all of it."""
+    """The rows of one queue. A caller holds the lock of `changed` while it uses any of these.
+
+    ready, due  the ready rows by order; the delayed and taken rows by when they become ready by themselves
+    arrivals    counts what waiting threads have to look again for: a ready row, an earlier end, wake()
+    """
 
     row: QueueRow
     changed: threading.Condition = field(default_factory=threading.Condition)
     rows: dict[int, MemoryRow] = field(default_factory=dict)
     counts: dict[RowState, int] = field(default_factory=lambda: dict.fromkeys(RowState, 0))
     ready: _Heap = field(default_factory=_Heap)
-    due: _Heap = field(default_factory=_Heap)  # delays and leases that end by themselves
+    due: _Heap = field(default_factory=_Heap)
     places: Iterator[int] = field(default_factory=count)
     arrivals: int = 0
     deleted: bool = False
 
-    # Every change of state goes through these three.
+    # Every change of state goes through enter() or remove().
 
     def enter(self, row: MemoryRow, state: RowState) -> None:
-        """Put a row, new or not, into this state; wakes threads that wait for it."""
+        """Put a row, new or old, into this state; wake threads that can take it now or have to wait less."""
         if row.id in self.rows:
             self.counts[row.state] -= 1
         self.rows[row.id] = row
@@ -119,7 +123,7 @@ class MemoryQueue:
         elif state is RowState.DELAYED or (state is RowState.TAKEN and not self.row.settings.is_manual):
             self.due.push((row.until_ms, row.place), row, len(self.rows))
             if (first := self.due.first()) is not None and first[1] is row:
-                self.arrivals += 1  # who waits must look again earlier
+                self.arrivals += 1  # threads that wait must look again earlier
                 self.changed.notify_all()
 
     def remove(self, row: MemoryRow) -> None:
@@ -141,7 +145,7 @@ class MemoryQueue:
     def requeue(
         self, row: MemoryRow, *, at_ms: int, now_ms: int, delay_ms: int, count: bool, reason: str | None
     ) -> None:
-        """Rule 4 of Engine."""
+        """Give a row back, or bury it over the limit of redeliveries: rule 4 of kmqpy.storages.engine."""
         settings = self.row.settings
         row.reason = reason
         if count and settings.max_redeliveries is not None and row.requeues >= settings.max_redeliveries:
@@ -157,7 +161,7 @@ class MemoryQueue:
         self.enter(row, RowState.DELAYED if row.until_ms > now_ms else RowState.READY)
 
     def pass_time(self, now_ms: int) -> None:
-        """Carry out what the clock has brought: delays and leases that are over."""
+        """Make rows ready whose delays are over, and requeue rows whose leases are over."""
         while (first := self.due.first()) is not None and first[0][0] <= now_ms:
             row = first[1]
             if row.state is RowState.DELAYED:
@@ -167,7 +171,7 @@ class MemoryQueue:
                 self.requeue(row, at_ms=at_ms, now_ms=now_ms, delay_ms=0, count=True, reason=_EXPIRED)
 
     def current(self, takes: Sequence[TakeRef], *states: RowState) -> Iterator[MemoryRow]:
-        """Yield the rows of takes that are current, of those in these states."""
+        """Yield the rows of current takes, if they are in one of these states."""
         for take in takes:
             row = self.rows.get(take.id)
             if row is not None and row.take == take.take and row.take > 0 and row.state in states:

@@ -1,7 +1,7 @@
-"""Receipts of the storages. Pure: no I/O.
+"""Makes and parses receipts of queues on storages other than Kafka. Pure: no I/O.
 
-As text: `2.` + base64url of the JSON list [storage id, queue, generation] + `.` + message id + `.` + take.
-What is before the last two dots is the same for all receipts of a queue, so it is worked out once.
+The text is `2.` + base64url of the JSON list [storage id, queue, generation] + `.` + message id + `.` + take.
+The part before the last two dots is equal in all receipts of a queue, so Receipts computes it once.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ReceiptError, shown
 from kmqpy.storages.engine import QueueRow, TakeRef
 
-_VERSION = "2."
-_OF_KAFKA = "1."
-_MOST_DIGITS = len(str(INT64_MAX))
+_PREFIX_OF_STORAGES = "2."
+_PREFIX_OF_KAFKA = "1."
+_MAX_DIGITS = len(str(INT64_MAX))
 
 
 class Receipts:
@@ -24,17 +24,17 @@ class Receipts:
     def __init__(self, storage_id: str, queue: QueueRow) -> None:
         self._origin = [storage_id, queue.name, queue.generation]
         text = json.dumps(self._origin, separators=(",", ":")).encode()
-        self._prefix = f"{_VERSION}{base64.urlsafe_b64encode(text).decode().rstrip('=')}"
+        self._prefix = f"{_PREFIX_OF_STORAGES}{base64.urlsafe_b64encode(text).decode().rstrip('=')}"
 
     def make(self, message_id: int, take: int) -> str:
-        """The receipt of one take."""
+        """The receipt of one take of a message."""
         return f"{self._prefix}.{message_id}.{take}"
 
     def parse(self, text: object) -> TakeRef:
         """The take that a receipt names.
 
-        Raises ReceiptError for what is no receipt, and for one of another storage, another queue, or a queue
-        of this name that was deleted and recreated.
+        Raises ReceiptError for anything but a receipt, and for a receipt of another storage, of another
+        queue, or of a deleted queue of the same name.
         """
         if not isinstance(text, str):
             raise ReceiptError(f"receipt: an object of type {type(text).__name__} is not a receipt")
@@ -47,6 +47,7 @@ class Receipts:
         return TakeRef(*found)
 
     def _difference(self, prefix: str, text: str) -> str:
+        """Why a receipt is not one of this queue, for an error text."""
         match _origin(prefix):
             case [str() as storage, str() as queue, str()]:
                 if storage != self._origin[0]:
@@ -58,7 +59,7 @@ class Receipts:
 
 
 def queue_named_in(receipt: str) -> str:
-    """The name of the queue that a receipt is of, which may be of any storage; raises ReceiptError."""
+    """The name of the queue in a receipt of any storage but Kafka; raises ReceiptError for any other text."""
     match _origin(receipt.rsplit(".", 2)[0]):
         case [str(), str() as queue, str()]:
             return queue
@@ -66,16 +67,16 @@ def queue_named_in(receipt: str) -> str:
 
 
 def _not_a_receipt(text: str) -> str:
-    if text.startswith(_OF_KAFKA):
+    if text.startswith(_PREFIX_OF_KAFKA):
         return "is not a receipt of this storage, but perhaps of a queue on Kafka (leave --queue-url out)"
     return "is not a receipt of kmqpy"
 
 
 def _origin(prefix: str) -> object:
-    """The part of a receipt before its numbers; None when the text is not a receipt."""
-    if not prefix.startswith(_VERSION):
+    """The JSON value that a receipt encodes before its numbers; None for a text that is not a receipt."""
+    if not prefix.startswith(_PREFIX_OF_STORAGES):
         return None
-    encoded = prefix.removeprefix(_VERSION)
+    encoded = prefix.removeprefix(_PREFIX_OF_STORAGES)
     try:
         padded = encoded.encode("ascii") + b"=" * (-len(encoded) % 4)
         return json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
@@ -85,7 +86,7 @@ def _origin(prefix: str) -> object:
 
 def parse_number(text: object) -> int | None:
     """An id, or the number of a take: decimal digits, at most 2**63 - 1. None for anything else."""
-    if not isinstance(text, str) or not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+    if not isinstance(text, str) or not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
         return None
     number = int(text)
     return number if number <= INT64_MAX else None

@@ -1,4 +1,4 @@
-"""The settings of a queue in a storage."""
+"""The settings of a queue on a storage other than Kafka, and the rule for its name."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class StoredQueueSettings(QueuePolicy):
 
     name                any text of 1 to 200 printable characters, without spaces around it
     max_hold_ms         longest lease, extension or delay of nack()
-    requeue_to          where a message goes that was given back or whose lease ended: `back`, behind all
-                        others, or `front`, its own place before those that were sent after it
-    order               `fifo`, or `any` where the storage is faster without an order
-    redelivery          `automatic` when a lease ends, or `manual`: a taken message stays in flight until
-                        the application finishes or gives back what orphans() lists
-    ephemeral           whether the storage keeps what was taken until it is acknowledged. False: a message
-                        is forgotten when it is taken, at most once
+    requeue_to          where a message goes that was given back or whose lease ended. `back`: behind all
+                        others. `front`: its own place, before messages that were sent after it
+    order               `fifo`: the order of sending. `any`: any order, where that makes the storage faster
+    redelivery          `automatic`: the storage redelivers a message when its lease ends. `manual`: a taken
+                        message stays in flight until the application finishes it or gives it back
+    ephemeral           True: the storage keeps a taken message until it is acknowledged. False: the storage
+                        deletes a message when it is taken, so it is delivered at most once
 
-    The others are those of QueuePolicy.
+    QueuePolicy describes the other settings.
     """
 
     requeue_to: str = "back"
@@ -63,7 +63,7 @@ class StoredQueueSettings(QueuePolicy):
         return self.redelivery == "manual"
 
     def check_supported(self, capabilities: Capabilities) -> None:
-        """Raise NotSupported for a setting that a storage of these capabilities can't do."""
+        """Raise NotSupported if a storage with these capabilities can't do one of the settings."""
         wanted: list[tuple[bool, bool, Literal["requeue_to", "redelivery", "ephemeral"]]] = [
             (self.to_front, capabilities.requeue_to_front, "requeue_to"),
             (self.is_manual, capabilities.manual_redelivery, "redelivery"),
@@ -74,14 +74,15 @@ class StoredQueueSettings(QueuePolicy):
                 raise NotSupported(f"{key}: this storage can't do {getattr(self, key)!r}")
 
     def to_json(self) -> str:
-        """The form in which a storage keeps them."""
+        """The settings as JSON, the form in which a storage keeps them."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str, name: str) -> StoredQueueSettings:
         """The reverse of to_json(), for the queue `name`, whatever name the text holds.
 
-        Settings of a newer kmqpy are left out. Raises ConfigError.
+        Leaves out settings that only a newer kmqpy knows. Raises ConfigError for a text that is not JSON, and
+        for a wrong value.
         """
         try:
             values = json.loads(text)
@@ -94,11 +95,12 @@ class StoredQueueSettings(QueuePolicy):
 
     @classmethod
     def of(cls, name: str, values: Mapping[str, Any]) -> StoredQueueSettings:
-        """The settings of a queue; text is converted. Raises ConfigError, with the nearest setting."""
+        """The settings of queue `name`; text is converted. Raises ConfigError for a wrong or unknown one."""
         return build(cls, values, {"name": check_queue_name(name)})
 
 
 SETTING_NAMES = tuple(field.name for field in dataclasses.fields(StoredQueueSettings) if field.name != "name")
+"""The names of all settings, which are also names of settings in a url."""
 
 
 def check_queue_name(name: object) -> str:

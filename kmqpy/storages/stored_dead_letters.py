@@ -1,4 +1,4 @@
-"""The dead letters of a StoredQueue."""
+"""Lists, redrives and purges the dead letters of a StoredQueue."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from kmqpy.storages.engine import Engine, MessageRow, QueueRow
 from kmqpy.storages.receipts import parse_number
 
 Listed = list[DeadLetter]
+"""In the class, `list` is a method."""
 
 
 class StoredDeadLetters:
-    """See kmqpy.queue.DeadLetters. `check_open` raises when the queue is closed."""
+    """Implements kmqpy.queue.DeadLetters over an engine. `check_open` raises if the queue is closed."""
 
     def __init__(self, engine: Engine, queue: QueueRow, check_open: Callable[[], None]) -> None:
         self._engine = engine
@@ -68,6 +69,6 @@ def _letter(row: MessageRow) -> DeadLetter:
 
 
 def _parsed(ids: Iterable[str]) -> list[int]:
-    """The numbers of ids; what can't be an id is left out."""
+    """Ids as numbers, without texts that can't be an id of a message."""
     check_ids(ids)
     return [number for number in map(parse_number, ids) if number is not None]

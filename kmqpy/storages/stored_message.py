@@ -1,4 +1,4 @@
-"""A message of a StoredQueue."""
+"""The messages that a StoredQueue hands out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kmqpy.storages.receipts import Receipts
 
 
 class Acknowledges(Protocol):
-    """A queue, as a message needs it."""
+    """The part of a queue that its messages use."""
 
     @property
     def name(self) -> str:
@@ -25,10 +25,12 @@ class Acknowledges(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TakeContext:
-    """Shared by the messages of one call.
+    """The objects that all messages of one receive(), peek() or orphans() share.
 
-    queue     handed them out, and acknowledges them
-    ahead_ms  by how much this machine's clock is ahead of the one that the rows tell leases by
+    queue     handed the messages out, and acknowledges them
+    receipts  makes their receipts
+    ahead_ms  how many ms this machine's clock is ahead of the storage's, to which the ends of leases in rows
+              refer; lease_until_ms adds it
     """
 
     queue: Acknowledges
@@ -37,7 +39,7 @@ class TakeContext:
 
 
 class StoredMessage(LazyMessage):
-    """A message that acknowledges itself by the queue that handed it out; see Message."""
+    """A message of an engine. It acknowledges itself by the queue that handed it out; see Message."""
 
     __slots__ = ("_context", "_row")
     _context: TakeContext

@@ -1,4 +1,4 @@
-"""The one queue over any `Engine`: checks, durations, receipts, waiting, codec, telemetry, closing."""
+"""StoredQueue, the queue over any `Engine`: it does checks, receipts, waiting, codecs and telemetry."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from kmqpy.storages.stored_dead_letters import StoredDeadLetters
 from kmqpy.storages.stored_message import StoredMessage, TakeContext
 from kmqpy.telemetry.base import Telemetry
 
-_PAGE = 1_000
-"""How many orphans are read at a time."""
+_ORPHANS_PER_READ = 1_000
+"""How many taken rows orphans() reads from the engine by one call."""
 
 
 class StoredQueue(Closeable):
     """A queue in a storage; see kmqpy.queue.Queue. Made by StoredStorage.open().
 
-    It has no state but whether it is closed, so that threads share it without a lock, and any number of
-    queues share one engine.
+    Its only state is whether it is closed, so threads share it without a lock. Any number of queues share one
+    engine. close() calls `on_close` at its end.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class StoredQueue(Closeable):
         return message.body if self._codec is None else self._codec.decode(message.body)
 
     def flush(self, timeout: Duration = 30) -> None:
-        """See Queue.flush; every call here is certain when it returns."""
+        """See Queue.flush. It waits for nothing: the storage has carried out a call when it returns."""
         duration_ms(timeout, "timeout")
         self._check_open()
 
@@ -167,7 +167,7 @@ class StoredQueue(Closeable):
     def _terms(
         self, key: bytes | str | None, headers: HeadersLike | None, delay: Duration, priority: int
     ) -> tuple[bytes | None, Headers, int, int]:
-        """All of a NewRow but its body: the same for most messages of a batch, so worked out once."""
+        """The fields of a NewRow after its body; send_many() computes them once for all plain bodies."""
         delay_ms = duration_ms(delay, "delay")
         if delay_ms > self._settings.max_delay_ms:
             raise MessageError(f"delay: {delay!r} is longer than max_delay, {self._settings.max_delay_ms} ms")
@@ -201,21 +201,21 @@ class StoredQueue(Closeable):
             lease_ms = self._bounded(lease_duration_ms(lease), "lease")
         while True:
             self._check_open()
-            asked_ms, asked = self._clock.wall_ms(), self._clock.monotonic()
+            asked_ms, asked_s = self._clock.wall_ms(), self._clock.monotonic()
             taken = self._engine.take(self._queue, max_messages, lease_ms)
             now = self._clock.monotonic()
-            if taken.rows and self._settings.ephemeral and (now - asked) * 2000 > lease_ms:
+            if taken.rows and self._settings.ephemeral and (now - asked_s) * 2000 > lease_ms:
                 # The answer took so long that less than half of the lease is left.
                 self._give_back(_takes(taken.rows), delay_ms=0, count=False, reason=None)
                 self._telemetry.failed(self.name, "receive", len(taken.rows))
             elif taken.rows:
-                # The storage's clock may be another than ours; what remains of a lease is the same.
+                # Clocks differ, but the rest of a lease is as long by the storage's clock as by ours.
                 messages = self._messages(taken.rows, ahead_ms=asked_ms - taken.now_ms)
                 self._telemetry.received(self.name, messages)
                 return messages
             if now >= deadline:
                 return []
-            self._check_open()  # a close() before take() has woken nobody
+            self._check_open()  # a close() before take() woke nobody: no thread waited yet
             if not taken.rows and not self._engine.wait(self._queue, taken, deadline - now):
                 self._check_open()
                 return []
@@ -302,19 +302,19 @@ class StoredQueue(Closeable):
                 raise ReceiptError(
                     f"receipt: message {take.id} of queue {self.name!r} was not taken, only seen"
                 )
-            found[take] = None  # one that is named twice is finished once
+            found[take] = None  # a message that is named twice is finished once
         return list(found)
 
     def _note(self, op: str, asked: int, done: int) -> None:
         if done:
             self._telemetry.finished(self.name, op, done)
-        if asked > done:  # taken by somebody else by now, or finished before
+        if asked > done:  # others were taken again by somebody else, or finished before
             self._telemetry.failed(self.name, f"late {op}", asked - done)
 
     # --- looking ----------------------------------------------------------------------------------
 
     def peek(self, limit: int = 10) -> list[Message]:
-        """See Queue.peek. The messages have no receipts that acknowledge anything."""
+        """See Queue.peek. The receipts of the messages name no take, so ack() refuses them."""
         self._check_open()
         rows = self._engine.peek(self._queue, check_limit(limit, "limit"))
         return self._messages(row._replace(take=0) for row in rows)
@@ -341,13 +341,13 @@ class StoredQueue(Closeable):
         while True:
             page = self._engine.taken_rows(
                 self._queue,
-                limit=_PAGE,
+                limit=_ORPHANS_PER_READ,
                 after=rows[-1].id if rows else 0,
                 taken_for_ms=taken_for_ms,
                 queued_before_ms=queued_before_ms,
             )
             rows += page
-            if len(page) < _PAGE:
+            if len(page) < _ORPHANS_PER_READ:
                 break
         rows.sort(key=lambda row: (row.since_ms, row.id))
         return [
@@ -422,7 +422,10 @@ def _takes(rows: Iterable[MessageRow]) -> list[TakeRef]:
 
 
 def _reason(kind: str, reason: str | None) -> str:
-    """The reason of a dead letter, worded as on Kafka, in characters that every storage can keep."""
+    """The reason as it is stored: `kind`, or `kind: reason`, as on Kafka.
+
+    Replaces NUL and lone surrogates, which not every storage can keep.
+    """
     if reason is None:
         return kind
     if not isinstance(reason, str):

@@ -1,4 +1,4 @@
-"""The one storage over any `Engine`: makes, finds, describes, deletes and opens queues."""
+"""StoredStorage, the storage over any `Engine`: it makes, lists, describes, deletes and opens queues."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from kmqpy.storages.stored_queue import StoredQueue
 from kmqpy.telemetry.base import Telemetry
 
 URL_SETTINGS = (*SETTING_NAMES, "create")
-"""Settings of a queue in a url, beside the settings of its storage."""
+"""The settings of a queue that a url may have, besides the settings of the storage."""
 
 
 class StoredStorage(Closeable):
-    """See kmqpy.queue.Storage. Its queues share the engine, with its connections and threads.
+    """Implements kmqpy.queue.Storage. Its queues share the engine, with its connections and threads.
 
-    clock           of this machine; leases follow the storage's own
-    create_missing  whether open_url() makes a queue that is missing, where the url does not say `create`
+    clock           this machine's clock; leases follow the storage's own clock
+    create_missing  whether open_url() makes a missing queue if the url does not say `create`
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class StoredStorage(Closeable):
         queue = self._engine.find_queue(url.queue)
         if queue is None and create:
             wanted.check_supported(self.capabilities)
-            self._engine.create_queue(wanted)  # or another process has, just now
+            self._engine.create_queue(wanted)  # False if another process has just made it
         queue = self._find(url.queue)
         for name in given:
             here, there = getattr(wanted, name), getattr(queue.settings, name)

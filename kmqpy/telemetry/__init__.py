@@ -1,1 +1,1 @@
-"""Metrics and tracing of the events in a message's life."""
+"""Reports events of messages (sent, received, finished …) as metrics and traces."""

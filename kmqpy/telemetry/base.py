@@ -1,7 +1,7 @@
-"""The interface through which clients report events; metrics and tracing implement it.
+"""The interface by which clients, workers and trackers report events.
 
-The user gives clients an implementation: `kmqpy.telemetry.prometheus` (Prometheus) or
-`kmqpy.telemetry.opentelemetry` (OpenTelemetry).
+The application passes an implementation as `telemetry=`: `kmqpy.telemetry.prometheus` (metrics),
+`kmqpy.telemetry.opentelemetry_metrics` (metrics), `kmqpy.telemetry.opentelemetry` (traces), or its own.
 """
 
 from __future__ import annotations
@@ -13,76 +13,79 @@ from kmqpy.message import Headers, Message
 
 
 class Telemetry:
-    """Ignores every event; subclasses override the events that they report."""
+    """Receives events and ignores them; a subclass overrides the methods of the events that it reports."""
 
     def sending(self, queue: str, headers: Headers) -> AbstractContextManager[Headers]:
-        """Around one send; yields the headers to send."""
+        """Wraps the send of one message; yields the headers to send with the message."""
         return nullcontext(headers)
 
     def received(self, queue: str, messages: Sequence[Message]) -> None:
-        """Messages were handed out."""
+        """A client received these messages, and hands them to its caller."""
 
     def finished(self, queue: str, op: str, count: int = 1) -> None:
-        """`count` messages were given an `op`: ack, nack, extend, dead-letter, or one of those of copies.
+        """A client did `op` with `count` messages: send, ack, nack, extend, dead-letter or a late op.
 
-        late-ack          the client ended copies that an earlier consumer of the message has acknowledged
-        late-dead-letter  it dead-lettered copies, handed out to nobody, as an earlier consumer had asked
-        late-postpone     it gave copies back: a lease or delay of an earlier consumer is not over
+        A late op concerns copies (records with which a tracker redelivered messages): an earlier consumer of
+        the message wrote an operation when the message was being copied, and the client follows it.
+
+        late-ack          the client finished copies, because the earlier consumer acknowledged the message
+        late-dead-letter  the client dead-lettered copies, unseen, as the earlier consumer had asked
+        late-postpone     the client gave copies back, unseen: an earlier lease or delay is not over
         """
 
     def processing(self, message: Message) -> AbstractContextManager[None]:
-        """Around the handling of one message by a worker."""
+        """Wraps the handler of a worker while it handles one message."""
         return nullcontext()
 
     def failed(self, queue: str, what: str, count: int = 1) -> None:
-        """Something failed that kmqpy gets over by itself: writing start markers, a commit."""
+        """`count` failures after which kmqpy goes on; `what` names their kind, for example `commit`."""
 
     def in_flight(self, queue: str, count: int) -> None:
-        """How many messages of this client are in flight."""
+        """The client or worker has `count` messages that it received and has not finished."""
 
     def moved(self, queue: str, headers: Headers, *, dead_letter: bool) -> None:
-        """A tracker appended a copy with these headers: a redelivery or a dead letter."""
+        """A tracker appended a copy with these headers: a redelivery, or a dead letter (`dead_letter`)."""
 
 
 class Combined(Telemetry):
-    """Reports each event to several others."""
+    """Passes each event on to several Telemetry objects, in the order in which they were given."""
 
     def __init__(self, *parts: Telemetry) -> None:
         self._parts = parts
 
     @contextmanager
     def sending(self, queue: str, headers: Headers) -> Iterator[Headers]:
-        """Around one send; each part may change the headers of the one before."""
+        """Wraps the send of one message; each part gets the headers that the part before it yielded."""
         with ExitStack() as stack:
             for part in self._parts:
                 headers = stack.enter_context(part.sending(queue, headers))
             yield headers
 
     def received(self, queue: str, messages: Sequence[Message]) -> None:
-        """Messages were handed out."""
+        """A client received these messages."""
         for part in self._parts:
             part.received(queue, messages)
 
     def finished(self, queue: str, op: str, count: int = 1) -> None:
-        """`count` messages were given an `op`."""
+        """A client did `op` with `count` messages."""
         for part in self._parts:
             part.finished(queue, op, count)
 
     @contextmanager
     def processing(self, message: Message) -> Iterator[None]:
-        """Around the handling of one message by a worker."""
+        """Wraps the handler of a worker while it handles one message."""
         with ExitStack() as stack:
             for part in self._parts:
                 stack.enter_context(part.processing(message))
             yield
 
     def failed(self, queue: str, what: str, count: int = 1) -> None:
-        """Something failed that kmqpy gets over by itself."""
+        """Something failed and kmqpy goes on."""
         for part in self._parts:
             part.failed(queue, what, count)
 
     def in_flight(self, queue: str, count: int) -> None:
-        """How many messages of this client are in flight."""
+        """The number of messages in flight changed."""
         for part in self._parts:
             part.in_flight(queue, count)
 

@@ -1,8 +1,8 @@
 """OpenTelemetry spans for send, receive, process and settle (`kmqpy[otel]`); give it as `telemetry=`.
 
-Names follow OpenTelemetry's semantic conventions for messaging as of 1.44.0. The context of a send
-travels in the header `traceparent` (or what the global propagator writes), which trackers keep on
-copies and dead letters. No span holds a body, a key or a header.
+Names follow OpenTelemetry's semantic conventions for messaging, version 1.44.0. The message carries the trace
+context of its send in the header `traceparent`, or in the headers of another global propagator. Trackers keep
+these headers on redelivered messages and dead letters. No span holds a body, a key or a header.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ except ImportError:
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 
-_SETTLING = {"ack", "nack", "dead-letter"}
+_SETTLE_OPS = {"ack", "nack", "dead-letter"}
+"""The ops of Telemetry.finished() that get a span."""
 
 
 class TracingTelemetry(Telemetry):
-    """Spans of clients, producers and workers.
+    """Makes spans of what clients, producers, workers and trackers do.
 
-    send         kind PRODUCER; its context goes into the message's headers, unless those hold one
-    receive      kind CLIENT, linked to every message's send
+    send         kind PRODUCER; its context is added to the message's headers, unless they hold a context
+    receive      kind CLIENT, linked to the send of every message
     process      kind CONSUMER, child of the message's send and linked to it
-    ack, nack …  kind CLIENT, child of what is current: in a handler, of the message's process span. A worker
-                 finishes messages in batches: child of the process span of the first
-    redeliver, dead-letter  kind PRODUCER, by a tracker, child of the message's send
+    ack, nack, dead-letter  of a client: kind CLIENT, child of the current span, which in a handler is the
+                 process span of the message. A worker finishes several messages in one call: that span is
+                 a child of the process span of the first message
+    redeliver, dead-letter  of a tracker: kind PRODUCER, child of the message's send and linked to it
 
-    The current span, if there is one when a message is processed, becomes another link. `system` is
-    the value of messaging.system. Spans of receive and ack tell that it happened, not how long it took.
+    A process span also links to the span that was current when processing began. `system` is the value of
+    messaging.system. The spans of receive, ack, nack, dead-letter and redeliver have no duration.
     """
 
     def __init__(self, tracer_provider: TracerProvider | None = None, *, system: str = "kafka") -> None:
@@ -46,7 +48,7 @@ class TracingTelemetry(Telemetry):
 
     @contextmanager
     def sending(self, queue: str, headers: Headers) -> Iterator[Headers]:
-        """Around one send; yields the headers with the context of its span."""
+        """Wraps one send in a span; yields the headers with the context of the span."""
         known = _context_of(headers)
         span = self._tracer.start_span(
             f"send {queue}",
@@ -54,7 +56,7 @@ class TracingTelemetry(Telemetry):
             attributes=self._attributes(queue, "send", "send"),
             links=_links(known),
         )
-        with _ending(span):
+        with _ends_span(span):
             if not _links(known):
                 carrier: dict[str, str] = {}
                 propagate.inject(carrier, trace.set_span_in_context(span))
@@ -63,7 +65,7 @@ class TracingTelemetry(Telemetry):
             yield headers
 
     def received(self, queue: str, messages: Sequence[Message]) -> None:
-        """Messages were handed out."""
+        """Make a span of a receive() that returned these messages."""
         links = [link for message in messages for link in _links(_context_of(message.headers))]
         attributes = self._attributes(queue, "receive", "receive")
         attributes["messaging.batch.message_count"] = len(messages)
@@ -72,8 +74,8 @@ class TracingTelemetry(Telemetry):
         ).end()
 
     def finished(self, queue: str, op: str, count: int = 1) -> None:
-        """`count` messages were given an `op`."""
-        if op not in _SETTLING:
+        """Make a span of `op`, if it is one of _SETTLE_OPS."""
+        if op not in _SETTLE_OPS:
             return
         attributes = self._attributes(queue, op, "settle")
         if count != 1:
@@ -82,7 +84,7 @@ class TracingTelemetry(Telemetry):
 
     @contextmanager
     def processing(self, message: Message) -> Iterator[None]:
-        """Around the handling of one message by a worker; its span is the current one."""
+        """Wraps the handling of one message in a span, which is the current span meanwhile."""
         sent = _context_of(message.headers)
         ambient = trace.get_current_span().get_span_context()
         links = _links(sent) + ([Link(ambient)] if ambient.is_valid else [])
@@ -90,7 +92,7 @@ class TracingTelemetry(Telemetry):
         attributes["messaging.message.id"] = message.id
         attributes["messaging.message.body.size"] = len(message.body)
         attributes["kmq.attempts"] = message.attempts
-        if hasattr(message, "partition") and hasattr(message, "offset"):  # one of Kafka's
+        if hasattr(message, "partition") and hasattr(message, "offset"):  # a KafkaMessage
             attributes["messaging.destination.partition.id"] = str(message.partition)
             attributes["messaging.kafka.offset"] = message.offset
         span = self._tracer.start_span(
@@ -101,13 +103,13 @@ class TracingTelemetry(Telemetry):
             links=links,
         )
         with (
-            _ending(span),
+            _ends_span(span),
             trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False),
         ):
             yield
 
     def moved(self, queue: str, headers: Headers, *, dead_letter: bool) -> None:
-        """A tracker appended a copy; its span is a child of the message's send."""
+        """Make a span of a copy that a tracker appended, as a child of the message's send."""
         sent = _context_of(headers)
         name = "dead-letter" if dead_letter else "redeliver"
         self._tracer.start_span(
@@ -128,8 +130,8 @@ class TracingTelemetry(Telemetry):
 
 
 @contextmanager
-def _ending(span: trace.Span) -> Iterator[None]:
-    """End the span; an error is told by its class, because its text may hold what was sent."""
+def _ends_span(span: trace.Span) -> Iterator[None]:
+    """End the span after the block; of an error only the class is recorded: its text may hold a body."""
     try:
         yield
     except BaseException as error:

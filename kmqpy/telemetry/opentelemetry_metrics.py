@@ -1,7 +1,7 @@
 """OpenTelemetry metrics of clients, producers and workers (`kmqpy[otel]`); give it as `telemetry=`.
 
-Names, units and buckets of `messaging.*` follow OpenTelemetry's semantic conventions for messaging; what
-these do not name is `kmq.*`. Without a meter provider nothing is recorded.
+Names, units and buckets of `messaging.*` follow OpenTelemetry's semantic conventions for messaging. Metrics
+that the conventions do not name are called `kmq.*`. Without a meter provider, OpenTelemetry records nothing.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ except ImportError:
 
 from kmqpy.telemetry.opentelemetry import SCHEMA_URL
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+"""Upper bounds of the buckets of both histograms, in seconds."""
 
 
 class MetricsTelemetry(Telemetry):
-    """Counts and times what clients and workers do, by queue.
+    """Counts and times what clients, producers and workers do, by queue.
 
-    messaging.client.sent.messages       sends tried; a failed one has error.type
+    messaging.client.sent.messages       messages sent or tried; failed sends have error.type
     messaging.client.operation.duration  seconds of a send until it is confirmed or fails
     messaging.client.consumed.messages   messages received
-    messaging.process.duration           seconds of a worker's handler
-    kmq.client.finished.messages         messages acknowledged, given back, extended or dead-lettered,
-                                         by messaging.operation.name
-    kmq.client.failures                  what kmqpy got over by itself, by kmq.failure
-    kmq.client.in_flight                 messages in flight, of the client that reported last
+    messaging.process.duration           seconds of a worker's handler; failed handlers have error.type
+    kmq.client.finished.messages         messages acknowledged, given back, extended or dead-lettered (all ops
+                                         of Telemetry.finished() except `send`), by messaging.operation.name
+    kmq.client.failures                  failures after which kmqpy went on, by kmq.failure
+    kmq.client.in_flight                 messages in flight of the client that reported last
 
     `system` is the value of messaging.system. Receiving and finishing are counted, not timed.
     """
@@ -55,10 +56,10 @@ class MetricsTelemetry(Telemetry):
         self._consumed = meter.create_counter(
             "messaging.client.consumed.messages", "{message}", "Messages received."
         )
-        self._operation_seconds = _seconds(
+        self._operation_seconds = _histogram(
             meter, "messaging.client.operation.duration", "How long sends take."
         )
-        self._process_seconds = _seconds(meter, "messaging.process.duration", "How long handlers take.")
+        self._process_seconds = _histogram(meter, "messaging.process.duration", "How long handlers take.")
         self._finished = meter.create_counter(
             "kmq.client.finished.messages", "{message}", "Messages given an operation after their receipt."
         )
@@ -71,7 +72,7 @@ class MetricsTelemetry(Telemetry):
 
     @contextmanager
     def sending(self, queue: str, headers: Headers) -> Iterator[Headers]:
-        """Around one send; leaves the headers as they are."""
+        """Counts and times one send; leaves the headers as they are."""
         attributes = self._attributes(queue, "send", "send")
         try:
             with self._timed(self._operation_seconds, attributes):
@@ -80,31 +81,31 @@ class MetricsTelemetry(Telemetry):
             self._sent.add(1, attributes)
 
     def received(self, queue: str, messages: Sequence[Message]) -> None:
-        """Messages were handed out."""
+        """Count messages that a client received."""
         self._consumed.add(len(messages), self._attributes(queue, "receive", "receive"))
 
     def finished(self, queue: str, op: str, count: int = 1) -> None:
-        """`count` messages were given an `op`; sends are counted by `sending`."""
+        """Count messages that a client finished or extended; sending() counts those that were sent."""
         if op != "send":
             self._finished.add(count, self._attributes(queue, op, "settle"))
 
     @contextmanager
     def processing(self, message: Message) -> Iterator[None]:
-        """Around the handling of one message by a worker."""
+        """Times the handler of a worker while it handles one message."""
         with self._timed(self._process_seconds, self._attributes(message.queue, "process", "process")):
             yield
 
     def failed(self, queue: str, what: str, count: int = 1) -> None:
-        """Something failed that kmqpy gets over by itself."""
+        """Count failures after which kmqpy goes on."""
         self._failures.add(count, self._destination(queue) | {"kmq.failure": what})
 
     def in_flight(self, queue: str, count: int) -> None:
-        """How many messages of this client are in flight."""
+        """Record the number of messages in flight of this client."""
         self._in_flight.set(count, self._destination(queue))
 
     @contextmanager
     def _timed(self, histogram: Histogram, attributes: dict[str, str]) -> Iterator[None]:
-        """Record the seconds; an error adds its class to the attributes, as error.type."""
+        """Record the seconds of the block; an error adds its class to `attributes`, as error.type."""
         started = self._clock.monotonic()
         try:
             yield
@@ -124,5 +125,5 @@ class MetricsTelemetry(Telemetry):
         }
 
 
-def _seconds(meter: Meter, name: str, description: str) -> Histogram:
-    return meter.create_histogram(name, "s", description, explicit_bucket_boundaries_advisory=_SECONDS)
+def _histogram(meter: Meter, name: str, description: str) -> Histogram:
+    return meter.create_histogram(name, "s", description, explicit_bucket_boundaries_advisory=_BUCKETS_S)

@@ -1,4 +1,4 @@
-"""Prometheus metrics of clients, producers and workers; give one to each as `telemetry=`."""
+"""Prometheus metrics of clients, producers and workers; pass one object to all of them as `telemetry=`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.message import Message
 from kmqpy.telemetry.base import Telemetry
 
-_OPS = {
+_COUNTER_OF_OP = {  # op of Telemetry.finished(): name of its counter, and help text
     "send": ("sent", "Messages sent and confirmed."),
     "ack": ("acked", "Messages acknowledged."),
     "nack": ("nacked", "Messages given back."),
@@ -21,20 +21,21 @@ _OPS = {
     "late-dead-letter": ("late_dead_lettered", "Copies dead-lettered unseen, as an earlier consumer asked."),
     "late-postpone": ("late_postponed", "Copies given back unseen: an earlier lease or delay is not over."),
 }
-_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300, 1800)
+_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300, 1800)
+"""Upper bounds of the buckets of kmq_worker_handler_seconds, in seconds."""
 
 
 class PrometheusTelemetry(Telemetry):
-    """Counts what clients and workers do, by queue.
+    """Counts what clients, producers and workers do, and times handlers, by queue.
 
     kmq_client_sent_total, …_received_total, …_acked_total, …_nacked_total, …_extended_total,
     …_dead_lettered_total, …_late_acked_total, …_late_dead_lettered_total, …_late_postponed_total   messages
-    kmq_client_failures_total{queue, what}   what kmqpy got over by itself
-    kmq_client_in_flight    messages in flight, of the client that reported last
+    kmq_client_failures_total{queue, what}   failures after which kmqpy went on
+    kmq_client_in_flight    messages in flight of the client that reported last
     kmq_worker_handler_seconds{queue, outcome}   histogram; outcome is `ok` or `error`
 
-    One for each registry (default: the global one); share it between clients, but where several
-    clients of one queue are in one process, `in_flight` tells of one of them.
+    Make one object for each registry (default: the global registry), and share it between clients. If a
+    process has several clients of one queue, kmq_client_in_flight shows only one of them.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -42,7 +43,7 @@ class PrometheusTelemetry(Telemetry):
         self._clock = clock
         self._finished = {
             op: Counter(f"kmq_client_{name}", text, ["queue"], registry=registry)
-            for op, (name, text) in _OPS.items()
+            for op, (name, text) in _COUNTER_OF_OP.items()
         }
         self._received = Counter("kmq_client_received", "Messages handed out.", ["queue"], registry=registry)
         self._failures = Counter(
@@ -62,21 +63,21 @@ class PrometheusTelemetry(Telemetry):
             "How long handlers take.",
             ["queue", "outcome"],
             registry=registry,
-            buckets=_SECONDS,
+            buckets=_BUCKETS_S,
         )
 
     def received(self, queue: str, messages: Sequence[Message]) -> None:
-        """Messages were handed out."""
+        """Count messages that a client received."""
         self._received.labels(queue).inc(len(messages))
 
     def finished(self, queue: str, op: str, count: int = 1) -> None:
-        """`count` messages were given an `op`."""
+        """Count messages of an `op` in its counter."""
         if op in self._finished:
             self._finished[op].labels(queue).inc(count)
 
     @contextmanager
     def processing(self, message: Message) -> Iterator[None]:
-        """Around the handling of one message by a worker."""
+        """Times the handler of a worker while it handles one message."""
         started, outcome = self._clock.monotonic(), "error"
         try:
             yield
@@ -86,9 +87,9 @@ class PrometheusTelemetry(Telemetry):
             self._seconds.labels(message.queue, outcome).observe(seconds)
 
     def failed(self, queue: str, what: str, count: int = 1) -> None:
-        """Something failed that kmqpy gets over by itself."""
+        """Count failures after which kmqpy goes on."""
         self._failures.labels(queue, what).inc(count)
 
     def in_flight(self, queue: str, count: int) -> None:
-        """How many messages of this client are in flight."""
+        """Record the number of messages in flight of this client."""
         self._in_flight.labels(queue).set(count)

@@ -1,4 +1,4 @@
-"""For tests: queues in memory whose clock the test moves, and the contract suite that every storage passes.
+"""For tests of applications: queues in memory, whose clock the test moves. For storages: the contract suite.
 
     from kmqpy.testing import ManualClock, memory_storage
 
@@ -8,10 +8,10 @@
         queue = storage.open("orders")
         queue.send("x")
         queue.receive()
-        clock.advance(30)  # its lease is over, and no time has passed
+        clock.advance(30)  # now the lease is over, and the test has not waited
         assert queue.receive()[0].attempts == 2
 
-The suite is run by `pytest --kmq-storage=URL` (kmqpy.pytest_plugin).
+`pytest --kmq-storage=URL` runs the contract suite, which every storage must pass (kmqpy.pytest_plugin).
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from kmqpy.queue import Storage
 
 __all__ = ["ManualClock", "memory_storage"]
 
-_PATIENCE_S = 0.02
+_MAX_WAIT_S = 0.02
+"""The longest wait of receive() in a queue of memory_storage(), in seconds of real time."""
 _START_MS = 1_700_000_000_000
+"""Where a ManualClock starts by default: 2023-11-14."""
 
 
 class ManualClock:
@@ -41,11 +43,11 @@ class ManualClock:
         return self._start_ms + self._passed_ms
 
     def monotonic(self) -> float:
-        """Seconds since it was made."""
+        """Seconds by which the clock was moved."""
         return self._passed_ms / 1000
 
     def sleep(self, seconds: float) -> None:
-        """Move the clock, and return at once."""
+        """Move the clock by `seconds`, and return at once."""
         self.advance(seconds)
 
     def advance(self, duration: Duration) -> None:
@@ -55,13 +57,13 @@ class ManualClock:
 
 
 def memory_storage(clock: Clock | None = None) -> Storage:
-    """A storage of its own in memory, without queues.
+    """Make a storage in memory, without queues.
 
-    Its leases and delays follow `clock` (default: a ManualClock that nobody moves). While nothing is there,
-    receive() with a `wait` waits 20 ms at most, since a clock that stands still would never end the wait.
+    Leases and delays follow `clock` (default: a ManualClock that nobody moves). receive() waits at
+    most 20 ms for a message, also if its `wait` is longer: a clock that stands still would never end it.
     """
     from kmqpy.storages.memory import MemoryEngine
     from kmqpy.storages.stored_storage import StoredStorage
 
     clock = ManualClock() if clock is None else clock
-    return StoredStorage(MemoryEngine(clock, patience=_PATIENCE_S), clock=clock)
+    return StoredStorage(MemoryEngine(clock, patience=_MAX_WAIT_S), clock=clock)

@@ -1,1 +1,1 @@
-"""Handler functions over any queue: threads, leases, order by key, asyncio."""
+"""Workers: call a handler for each message of a queue of any storage, in threads or on asyncio."""

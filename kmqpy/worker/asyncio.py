@@ -1,4 +1,4 @@
-"""Queues and workers for asyncio: the same core, called in threads. No second copy of the logic.
+"""Queues and workers for asyncio: they call the Queue and Worker classes in threads.
 
 async with AsyncQueue(queue_for(url)) as queue:
     async for message in queue:
@@ -39,26 +39,29 @@ _log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_SLICE_S = 1.0
-"""How long a thread may go on to receive after its caller was cancelled."""
-_POLL_S = 0.05
-_TIMER_S = 0.001
-"""How much too early an event loop may call back, at most."""
-_AHEAD = 10
-"""How many messages `async for` takes at a time."""
+_MAX_RECEIVE_S = 1.0
+"""The longest single call of Queue.receive(), in seconds; a longer wait is divided into several calls. A call
+goes on in its thread after its caller was cancelled."""
+_STOP_POLL_S = 0.05
+"""Seconds between two checks of AsyncWorker.run() whether the worker stops."""
+_TIMER_EARLY_S = 0.001
+"""Seconds by which an event loop may call back too early; timers are longer by that time."""
+_MAX_TAKEN_AHEAD = 10
+"""The most messages that `async for` takes in one call (at most once: 1) and then yields one by one."""
 
 
 class AsyncQueue:
-    """A queue whose operations are awaited; each runs in one of `threads` threads.
+    """Offers the operations of a Queue as coroutines; may be used on several event loops.
 
-    send() and ack() of concurrent coroutines are gathered: while one batch of them is under way, the next
-    one grows. They are done in the order of the calls.
+    receive() and `async for` run in `threads` threads, most other operations in `threads` more. send() and
+    ack() have a thread each, and work in batches: while a batch is sent or acknowledged, calls of concurrent
+    coroutines gather for the next batch, in the order of the calls.
 
-    A cancelled receive() loses no message: what arrives after the cancellation is given back and
-    not counted as an attempt; on an at-most-once queue the next receive() returns it. Any other operation
-    that is cancelled may have happened: a message may have been sent. Closing this closes the queue.
+    A cancelled receive() loses no message: messages that arrive after the cancellation are given back, and
+    the attempt is not counted. On an at-most-once queue, which can't take messages back, the next receive()
+    returns them. Any other operation that is cancelled may have happened: a message may have been sent.
 
-    It may be used on several event loops.
+    close() also closes the queue.
     """
 
     def __init__(self, queue: Queue, *, threads: int = 4, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -67,27 +70,27 @@ class AsyncQueue:
         self._guard = ForkGuard(f"the queue {queue.name!r} for asyncio")
         self._queue = queue
         self._clock = clock
-        # A pool of their own: receives that wait for messages must not hold up acknowledgements.
+        # Two pools, so that operations need not wait for calls of receive() that wait for messages.
         self._takers = ThreadPoolExecutor(threads, "kmq-aio-receive")
         self._pool = ThreadPoolExecutor(threads, "kmq-aio")
         self._sends: Batches[OutgoingMessage, str] = Batches("kmq-aio-send", self._send_all)
         self._acks: Batches[_Ack, None] = Batches("kmq-aio-ack", partial(each_result, self._ack_all))
         self._at_most_once = queue.at_most_once
-        self._kept: deque[Message] = deque()  # that can't be given back
-        self._ahead: deque[Message] = deque()  # of one batch
-        self._use_until = 0.0
-        self._giving_back: asyncio.TimerHandle | None = None
-        self._turn = threading.Lock()  # for who starts to take ahead
+        self._unhandled: deque[Message] = deque()  # of cancelled receives, at most once
+        self._taken_ahead: deque[Message] = deque()  # for `async for`
+        self._hand_out_until = 0.0  # afterwards the messages taken ahead are given back
+        self._give_back_timer: asyncio.TimerHandle | None = None
+        self._take_ahead_lock = threading.Lock()  # guards _taking_ahead
         self._taking_ahead: Future[None] | None = None
         self._closed = False
 
     @property
     def queue(self) -> Queue:
-        """The queue itself, for `call`."""
+        """The queue whose operations this object offers, for call()."""
         return self._queue
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run any operation in a thread: `await q.call(q.queue.purge)`."""
+        """Run any other operation of the queue in a thread: `await q.call(q.queue.purge)`."""
         self._check_open()
         return await asyncio.wrap_future(self._start(self._pool, partial(function, *args, **kwargs)))
 
@@ -102,7 +105,7 @@ class AsyncQueue:
     ) -> str:
         """See Queue.send; within a transaction: `await q.call(q.queue.send, …, connection=…)`."""
         self._check_open()
-        own = None if headers is None else headers_from(headers)  # now: they may be an iterator
+        own = None if headers is None else headers_from(headers)  # converted now: they may be an iterator
         message = OutgoingMessage(body, key=key, headers=own, delay=delay, priority=priority)
         return await self._sends.submit(message)
 
@@ -124,7 +127,7 @@ class AsyncQueue:
         deadline = self._clock.monotonic() + duration_ms(wait, "wait") / 1000
         while True:
             left = max(0.0, deadline - self._clock.monotonic())
-            messages = await self._receive(max_messages, min(left, _SLICE_S), lease)
+            messages = await self._receive(max_messages, min(left, _MAX_RECEIVE_S), lease)
             if messages or self._clock.monotonic() >= deadline:
                 return messages
 
@@ -155,17 +158,17 @@ class AsyncQueue:
         await self.call(self._queue.dead_letter, *messages, reason=reason, wait=wait)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """Messages one by one until the queue is closed, with the queue's default lease.
+        """Yield messages one by one until the queue is closed, with the queue's default lease.
 
-        A few are taken ahead. Those whose turn does not come in time are given back, which does not
-        count as an attempt.
+        Up to _MAX_TAKEN_AHEAD messages are taken in one call. Messages that the caller does not ask for
+        before about half of their lease is over are given back, and the attempt is not counted.
         """
         while not self._closed:
             self._guard.raise_if_inherited()
-            self._give_back_stale()  # the loop may have stood still
+            self._give_back_stale()  # the event loop may have been blocked when the timer ended
             try:
-                message = self._ahead.popleft()
-            except IndexError:  # none is there, or one of another event loop was faster
+                message = self._taken_ahead.popleft()
+            except IndexError:  # empty: nothing was taken ahead, or another event loop took it
                 try:
                     await self._take_ahead()
                 except Closed:
@@ -174,7 +177,7 @@ class AsyncQueue:
                 yield message
 
     async def close(self) -> None:
-        """Give back what was taken ahead, let operations end, close the queue."""
+        """Give back messages that were taken ahead, wait for running operations, then close the queue."""
         if self._closed or self._guard.inherited:
             return
         self._closed = True
@@ -189,51 +192,51 @@ class AsyncQueue:
         await self.close()
 
     async def _take_ahead(self) -> None:
-        with self._turn:
+        with self._take_ahead_lock:
             taking = self._taking_ahead
             is_mine = taking is None or taking.done()
             if is_mine:
                 taking = self._taking_ahead = self._start(self._takers, self._take_in_thread)
         assert taking is not None
         try:
-            await _end_of(taking)
+            await _wait_for_end(taking)
         except asyncio.CancelledError:
             taking.add_done_callback(lambda _: self._give_back_ahead())
             raise
-        taking.result()  # raises what it raised
+        taking.result()  # raises the error of receive(), if there was one
         if is_mine and not self._at_most_once:
-            if self._giving_back is not None:
-                self._giving_back.cancel()
-            left_s = self._use_until - self._clock.monotonic()
-            self._giving_back = asyncio.get_running_loop().call_later(
-                left_s + _TIMER_S, self._give_back_stale
+            if self._give_back_timer is not None:
+                self._give_back_timer.cancel()
+            left_s = self._hand_out_until - self._clock.monotonic()
+            self._give_back_timer = asyncio.get_running_loop().call_later(
+                left_s + _TIMER_EARLY_S, self._give_back_stale
             )
 
     def _take_in_thread(self) -> None:
         begun = self._clock.monotonic()
         if self._at_most_once:
-            messages = _popped(self._kept, 1) or self._queue.receive(1, wait=_SLICE_S, lease=None)
-            self._use_until = math.inf
+            messages = _popped(self._unhandled, 1) or self._queue.receive(1, wait=_MAX_RECEIVE_S, lease=None)
+            self._hand_out_until = math.inf
         else:
-            messages = self._queue.receive(_AHEAD, wait=_SLICE_S, lease=None)
-            # At least half of the lease is left now, and half of what is left is the caller's (rule R11). The
-            # times in messages are of the storage's clock, which may differ from ours.
+            messages = self._queue.receive(_MAX_TAKEN_AHEAD, wait=_MAX_RECEIVE_S, lease=None)
+            # receive() promises that half of the lease is left. At least half of that is kept for the caller
+            # (rule R11 of docs/rules.md). Only durations count: the storage's clock may differ from ours.
             now, lease_s = self._clock.monotonic(), self._queue.default_lease
-            self._use_until = now + max(lease_s / 2, lease_s - (now - begun)) / 2
-        self._ahead.extend(messages)
+            self._hand_out_until = now + max(lease_s / 2, lease_s - (now - begun)) / 2
+        self._taken_ahead.extend(messages)
 
     def _give_back_stale(self) -> None:
-        if self._clock.monotonic() >= self._use_until:  # else they are of a later batch
+        if self._clock.monotonic() >= self._hand_out_until:  # else the messages are of a later batch
             self._give_back_ahead()
 
     def _give_back_ahead(self) -> None:
-        """Runs in any thread, an event loop's included, so it must not block."""
-        if ahead := _popped(self._ahead):
+        """Give back the messages taken ahead, in a thread; must not block: event loops call this method."""
+        if ahead := _popped(self._taken_ahead):
             self._pool.submit(self._give_back, ahead)
 
     async def _receive(self, max_messages: int, wait_s: float, lease: Duration | None) -> list[Message]:
         self._check_open()
-        if kept := _popped(self._kept, max_messages):
+        if kept := _popped(self._unhandled, max_messages):
             return kept
         taking = self._start(
             self._takers, partial(self._queue.receive, max_messages, wait=wait_s, lease=lease)
@@ -245,29 +248,29 @@ class AsyncQueue:
             raise
 
     def _give_back_later(self, taking: Future[list[Message]]) -> None:
-        """Runs in any thread, the event loop's included, so it must not block."""
+        """Give back the messages of a cancelled receive(), in a thread; must not block, see above."""
         if not taking.cancelled() and taking.exception() is None and (messages := taking.result()):
             self._pool.submit(self._give_back, messages)
 
     def _give_back(self, messages: list[Message]) -> None:
         if self._at_most_once:
-            self._kept.extend(messages)
+            self._unhandled.extend(messages)
             return
         try:
             self._queue.nack(*messages, count=False)
-        except Exception:  # nobody waits for it; the messages are redelivered when their leases end
+        except Exception:  # nobody awaits this call; the messages are redelivered when their leases end
             _log.exception("messages could not be given back", extra={"count": len(messages)})
 
     def _close(self) -> None:
-        self._takers.shutdown()  # first: what its calls still receive is given back by the other pool
+        self._takers.shutdown()  # first: messages that it still receives are given back in the other pool
         self._give_back_ahead()
         self._sends.close()
         self._acks.close()
         self._pool.shutdown()
-        if self._kept:
+        if self._unhandled:
             _log.warning(
                 "the queue is at most once: messages that nobody has handled are lost",
-                extra={"queue": self._queue.name, "count": len(self._kept)},
+                extra={"queue": self._queue.name, "count": len(self._unhandled)},
             )
         self._queue.close()
 
@@ -283,7 +286,7 @@ class AsyncQueue:
         self._check_open()
         try:
             return pool.submit(work)
-        except RuntimeError:  # another thread has just closed it
+        except RuntimeError:  # another thread has just closed the pool
             raise Closed(f"the queue {self._queue.name!r} is closed") from None
 
     def _check_open(self) -> None:
@@ -293,20 +296,20 @@ class AsyncQueue:
 
 
 class _Ack(NamedTuple):
-    """A call of ack()."""
+    """The arguments of one call of ack()."""
 
     messages: Sequence[Message | str]
     wait: bool
 
 
 class AsyncWorker:
-    """A Worker whose handler is a coroutine function, run on the event loop that awaits `run()`.
+    """Calls a coroutine function for each message of a queue, on the event loop that awaits `run()`.
 
-    Everything else is as with Worker, whose keyword arguments it takes; one thread per running
-    handler waits for it. A handler that is still running after `drain_timeout` is cancelled.
+    AsyncWorker runs a Worker, and takes the same keyword arguments. Each of the `concurrency` threads of the
+    Worker waits for one running handler. A handler that still runs after `drain_timeout` is cancelled.
 
-    Signals are the application's, which calls stop() or cancels run() when it ends; with `handle_signals`,
-    for programs that do nothing else, run() takes SIGTERM and SIGINT.
+    By default AsyncWorker leaves signals alone: the application calls stop() or cancels run(). With
+    `handle_signals`, for programs that do nothing else, SIGTERM and SIGINT stop the worker while run() runs.
     """
 
     def __init__(
@@ -324,27 +327,27 @@ class AsyncWorker:
         self._running: set[Future[BaseException | None]] = set()
 
     async def run(self) -> None:
-        """Work until stop(), cancellation, a failure, or a signal with `handle_signals`, then drain.
+        """Work until stop(), cancellation, a failure or (with `handle_signals`) a signal, then drain.
 
-        Raises what ended the worker: ConfigError, NotSupported, Closed, Forked.
+        Raises the error that ended the worker, if there was one; see Worker.run().
         """
         self._loop = asyncio.get_running_loop()
         with called_at_signals(self._loop, self._stop_at) if self._handle_signals else nullcontext():
             self._worker.start()
             try:
                 while not self._worker.stopping:
-                    await asyncio.sleep(_POLL_S)
+                    await asyncio.sleep(_STOP_POLL_S)
             finally:
                 await self._drain()
         if self._worker.failure is not None:
             raise self._worker.failure
 
     def stop(self) -> None:
-        """Take no more messages; run() returns when the handlers have ended."""
+        """Let the worker take no more messages; run() returns when the drain is over."""
         self._worker.stop(wait=False)
 
     async def _drain(self) -> None:
-        # In a thread, because handlers need the event loop to end.
+        # stop() blocks, and handlers need the event loop to end, so stop() runs in a thread.
         try:
             await _in_thread(self._worker.stop)
         finally:
@@ -355,7 +358,7 @@ class AsyncWorker:
         assert self._loop is not None
         handling = self._handle(message)
         try:
-            # The task inherits this thread's context: the span of the message.
+            # The task inherits the context of this thread, which holds the span of the message.
             future = asyncio.run_coroutine_threadsafe(handling, self._loop)
         except RuntimeError:  # the loop is closed
             handling.close()
@@ -369,7 +372,7 @@ class AsyncWorker:
             raise error
 
     async def _handle(self, message: Message) -> BaseException | None:
-        """Call the handler; returns its error, because some errors would end the event loop."""
+        """Call the handler, and return its error: raised in a task, some errors would end the event loop."""
         try:
             await self._handler(message)
         except asyncio.CancelledError:
@@ -383,8 +386,8 @@ class AsyncWorker:
         self.stop()
 
 
-async def _end_of(work: Future[None]) -> None:
-    """Wait until it has ended; it goes on when the caller is cancelled, since others may wait for it, too."""
+async def _wait_for_end(work: Future[None]) -> None:
+    """Wait for the end of `work`; cancelling the caller leaves `work` alone: others may wait for it, too."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
 
@@ -397,7 +400,7 @@ async def _end_of(work: Future[None]) -> None:
 
 
 def _popped(messages: deque[Message], most: int = sys.maxsize) -> list[Message]:
-    """Take up to `most` from the left; other threads may do the same."""
+    """Remove and return up to `most` messages from the left; safe while other threads do it, too."""
     found: list[Message] = []
     with suppress(IndexError):
         while len(found) < most:
@@ -406,7 +409,7 @@ def _popped(messages: deque[Message], most: int = sys.maxsize) -> list[Message]:
 
 
 async def _in_thread(function: Callable[[], None]) -> None:
-    """Run `function` to its end in a thread of its own, also when the caller is cancelled."""
+    """Run `function` in a new thread; it runs to its end even if the caller is cancelled."""
     executor = ThreadPoolExecutor(1, "kmq-aio-once")
     future = executor.submit(function)
     executor.shutdown(wait=False)

@@ -1,4 +1,4 @@
-"""Gathers what concurrent coroutines ask for, and does it in batches, in one thread."""
+"""Gathers items of concurrent coroutines, for example sends, and processes them in batches in a thread."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from kmqpy.errors import Closed, ConfigError, MessageError, NotSupported, Receip
 T = TypeVar("T")
 R = TypeVar("R")
 
-_MOST = 1_000
-"""Items of one batch."""
-_REFUSALS = (ConfigError, MessageError, NotSupported, ReceiptError)
-"""Errors of a bad item; a queue raises them before anything is done."""
+_MAX_BATCH = 1_000
+"""The most items in one batch; further items wait for the next batch."""
+_REFUSAL_ERRORS = (ConfigError, MessageError, NotSupported, ReceiptError)
+"""Errors that a queue raises for a bad item before it does anything with the other items."""
 
 
 def each_result(do: Callable[[Sequence[T]], Sequence[R]], items: Sequence[T]) -> list[R | BaseException]:
-    """The result of each item, or its error.
+    """Call `do` with the items; return the result of each item, or its error.
 
-    Where `do` refuses items because one of them is bad, the others are done without it. After any other error
-    nobody knows which of them were done: it is the error of all.
+    If `do` raises one of _REFUSAL_ERRORS, each half of the items is tried alone, so that only bad items get
+    the error. After any other error nobody knows which items were done: all items get the error.
     """
     try:
         return list(do(items))
-    except _REFUSALS as error:
+    except _REFUSAL_ERRORS as error:
         if len(items) == 1:
             return [error]
         half = len(items) // 2
@@ -36,10 +36,9 @@ def each_result(do: Callable[[Sequence[T]], Sequence[R]], items: Sequence[T]) ->
 
 
 class Batches(Generic[T, R]):
-    """Has items done by `do`, which takes a batch and returns the result or error of each, in a thread.
+    """Passes items to `do` in batches, in a thread; `do` returns the result or error of each item of a batch.
 
-    While one batch is under way, further items gather for the next. They are done in the order in which they
-    were submitted.
+    While `do` runs, further items gather for the next batch. Items stay in the order of submit().
     """
 
     def __init__(self, name: str, do: Callable[[Sequence[T]], Sequence[R | BaseException]]) -> None:
@@ -50,9 +49,9 @@ class Batches(Generic[T, R]):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def submit(self, item: T) -> asyncio.Future[R]:
-        """Submit an item, on an event loop; its result is set there. One that is cancelled may be done.
+        """Add an item; called on an event loop, on which the returned future gets the result of the item.
 
-        Raises Closed after close().
+        An item whose future is cancelled is still passed to `do`. Raises Closed after close().
         """
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         with self._changed:
@@ -66,7 +65,7 @@ class Batches(Generic[T, R]):
         return future
 
     def close(self) -> None:
-        """Return when all that was submitted is done; no more may be."""
+        """Return when all submitted items are done; submit() raises Closed from now on."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -77,22 +76,22 @@ class Batches(Generic[T, R]):
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closing)
-                batch = self._waiting[:_MOST]
-                del self._waiting[:_MOST]
+                batch = self._waiting[:_MAX_BATCH]
+                del self._waiting[:_MAX_BATCH]
             if not batch:
                 return
             _deliver([future for _, future in batch], self._do([item for item, _ in batch]))
 
 
 def _deliver(futures: Sequence[asyncio.Future[R]], results: Sequence[R | BaseException]) -> None:
-    """Set the results on the event loops of the futures."""
+    """Set the results or errors of the futures, on their event loops."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[R], R | BaseException]]] = {}
     for future, result in zip(futures, results, strict=True):
         by_loop.setdefault(future.get_loop(), []).append((future, result))
     for loop, pairs in by_loop.items():
         try:
             loop.call_soon_threadsafe(_set_all, pairs)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed: nobody awaits the futures any more
             continue
 
 

@@ -1,4 +1,4 @@
-"""Failures that a worker gets over: they are logged and counted."""
+"""Logs and counts the failures after which a worker goes on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 class Failures:
-    """Tells the log and the telemetry of what went wrong with one queue; raises nothing."""
+    """Reports failures of one worker to the log and to the telemetry; never raises."""
 
     def __init__(self, queue: str, telemetry: Telemetry) -> None:
         self._queue = queue
@@ -30,5 +30,5 @@ class Failures:
         """Count `count` failures of the kind `what`."""
         try:
             self._telemetry.failed(self._queue, what, count)
-        except Exception:  # no thread of ours may end because of it
+        except Exception:  # a faulty telemetry must not end a thread of the worker
             _log.exception("telemetry failed", extra={"queue": self._queue})

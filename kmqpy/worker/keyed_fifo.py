@@ -1,4 +1,4 @@
-"""Decides which of the messages at hand may be started next. Pure: no threads, no clock."""
+"""Decides which of the messages that a worker has received starts next. Pure: no threads, no clock."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ T = TypeVar("T")
 
 
 class KeyedFifo(Generic[T]):
-    """Items in the order they came; those of one key one at a time.
+    """Gives out items in the order in which they were added, but of each key only one item at a time.
 
-    An item without key (None) waits for nobody.
+    The next item of a key is ready after done() for the item before. Items without a key (None) do not wait.
     """
 
     def __init__(self) -> None:
         self._ready: deque[tuple[bytes | None, T]] = deque()
-        # A key stands here while one of its items is ready or started; its value waits after that.
-        self._lanes: dict[bytes, deque[T]] = {}
+        # Has a key while one item of the key is ready or started; the value holds the later items of the key.
+        self._waiting_by_key: dict[bytes, deque[T]] = {}
 
     def __bool__(self) -> bool:
-        """True when an item is ready or waits for an earlier item of its key."""
-        return bool(self._ready) or any(self._lanes.values())
+        """True if any item is not started: it is ready, or waits for an earlier item of its key."""
+        return bool(self._ready) or any(self._waiting_by_key.values())
 
     def add(self, key: bytes | None, item: T) -> None:
-        """Queue an item."""
+        """Add an item behind the others."""
         if key is None:
             self._ready.append((None, item))
-        elif key in self._lanes:
-            self._lanes[key].append(item)
+        elif key in self._waiting_by_key:
+            self._waiting_by_key[key].append(item)
         else:
-            self._lanes[key] = deque()
+            self._waiting_by_key[key] = deque()
             self._ready.append((key, item))
 
     def start(self) -> T | None:
-        """The next item that may start, or None; `done` must follow."""
+        """Remove and return the next item that may start, or None. When the item ends, call done()."""
         return self._ready.popleft()[1] if self._ready else None
 
     def done(self, key: bytes | None) -> None:
-        """An item of `key` that was started is done: the next of its key may start."""
+        """Note that a started item of `key` has ended, so that the next item of the key may start."""
         if key is None:
             return
-        lane = self._lanes[key]
-        if lane:
-            self._ready.append((key, lane.popleft()))
+        waiting_of_key = self._waiting_by_key[key]
+        if waiting_of_key:
+            self._ready.append((key, waiting_of_key.popleft()))
         else:
-            del self._lanes[key]
+            del self._waiting_by_key[key]
 
     def clear(self) -> list[T]:
-        """Forget the items that were not started; returns them."""
+        """Remove and return all items that were not started."""
         waiting = [item for _, item in self._ready]
         for key, _ in self._ready:
             if key is not None:
-                waiting.extend(self._lanes.pop(key))
-        for lane in self._lanes.values():
-            waiting.extend(lane)
-            lane.clear()
+                waiting.extend(self._waiting_by_key.pop(key))
+        for waiting_of_key in self._waiting_by_key.values():
+            waiting.extend(waiting_of_key)
+            waiting_of_key.clear()
         self._ready.clear()
         return waiting

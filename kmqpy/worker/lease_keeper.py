@@ -16,10 +16,13 @@ from kmqpy.worker.failures import Failures
 
 @dataclass(eq=False, slots=True)
 class LeasedMessage:
-    """A message that a worker has received and not finished. Times are monotonic, in seconds.
+    """A message that a worker has received and not finished. Times are seconds of Clock.monotonic().
 
-    context  in which its handler ran, with the span of the message
-    lost     it is no longer the worker's: finished by others, or its lease was over
+    key         messages of one key are handled one at a time; None: no order
+    lease_ends  the lease certainly holds until this time; afterwards others may have the message
+    extend_at   when the LeaseKeeper extends the lease next
+    context     the context in which the handler runs, with the span of the message; None before
+    lost        True if the message is no longer the worker's: others finished it, or its lease was over
     """
 
     message: Message
@@ -31,13 +34,16 @@ class LeasedMessage:
 
 
 class LeaseKeeper:
-    """Extends the leases of messages until they are finished; run() extends all that are due in one call.
+    """Extends the leases of messages until finish() is called for them, in the thread that calls run().
 
-    An extension that reached the queue after an acknowledgement or a nack would undo it. So finish() waits
-    for one that is under way, and afterwards there is none.
+    run() extends all leases that are due in one call. A lease is due when a third of its duration has passed
+    since receive() returned the message, or since the last extension.
 
-    Messages that the queue says are lost are extended no more; `on_lost` is called with them, and must not
-    raise.
+    An extension that reaches the queue after an acknowledgement or a nack would undo it. So finish() waits
+    for an extension of its messages that is under way; afterwards they are not extended again.
+
+    If the queue says that messages are lost (no longer the worker's), the LeaseKeeper does not extend them
+    again, and calls `on_lost` with them. `on_lost` must not raise.
     """
 
     def __init__(
@@ -61,7 +67,7 @@ class LeaseKeeper:
     def add(
         self, messages: Iterable[Message], key_of: Callable[[Message], bytes | None]
     ) -> list[LeasedMessage]:
-        """Extend the leases of these messages, which were just received, from now on."""
+        """Start to extend the leases of messages that receive() just returned; `key_of` tells their keys."""
         now = self._clock.monotonic()
         # Queues promise that half of the lease is left when receive() returns.
         added = [
@@ -78,7 +84,7 @@ class LeaseKeeper:
         return added
 
     def finish(self, messages: Sequence[LeasedMessage]) -> list[LeasedMessage]:
-        """Stop extending these messages; returns those that were not finished before."""
+        """Stop extending the leases of these messages; returns the messages that were not finished before."""
         with self._changed:
             self._changed.wait_for(lambda: self._extending.isdisjoint(messages))
             mine = [one for one in messages if one in self._leased]
@@ -86,22 +92,22 @@ class LeaseKeeper:
         return mine
 
     def unfinished(self) -> list[LeasedMessage]:
-        """The messages that were added and not finished."""
+        """The messages that were given to add() and not yet to finish()."""
         with self._changed:
             return list(self._leased)
 
     def run(self) -> None:
-        """Extend leases until close()."""
-        tick = min(1.0, max(0.005, self._lease_s / 30))
-        while not self._closed.wait(tick):
+        """Extend leases when they are due, until close()."""
+        pause_s = min(1.0, max(0.005, self._lease_s / 30))
+        while not self._closed.wait(pause_s):
             self.extend_due()
 
     def close(self) -> None:
-        """Let run() end."""
+        """Let run() return."""
         self._closed.set()
 
     def extend_due(self) -> None:
-        """Extend the leases of which a third is over."""
+        """Extend the leases that are due; those that fail are due again after a tenth of their duration."""
         now = self._clock.monotonic()
         with self._changed:
             due = [one for one in self._leased if one.extend_at <= now and not one.lost]
@@ -127,7 +133,7 @@ class LeaseKeeper:
             if one in failed:
                 one.extend_at = begun + self._lease_s / 10
             else:
-                if ended < one.lease_ends:  # else it may have been redelivered before
+                if ended < one.lease_ends:  # else the message may have been redelivered meanwhile
                     one.lease_ends = begun + self._lease_s
                 one.extend_at = begun + self._lease_s / 3
         if failed:
@@ -143,10 +149,10 @@ class LeaseKeeper:
 def call_for_all(
     call: Callable[[Sequence[Message]], None], messages: Sequence[LeasedMessage]
 ) -> dict[LeasedMessage, Exception]:
-    """Call once for all messages; returns those for which it failed, with the error.
+    """Call `call` once for all messages; returns the messages for which it failed, with the error.
 
-    Where the call is refused, it is repeated for each half of the messages, so that a bad one costs only
-    itself and a few calls. It is not while the storage does not answer: each call would take as long.
+    If the call raises an error, it is repeated for each half of the messages, so that only bad messages fail.
+    It is not repeated after Unavailable: while the storage does not answer, each call would take as long.
     """
     try:
         call([one.message for one in messages])

@@ -1,4 +1,4 @@
-"""Decisions about a message when its handler ends. Pure: no threads, no clock."""
+"""Decides what becomes of a message when its handler has ended. Pure: no threads, no clock."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from kmqpy.message import Message
 from kmqpy.queue import Queue
 
 REASON_CHARS = 200
+"""The longest reason; a longer text is cut, and ends with `…`."""
 
 
 class Reject(Exception):
-    """Raised by a handler: the message goes to the dead letters, without another try."""
+    """A handler raises Reject to make the message a dead letter, without another try."""
 
     def __init__(self, reason: str = "rejected by the handler") -> None:
         super().__init__(reason)
@@ -23,9 +24,9 @@ class Reject(Exception):
 
 
 class Retry(Exception):
-    """Raised by a handler: the message is redelivered after `delay` (default: the worker's back-off).
+    """A handler raises Retry to have the message redelivered after `delay` (default: the worker's back-off).
 
-    `count=False`: this delivery was not an attempt.
+    With `count=False` this delivery does not count as an attempt.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Retry(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """The message is done with."""
+    """The outcome of a message that was handled: the message is acknowledged."""
 
     def apply(self, queue: Queue, messages: Sequence[Message]) -> None:
         """Finish the messages in one call."""
@@ -48,7 +49,7 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """The message is redelivered; the fields are the arguments of Queue.nack."""
+    """The outcome of a message that the queue redelivers; the fields are arguments of Queue.nack()."""
 
     delay: Duration = 0
     count: bool = True
@@ -61,7 +62,7 @@ class GiveBack:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """The message becomes a dead letter."""
+    """The outcome of a message that becomes a dead letter."""
 
     reason: str
 
@@ -71,11 +72,12 @@ class DeadLetter:
 
 
 Outcome = Acknowledge | GiveBack | DeadLetter
-"""Messages of equal outcomes are finished in one call."""
+"""What becomes of a message. apply() finishes messages of equal outcomes in one call."""
 
 ACKNOWLEDGE = Acknowledge()
+"""The outcome of a message whose handler returned."""
 RELEASE = GiveBack(count=False)
-"""The outcome of a message whose handler was not called, or did not end in time."""
+"""The outcome of a message whose handler was not called, or did not end in time: given back, no attempt."""
 
 
 def failed_outcome(error: BaseException, attempts: int, backoff: Backoff) -> Outcome:
@@ -84,7 +86,7 @@ def failed_outcome(error: BaseException, attempts: int, backoff: Backoff) -> Out
         return DeadLetter(shortened(error.reason))
     if isinstance(error, Retry):
         try:
-            # A number of ours: the handler's need not be hashable, and outcomes are.
+            # As a float: outcomes must be hashable, and the delay of a handler need not be.
             asked = None if error.delay is None else duration_ms(error.delay, "delay") / 1000
         except ConfigError as problem:
             return GiveBack(backoff.delay(attempts), reason=described(problem))
@@ -95,7 +97,7 @@ def failed_outcome(error: BaseException, attempts: int, backoff: Backoff) -> Out
 
 
 def described(error: BaseException) -> str:
-    """The error's class and text, shortened to one line."""
+    """The class and text of an error, on one line of at most REASON_CHARS characters."""
     try:
         text = str(error)
     except Exception:  # an error whose text is an error must not cost the message
@@ -105,6 +107,6 @@ def described(error: BaseException) -> str:
 
 
 def shortened(text: str) -> str:
-    """Text on one line, and not too long for a header."""
+    """The text on one line, cut to REASON_CHARS characters."""
     line = " ".join(str(text).split()).encode(errors="replace").decode()
     return line if len(line) <= REASON_CHARS else line[: REASON_CHARS - 1] + "…"

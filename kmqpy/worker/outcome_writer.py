@@ -1,4 +1,4 @@
-"""Finishes the messages whose handlers have ended, in batches."""
+"""Acknowledges, gives back or dead-letters the messages whose handlers have ended, in batches."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from kmqpy.worker.outcome import Acknowledge, Outcome
 
 
 class OutcomeWriter:
-    """Acknowledges, gives back and dead-letters messages, those of one outcome in one call.
+    """Writes the outcomes of messages to the queue, messages of equal outcome in one call.
 
-    Lost messages (LeasedMessage.lost) are acknowledged, which may still count and does no harm. They are
-    neither given back nor dead-lettered: others have them, or have finished them.
+    Lost messages (LeasedMessage.lost) are acknowledged: a late acknowledgement may count, and does no harm.
+    They are neither given back nor dead-lettered, since others have taken or finished them.
 
-    While one call is under way, further messages gather for the next, so batches grow as calls get slower.
-    `written` is called with the messages whose outcome is written, or could not be.
+    run() writes outcomes in the thread that calls it. While a call to the queue runs, further messages gather
+    for the next call, so batches grow if calls get slower. The writer calls `written` once with each
+    message, when its outcome is written, or could not be written (such a message is redelivered).
     """
 
     def __init__(
@@ -40,9 +41,9 @@ class OutcomeWriter:
         self._ended = False
 
     def put(self, messages: Iterable[LeasedMessage], outcome: Outcome) -> None:
-        """Finish the messages with this outcome, unless they are finished already.
+        """Have run() write this outcome of the messages, unless another outcome of a message came first.
 
-        run() does that; after it has ended, this call does.
+        After run() has ended, put() writes the outcome itself.
         """
         batch = [(one, outcome) for one in messages]
         with self._changed:
@@ -53,7 +54,7 @@ class OutcomeWriter:
         self._write(batch)
 
     def run(self) -> None:
-        """Write the outcomes that put() is given, until close(), and all that were put before that."""
+        """Write outcomes until close(); those that put() was given before close() are written, too."""
         try:
             while batch := self._next_batch():
                 self._write(batch)
@@ -62,40 +63,42 @@ class OutcomeWriter:
                 self._ended = True
 
     def close(self) -> None:
-        """Let run() end."""
+        """Let run() return when it has written all outcomes."""
         with self._changed:
             self._closing = True
             self._changed.notify()
 
     def _next_batch(self) -> list[tuple[LeasedMessage, Outcome]]:
-        """Wait for outcomes, and return all that were put; empty once closed."""
+        """Wait for outcomes, and return all that wait; empty after close() if none waits."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             batch, self._waiting = self._waiting, []
-            self._ended = not batch  # in one step: nothing is put between the two
+            self._ended = not batch  # under the same lock: put() can add nothing between empty batch and end
             return batch
 
     def _write(self, batch: Sequence[tuple[LeasedMessage, Outcome]]) -> None:
         first: dict[LeasedMessage, Outcome] = {}
         for one, outcome in batch:
-            first.setdefault(one, outcome)  # a drain may give back what has just ended
+            first.setdefault(one, outcome)  # a drain may give back a message whose handler has just ended
         groups: dict[Outcome, list[LeasedMessage]] = {}
         for one, outcome in first.items():
             groups.setdefault(outcome, []).append(one)
         for outcome, group in groups.items():
+            unfinished: Sequence[LeasedMessage] = group
             try:
-                self._finish(outcome, self._keeper.finish(group))
+                unfinished = self._keeper.finish(group)
+                self._finish(outcome, unfinished)
             except BaseException as error:  # this thread must not end while the worker runs
                 self._failures.report("worker thread", "a worker thread failed; it goes on", error)
             finally:
-                self._written(group)
+                self._written(unfinished)
 
     def _finish(self, outcome: Outcome, group: Sequence[LeasedMessage]) -> None:
         if not isinstance(outcome, Acknowledge):
             group = [one for one in group if not one.lost]
         if not group:
-            return  # given back by the drain, or lost
-        # A span of the call belongs to the trace of the first message.
+            return  # the drain gave the messages back, or they are lost
+        # So a span of the call belongs to the trace of the first message.
         context = group[0].context or Context()
         failed = context.run(call_for_all, partial(outcome.apply, self._queue), group)
         if failed:  # the messages are redelivered when their leases end

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT, while a worker runs."""
+"""Lets a worker learn of SIGTERM and SIGINT while it runs; restores the handlers of signals afterwards."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def noted_signals() -> Iterator[list[int]]:
-    """A list that SIGTERM and SIGINT are appended to; in the main thread only, elsewhere it stays empty.
+    """Yield a list to which the numbers of SIGTERM and SIGINT are appended when they arrive.
 
-    The handler does no more than that: whatever takes a lock could wait for the code it interrupted.
+    The list stays empty outside the main thread. The signal handler only appends: anything that takes a lock
+    could wait for the code that the handler interrupted.
     """
     noted: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -40,7 +41,10 @@ def noted_signals() -> Iterator[list[int]]:
 def called_at_signals(
     loop: asyncio.AbstractEventLoop, callback: Callable[[signal.Signals], None]
 ) -> Iterator[None]:
-    """Have the event loop call back at SIGTERM and SIGINT, where it can look after signals."""
+    """Let the event loop call `callback` at SIGTERM and SIGINT.
+
+    Does nothing outside the main thread, and where event loops can't handle signals (Windows).
+    """
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:

@@ -1,7 +1,7 @@
-"""Worker: calls a function for each message of a queue, and acknowledges for it.
+"""Calls a handler function for each message of a queue, and acknowledges the message afterwards: `Worker`.
 
-Works over the Queue protocol only. One thread takes messages, `concurrency` threads call the handler, one
-writes their outcomes (outcome_writer), one extends the leases (lease_keeper).
+A worker uses only the Queue protocol. One thread receives messages, `concurrency` threads call the handler,
+one thread writes the outcomes of messages (outcome_writer), and one extends their leases (lease_keeper).
 """
 
 from __future__ import annotations
@@ -47,16 +47,18 @@ from kmqpy.worker.signals import noted_signals
 _log = logging.getLogger(__name__)
 
 _RECEIVE_WAIT_S = 0.5
-"""How long one receive() waits, and so how long a stop can take to be noticed."""
+"""Seconds that one receive() waits for messages; the receiving thread notices stop() only afterwards."""
 _SIGNAL_POLL_S = 0.1
-_TAKER_GRACE_S = 5.0
-_BACKOFF = Backoff()
-_FATAL = (ConfigError, NotSupported, Closed, Fenced, Forked)
-"""Errors of receive() that no waiting mends."""
+"""Seconds between two checks of run() whether a signal came or the worker stops."""
+_MIN_TAKER_JOIN_S = 5.0
+"""Seconds that stop() waits at most for the receiving thread, unless `drain_timeout` is longer."""
+_DEFAULT_BACKOFF = Backoff()
+_FATAL_ERRORS = (ConfigError, NotSupported, Closed, Fenced, Forked)
+"""Errors of receive() that end the worker, since another try would fail, too."""
 
 
 class WorkerOptions(TypedDict, total=False):
-    """The keyword arguments of Worker and AsyncWorker; `handle_signals` has a default of its own in each."""
+    """The keyword arguments of Worker and AsyncWorker, except `handle_signals`, whose defaults differ."""
 
     concurrency: int
     ordering: Literal["key"] | None
@@ -72,34 +74,33 @@ class WorkerOptions(TypedDict, total=False):
 class Worker:
     """Calls `handler` for each message of `queue`, in `concurrency` threads.
 
-    The handler returns: the message is acknowledged. It raises Reject: dead letter. It raises Retry:
-    again after its delay. It raises anything else: again after `backoff`, with the error as reason,
-    until the queue's limit of attempts makes it a dead letter. While the worker has a message, it extends
-    the lease, so a handler may take as long as it needs; one that hangs keeps its message.
+    If the handler returns, the worker acknowledges the message. If the handler raises Reject, the message
+    becomes a dead letter. If it raises Retry, the message is redelivered after the delay of the Retry. If it
+    raises any other error, the message is redelivered after `backoff`, with the error as reason, until the
+    queue's limit of redeliveries makes it a dead letter. The worker extends the lease of a message until the
+    message is finished, so a handler may take as long as it needs. A handler that hangs keeps its message.
 
     concurrency    handlers that run at the same time
-    ordering       "key": messages of one key one at a time, in the order received; a message that
-                   failed comes later than its successors
-    prefetch       messages taken ahead of the handlers; default: `concurrency`, with ordering ten
+    ordering       "key": messages of one key are handled one at a time, in the order received; a message
+                   that failed comes later than its successors
+    prefetch       messages received ahead of the handlers; default: `concurrency`, with ordering ten
                    times as many
-    lease          how long a message stays ours if this process dies; at least 0.1 s, at most the queue's
-                   max_hold; default: the queue's
-    backoff        the wait after a failure, growing with the message's attempts
-    drain_timeout  how long stop() waits for running handlers; what is not done then is given back
-                   and not counted as an attempt
-    on_lost        called with a message whose lease can't be extended because the message is no longer
-                   the worker's: the lease had ended, or an earlier consumer has acknowledged the message.
-                   Its handler may stop; of its outcome only an acknowledgement is
-                   written. The thread that extends leases calls on_lost, so it must return soon
-    handle_signals whether run() in the main thread takes SIGTERM and SIGINT while it runs
+    lease          the longest time until messages are redelivered if this process dies; at least 0.1 s, at
+                   most the queue's `max_lease`; default: the queue's `default_lease`
+    backoff        the delay of a redelivery after a failure; grows with the attempts of the message
+    drain_timeout  how long stop() waits for running handlers; afterwards their messages are given back,
+                   and the attempt is not counted
+    on_lost        called with each lost message: its lease can't be extended, because it had ended or an
+                   earlier consumer has acknowledged the message. The handler of the message may stop; the
+                   worker writes its outcome only if that is an acknowledgement. The thread that extends
+                   leases calls on_lost, so on_lost must return soon
+    handle_signals whether SIGTERM and SIGINT stop the worker while run() runs in the main thread
 
-    Messages are acknowledged, given back and dead-lettered in batches, in a thread of its own.
+    On an at-most-once queue (`ephemeral=False`) the worker receives nothing ahead unless `prefetch` says so,
+    stop() lets received messages be handled, and a message whose handler failed is lost, which is logged.
 
-    On an at-most-once queue (`ephemeral=False`) nothing is taken ahead unless `prefetch` says so, what was
-    taken is handled before stop() returns, and a message whose handler failed is lost, which is logged.
-
-    Use `run()`, which returns after SIGTERM, SIGINT or stop(), or `start()` and `stop()`, or `with`.
-    The queue stays open: close it afterwards. Raises ConfigError.
+    Use `run()`, which returns after SIGTERM, SIGINT or stop(), or `start()` and `stop()`, or `with`. The
+    worker leaves the queue open. Raises ConfigError for wrong arguments.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Worker:
         ordering: Literal["key"] | None = None,
         prefetch: int | None = None,
         lease: Duration | None = None,
-        backoff: Backoff = _BACKOFF,
+        backoff: Backoff = _DEFAULT_BACKOFF,
         drain_timeout: Duration = 30.0,
         on_lost: Callable[[Message], None] | None = None,
         handle_signals: bool = True,
@@ -137,11 +138,11 @@ class Worker:
         self._at_most_once = queue.at_most_once
         if prefetch is None:
             prefetch = 0 if self._at_most_once else concurrency if ordering is None else 10 * concurrency
-        self._limit = concurrency + prefetch
+        self._max_unfinished = concurrency + prefetch
         self._refill_at = max(1, prefetch // 2)
         self._lease_s = _lease_s(queue, lease)
         self._backoff = backoff
-        # Timers take no more.
+        # For more than TIMEOUT_MAX, waits of threads raise OverflowError.
         self._drain_s = min(duration_ms(drain_timeout, "drain_timeout") / 1000, threading.TIMEOUT_MAX)
         self._handle_signals = handle_signals
         self._on_lost = on_lost
@@ -152,21 +153,21 @@ class Worker:
         self._ready: KeyedFifo[LeasedMessage] = KeyedFifo()
         self._unfinished = 0
         self._taking = True
-        self._leases = LeaseKeeper(queue, self._lease_s, clock, self._failures, self._lost)
-        self._outcomes = OutcomeWriter(queue, self._leases, self._failures, self._finished)
+        self._leases = LeaseKeeper(queue, self._lease_s, clock, self._failures, self._report_lost)
+        self._outcomes = OutcomeWriter(queue, self._leases, self._failures, self._count_finished)
         self._stopping = threading.Event()
-        self._draining = threading.RLock()  # reentrant: a handler of signals may call stop() during a drain
+        self._draining = threading.RLock()  # reentrant: a signal handler may call stop() during a drain
         self._drain_begun = False
         self._failure: KmqError | None = None
         self._taker = _thread("take", partial(self._guarded, self._take))
         self._keeper = _thread("leases", partial(self._guarded, self._leases.run))
         self._finisher = _thread("outcomes", partial(self._guarded, self._outcomes.run))
-        self._servers = [_thread(str(number), self._serve) for number in range(concurrency)]
+        self._handler_threads = [_thread(str(number), self._run_handlers) for number in range(concurrency)]
         self._started = self._running = False
 
     @property
     def stopping(self) -> bool:
-        """True once the worker receives no more messages: stop() was called, or it failed."""
+        """True after stop() or a failure of the worker: it receives no more messages."""
         return self._stopping.is_set()
 
     @property
@@ -177,16 +178,16 @@ class Worker:
     def run(self) -> None:
         """Work until SIGTERM, SIGINT, stop() or a failure, then drain.
 
-        Signals are looked after in the main thread only, and with `handle_signals`; a second one, during the
-        drain, does what it would do without a worker.
+        Signals stop the worker only with `handle_signals`, and if run() is called in the main thread. During
+        the drain, a signal does what it does without a worker.
 
-        Raises what ended the worker: ConfigError, NotSupported, Closed, Forked; KmqError where one of its
-        threads failed.
+        Raises the error that ended the worker: ConfigError, NotSupported, Closed, Fenced, Forked, or KmqError
+        if a thread of the worker failed.
         """
         with ExitStack() as stack:
             signals = stack.enter_context(noted_signals()) if self._handle_signals else []
             self.start()
-            # Not Event.wait(): a handler of signals that calls stop() could wait for its lock for ever.
+            # Not Event.wait(): a signal handler that calls stop() could wait for the Event's lock for ever.
             while not signals and not self._stopping.is_set():
                 time.sleep(_SIGNAL_POLL_S)
         if signals:
@@ -201,30 +202,31 @@ class Worker:
         _log.info("worker stops at a signal", extra={"queue": self._queue.name, "signal": name})
 
     def start(self) -> None:
-        """Begin to work, in threads of its own; once only, and not in a forked child."""
+        """Start the threads of the worker. Raises KmqError at a second call, Forked in a forked child."""
         self._guard.raise_if_inherited()
-        with self._draining:  # stop() waits for threads, which must all be there
+        with self._draining:  # so that stop() does not wait for threads that are not started yet
             if self._started:
                 raise KmqError("the worker was started before; make another one")
             self._started = True
             if not self._at_most_once:
                 self._keeper.start()
-            for thread in (self._taker, self._finisher, *self._servers):
+            for thread in (self._taker, self._finisher, *self._handler_threads):
                 thread.start()
             self._running = True
 
     def stop(self, *, wait: bool = True) -> None:
-        """Take no more messages, give back what has not begun, wait for the handlers that run.
+        """Receive no more messages, give back those that are not started, wait for the running handlers.
 
-        After `drain_timeout` their messages are given back too. Does not wait with `wait=False`, nor
-        when a handler calls it. Does nothing in a forked child: the messages are the parent's.
+        After `drain_timeout` the messages of running handlers are given back, too. stop() does not wait with
+        `wait=False`, or when a handler calls it; then the worker only receives and starts no more messages.
+        stop() does nothing in a forked child, since the messages belong to the parent.
         """
         if self._guard.inherited:
             return
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()
-        if wait and self._started and threading.current_thread() not in self._servers:
+        if wait and self._started and threading.current_thread() not in self._handler_threads:
             with self._draining:
                 if self._running and not self._drain_begun:
                     self._drain_begun = True
@@ -240,7 +242,7 @@ class Worker:
         self.stop()
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Do the work of a thread; an error that it does not expect ends the worker."""
+        """Do the work of a thread; an error that the work does not catch ends the worker."""
         try:
             work()
         except BaseException as error:
@@ -275,9 +277,9 @@ class Worker:
                 messages = self._queue.receive(room, wait=_RECEIVE_WAIT_S, lease=self._lease_s)
                 failures = 0
                 self._accept(messages)
-            except _FATAL as error:
+            except _FATAL_ERRORS as error:
                 self._fail(error)
-            except Exception as error:  # the servers may come back, whatever it was
+            except Exception as error:  # whatever the error is: the storage may come back
                 failures += 1
                 self._failures.report("receive", "receive failed; trying again", error)
                 self._stopping.wait(pause.delay(failures))
@@ -285,7 +287,7 @@ class Worker:
     def _wait_for_room(self) -> int:
         with self._changed:
             while not self._stopping.is_set():
-                room = self._limit - self._unfinished
+                room = self._max_unfinished - self._unfinished
                 if room >= self._refill_at:
                     return room
                 self._changed.wait()
@@ -304,11 +306,11 @@ class Worker:
 
     # --- handling ---------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
+    def _run_handlers(self) -> None:
         while True:
             try:
                 while (one := self._next()) is not None:
-                    self._serve_one(one)
+                    self._handle_and_finish(one)
             except BaseException as error:  # this thread must not end while the worker runs
                 self._failures.report("worker thread", "a worker thread failed; it goes on", error)
             else:
@@ -323,19 +325,19 @@ class Worker:
                 self._changed.wait()
         return None
 
-    def _serve_one(self, one: LeasedMessage) -> None:
+    def _handle_and_finish(self, one: LeasedMessage) -> None:
         outcome: Outcome | None = None
         try:
             if one.lost:
                 outcome = RELEASE
             elif self._at_most_once or self._clock.monotonic() < one.lease_ends:
                 outcome = self._handle(one)
-            else:  # its lease could not be extended: it may be somebody else's by now
+            else:  # its lease was not extended in time: others may have the message
                 self._failures.count("stale leases")
                 outcome = RELEASE
         finally:
-            if outcome is None:  # its lease will end
-                self._finished(self._leases.finish([one]))
+            if outcome is None:  # an error of the worker itself; the message is redelivered after its lease
+                self._count_finished(self._leases.finish([one]))
             else:
                 self._outcomes.put([one], outcome)
             with self._changed:
@@ -350,17 +352,17 @@ class Worker:
                 try:
                     result = self._handler(one.message)
                     if inspect.isawaitable(result):
-                        return self._refused(result)
+                        return self._refuse_awaitable(result)
                 except BaseException as error:
                     failure = error
-                    raise  # for the telemetry to see
+                    raise  # so that the telemetry sees the error
         except BaseException as error:
-            if one.context is None:  # it was the telemetry that failed, before the handler was called
+            if one.context is None:  # the telemetry failed before the handler was called
                 failure = error
-        return ACKNOWLEDGE if failure is None else self._failed(one.message, failure)
+        return ACKNOWLEDGE if failure is None else self._outcome_of_failure(one.message, failure)
 
-    def _refused(self, result: object) -> Outcome:
-        """End the worker, because the handler is for another one and has not handled its message."""
+    def _refuse_awaitable(self, result: object) -> Outcome:
+        """End the worker: the handler is for AsyncWorker, since it returned an awaitable, and did nothing."""
         if inspect.iscoroutine(result):
             result.close()
         self._fail(
@@ -368,8 +370,8 @@ class Worker:
         )
         return RELEASE
 
-    def _lost(self, messages: Sequence[Message]) -> None:
-        """These messages are no longer the worker's; called by the thread that extends leases."""
+    def _report_lost(self, messages: Sequence[Message]) -> None:
+        """Report lost messages to log, telemetry and on_lost, in the thread that extends leases."""
         self._failures.count("lost", len(messages))
         _log.warning("messages are lost", extra={"queue": self._queue.name, "count": len(messages)})
         if self._on_lost is None:
@@ -380,7 +382,7 @@ class Worker:
             except Exception as error:
                 self._failures.report("worker thread", "on_lost failed", error)
 
-    def _failed(self, message: Message, error: BaseException) -> Outcome:
+    def _outcome_of_failure(self, message: Message, error: BaseException) -> Outcome:
         outcome = failed_outcome(error, message.attempts, self._backoff)
         extra: dict[str, object] = {"queue": message.queue, "id": message.id, "attempts": message.attempts}
         if self._at_most_once:
@@ -392,7 +394,7 @@ class Worker:
             _log.warning("handler failed; the message will be redelivered", exc_info=error, extra=extra)
         return outcome
 
-    def _finished(self, messages: Sequence[LeasedMessage]) -> None:
+    def _count_finished(self, messages: Sequence[LeasedMessage]) -> None:
         with self._changed:
             self._unfinished -= len(messages)
             self._changed.notify_all()
@@ -401,7 +403,7 @@ class Worker:
     def _tell_in_flight(self) -> None:
         try:
             self._telemetry.in_flight(self._queue.name, self._unfinished)
-        except Exception:  # no thread of ours may end because of it
+        except Exception:  # a faulty telemetry must not end a thread of the worker
             _log.exception("telemetry failed", extra={"queue": self._queue.name})
 
     # --- stopping ---------------------------------------------------------------------------------
@@ -409,7 +411,7 @@ class Worker:
     def _drain(self) -> None:
         deadline = self._clock.monotonic() + self._drain_s
         self._release_waiting()
-        self._taker.join(max(self._drain_s, _TAKER_GRACE_S))
+        self._taker.join(max(self._drain_s, _MIN_TAKER_JOIN_S))
         self._release_waiting()
         with self._changed:
             left = max(0.0, deadline - self._clock.monotonic())
@@ -428,12 +430,12 @@ class Worker:
         self._finisher.join()
         self._leases.close()
         if not late:
-            for thread in self._servers:
+            for thread in self._handler_threads:
                 thread.join(1)
 
     def _release_waiting(self) -> None:
         if self._at_most_once:
-            return  # nobody else could get them
+            return  # no other consumer could get them
         with self._changed:
             waiting = self._ready.clear()
         self._outcomes.put(waiting, RELEASE)
@@ -444,7 +446,7 @@ def _thread(name: str, target: Callable[[], None]) -> threading.Thread:
 
 
 def _lease_s(queue: Queue, lease: Duration | None) -> float:
-    """The lease in seconds; raises ConfigError for one that the queue refuses."""
+    """The lease in seconds; raises ConfigError for a lease that the queue does not allow."""
     longest = queue.max_lease
     if lease is None:
         return float(min(queue.default_lease, longest))

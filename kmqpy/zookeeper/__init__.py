@@ -1,1 +1,1 @@
-"""ZooKeeper: sessions and how they are secured."""
+"""ZooKeeper: sessions, their security, and queues whose items are znodes."""

@@ -1,4 +1,4 @@
-"""Container znodes: ZooKeeper removes them when their last child is gone; kazoo has no call for them."""
+"""Creates container znodes, for which kazoo has no call: ZooKeeper removes them with their last child."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from kazoo.exceptions import NodeExistsError, NoNodeError, UnimplementedError
 from kazoo.protocol.serialization import Create2
 from kazoo.security import OPEN_ACL_UNSAFE
 
-_CONTAINER = 4
-"""The flag of the create mode."""
+_CONTAINER_MODE = 4
+"""The create mode of containers, as it stands in the flags of a request."""
 
 
 class _CreateContainer(Create2):  # type: ignore[misc]  # kazoo ships no types
-    """Create2 under the operation code of containers; the answer is the same."""
+    """The request that creates a container: Create2 with another operation code; the answer is the same."""
 
     type = 19
 
 
 def create_container(zk: KazooClient, path: str) -> None:
-    """Make one container; an ordinary znode where the server knows no containers (before 3.5.3).
+    """Create one container, or an ordinary znode if the server knows no containers (ZooKeeper before 3.5.3).
 
-    Raises what zk.create() does.
+    Raises the errors of zk.create().
     """
     acl = zk.default_acl or OPEN_ACL_UNSAFE
     result: Any = zk.handler.async_result()
-    zk._call(_CreateContainer((zk.chroot or "") + path, b"", acl, _CONTAINER), result)
+    zk._call(_CreateContainer((zk.chroot or "") + path, b"", acl, _CONTAINER_MODE), result)
     try:
         result.get()
     except UnimplementedError:
@@ -34,9 +34,9 @@ def create_container(zk: KazooClient, path: str) -> None:
 
 
 def ensure_path(zk: KazooClient, path: str) -> None:
-    """Make an ordinary znode, and its missing parents as containers; nothing if it is there.
+    """Create an ordinary znode and, as containers, its missing parents; do nothing if the znode exists.
 
-    ZooKeeper may remove an empty container between two steps; then they start again.
+    ZooKeeper may remove an empty container before it gets its child; ensure_path() creates it again then.
     """
     while True:
         try:

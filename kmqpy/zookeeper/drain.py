@@ -1,4 +1,4 @@
-"""Emptying a queue in ZooKeeper, also one with more items than its own consumers can list."""
+"""Empties queues in ZooKeeper, also those with more items than their own consumers can list."""
 
 from __future__ import annotations
 
@@ -20,25 +20,29 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, QueueNotFound, Unfinished
 from kmqpy.zookeeper.session import address, unavailable
 
-_PIECE = 1_000
-"""Deletions in flight at a time."""
+_DELETIONS_AT_ONCE = 1_000
+"""drain() sends so many deletions before it waits for the answers."""
 _ATTEMPTS = 4
-_WAIT_S = 10.0
-_LOST = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, OperationTimeoutError)
-_OUR_PARTS = {"items", "locks", "meta", "dlq"}
-_PREFIXES = ("queue-", "item-", "entry-", "meta-", "qn-")
-"""Prefixes of items of Curator, of kmqpy and ZkQueue, of kazoo, and of ZooKeeper's own recipe."""
-_MANY_BYTES = 1_000_000
+"""After so many lost answers in a row, the caller gets Unfinished."""
+_RECONNECT_WAIT_S = 10.0
+"""The longest wait for a connection before the next attempt."""
+_LOST_ANSWER = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, OperationTimeoutError)
+_UNIT_OF_WORK_PARTS = {"items", "locks", "meta", "dlq"}
+"""The children of a queue of kmqpy's unit of work (kmqpy/zookeeper/queue/layout.py)."""
+_ITEM_PREFIXES = ("queue-", "item-", "entry-", "meta-", "qn-")
+"""Names of items begin so: Curator's, kmqpy's, kazoo's, meta znodes of kmqpy, those of ZooKeeper's recipe."""
+_LEAST_ADVISED_BYTES = 1_000_000
+"""An error that advises a larger jute.maxbuffer advises this at least, else 100 bytes for each child."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The items that a drain removes.
+    """The children of one znode that drain() removes, and those that stay.
 
-    path     the znode whose children go; it stays itself
-    names    those children
-    locked   children that are being consumed, and stay
-    foreign  children whose names are not those of a queue's items, and stay
+    path     the znode; it stays itself
+    names    the names of the children that drain() removes
+    locked   the number of items that stay since a consumer has locked them
+    foreign  the names of children that stay since these are no names of items
     """
 
     path: str
@@ -48,18 +52,19 @@ class Plan:
 
 
 def plan(zk: KazooClient, path: str, *, lock_path: str | None = None, any_name: bool = False) -> list[Plan]:
-    """See what is there to remove; removes nothing.
+    """Return what drain() would remove; removes nothing.
 
-    `path` is the znode of a queue of Curator, kazoo or ZooKeeper's recipe, or of kmqpy's unit of work (then
-    its items and their meta go). Items with a lock in `lock_path` stay. With `any_name`, all names go.
+    `path` is the znode of a queue of Curator, kazoo or ZooKeeper's recipe, or of kmqpy's unit of work. Of the
+    unit of work, items and their meta znodes are planned, without those that are locked. Of other queues,
+    items with a lock in `lock_path` stay. With `any_name`, children of any name are planned.
 
-    Raises ConfigError where `path` is no queue, QueueNotFound, and Unfinished when the list of children is
-    larger than the servers and the network between let pass.
+    Raises ConfigError if `path` is no queue, QueueNotFound if there is no such znode, and Unfinished if the
+    connection breaks each time that the children are listed: their list may be too large. Raises Unavailable.
     """
     _refuse_roots(path)
     children = _children(zk, path)
-    if set(children) & _OUR_PARTS and set(children) <= _OUR_PARTS:
-        locks = _numbers(_children(zk, f"{path}/locks") if "locks" in children else [])
+    if set(children) & _UNIT_OF_WORK_PARTS and set(children) <= _UNIT_OF_WORK_PARTS:
+        locks = _numbers_of_items(_children(zk, f"{path}/locks") if "locks" in children else [])
         parts = [f"{path}/{part}" for part in ("items", "meta") if part in children]
         return [_planned(part, _children(zk, part), locks, any_name=any_name) for part in parts]
     locks = {name[-10:] for name in _children(zk, lock_path)} if lock_path else set()
@@ -78,9 +83,10 @@ def plan(zk: KazooClient, path: str, *, lock_path: str | None = None, any_name: 
 
 
 def drain(zk: KazooClient, plans: list[Plan], progress: Callable[[int], None] = lambda _done: None) -> int:
-    """Remove what was planned, in pieces; returns how many znodes. `progress` is told how many so far.
+    """Remove the planned znodes, and return how many it removed; `progress` gets the number after each 1,000.
 
-    Raises Unfinished, with the number that is certain, when the connection does not stay; run it again then.
+    Raises Unfinished, with the number that was certainly removed, if the connection breaks again and again.
+    plan() and drain() remove the rest then.
     """
     done = 0
     with unavailable(zk):
@@ -88,7 +94,7 @@ def drain(zk: KazooClient, plans: list[Plan], progress: Callable[[int], None] = 
             for piece in _pieces(one.names):
                 try:
                     done += _delete(zk, one.path, piece)
-                except _LOST as error:
+                except _LOST_ANSWER as error:
                     raise Unfinished(
                         f"{one.path}: the connection to ZooKeeper at {address(zk)} broke again and again "
                         f"({type(error).__name__}); {done} were removed, run it again for the rest",
@@ -99,6 +105,7 @@ def drain(zk: KazooClient, plans: list[Plan], progress: Callable[[int], None] = 
 
 
 def _refuse_roots(path: str) -> None:
+    """Raise ConfigError if `path` is malformed, one of ZooKeeper's own znodes, or the root of many queues."""
     if not path.startswith("/") or "//" in path or (path.endswith("/") and path != "/"):
         raise ConfigError(f"PATH: {path!r} must be the path of a znode, like /app/queue")
     if path == "/" or path.split("/")[1] == "zookeeper" or path in ("/kmq", "/zms"):
@@ -106,18 +113,19 @@ def _refuse_roots(path: str) -> None:
 
 
 def _planned(path: str, children: list[str], locks: set[str], *, any_name: bool) -> Plan:
-    named = [name for name in children if any_name or name.startswith(_PREFIXES)]
+    named = [name for name in children if any_name or name.startswith(_ITEM_PREFIXES)]
     names = sorted(name for name in named if name[-10:] not in locks)
     foreign = sorted(set(children) - set(named))
     return Plan(path=path, names=tuple(names), locked=len(named) - len(names), foreign=tuple(foreign))
 
 
-def _numbers(locks: list[str]) -> set[str]:
+def _numbers_of_items(locks: list[str]) -> set[str]:
+    """Return the sequence numbers, of ten digits, of the items that these locks lock."""
     return {name.partition(".")[0][-10:] for name in locks}
 
 
 def _children(zk: KazooClient, path: str) -> list[str]:
-    """List them; a list that does not get through ends the connection each time, without an error."""
+    """List the children; a list that is too large ends the connection at each attempt, without an error."""
     count = 0
     for attempt in range(_ATTEMPTS):
         with unavailable(zk):
@@ -127,7 +135,7 @@ def _children(zk: KazooClient, path: str) -> list[str]:
                     raise QueueNotFound(f"PATH: there is no znode {path!r}")
                 count = stat.numChildren
                 return list(zk.get_children_async(path).get(timeout=60))
-            except _LOST as error:
+            except _LOST_ANSWER as error:
                 if attempt + 1 == _ATTEMPTS:
                     raise Unfinished(_too_large(zk, path, count)) from error
                 _wait_until_connected(zk)
@@ -138,26 +146,27 @@ def _too_large(zk: KazooClient, path: str, count: int) -> str:
     return (
         f"{path}: the connection to ZooKeeper at {address(zk)} breaks each time that its {count} children "
         f"are listed. If something there limits the size of answers (jute.maxbuffer, a proxy), raise that to "
-        f"{max(_MANY_BYTES, 100 * count)} bytes: start the servers with "
-        f"SERVER_JVMFLAGS=-Djute.maxbuffer={max(_MANY_BYTES, 100 * count)}, then run this again"
+        f"{max(_LEAST_ADVISED_BYTES, 100 * count)} bytes: start the servers with "
+        f"SERVER_JVMFLAGS=-Djute.maxbuffer={max(_LEAST_ADVISED_BYTES, 100 * count)}, then run this again"
     )
 
 
 def _wait_until_connected(zk: KazooClient) -> None:
-    end = SYSTEM_CLOCK.monotonic() + _WAIT_S
+    end = SYSTEM_CLOCK.monotonic() + _RECONNECT_WAIT_S
     while not zk.connected and SYSTEM_CLOCK.monotonic() < end:
         SYSTEM_CLOCK.sleep(0.05)
 
 
 def _pieces(names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    for start in range(0, len(names), _PIECE):
-        yield names[start : start + _PIECE]
+    for start in range(0, len(names), _DELETIONS_AT_ONCE):
+        yield names[start : start + _DELETIONS_AT_ONCE]
 
 
 def _delete(zk: KazooClient, path: str, names: tuple[str, ...]) -> int:
-    """Delete children; those that are gone, or have children themselves, are passed over.
+    """Delete children and return how many; leave out those that are gone, or have children themselves.
 
-    One request each, many under way: a single large one is what jute.maxbuffer refuses.
+    Each deletion is a request of its own, and many are under way: a single large request could exceed
+    jute.maxbuffer. A child whose deletion happened, but whose answer was lost, is not counted.
     """
     done = 0
     for attempt in range(_ATTEMPTS):
@@ -170,7 +179,7 @@ def _delete(zk: KazooClient, path: str, names: tuple[str, ...]) -> int:
                 done += 1
             except (NoNodeError, NotEmptyError):
                 continue
-            except _LOST as error:
+            except _LOST_ANSWER as error:
                 again.append(name)
                 lost = error
         if lost is None:

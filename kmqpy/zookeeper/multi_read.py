@@ -1,4 +1,4 @@
-"""Many znodes read by one request; kazoo has no call for it."""
+"""Reads many znodes by one request, for which kazoo has no call."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ from kazoo.protocol.serialization import (
 from kazoo.protocol.states import ZnodeStat
 
 MISSING: tuple[bytes, Any] = (b"", None)
-"""The data and stat of a znode that is not there."""
+"""The data and stat of a znode that does not exist."""
 DENIED: tuple[bytes, Any] = (b"", NoAuthError())
 """The data and, instead of its stat, the error of a znode that we may not read."""
-_MOST = 100
+_MAX_ZNODES = 100
 """The most znodes that one request reads."""
-_AT_FIRST = 10
+_ZNODES_OF_FIRST_REQUEST = 10
+"""How many znodes the first request reads; later ones read more or fewer, as the sizes of answers allow."""
 _ANSWER_BYTES = 1_000_000
-"""The intended size of an answer: the server makes the whole of it before it sends any."""
-_FAILED = -1
-_XID = -16
-"""The number of the greeting's request; kazoo and ZooKeeper use others."""
+"""The intended size of an answer: the server builds a whole answer before it sends any of it."""
+_ERROR_RESULT = -1
+"""In an answer: the result for this znode is an error."""
+_PROBE_XID = -16
+"""The request number of a probe; kazoo and ZooKeeper use other numbers."""
 
 
 class _MultiRead:
-    """A request as kazoo sends them."""
+    """The request that reads many znodes, with the methods that kazoo calls on a request."""
 
     type = 22
-    _PART = multiheader_struct.pack(GetData.type, 0, -1)
+    _READ_OF_ONE = multiheader_struct.pack(GetData.type, 0, -1)
     _END = multiheader_struct.pack(-1, 1, -1)
     _NO_WATCH = bool_struct.pack(0)
 
@@ -44,7 +46,7 @@ class _MultiRead:
         self._paths = paths
 
     def serialize(self) -> bytes:
-        parts: list[bytes] = [self._PART + write_string(path) + self._NO_WATCH for path in self._paths]
+        parts: list[bytes] = [self._READ_OF_ONE + write_string(path) + self._NO_WATCH for path in self._paths]
         return b"".join([*parts, self._END])
 
     @staticmethod
@@ -55,7 +57,7 @@ class _MultiRead:
             offset += multiheader_struct.size
             if is_end:
                 return found
-            if kind == _FAILED:
+            if kind == _ERROR_RESULT:
                 found.append(EXCEPTIONS[int_struct.unpack_from(answer, offset)[0]]())
                 offset += int_struct.size
             else:
@@ -66,54 +68,58 @@ class _MultiRead:
 
 
 class MultiReadProbe:
-    """Asks each server, when a client has connected to it, whether it can read many (since ZooKeeper 3.6).
+    """Asks the server of each new connection whether it can read many znodes by one request (ZooKeeper 3.6).
 
-    A server ends the connection over a request that it does not know, and answers it out of turn. So nothing
-    else may be under way; and a server is not asked again that did not know it.
+    A server that does not know this request answers out of turn or not at all, and ends the connection. So no
+    other request may be under way when the server is asked. A server that did not know the request is not
+    asked again; one that gave no answer is not asked at the next connection to it.
     """
 
     def __init__(self) -> None:
         self.can_read_many = False
-        """True if the server that we are connected to can."""
-        self._unable: set[Any] = set()
-        self._cut_off: Any = None
+        """True if the server of the present connection can read many znodes by one request."""
+        self._unable_servers: set[Any] = set()
+        self._silent_server: Any = None
 
     def __call__(self, zk: KazooClient, server: Any, timeout_s: float) -> None:
-        """For session.connect(); raises ConnectionDropped when another connection has to be made."""
+        """Probe the server of a new connection; session.connect() calls it, as its greeting.
+
+        Raises ConnectionDropped if the server does not know the request: kazoo must connect again.
+        """
         self.can_read_many = False
-        if server in self._unable:
+        if server in self._unable_servers:
             return
-        if server == self._cut_off:  # without an answer: over what it did not know, or by chance
-            self._cut_off = None
+        if server == self._silent_server:  # it may not know the request, or the connection ended by chance
+            self._silent_server = None
             return
-        self._cut_off = server
+        self._silent_server = server
         try:
-            zk._connection._invoke(timeout_s, _MultiRead(["/"]), xid=_XID)
+            zk._connection._invoke(timeout_s, _MultiRead(["/"]), xid=_PROBE_XID)
         except UnimplementedError:
-            self._unable.add(server)
+            self._unable_servers.add(server)
             raise ConnectionDropped("it can't read many znodes by one request") from None
-        self._cut_off = None
+        self._silent_server = None
         self.can_read_many = True
 
 
 class ManyReads:
-    """Reads znodes, as many by one request as their size and the server allow. Thread-safe."""
+    """Reads znodes, as many by one request as their sizes and the server allow. Thread-safe."""
 
-    def __init__(self, zk: KazooClient, greeting: MultiReadProbe) -> None:
+    def __init__(self, zk: KazooClient, probe: MultiReadProbe) -> None:
         self._zk = zk
-        self._greeting = greeting
-        self._together = _AT_FIRST
+        self._probe = probe
+        self._per_request = _ZNODES_OF_FIRST_REQUEST
 
     def ask(self, paths: Sequence[str]) -> list[tuple[Sequence[str], Any]]:
-        """Ask for znodes; groups of paths, each with kazoo's handle for found()."""
-        together = self._together if self._greeting.can_read_many and self._zk.connected else 1
-        groups = [paths[start : start + together] for start in range(0, len(paths), together)]
+        """Send requests for znodes; return groups of paths, each with kazoo's handle, which found() wants."""
+        per_request = self._per_request if self._probe.can_read_many and self._zk.connected else 1
+        groups = [paths[start : start + per_request] for start in range(0, len(paths), per_request)]
         return [(group, self._ask(group)) for group in groups]
 
     def found(self, group: Sequence[str], handle: Any, wait: Callable[[Any], Any]) -> list[tuple[bytes, Any]]:
-        """The data and stat of each znode of a group; MISSING if it is not there, DENIED if we may not read.
+        """Return data and stat of each znode of a group; MISSING if there is none, DENIED if we may not read.
 
-        wait  waits for the handle; what it and kazoo raise is raised
+        wait  waits for a handle and returns its value; its errors are raised, and those of single znodes
         """
         try:
             answer = wait(handle)
@@ -123,8 +129,8 @@ class ManyReads:
             answer = error
         found = [_found(one) for one in ([answer] if len(group) == 1 else answer)]
         size = sum(len(data) for data, _ in found) // len(found)
-        # At most twice as many as before: small znodes and large ones may be read in turn.
-        self._together = max(1, min(_MOST, _ANSWER_BYTES // (size + 1), 2 * self._together))
+        # At most twice as many znodes as before: callers may read small znodes and large ones in turn.
+        self._per_request = max(1, min(_MAX_ZNODES, _ANSWER_BYTES // (size + 1), 2 * self._per_request))
         return found
 
     def _ask(self, group: Sequence[str]) -> Any:

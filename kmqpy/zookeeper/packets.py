@@ -1,6 +1,6 @@
-"""Requests to ZooKeeper whose size is checked before they are sent.
+"""Checks the size of requests to ZooKeeper before they are sent.
 
-A server closes the connection on a request larger than its jute.maxbuffer, without saying why.
+On a request larger than its jute.maxbuffer, a server closes the connection without saying why.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ MAX_PACKET_BYTES = 0xFFFFF
 """The default of ZooKeeper's jute.maxbuffer."""
 
 _RESERVE_BYTES = 2_048
-"""Room for what a server adds to a request (jute.maxbuffer bounds its log of transactions as well)."""
+"""Room for the bytes that a server adds to a request: jute.maxbuffer bounds its transaction log as well."""
 
 
 def check_packet(request: Any, max_bytes: int, what: str) -> None:
-    """Raise MessageError if `request`, of kazoo, is too large for a server that accepts `max_bytes`."""
+    """Raise MessageError if kazoo's `request` is too large for a server that accepts `max_bytes`.
+
+    what  names the operation in the error
+    """
     size = len(request.serialize())
     if size > max_bytes - _RESERVE_BYTES:
         raise MessageError(
@@ -30,12 +33,12 @@ def check_packet(request: Any, max_bytes: int, what: str) -> None:
 
 
 def check_multi(multi: TransactionRequest, max_bytes: int, what: str) -> None:
-    """Do what check_packet() does for a kazoo transaction."""
+    """Check a kazoo transaction, as check_packet() does a request."""
     check_packet(Transaction(multi.operations), max_bytes, what)
 
 
 def check_create(zk: KazooClient, path: str, data: bytes, max_bytes: int, what: str) -> None:
-    """Do what check_packet() does for the creation of one znode with the default ACL."""
+    """Check the request that creates one znode with the default ACL, as check_packet() does."""
     multi = zk.transaction()
     multi.create(path, data)
     check_multi(multi, max_bytes, what)

@@ -1,4 +1,4 @@
-"""The ZooKeeper client as kmqpy uses it: bounded waits, quick reconnection, one clear error."""
+"""Makes ZooKeeper clients (of kazoo) that reconnect quickly, and turns kazoo's errors into those of kmqpy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from kazoo.protocol.serialization import SASL, Auth
 from kazoo.security import ACL, CREATOR_ALL_ACL, Id, Permissions
 
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.core.first_contact import Service, has_answered, patience_s
+from kmqpy.core.first_contact import Service, note_answer, patience_s
 from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import AccessDenied, ConfigError, MissingExtra, Unavailable
 from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity, check_zookeeper
@@ -39,8 +39,9 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity, che
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
-_SESSION_OF_READ_TIMEOUT = 3 / 2
-"""kazoo keeps the granted session time-out to itself: its read time-out is two thirds of it."""
+"""The time between two checks of connect(), whether the client is connected or refused."""
+_SESSION_PER_READ_TIMEOUT = 3 / 2
+"""kazoo does not tell the granted session time-out, only its read time-out, which is two thirds of that."""
 _PERMISSIONS = {
     "c": Permissions.CREATE,
     "d": Permissions.DELETE,
@@ -48,7 +49,7 @@ _PERMISSIONS = {
     "w": Permissions.WRITE,
     "a": Permissions.ADMIN,
 }
-_DENIED = {
+_DENIAL_TEXTS = {
     AuthFailedError: "it does not accept the username or password; check those of zookeeper_security",
     SessionClosedRequireSaslError: "it wants to know who we are; "
     "give zookeeper_security a username and password",
@@ -57,21 +58,24 @@ _DENIED = {
     NoAuthError: "we may not do this; check username and password of zookeeper_security, "
     "and the ACLs of the znodes",
 }
+"""Errors that the same attempt would meet again -> the text for the user."""
 
 
 class Greeting(Protocol):
-    """Sends the first requests over each new connection, before all others."""
+    """A function that sends requests over each new connection, before any others."""
 
     def __call__(self, zk: KazooClient, server: Any, timeout_s: float) -> None:
-        """Called with each new connection to `server`; whatever it raises ends this connection."""
+        """Called with each new connection to `server`; an exception ends this connection."""
         ...
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo ships no types
-    """Gives one address up in time to try the next within the session; kazoo waits a whole one.
+    """kazoo's handler of sockets and threads, with three changes.
 
-    Does TLS itself: kazoo trusts the system's authorities beside ours, and leaves the socket open when
-    it fails. Waits for sockets by poll(): kazoo makes a new epoll object each time, five for a request.
+    It gives one address up early enough to try the others within the session time-out; kazoo waits a whole
+    session time-out. It does TLS itself: kazoo trusts the system's authorities beside ours, and leaves the
+    socket open when TLS fails. It waits for sockets by poll(): kazoo makes a new epoll object for each wait,
+    five for a request.
     """
 
     def __init__(self, connect_timeout_s: float, tls: ssl.SSLContext | None) -> None:
@@ -92,8 +96,8 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo ships
             for one in sockets:
                 waiting.register(one, event)
                 watched[one.fileno()] = one
-        # Rounded up: a wait of less than a millisecond would be none at all. Errors and ends are found, too,
-        # and raised by the call for which the socket is ready.
+        # Rounded up: a wait of less than a millisecond would be none at all. poll() also finds sockets with
+        # an error or an end; the call for which such a socket is ready raises it.
         found = waiting.poll(None if timeout is None else math.ceil(max(0.0, timeout) * 1000))
         ready = [watched[descriptor] for descriptor, _ in found]
         return [one for one in readers if one in ready], [one for one in writers if one in ready], []
@@ -106,14 +110,16 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo ships
         try:
             return self._tls.wrap_socket(made, server_hostname=kwargs["hostname"])
         finally:
-            made.close()  # the wrapped one lives on its own
+            made.close()  # wrap_socket() has taken its descriptor over, unless it failed
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Why an attempt to connect failed; not the exception, which would keep much alive.
+    """Why an attempt to connect failed. Not the exception itself, which would keep many objects alive.
 
-    denied  in our words, when trying again is useless
+    text     the error, for the user
+    denied   the text for the user if another attempt is useless, else None
+    at_once  whether one such failure is enough for check_access(), whatever other servers say
     """
 
     text: str
@@ -122,30 +128,33 @@ class _Failure:
 
 
 class _Client(KazooClient):  # type: ignore[misc]
-    """Reconnects to a ZooKeeper whose data is older than what it has seen; remembers connection failures.
+    """A kazoo client that remembers failures to connect, and accepts a ZooKeeper with older data.
 
-    A server refuses clients that have seen later changes (zxids) than it has itself, without telling why: for
-    ever, when all servers were emptied or restored from an older backup. So after twice the session time-out
-    without a connection, the client claims to have seen nothing. By then its session must be taken for
-    expired; if it still exists, because no server ran meanwhile, it goes on.
+    A server refuses, without telling why, clients that have seen later changes (zxids) than the server has:
+    for ever, if all servers were emptied or restored from an older backup. So after twice the session
+    time-out without a connection, the client claims to have seen no changes. By then its session must be
+    taken for expired; if it still exists, because no server ran meanwhile, the client goes on with it.
 
-    In a forked child it does nothing, since session and connection belong to the parent.
+    In a forked child requests raise Forked, and stop() and close() do nothing: session and connection belong
+    to the parent.
     """
 
     greeting: Greeting | None = None
     _zxid = 0
     _zxid_forgotten = 0
+    """The latest change seen before the client claimed to have seen none; else 0."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._guard = ForkGuard("this ZooKeeper client")
         self.failures: list[_Failure] = []
-        """One for each attempt since there was a connection."""
+        """The latest failed attempts since the last connection, at most one more than there are servers."""
         self.granted_s: float = self._session_timeout / 1000
         """The session time-out that the server granted, which may be shorter than the one asked for."""
         self.greeted = threading.Event()
-        """The greeting has succeeded once."""
+        """Set when the greeting has succeeded once."""
         self._away_since: float | None = None
+        """When the first attempt after the last connection began, in monotonic s."""
         connect = self._connection._connect
 
         def connect_and_remember(*address: Any) -> Any:
@@ -156,12 +165,12 @@ class _Client(KazooClient):  # type: ignore[misc]
                     self.greeting(self, address, made[1] / 1000)
                     self.greeted.set()
             except Exception as error:
-                found = _Failure(_told(error), _reason(error), isinstance(error, AuthFailedError))
+                found = _Failure(_cause_text(error), _denial_text(error), isinstance(error, AuthFailedError))
                 self.failures = [*self.failures[-len(self.hosts) :], found]
                 raise
             self.failures = []
             self._away_since = None
-            self.granted_s = made[0] / 1000 * _SESSION_OF_READ_TIMEOUT
+            self.granted_s = made[0] / 1000 * _SESSION_PER_READ_TIMEOUT
             return made
 
         self._connection._connect = connect_and_remember
@@ -178,7 +187,7 @@ class _Client(KazooClient):  # type: ignore[misc]
 
     @property
     def last_zxid(self) -> int:
-        """The latest change that we have seen; kazoo sends it to a server when it connects."""
+        """The latest change that this client has seen; kazoo sends it to a server when it connects."""
         return self._zxid
 
     @last_zxid.setter
@@ -194,6 +203,7 @@ class _Client(KazooClient):  # type: ignore[misc]
         self._zxid = zxid
 
     def _forget_if_expired(self) -> None:
+        """Claim to have seen no changes if there was no connection for twice the session time-out."""
         now = SYSTEM_CLOCK.monotonic()
         if self._away_since is None:
             self._away_since = now
@@ -214,10 +224,10 @@ class _Client(KazooClient):  # type: ignore[misc]
 
 
 class _NoSecrets(logging.Filter):
-    """kazoo logs its requests, those with a password among them, and what resumes a session."""
+    """Keeps passwords out of kazoo's log: those in requests, and those that resume a session."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """True if the log record is to be shown; secrets are taken out of it."""
+        """Replace requests that hold a password by ***; drop a record that shows a session's password."""
         if isinstance(record.args, tuple):
             record.args = tuple("***" if isinstance(arg, Auth | SASL) else arg for arg in record.args)
         return "passwd" not in record.msg
@@ -228,9 +238,10 @@ _kazoo_log.addFilter(_NoSecrets())
 
 
 def new_client(zookeeper: ZooKeeperConnection, session_timeout_ms: int = 6_000) -> KazooClient:
-    """A KazooClient that is not started yet, reconnects quickly and for ever, and logs errors only.
+    """Return a KazooClient, not started yet, that reconnects quickly and for ever, and logs errors only.
 
-    Raises ConfigError for a file of its security that can't be used, MissingExtra without kmqpy[sasl].
+    Raises ConfigError if a file of `zookeeper.security` can't be used, and MissingExtra if its scheme is
+    "sasl" and the extra kmqpy[sasl] is not installed.
     """
     hosts, security = check_zookeeper(zookeeper).hosts, zookeeper.security
     if _kazoo_log.level == logging.NOTSET:
@@ -254,12 +265,13 @@ def connect(
     timeout: float = 10.0,
     greeting: Greeting | None = None,
 ) -> Iterator[KazooClient]:
-    """A started client, stopped at the end of the block.
+    """Yield a started client, and stop it at the end of the block.
 
-    greeting  sends requests over each new connection before all others
+    greeting  sends requests over each new connection, before any others
 
-    Raises Unavailable, naming the addresses, when ZooKeeper does not answer within `timeout` s, and
-    AccessDenied at once when it and we do not accept each other.
+    Raises Unavailable, which names the addresses, if ZooKeeper does not answer within `timeout` s (a command
+    that somebody typed waits less for the first answer). Raises AccessDenied as check_access() does, and the
+    errors of new_client().
     """
     zk = new_client(zookeeper, session_timeout_ms)
     zk.greeting = greeting
@@ -270,14 +282,18 @@ def connect(
             check_access(zk)
             if SYSTEM_CLOCK.monotonic() > deadline:
                 raise no_answer(zk)
-        has_answered(Service.ZOOKEEPER)
+        note_answer(Service.ZOOKEEPER)
         yield zk
     finally:
         stop(zk)
 
 
 def check_access(zk: KazooClient) -> None:
-    """Raise AccessDenied if every server refuses us, or if we refuse its certificate."""
+    """Raise AccessDenied if ZooKeeper and we do not accept each other.
+
+    That is the case if the password was rejected in the latest refused attempt, or if as many attempts were
+    refused as there are servers, by a server or by us (over its certificate).
+    """
     failures: list[_Failure] = getattr(zk, "failures", [])
     denied = [failure for failure in failures if failure.denied]
     if denied and (len(denied) >= len(zk.hosts) or denied[-1].at_once):
@@ -294,12 +310,12 @@ def stop(zk: KazooClient) -> None:
 
 
 def address(zk: KazooClient) -> str:
-    """`host:port[,host:port][/chroot]`."""
+    """Return the address of ZooKeeper as `host:port[,host:port][/chroot]`."""
     return ",".join(f"{host}:{port}" for host, port in zk.hosts) + (zk.chroot or "")
 
 
 def no_answer(zk: KazooClient) -> Unavailable:
-    """The error for a ZooKeeper that does not answer: what failed last, and what to check."""
+    """Return the error for a ZooKeeper that does not answer: the last failure, and what to check."""
     return Unavailable(
         f"ZooKeeper at {address(zk)} does not answer{last_failure(zk)}; check the address, and that it runs"
     )
@@ -307,7 +323,11 @@ def no_answer(zk: KazooClient) -> Unavailable:
 
 @contextmanager
 def unavailable(zk: KazooClient) -> Iterator[None]:
-    """Turn what kazoo raises inside the block into Unavailable, naming the address."""
+    """Turn kazoo's errors inside the block into kmqpy's, which name the address.
+
+    Refusals become AccessDenied. ConfigError tells of a znode that can't be deleted since it has children.
+    All others become Unavailable.
+    """
     try:
         yield
     except KazooTimeoutError:
@@ -315,8 +335,8 @@ def unavailable(zk: KazooClient) -> Iterator[None]:
         raise no_answer(zk) from None
     except KazooException as error:
         check_access(zk)
-        if type(error) in _DENIED:
-            raise AccessDenied(f"ZooKeeper at {address(zk)}: {_DENIED[type(error)]}") from error
+        if type(error) in _DENIAL_TEXTS:
+            raise AccessDenied(f"ZooKeeper at {address(zk)}: {_DENIAL_TEXTS[type(error)]}") from error
         if isinstance(error, NotEmptyError):
             raise ConfigError(
                 f"ZooKeeper at {address(zk)}: a znode to delete has znodes of others below it; delete them"
@@ -326,7 +346,7 @@ def unavailable(zk: KazooClient) -> Iterator[None]:
 
 
 def gather(results: Iterable[Any], timeout: float) -> list[Any]:
-    """The values of pipelined kazoo calls; None for each whose znode is missing."""
+    """Return the values of pipelined kazoo calls, None if a znode is missing; wait `timeout` s for each."""
     values = []
     for result in results:
         try:
@@ -337,19 +357,19 @@ def gather(results: Iterable[Any], timeout: float) -> list[Any]:
 
 
 def session_of(stat: Any) -> int | None:
-    """The session that an ephemeral znode belongs to; None if there is no znode, or it is not ephemeral."""
+    """Return the session that owns an ephemeral znode; None if there is no znode, or it is not ephemeral."""
     return None if stat is None else stat.ephemeralOwner or None
 
 
 def failure(results: Iterable[Any]) -> Exception | None:
-    """Why a kazoo transaction was rolled back; None when it was committed."""
+    """Return why a kazoo transaction was rolled back; None if it was committed."""
     errors = [result for result in results if isinstance(result, Exception)]
     causes = [e for e in errors if not isinstance(e, RolledBackError | RuntimeInconsistency)]
     return next(iter(causes or errors), None)
 
 
 def _settings(security: ZooKeeperSecurity) -> dict[str, Any]:
-    """`security` as KazooClient takes it."""
+    """Return the arguments of KazooClient for `security`."""
     found: dict[str, Any] = {}
     if security.username and security.scheme == "digest":
         found["auth_data"] = [("digest", f"{security.username}:{security.password}")]
@@ -392,11 +412,11 @@ def _tls(security: ZooKeeperSecurity) -> ssl.SSLContext | None:
     return context
 
 
-def _reason(error: BaseException) -> str | None:
-    """Why we are refused, or refuse; None for an error that may pass by itself."""
-    if type(error) in _DENIED:
-        return _DENIED[type(error)]
-    cause = _root(error)
+def _denial_text(error: BaseException) -> str | None:
+    """Return in words why we are refused, or refuse the server; None for an error that may pass by itself."""
+    if type(error) in _DENIAL_TEXTS:
+        return _DENIAL_TEXTS[type(error)]
+    cause = _root_cause(error)
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted ({_text(cause)}); check zookeeper_security.ca and the host"
     if isinstance(cause, ssl.SSLError) and "alert" in str(cause).lower():
@@ -405,20 +425,20 @@ def _reason(error: BaseException) -> str | None:
 
 
 def last_failure(zk: KazooClient) -> str:
-    """The reason why the last try to connect failed, in brackets; empty when there is none."""
+    """Return why the last attempt to connect failed, in brackets; empty if it did not fail."""
     failures: list[_Failure] = getattr(zk, "failures", [])
     if not failures:
         return ""
     return f" ({failures[-1].text})"
 
 
-def _told(error: BaseException) -> str:
-    root = _root(error)
+def _cause_text(error: BaseException) -> str:
+    root = _root_cause(error)
     dropped = isinstance(root, ssl.SSLError | ConnectionDropped | ConnectionResetError)
     return _text(root) + ("; check whether the address is one for TLS" if dropped else "")
 
 
-def _root(error: BaseException) -> BaseException:
+def _root_cause(error: BaseException) -> BaseException:
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     return error

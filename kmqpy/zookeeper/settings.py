@@ -1,4 +1,4 @@
-"""Where ZooKeeper is, and how it and its clients prove who they are to one another."""
+"""Settings: where ZooKeeper is, and how ZooKeeper and its clients prove to each other who they are."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ _ACL = re.compile(r"[a-z0-9]+:.+:[cdrwa]+")
 
 @dataclass(frozen=True, kw_only=True)
 class ZooKeeperSecurity:
-    """How ZooKeeper and we make sure of each other; by default neither does.
+    """How ZooKeeper and kmqpy prove to each other who they are; by default neither does.
 
-    username, password  who we are; znodes that we make are then ours alone
-    scheme              how that is said: "sasl" (DIGEST-MD5; ZooKeeper checks the password; needs the
-                        extra kmqpy[sasl]) or "digest" (goes over the wire as it is, so only with TLS;
-                        ZooKeeper takes any password, and the znodes' ACLs decide)
-    tls                 encrypt; implied when one of the files is given
+    username, password  kmqpy's user at ZooKeeper; only this user (and `acl`) may use znodes that kmqpy makes
+    scheme              how kmqpy proves to be this user: "sasl" (DIGEST-MD5; ZooKeeper checks the password;
+                        needs the extra kmqpy[sasl]) or "digest" (sends the password as it is, so only with
+                        TLS; ZooKeeper takes any password, and the ACLs of znodes decide)
+    tls                 whether to encrypt; implied when `ca` or `certificate` is given
     ca                  PEM file of the authorities to trust; default: the system's
-    certificate, key    PEM files of our own certificate, where ZooKeeper wants one, and of its key
-                        (default: in the same file); znodes that we make are then ours alone
-    key_password        of an encrypted key
-    check_hostname      whether ZooKeeper's certificate must name the host that was asked for
-    acl                 who else may do what with the znodes that we make, as scheme:id:cdrwa, for
+    certificate, key    PEM files of kmqpy's own certificate, where ZooKeeper wants one, and of its key
+                        (default: in the same file); only this certificate's owner (and `acl`) may use
+                        znodes that kmqpy makes
+    key_password        the password of an encrypted key
+    check_hostname      whether ZooKeeper's certificate must name the host that kmqpy connects to
+    acl                 who else may do what with znodes that kmqpy makes, as scheme:id:cdrwa, for
                         example sasl:admin:cdrwa or world:anyone:r
     """
 
@@ -70,13 +71,15 @@ class ZooKeeperSecurity:
 
 @dataclass(frozen=True, kw_only=True)
 class ZooKeeperConnection:
-    """Where ZooKeeper is: for administration and trackers; clients of queues connect to Kafka only.
+    """Where ZooKeeper is, for administration, trackers and queues in ZooKeeper.
 
-    hosts     `host:port[,host:port]`, maybe with a path at the end; empty: there is no ZooKeeper
-    security  who we are to ZooKeeper, and TLS
+    Clients of queues on Kafka connect to Kafka only.
 
-    Files, the environment and options call these `zookeeper` and `zookeeper_security`. The root znode of
-    kmqpy is said once, in KafkaConnection, so that clients and trackers can't disagree about it.
+    hosts     `host:port[,host:port]`, maybe with the path of a znode at the end; empty: there is no ZooKeeper
+    security  how ZooKeeper and kmqpy prove to each other who they are, and TLS
+
+    Files, the environment and options call these settings `zookeeper` and `zookeeper_security`. The root
+    znode of kmqpy is a setting of KafkaConnection only, so that clients and trackers can't disagree about it.
     """
 
     hosts: str = field(default="127.0.0.1:2181", metadata=keyed("zookeeper"))
@@ -91,16 +94,16 @@ class ZooKeeperConnection:
     def from_environment(cls) -> Self:
         """Read the settings from the file KMQ_CONFIG; environment variables override it.
 
-        That is KMQ_ZOOKEEPER, as `kmq dev up` prints it; KMQ_ZOOKEEPER_SECURITY_PASSWORD and the like.
-        Raises ConfigError.
+        The variables are KMQ_ZOOKEEPER, which `kmq dev up` prints, KMQ_ZOOKEEPER_SECURITY_PASSWORD and the
+        like. Raises ConfigError.
         """
         own = {key: value for key, value in config_file().items() if key in keys(cls)}
         return build(cls, own, from_environment(cls, os.environ))
 
 
 def check_zookeeper(value: object) -> ZooKeeperConnection:
-    """`value`; raises ConfigError when it is no ZooKeeperConnection, an address as text for example."""
-    if hasattr(value, "hosts"):  # so that tests can give one of their own
+    """Return `value`; raise ConfigError if it is no ZooKeeperConnection, an address as text for example."""
+    if hasattr(value, "hosts"):  # so that tests can give a connection of their own
         return cast("ZooKeeperConnection", value)
     shown = repr(value) if isinstance(value, str) else f"an object of type {type(value).__name__}"
     raise ConfigError(
@@ -110,4 +113,4 @@ def check_zookeeper(value: object) -> ZooKeeperConnection:
 
 
 NO_ZOOKEEPER = ZooKeeperConnection(hosts="")
-"""For administration without the registry."""
+"""For an administration without ZooKeeper, and so without the registry."""

@@ -1,4 +1,4 @@
-"""The children of a znode, listed again only when they have changed."""
+"""Lists the children of a znode, and lists them again only when they have changed."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
-_TIMEOUT_S = 10.0
-"""For kazoo clients that are not of session.py, and so don't tell the session time-out."""
+_TIMEOUT_OF_OTHER_CLIENTS_S = 10.0
+"""For a listing by a kazoo client that session.py did not make, and whose session time-out is unknown."""
 
 
 class WatchedChildren:
     """Lists the children of `path`; a watch tells when the list is out of date. Thread-safe.
 
-    `changed` is set when a new list is due: at first, when a child came or went, and when the connection was
-    lost (kazoo calls all watches then, so they survive the loss of the session). While the znode is missing,
-    `stale` stays true, and nothing tells when it is there.
+    `changed` is set when names() will list the children again: at first, when a child came or went, and when
+    the connection was lost (kazoo calls all watches then, so none is missed after the loss of the session).
+    While the znode is missing, `stale` stays true, but `changed` is not set when somebody makes the znode.
     """
 
     def __init__(self, zk: KazooClient, path: str, changed: threading.Event | None = None) -> None:
         self._zk = zk
         self._path = path
-        self._timeout_s: float = getattr(zk, "granted_s", _TIMEOUT_S)
+        self._timeout_s: float = getattr(zk, "granted_s", _TIMEOUT_OF_OTHER_CLIENTS_S)
         self._lock = threading.Lock()
         self._names: list[str] = []
         self._stale = True
@@ -31,7 +31,7 @@ class WatchedChildren:
         self.changed.set()
 
     def names(self) -> list[str]:
-        """The names of the children, in no order; none where the znode is missing.
+        """Return the names of the children, in no order; none if the znode is missing.
 
         Raises kazoo's errors, KazooTimeoutError after a session time-out without an answer.
         """
@@ -52,11 +52,11 @@ class WatchedChildren:
 
     @property
     def stale(self) -> bool:
-        """True when the children have changed since they were listed."""
+        """True when names() will list the children again, since they may have changed."""
         return self._stale
 
     def expire(self) -> None:
-        """List again next time: the caller changed the children, and the watch may tell a moment later."""
+        """Make names() list again: the caller changed the children, and the watch may tell a moment later."""
         self._on_change()
 
     def _on_change(self, _event: Any = None) -> None:

@@ -18,11 +18,13 @@ from kmqpy.dev.cluster import Cluster
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.message import Message
+from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 from .children import ChildTask
@@ -138,6 +140,12 @@ class _Scene:
         offset, _ = stats.committed_offsets(self.connection, self.queue, [0], ids).get(0, (0, None))
         return offset
 
+    def stored_offset(self) -> int | None:
+        """The markers offset from which the next tracker would read; None until a tracker has stored one."""
+        with connect(self.zookeeper) as client:
+            stored = Registry(client, self.connection.root).offsets(self.queue.name).get(0)
+        return None if stored is None else stored.offset
+
     def copies(self) -> int:
         bounds = partition_reader.bounds(self.connection, self.queue.name, [0])
         return bounds[0][1] - _COUNT
@@ -176,9 +184,13 @@ def _no_fencing(scene: _Scene) -> None:
 def _safe_offset(scene: _Scene) -> None:
     """A tracker dies after it has stored an offset, with messages in flight."""
     victim = scene.tracker("victim", scene.changes())
+    until(lambda: scene.stored_offset() is not None, _WAIT_S, "the tracker reads the markers")
     dropper = scene.consumer("drops", drop=1000, lease_ms=4_000)
     scene.all_are_taken()
-    time.sleep(1.5)  # it stores offsets every 0.5 s
+    end = partition_reader.bounds(scene.connection, scene.queue.markers_topic, [0])[0][1]
+    until(
+        lambda: (scene.stored_offset() or 0) >= end, _WAIT_S, "an offset behind the start markers is stored"
+    )
     victim.kill()
     dropper.kill()
     scene.tracker("successor")

@@ -396,13 +396,13 @@ def test_what_interrupts_receive_loses_no_message(queue, monkeypatch, moment):
     patched, name = {
         "before the starts": (StartMarkerWriter, "start"),
         "after the starts": (StartBatch, "wait_until_confirmed"),
-        "in the middle of a poll": (GroupMember, "_receives"),
+        "in the middle of a poll": (GroupMember, "_receive_record"),
     }[moment]
     real, calls = getattr(patched, name), itertools.count()
     monkeypatch.setattr(GroupMember, "_expects", lambda *_: False)
 
     def interrupted(*arguments):
-        if next(calls) == 5 or name != "_receives":
+        if next(calls) == 5 or name != "_receive_record":
             monkeypatch.setattr(patched, name, real)
             raise KeyboardInterrupt
         return real(*arguments)

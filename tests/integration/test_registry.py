@@ -140,7 +140,7 @@ def test_a_queue_made_anew_while_a_second_call_removes_it_stays(registry, monkey
         return marked
 
     monkeypatch.setattr(registry_removal, "_mark_deleting", overtaken)
-    registry.remove(queue.name, released=lambda: released.append(1))
+    registry.remove(queue.name, on_released=lambda: released.append(1))
     assert released == []
     assert [(one.partitions, one.deleting) for one in registry.queues()] == [(2, False)]
 
@@ -218,13 +218,13 @@ def test_what_is_done_when_the_owners_have_let_go_comes_before_the_removal(regis
             raise Unavailable("topics stay")
 
     with pytest.raises(Unavailable, match="by t1"):
-        registry.remove("orders", 0.1, released=released)
+        registry.remove("orders", 0.1, on_released=released)
     assert found == []
     zk.delete(leader)
     with pytest.raises(Unavailable, match="topics stay"):
-        registry.remove("orders", 5, released=released)
+        registry.remove("orders", 5, on_released=released)
     assert registry.get("orders").deleting
-    registry.remove("orders", 5, released=released)
+    registry.remove("orders", 5, on_released=released)
     assert found == [(None, True)] * 2
     assert registry.queues() == []
 

@@ -194,7 +194,7 @@ def test_a_topic_that_others_fill_faster_than_it_can_be_read_stops_nobody(
 ):
     Topics(connection).create(settings)
     SettingsMirror(connection).write([settings])
-    monkeypatch.setattr(settings_mirror, "_READ_S", -1.0)
+    monkeypatch.setattr(settings_mirror, "_READ_TIMEOUT_S", -1.0)
     with caplog.at_level(logging.WARNING):
         assert settings_of(settings.name, connection) == QueueSettings(name=settings.name)
     assert "is too long to be read" in caplog.text
@@ -299,7 +299,7 @@ def test_a_queue_of_another_root_whose_record_can_not_be_read_is_not_left_over(
     with Admin(theirs, zookeeper) as admin:
         admin.create_queue(settings.name)
     producer = librdkafka.new_producer(connection, {})
-    for _ in range(settings_mirror._KEPT):
+    for _ in range(settings_mirror._MAX_VALUES_PER_KEY):
         producer.produce(settings_mirror.SETTINGS_TOPIC, b"garbage", f"{theirs.root}/queues/{settings.name}")
     producer.flush(60)
     with (

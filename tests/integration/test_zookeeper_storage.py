@@ -153,7 +153,7 @@ def test_a_storage_of_the_first_format_is_used_on_and_refused_by_older_clients(u
 
 
 def test_a_queue_with_a_table_is_kept_and_deleted(url, storage, zk, root, monkeypatch):
-    monkeypatch.setattr(directory, "MOST_INLINE", 2)
+    monkeypatch.setattr(directory, "MOST_PAGES_WITHOUT_TABLE", 2)
     storage.create("q")
     with storage.open("q") as queue:
         queue.send_many([f"{i}" for i in range(500)])

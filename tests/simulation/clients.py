@@ -357,7 +357,7 @@ def _use_open(connection: Connection, own: Any, message: Any, lease: int, histor
         history.acks(process, message)
         yield from writer.write_in_steps(places.items())
         history.written(process, message)
-        own._finished(places, "ack")
+        own._note_finished(places, "ack")
     elif luck < 0.45:
         ack()
     elif luck < 0.55:  # in time or late

@@ -278,7 +278,7 @@ class ForgetsPredecessors(CrashRecovery):
     def _activate(self, recovered: Any) -> Steps:
         to_seek = yield from super()._activate(recovered)
         for one in recovered.values():
-            one.known._started = OffsetRuns()
+            one.assigned._started = OffsetRuns()
         return to_seek
 
 
@@ -300,10 +300,10 @@ class ReadsTooEarly(GroupMember):
 class TakesWhatIsReadAgain(GroupMember):
     """Takes whatever librdkafka reads, also what it reads again."""
 
-    def _receives(self, record: Any, log_bounds: Any) -> bool:
+    def _receive_record(self, record: Any, log_bounds: Any) -> bool:
         if (known := self._partitions.get(record.partition())) is not None:
             known.position = 0
-        return super()._receives(record, log_bounds)
+        return super()._receive_record(record, log_bounds)
 
 
 class BelievesCommits(CrashRecovery):

@@ -536,10 +536,10 @@ def simulate(seed: int, controls: Controls | None = None, trace: Trace | None = 
     for logger in loggers:
         logger.disabled = True
     # Runs of messages that are taken together, in sizes that small runs of the simulation reach.
-    sizes = entry_groups.BLOCK, packed.MIN_RUN, packed._ROWS, packed._FEW
+    sizes = entry_groups.BLOCK, packed.MIN_RUN, packed._MAX_ROWS, packed._TOO_FEW_ROWS
     small = ((1024, 16, 64, 8), (8, 3, 4, 1), (4, 2, 2, 0))[seed % 3]
-    entry_groups.BLOCK, packed.MIN_RUN, packed._ROWS, packed._FEW = small
+    entry_groups.BLOCK, packed.MIN_RUN, packed._MAX_ROWS, packed._TOO_FEW_ROWS = small
     try:
         return Simulation(seed, controls, trace).run()
     finally:
-        entry_groups.BLOCK, packed.MIN_RUN, packed._ROWS, packed._FEW = sizes
+        entry_groups.BLOCK, packed.MIN_RUN, packed._MAX_ROWS, packed._TOO_FEW_ROWS = sizes

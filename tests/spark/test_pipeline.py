@@ -193,7 +193,7 @@ def test_what_files_are_like(spark, make_queue, tmp_path):
 
 
 def test_without_a_tracker_it_says_what_is_left(spark, make_queue, tmp_path, monkeypatch):
-    monkeypatch.setattr(pipeline, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(pipeline, "_STALL_TIMEOUT_S", 0.5)
     queue = make_queue(1)
     queue.producer().send("broken")
     sink = Sink(path=str(tmp_path / "rows"))

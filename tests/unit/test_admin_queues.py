@@ -25,8 +25,8 @@ class FakeRegistry:
     def every_queue(self):
         return list(self.known.values()), list(self.damaged)
 
-    def remove(self, name, _timeout, *, released=lambda: None):
-        released()
+    def remove(self, name, _timeout, *, on_released=lambda: None):
+        on_released()
         del self.known[name]
 
 

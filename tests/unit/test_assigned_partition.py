@@ -21,7 +21,7 @@ def runs(offsets):
 
 def active(commit=Commit(0, 5), starts=NOTHING):  # noqa: B008
     partition = AssignedPartition(assigned_at=0.0)
-    partition.recovered(commit, starts)
+    partition.finish_recovery(commit, starts)
     return partition
 
 
@@ -33,14 +33,14 @@ class TestRecovering:
     def test_messages_that_come_too_early_are_not_received_but_sought(self):
         partition = AssignedPartition(assigned_at=0.0)
         assert received(partition, 7, 8) == []
-        partition.recovered(Commit(5, 0), NOTHING)
+        partition.finish_recovery(Commit(5, 0), NOTHING)
         assert (partition.seek_to, partition.position) == (7, 7)
         assert received(partition, 7, 8) == [7, 8]
 
     def test_a_commit_ahead_of_what_came_is_where_it_goes_on(self):
         partition = AssignedPartition(assigned_at=0.0)
         received(partition, 3)
-        partition.recovered(Commit(5, 0), NOTHING)
+        partition.finish_recovery(Commit(5, 0), NOTHING)
         assert partition.position == 5
 
     @pytest.mark.parametrize("commit", [None, Commit(9, 4)])
@@ -145,17 +145,17 @@ class TestChecking:
 
     def test_what_was_written_after_all_is_left_out_and_told(self):
         partition = self.failed()
-        assert partition.checked(found(2, 9, end=9, in_flight=[2, 9])) == [2]
+        assert partition.finish_check(found(2, 9, end=9, in_flight=[2, 9])) == [2]
         assert partition.phase is ReceivePhase.ACTIVE
         assert received(partition, 2, 3) == [3]
 
     def test_what_was_written_and_finished_by_others_is_nobodys(self):
-        assert self.failed().checked(found(2, end=9)) == []
+        assert self.failed().finish_check(found(2, end=9)) == []
 
     def test_r10_commits_lead_to_uncertain_starts_until_they_are_passed(self):
         partition = self.failed()
         assert partition.make_commit() == Commit(2, 5)
-        partition.checked(found(end=9))
+        partition.finish_check(found(end=9))
         received(partition, 2, 3)
         partition.mark_started(2, markers_offset=9, count=1)
         assert partition.make_commit() == Commit(3, 5)
@@ -164,7 +164,7 @@ class TestChecking:
 
     def test_a_success_ends_the_series_of_failures(self):
         partition = self.failed()
-        partition.checked(found(end=9))
+        partition.finish_check(found(end=9))
         received(partition, 2)
         partition.mark_started(2, markers_offset=9, count=1)
         partition.mark_uncertain([3])
@@ -192,7 +192,7 @@ def test_r10_every_start_ahead_of_a_commit_is_behind_its_markers_offset(batches,
         ahead = [offset for offset in markers[markers_offset:] if offset >= first_offset]
         return found(*ahead, end=len(markers), in_flight=ahead)
 
-    partition.recovered(Commit(0, gap), starts_from(gap, 0))
+    partition.finish_recovery(Commit(0, gap), starts_from(gap, 0))
     for written, confirmed, commit in batches:
         coming = range(partition.position, partition.position + len(written))
         batch = received(partition, *coming)
@@ -211,5 +211,5 @@ def test_r10_every_start_ahead_of_a_commit_is_behind_its_markers_offset(batches,
             made = partition.make_commit()
             assert all(at >= made.markers_offset for at, one in enumerate(markers) if one >= made.offset)
         if uncertain:
-            orphaned = partition.checked(starts_from(*partition.check_from))
+            orphaned = partition.finish_check(starts_from(*partition.check_from))
             assert orphaned == [offset for offset in uncertain if offset in markers]

@@ -4,7 +4,7 @@ import pytest
 
 from kmqpy.errors import ConfigError, DecodeError
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.claim_headers import CLAIM, DROPPED, MOST_OFFSETS, named_offsets, naming_tick
+from kmqpy.kafka.markers.claim_headers import CLAIM, DROPPED, MAX_CLAIMED_OFFSETS, named_offsets, naming_tick
 from kmqpy.kafka.markers.codec import MAX_SPAN
 from tracker.settings import TrackerSettings
 
@@ -43,6 +43,6 @@ def test_few_bytes_cannot_name_more_than_a_reader_has_memory_for():
 
 
 def test_a_tracker_puts_no_more_messages_into_a_transaction_than_a_claim_can_name():
-    assert TrackerSettings(max_batch_messages=MOST_OFFSETS).max_batch_messages == MOST_OFFSETS
-    with pytest.raises(ConfigError, match=f"max_batch_messages: {MOST_OFFSETS + 1} must be at most"):
-        TrackerSettings(max_batch_messages=MOST_OFFSETS + 1)
+    assert TrackerSettings(max_batch_messages=MAX_CLAIMED_OFFSETS).max_batch_messages == MAX_CLAIMED_OFFSETS
+    with pytest.raises(ConfigError, match=f"max_batch_messages: {MAX_CLAIMED_OFFSETS + 1} must be at most"):
+        TrackerSettings(max_batch_messages=MAX_CLAIMED_OFFSETS + 1)

@@ -136,7 +136,7 @@ def test_damaged_files_in_the_cache_are_made_again(run, tmp_path):
 
 def test_a_damaged_jar_is_fetched_again_when_a_server_does_not_start(run, java, jar, monkeypatch):
     java.write_text(JAVA.replace("\ntrap", f"\ngrep -q good {jar} || exit 1\ntrap"))
-    monkeypatch.setattr(cluster_module, "PORT_ATTEMPTS", 2)
+    monkeypatch.setattr(cluster_module, "START_ATTEMPTS", 2)
     with pytest.raises(ClusterError, match="exit code 1"):
         run()
 

@@ -12,7 +12,7 @@ from kafka_messages import message
 
 from kmqpy.cli import output
 from kmqpy.cli.app import run
-from kmqpy.cli.options import _Lines
+from kmqpy.cli.options import _ErrorLines
 from kmqpy.cli.text import as_object
 from kmqpy.core import logs
 from kmqpy.core.clock import SystemClock
@@ -123,7 +123,7 @@ class TestOutput:
         logger = logging.getLogger("kmqpy.test")
         # Not to pytest, which could not hand it on to the process that reports.
         monkeypatch.setattr(logger, "propagate", False)
-        monkeypatch.setattr(logger, "handlers", [_Lines()])
+        monkeypatch.setattr(logger, "handlers", [_ErrorLines()])
         logger.error("queue %s", text, extra={"reason": text})
         shown = capsys.readouterr()
         assert shown.out.count("\n") == 1

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from kmqpy.cli import messages
-from kmqpy.cli.app import _HELP, kmq, run
+from kmqpy.cli.app import _KNOWN_HELP, kmq, run
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.queue import opening, storage_for
 
@@ -241,7 +241,7 @@ def test_help_loads_neither_plug_ins_nor_what_storages_need():
 
 
 def test_the_short_help_of_plug_ins_is_their_own():
-    for name, text in _HELP.items():
+    for name, text in _KNOWN_HELP.items():
         assert kmq.get_command(click.Context(kmq), name).get_short_help_str(200) == text
 
 

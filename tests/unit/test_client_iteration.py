@@ -186,7 +186,7 @@ def test_what_got_stale_is_given_back_before_close_closes_the_writer(client, mon
         give_back(places)
 
     monkeypatch.setattr(client._topics.writer, "give_back", close_and_give_back)
-    client._read_ahead._lease_left_s = 60
+    client._read_ahead._min_lease_left_s = 60
     assert list(messages) == []
     closing.join(60)
     assert client._topics.writer.given_back() == [1, 2, 3, 4]
@@ -332,7 +332,7 @@ def test_a_signal_handler_closes_a_client_in_the_middle_of_an_iteration(client, 
 
         client._read_ahead._waiting = Waiting()
     elif where == "giving back":
-        client._read_ahead._lease_left_s = 60
+        client._read_ahead._min_lease_left_s = 60
         monkeypatch.setattr(client._in_flight, "discard", interrupted(lambda _: None, client.close))
     else:  # what close() gives back is given back again
         outcome = StartOutcome({0: 0}, {}, given_back=True)
@@ -454,7 +454,7 @@ def test_a_signal_handler_closes_a_client_that_replaces_what_is_cut_off(client, 
         found.set()
         return ["a consumer"]
 
-    monkeypatch.setattr(receiver, "_SILENT_S", 0.0)
+    monkeypatch.setattr(receiver, "_CHECK_CUT_OFF_AFTER_S", 0.0)
     monkeypatch.setattr(client._receiver._cut_off, "is_due", lambda: True)
     monkeypatch.setattr(client._receiver._cut_off, "find", find)
     monkeypatch.setattr(client._receiver, "_clients", list)
@@ -469,7 +469,7 @@ def test_a_signal_handler_closes_a_client_that_replaces_what_is_cut_off(client, 
 
 def test_what_is_cut_off_is_replaced_in_a_pause_of_those_who_receive(client, monkeypatch):
     replaced = threading.Event()
-    monkeypatch.setattr(receiver, "_SILENT_S", 0.0)
+    monkeypatch.setattr(receiver, "_CHECK_CUT_OFF_AFTER_S", 0.0)
     monkeypatch.setattr(client._receiver._cut_off, "is_due", lambda: not replaced.is_set())
     monkeypatch.setattr(client._receiver._cut_off, "find", list)
     monkeypatch.setattr(client._receiver, "_clients", lambda: ["a consumer"])

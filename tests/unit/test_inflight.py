@@ -505,11 +505,11 @@ class TestMemory:
                 log.end(offset)
         held = self.FINISHED // 1_000
         assert len(log.state) == held
-        assert len(log.state._entries._by_take._at_least) <= held / packed_module._FEW + 1
+        assert len(log.state._entries._by_take._at_least) <= held / packed_module._TOO_FEW_ROWS + 1
         assert [entry.offset for entry in sorted(log.state)] == list(range(0, self.FINISHED // 10, 100))
 
     def test_compaction_leaves_out_what_is_in_redelivery(self, log, monkeypatch):
-        monkeypatch.setattr(lazy_min_heap, "_SLACK", 0)
+        monkeypatch.setattr(lazy_min_heap, "_STALE_ALLOWANCE", 0)
         for offset in range(10):
             log.take(offset, 0)
         log.due(5)

@@ -106,11 +106,11 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         super().__init__()
         # So that what is cleaned lazily is compacted at every turn, and a few messages make a run.
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(lazy_min_heap, "_SLACK", 0)
+        self.patch.setattr(lazy_min_heap, "_STALE_ALLOWANCE", 0)
         self.patch.setattr(entry_groups, "BLOCK", 8)
         self.patch.setattr(packed_module, "MIN_RUN", 2)
-        self.patch.setattr(packed_module, "_ROWS", 4)
-        self.patch.setattr(packed_module, "_FEW", 1)
+        self.patch.setattr(packed_module, "_MAX_ROWS", 4)
+        self.patch.setattr(packed_module, "_TOO_FEW_ROWS", 1)
         self.state = InFlight(missed_markers=self.missed_markers)
         self.histories = defaultdict(list)  # offset -> its markers that were read
         self.position = self.now_ms = self.last_safe_offset = 0
@@ -273,9 +273,9 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         assert len(packed._by_due._heap) <= 2 * len(groups)
         rows = [group for group in groups if isinstance(group, packed_module.EntryArray)]
         assert all(
-            packed_module._FEW < len(group) <= packed_module._ROWS
+            packed_module._TOO_FEW_ROWS < len(group) <= packed_module._MAX_ROWS
             for group in rows
-            if group is not packed._open
+            if group is not packed._open_array
         )
         assert sum(map(len, rows)) == sum(index.mask.bit_count() for index in packed._indexes.values())
         assert packed.handed_out.keys() == self.in_redelivery
@@ -325,8 +325,8 @@ def small_blocks():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(entry_groups, "BLOCK", 8)
         patch.setattr(packed_module, "MIN_RUN", 2)
-        patch.setattr(packed_module, "_ROWS", 4)
-        patch.setattr(packed_module, "_FEW", 1)
+        patch.setattr(packed_module, "_MAX_ROWS", 4)
+        patch.setattr(packed_module, "_TOO_FEW_ROWS", 1)
         yield
 
 

@@ -221,7 +221,7 @@ def test_a_reason_as_long_as_none_can_be_is_cut(log):
 
 
 def test_the_oldest_operations_are_forgotten_where_they_are_very_many(log, monkeypatch):
-    monkeypatch.setattr("kmqpy.kafka.markers.late_operations._MOST_OPERATIONS", 2)
+    monkeypatch.setattr("kmqpy.kafka.markers.late_operations._MAX_OPERATIONS", 2)
     log.copy({1: 10, 2: 11, 3: 12})
     for offset in (1, 2, 1, 3):
         log.mark(Marker(PARTITION, offset, Op.NACK, 500))
@@ -294,7 +294,7 @@ def test_a_header_that_says_nothing_is_none(data):
 
 
 def test_forged_markers_cannot_have_more_watched_than_there_is_memory_for(log, monkeypatch):
-    monkeypatch.setattr(late_operations, "_MOST_BLOCKS", 3)
+    monkeypatch.setattr(late_operations, "_MAX_WATCHED_BLOCKS", 3)
     log.copy({5: 9})
     log.claim(*range(0, 60_000, 1_024))
     assert log.acks._watched.block_count == 59

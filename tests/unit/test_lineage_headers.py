@@ -14,7 +14,7 @@ from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.lineage import (
     ANCESTORS,
     COPY,
-    MAX_ANCESTORS,
+    MAX_ANCESTORS_BYTES,
     RecordPlace,
     ancestors_header,
     copy_header,
@@ -83,7 +83,7 @@ class TestAncestors:
     def test_beyond_the_bound_the_oldest_and_the_newest_stay(self):
         places = [RecordPlace("jobs", 0, 10**9 + offset) for offset in range(1_000)]
         _, text = ancestors_header("jobs", places[:-1], places[-1])
-        assert MAX_ANCESTORS - 13 < len(text) <= MAX_ANCESTORS
+        assert MAX_ANCESTORS_BYTES - 13 < len(text) <= MAX_ANCESTORS_BYTES
         found = read_ancestors(text, RecordPlace("jobs", 0, 10**10))
         assert found == (places[0], *places[1 - len(found) :])
 

@@ -24,7 +24,7 @@ STEPS = st.lists(
 
 @given(STEPS, st.sampled_from([1, 3, 64]))
 def test_it_holds_what_was_added_until_it_is_discarded_or_its_lease_ends(steps, whole):
-    with patch("kmqpy.kafka.client.local_leases._WHOLE", whole):
+    with patch("kmqpy.kafka.client.local_leases._MIN_RUN_LENGTH", whole):
         check_against_model(steps)
 
 
@@ -63,7 +63,7 @@ def test_batches_take_no_memory_for_what_follows_each_other():
         held.add(0, offsets, until=30.0)
         held.discard(0, offsets)
     assert len(held) == 0
-    assert all(isinstance(offsets, range) for _, _, _, offsets in held._leases)
+    assert all(isinstance(offsets, range) for _, _, _, offsets in held._deadlines)
 
 
 def test_an_extension_outlives_the_batch():
@@ -82,5 +82,5 @@ def test_leases_of_what_is_finished_are_forgotten():
         held.add(0, [offset], until=1_000.0)
         held.extend([(0, offset)], until=2_000.0)
         held.discard(0, [offset])
-    assert len(held._leases) < 5_000
+    assert len(held._deadlines) < 5_000
     assert held._extended == {}

@@ -45,5 +45,5 @@ def test_a_commit_is_due_after_a_while_or_many_messages():
     assert not schedule.is_due(100.1)
     schedule.add(1)
     assert schedule.is_due(100.1)
-    schedule.committed(100.1)
+    schedule.note_commit(100.1)
     assert not schedule.is_due(100.2)

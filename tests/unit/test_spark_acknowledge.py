@@ -12,7 +12,7 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.spark import acknowledge
 from kmqpy.spark.acknowledge import Acknowledger
-from kmqpy.spark.failed_query import FailedQuery
+from kmqpy.spark.failed_query import LeftoverMessages
 from kmqpy.spark.report import BatchReport
 
 
@@ -48,7 +48,7 @@ def servers(monkeypatch):
 
 @pytest.fixture
 def listener(servers, monkeypatch):
-    monkeypatch.setattr(FailedQuery, "spare", lambda _, failure: servers.spared.append(failure))
+    monkeypatch.setattr(LeftoverMessages, "spare", lambda _, failure: servers.spared.append(failure))
     streams = SimpleNamespace(addListener=lambda _: None, removeListener=servers.removed.append, active=[])
     spark = SimpleNamespace(streams=streams)
     made = Acknowledger(spark, QueueSettings(name="q"), KafkaConnection(), "range", TopicIds("Q", "M"))

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from kmqpy.spark import isolation
-from kmqpy.spark.isolation import LAST, failed_before, pays, remember, split
+from kmqpy.spark.isolation import LAST_FAILURE, counts_as_attempt, failed_before, remember, split
 
 
 class Queue:
@@ -46,7 +46,7 @@ class Queue:
             self.waiting += [batch[at] for _, at in given_back]
             return
         (message,) = batch
-        self.attempts[message] += pays(message, self.progress, self.remembered)
+        self.attempts[message] += counts_as_attempt(message, self.progress, self.remembered)
         if self.attempts[message] > self.limit + 1:
             self.dead.append(message)
         else:
@@ -112,11 +112,11 @@ def test_a_message_alone_in_its_queue_is_tried_without_end():
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr(isolation, "MOST_REMEMBERED", 3)
+    monkeypatch.setattr(isolation, "MAX_REMEMBERED", 3)
     remembered = {}
     for number in range(10):
         remembered = remember([(0, number), (0, number + 1)], number, remembered)
-    assert remembered == {(0, 8): 7, (0, 9): 8, (0, 10): 9, LAST: 9}
-    assert pays((0, 9), 9, remembered)
-    assert not pays((0, 10), 9, remembered)
-    assert not pays((0, 1), 9, remembered)
+    assert remembered == {(0, 8): 7, (0, 9): 8, (0, 10): 9, LAST_FAILURE: 9}
+    assert counts_as_attempt((0, 9), 9, remembered)
+    assert not counts_as_attempt((0, 10), 9, remembered)
+    assert not counts_as_attempt((0, 1), 9, remembered)

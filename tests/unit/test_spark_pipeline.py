@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from kmqpy.spark.json_rows import Bodies
+from kmqpy.spark.json_rows import PassBodies
 from kmqpy.spark.sinks.origin import WithOrigin
 
 
@@ -23,7 +23,7 @@ def messages(*bodies):
 
 
 def test_bodies_that_are_refused_are_rejected():
-    found = Bodies()(messages(b"{}", b"broken").assign(refused=[None, "not a JSON object"]))
+    found = PassBodies()(messages(b"{}", b"broken").assign(refused=[None, "not a JSON object"]))
     assert found["value"].tolist() == [b"{}", b"broken"]
     assert found["kmq_reject"].tolist() == [False, True]
     assert found["kmq_error"].tolist() == [None, "not a JSON object"]

@@ -185,7 +185,7 @@ class TestLeases:
         while not worker._changed._waiters:
             time.sleep(0.001)
         clock.ahead = 60.0
-        server = threading.Thread(target=worker._serve, daemon=True)
+        server = threading.Thread(target=worker._run_handlers, daemon=True)
         server.start()
         writer = threading.Thread(target=worker._outcomes.run, daemon=True)
         writer.start()

@@ -61,6 +61,30 @@ class TestStopping:
         assert queue.of("ack") == []
         assert failures.what == []  # the late end was not even tried
 
+    def test_a_message_that_the_drain_gave_back_is_counted_as_finished_once(self):
+        class InFlight(Failures):
+            def __init__(self):
+                super().__init__()
+                self.counts = []
+
+            def in_flight(self, queue, count):
+                self.counts.append(count)
+
+        begun, gate, telemetry = threading.Event(), threading.Event(), InFlight()
+
+        def handler(message):
+            begun.set()
+            gate.wait(60)
+
+        worker = Worker(FakeQueue("x"), handler, drain_timeout=0.1, telemetry=telemetry)
+        worker.start()
+        assert begun.wait(60)
+        worker.stop()
+        before = len(telemetry.counts)
+        gate.set()
+        until(lambda: len(telemetry.counts) > before)
+        assert (max(telemetry.counts), min(telemetry.counts)) == (1, 0)
+
     def test_messages_that_arrive_during_the_stop_are_given_back(self):
         queue = FakeQueue()
         worker = Worker(queue, lambda message: None)
@@ -78,7 +102,7 @@ class TestStopping:
         assert queue.arguments("nack") == [{"delay": 0, "count": False, "reason": None}]
 
     def test_a_receive_that_hangs_holds_up_nothing_and_its_messages_are_given_back(self, monkeypatch):
-        monkeypatch.setattr("kmqpy.worker.worker._TAKER_GRACE_S", 0.1)
+        monkeypatch.setattr("kmqpy.worker.worker._MIN_TAKER_JOIN_S", 0.1)
         queue = FakeQueue("a", "b")
         gate, hangs, go_on = threading.Event(), threading.Event(), threading.Event()
 

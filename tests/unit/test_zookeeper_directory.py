@@ -46,8 +46,8 @@ def tree():
 def small(monkeypatch):
     """Two messages a page, at most four pages without a table, and three changed ones."""
     monkeypatch.setattr(draft, "PAGE_ROWS", 2)
-    monkeypatch.setattr(directory, "MOST_INLINE", 4)
-    monkeypatch.setattr(directory, "MOST_CHANGED", 3)
+    monkeypatch.setattr(directory, "MOST_PAGES_WITHOUT_TABLE", 4)
+    monkeypatch.setattr(directory, "MOST_CHANGED_PAGES", 3)
 
 
 def bodies(engine, queue):
@@ -202,7 +202,7 @@ def test_a_directory_of_the_first_format_is_read_and_made_one_of_this_by_one_com
 ):
     queue, znodes = queue_in(tree), Watched(tree)
     with monkeypatch.context() as patched:
-        patched.setattr(directory, "MOST_INLINE", 1_000)
+        patched.setattr(directory, "MOST_PAGES_WITHOUT_TABLE", 1_000)
         put(engine_over(MemoryZnodes(tree)), queue, *range(count))
     data, version = tree.znodes[PATH]
     old = as_before_tables(Directory.from_bytes(data, PATH))

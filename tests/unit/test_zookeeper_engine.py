@@ -30,11 +30,11 @@ def test_it_does_what_memory_does_with_several_processes_and_lost_answers(seed, 
     """`known` gives the memory engine's id for each of ours."""
     chance = random.Random(seed)
     monkeypatch.setattr(draft, "PAGE_ROWS", chance.choice([2, 5, 200]))
-    monkeypatch.setattr(draft, "MOST_PAGES", chance.choice([2, 20]))
-    monkeypatch.setattr(directory, "MOST_INLINE", chance.choice([0, 2, 32]))
-    monkeypatch.setattr(directory, "MOST_CHANGED", chance.choice([0, 2, 32]))
-    monkeypatch.setattr(live_queue, "_IDS", chance.choice([3, 10_000]))
-    monkeypatch.setattr(live_queue, "_CONFLICT", SimpleNamespace(delay=lambda _: 0.0))
+    monkeypatch.setattr(draft, "MOST_PAGES_PER_COMMIT", chance.choice([2, 20]))
+    monkeypatch.setattr(directory, "MOST_PAGES_WITHOUT_TABLE", chance.choice([0, 2, 32]))
+    monkeypatch.setattr(directory, "MOST_CHANGED_PAGES", chance.choice([0, 2, 32]))
+    monkeypatch.setattr(live_queue, "_IDS_PER_DRAW", chance.choice([3, 10_000]))
+    monkeypatch.setattr(live_queue, "_CONFLICT_BACKOFF", SimpleNamespace(delay=lambda _: 0.0))
     clock = ManualClock()
     tree = Tree(clock)
     settings = {

@@ -40,7 +40,7 @@ def znodes_of(tree, depth):
 
 def test_more_pages_than_the_cache_keeps_can_be_read_at_once(tree, monkeypatch):
     monkeypatch.setattr(draft, "PAGE_ROWS", 1)
-    monkeypatch.setattr(live_queue, "_PAGES", 3)
+    monkeypatch.setattr(live_queue, "_MOST_CACHED_PAGES", 3)
     queue = queue_in(tree)
     engine = engine_on(tree)
     engine.put(queue, [NewRow(b"x", delay_ms=100) for _ in range(10)])
@@ -252,7 +252,7 @@ def test_a_watch_that_has_fired_says_nothing_about_the_version(tree):
 
 @pytest.mark.parametrize("next_id", [1, 150])
 def test_ids_that_were_set_back_name_no_other_message(tree, next_id, monkeypatch):
-    monkeypatch.setattr(live_queue, "_IDS", 300)
+    monkeypatch.setattr(live_queue, "_IDS_PER_DRAW", 300)
     queue = queue_in(tree)
     engine = engine_on(tree)
     engine.put(queue, [NewRow(b"old")] * 290)
@@ -509,7 +509,7 @@ def test_turns_that_cannot_be_read_cost_nothing_else(tree, monkeypatch):
 
 @pytest.mark.parametrize("late_s", [0, 60])
 def test_who_comes_too_late_each_time_asks_for_its_turn(tree, monkeypatch, late_s):
-    monkeypatch.setattr(live_queue, "_LATE_S", late_s)
+    monkeypatch.setattr(live_queue, "_ASK_FOR_TURN_AFTER_S", late_s)
     queue = queue_in(tree)
     slow, other = SlowAnswer(tree), engine_on(tree)
     engine = engine_over(slow)

@@ -1,4 +1,4 @@
-"""Checks of a Spark session that is to run trackers. Pure: no I/O."""
+"""Checks that a Spark session can run trackers, by its settings. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from kmqpy.errors import ConfigError
 
 MAX_FAILURES = 1_000_000
-"""Failures of a task before Spark fails the job, which would end the other trackers, too."""
+"""A task may fail so often before Spark fails the whole job, which would end the other trackers, too."""
 
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\d+)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
 
 
 def with_retries(master: str) -> str:
-    """`master` with MAX_FAILURES if it is a local one that says no number: `local[2]` retries no task."""
+    """`master`, with MAX_FAILURES if it is a local one without a number of failures: that retries no task."""
     found = _LOCAL.fullmatch(master)
     if found is None or "," in master:
         return master
@@ -23,10 +23,10 @@ def with_retries(master: str) -> str:
 
 
 def check_session(trackers: int, conf: Callable[[str], str], cores: int) -> None:
-    """Raise ConfigError unless so many trackers can run side by side.
+    """Raise ConfigError unless Spark can run so many trackers at the same time.
 
-    conf   gives a setting of the session, empty when it is not set
-    cores  of this machine, for a local master with `*`
+    conf   returns a setting of the session, an empty text when it is not set
+    cores  how many this machine has, for a local master with `*`
     """
     if trackers < 1:
         raise ConfigError(f"trackers: {trackers} must be at least 1")

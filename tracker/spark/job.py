@@ -2,9 +2,10 @@
 
     with track(spark, connection, zookeeper, trackers=4) as job: ...
 
-Each task runs an ordinary Tracker, a member in ZooKeeper like any other. Spark places the tasks, and starts
-one again when its process or machine dies. For each submission of the job, the driver makes an ephemeral
-znode. The trackers watch it and stop gracefully when it is gone: deleted, or ended with the driver's session.
+Each task runs an ordinary Tracker, a member in ZooKeeper like any other. Spark places the tasks, and starts a
+task again when its process or machine dies. For each submission of the job, the driver creates an ephemeral
+znode. The trackers watch that znode, and stop gracefully when it is gone: because the driver has deleted it,
+or because the driver's session has ended.
 """
 
 from __future__ import annotations
@@ -45,14 +46,15 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _ZOOKEEPER_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 120.0
-"""Until all trackers must have started once: a cluster may have to start executors first."""
+"""Seconds in which all trackers must start the first time: a cluster may have to start executors first."""
 _STOP_TIMEOUT_S = 20.0
-"""A tracker finishes the transactions it is in, for 15 s at the most; what lasts longer is interrupted."""
+"""Seconds for trackers to stop before Spark interrupts them: they finish transactions for up to 15 s."""
 _INTERRUPT_TIMEOUT_S = 5.0
-_PAUSE = Backoff(0.4, 2, 30, jitter=0)
-"""Before a job that failed is submitted again."""
-_GIVE_UP_AFTER = 5
-"""Failures in a row, without all trackers having started."""
+"""Seconds to wait for the end of tasks that Spark has interrupted."""
+_RESUBMIT_BACKOFF = Backoff(0.4, 2, 30, jitter=0)
+"""The pause before a job that has ended is submitted again."""
+_MAX_FAILED_SUBMISSIONS = 5
+"""After so many failures in a row, without all trackers having started, the job is given up."""
 
 
 def track(
@@ -67,14 +69,14 @@ def track(
 ) -> TrackerJob:
     """Run `trackers` trackers on the executors of `spark`, also by Spark Connect; returns the running job.
 
-    settings  of each tracker. `tracker_id` is what their ids begin with; tracker number n serves /metrics on
-              port http_port + n, on any free port with 0, on none with -1
+    settings  of each tracker. The ids of the trackers begin with `tracker_id`. Tracker number n serves
+              /metrics on port http_port + n; on any free port if http_port is 0, on none if it is -1
 
     kmqpy must be installed on the executors, which must reach Kafka and ZooKeeper. Spark needs a slot for
-    each tracker, no speculation, and should have a high spark.task.maxFailures (a local master
-    `local[N,1000000]`): where a task has failed that often, the whole job is submitted again.
+    each tracker, and no speculation. spark.task.maxFailures should be high (for a local
+    master: `local[N,1000000]`): when a task has failed that often, the whole job is submitted again.
 
-    Raises ConfigError where Spark can't run them or executors lack kmqpy, Unavailable when ZooKeeper is away.
+    Raises ConfigError if Spark can't run them or executors lack kmqpy, Unavailable if ZooKeeper is away.
     """
     job = TrackerJob(
         spark,
@@ -89,12 +91,12 @@ def track(
 
 
 class TrackerJob:
-    """Trackers on Spark; the arguments are those of `track`.
+    """Keeps trackers running on Spark until it is stopped; the arguments are those of `track`.
 
-    stopping  set when the job is to stop, by whoever gave it or by `request_stop`
+    stopping  an event that stops the job; the caller may set it, and `request_stop` does
 
-    `run` blocks until `request_stop`, and `start` runs it in a thread. Both return or keep the reports of the
-    trackers, for `stop` to return.
+    `run` blocks until the job is stopped, and returns the reports of the trackers. `start` does the same in a
+    thread; then `stop` returns the reports.
     """
 
     def __init__(
@@ -120,10 +122,10 @@ class TrackerJob:
         self._paths = ZnodePaths(connection.root)
         self._stopping = stopping or threading.Event()
         self._thread: threading.Thread | None = None
-        self._held = ExitStack()
+        self._zookeeper_session = ExitStack()
         self._zk: Any = None
         self._name = ""
-        """The prefix of the ids of the present submission's trackers."""
+        """The name of the present submission: the ids of its trackers begin with it."""
         self._all_started = False
         """True when all trackers of the present submission have started."""
         self._ever_started = False
@@ -140,16 +142,16 @@ class TrackerJob:
         return sorted(one for one in found[0] or () if one.startswith(f"{name}-"))
 
     def start(self) -> Self:
-        """Run in a thread of its own."""
+        """Connect, check Spark, and run the job in a thread of its own."""
         self._connect()
-        self._thread = threading.Thread(target=self._keep_error, name="kmq-tracker-job")
+        self._thread = threading.Thread(target=self._run_and_keep_error, name="kmq-tracker-job")
         self._thread.start()
         return self
 
     def run(self) -> list[TrackerReport]:
-        """Run until `request_stop` is called; returns what each tracker did."""
+        """Run until `request_stop` is called; returns the report of each tracker."""
         self._connect()
-        self._keep_error()
+        self._run_and_keep_error()
         return self._result()
 
     def request_stop(self) -> None:
@@ -157,7 +159,7 @@ class TrackerJob:
         self._stopping.set()
 
     def stop(self) -> list[TrackerReport]:
-        """Stop the trackers gracefully; returns what each did. Raises what had ended the job before."""
+        """Stop the trackers gracefully; returns their reports. Raises the error that ended the job before."""
         self.request_stop()
         if self._thread is not None:
             self._thread.join()
@@ -190,19 +192,19 @@ class TrackerJob:
                 raise ConfigError(f"Spark: it can't run trackers: {one_line(error)}") from error
             if problems := sorted(found - {""}):
                 raise ConfigError(f"executors: {problems[0]}")
-            self._held = undo.pop_all()
+            self._zookeeper_session = undo.pop_all()
 
     def _tasks(self, function: Callable[[Any], Any], schema: str) -> DataFrame:
-        """A row for each tracker, each in a task of its own."""
+        """A frame that calls `function` in a task for each tracker, with the number of the tracker."""
         numbers = self._spark.range(0, self._trackers, 1, self._trackers)
         return numbers.mapInArrow(function, schema)
 
     # --- until it is stopped --------------------------------------------------------------------------
 
-    def _keep_error(self) -> None:
+    def _run_and_keep_error(self) -> None:
         try:
-            with self._held:
-                self._keep_running()
+            with self._zookeeper_session:
+                self._submit_until_stopped()
         except Exception as error:  # raised by run() and stop()
             self._error = error if isinstance(error, KmqError) else KmqError(f"Spark: {one_line(error)}")
 
@@ -212,14 +214,14 @@ class TrackerJob:
             raise error
         return self._reports
 
-    def _keep_running(self) -> None:
+    def _submit_until_stopped(self) -> None:
         failures = 0
         while not self._stopping.is_set():
             self._all_started = False
             why = "the driver's znode was gone"
             try:
                 self._reports = self._submit()
-            except Unavailable as error:  # ZooKeeper is waited for, as by every tracker
+            except Unavailable as error:  # the job waits for ZooKeeper, as every tracker does
                 why = str(error)
             except ConfigError:
                 raise
@@ -229,11 +231,11 @@ class TrackerJob:
                     _log.warning("Spark ended before the trackers: %s", why)
                     return
                 failures = 1 if self._all_started else failures + 1
-                if _is_gone(error) or failures == _GIVE_UP_AFTER:
+                if _is_gone(error) or failures == _MAX_FAILED_SUBMISSIONS:
                     raise
             if not self._stopping.is_set():
                 _log.warning("trackers ended; starting them again", extra={"why": why})
-                self._pause(_PAUSE.delay(max(1, failures)))
+                self._pause(_RESUBMIT_BACKOFF.delay(max(1, failures)))
 
     def _submit(self) -> list[TrackerReport]:
         """Run the trackers once, until they have all ended."""
@@ -251,19 +253,20 @@ class TrackerJob:
             made = self._zk.create_async(znode, b"", ephemeral=True, makepath=True)
             made.get(timeout=_ZOOKEEPER_TIMEOUT_S)
         self._name = name
-        rows = _Collected(self._spark, self._tasks(task, REPORT), name)
+        rows = _CollectedRows(self._spark, self._tasks(task, REPORT), name)
         try:
             self._wait(rows)
         finally:
-            with suppress(Exception):  # else it ends with our session
+            with suppress(Exception):  # the znode ends with our session at the latest
                 self._zk.delete_async(znode).get(timeout=_ZOOKEEPER_TIMEOUT_S)
             rows.end()
         return [TrackerReport(**row.asDict()) for row in rows.result()]
 
-    def _wait(self, rows: _Collected) -> None:
-        """Wait until the job has ended or is to be stopped.
+    def _wait(self, rows: _CollectedRows) -> None:
+        """Wait until the tasks have ended, or the job is to be stopped.
 
-        Raises ConfigError when not all trackers start the first time; later, a cluster may have shrunk.
+        Raises ConfigError if not all trackers start the first time. Later submissions may have fewer: the
+        cluster may have shrunk.
         """
         deadline = self._clock.monotonic() + _START_TIMEOUT_S
         while not rows.ended.wait(_POLL_S) and not self._stopping.is_set():
@@ -287,8 +290,8 @@ class TrackerJob:
             self._clock.sleep(_POLL_S)
 
 
-class _Collected:
-    """The rows of a frame, which a thread of its own waits for."""
+class _CollectedRows:
+    """The rows of a frame: a thread of its own waits for them."""
 
     def __init__(self, spark: SparkSession, frame: DataFrame, tag: str) -> None:
         self.ended = threading.Event()
@@ -297,11 +300,11 @@ class _Collected:
         self._tag = tag
         self._rows: list[Any] = []
         self._error: Exception | None = None
-        # A daemon: where Spark does not answer any more, the process must end all the same.
+        # A daemon: the process must end even if Spark does not answer any more.
         threading.Thread(target=self._collect, name="kmq-tracker-rows", daemon=True).start()
 
     def end(self) -> None:
-        """Wait until the tasks have ended; interrupt them after a while."""
+        """Wait until the tasks have ended; after _STOP_TIMEOUT_S, interrupt them."""
         if self.ended.wait(_STOP_TIMEOUT_S):
             return
         with suppress(Exception):
@@ -309,7 +312,7 @@ class _Collected:
         self.ended.wait(_INTERRUPT_TIMEOUT_S)
 
     def result(self) -> list[Any]:
-        """The rows; raises what Spark raised."""
+        """The rows; raises the error with which Spark failed."""
         if self._error is not None:
             raise self._error
         return self._rows
@@ -325,7 +328,7 @@ class _Collected:
 
 
 def _is_gone(error: Exception) -> bool:
-    """True if the JVM does not answer, and so never will."""
+    """Return True if the JVM is gone, so that it never answers again."""
     return isinstance(error, ConnectionError) or (
         isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError)
     )
@@ -334,7 +337,8 @@ def _is_gone(error: Exception) -> bool:
 def _probe(zookeeper: ZooKeeperConnection) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """A function for mapInArrow that says why this executor can't run a tracker; an empty text if it can.
 
-    It is sent by value and imports by itself: where kmqpy is missing, nothing of ours could be unpickled.
+    Spark sends the function by value, and the function has its own imports: an executor without kmqpy could
+    not unpickle anything of kmqpy.
     """
     hosts, security = zookeeper.hosts, asdict(zookeeper.security)
 

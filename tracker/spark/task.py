@@ -1,4 +1,4 @@
-"""One tracker as a task of Spark: runs on an executor until the driver's znode is gone.
+"""Runs one tracker as a task of Spark, on an executor, until the driver's znode is gone.
 
 Executors import this module. It must not import kmqpy.spark, which needs more than a tracker does.
 """
@@ -28,17 +28,17 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker, relax_garbage_collection
 
-_PAUSE = Backoff(0.5, 2, 5)
-"""Before a tracker that can't start fails its task: Spark itself tries again at once."""
+_START_BACKOFF = Backoff(0.5, 2, 5)
+"""The pause before a tracker that has failed fails its task: Spark starts a failed task again at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerReport:
     """The report of one tracker of a job since its last start.
 
-    number         its place in the job, from 0
-    starts         how often Spark has started it: 1, and one more for each time that it died
-    partitions     that it owned when it was stopped
+    number         the number of the tracker in its job, from 0
+    starts         how often Spark has started this tracker: 1, and one more for each time that it died
+    partitions     how many partitions it owned when it was stopped
     """
 
     number: int
@@ -56,13 +56,13 @@ REPORT = ", ".join(f"{one.name} {'string' if one.type == 'str' else 'long'}" for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerTask:
-    """The function of the tasks, for mapInArrow: takes a row with the tracker's number, gives its report.
+    """The function that Spark calls in each task (mapInArrow): runs one tracker, and returns its report.
 
-    Spark sends it to the executors pickled. Plans, logs and the web UI show its name only, so the secrets of
-    the connections are known to driver and executors alone.
+    Spark pickles the function, with its settings, and sends it to the executors. Plans, logs and the web UI
+    show only the name of the function, so only driver and executors know the secrets of the connections.
 
-    job_znode  the driver's ephemeral znode: as long as it is there, the tracker runs
-    name       what the ids of the job's trackers begin with
+    job_znode  the driver's ephemeral znode: the tracker runs as long as this znode exists
+    name       the ids of the job's trackers begin with it
     """
 
     connection: KafkaConnection
@@ -74,7 +74,7 @@ class TrackerTask:
     log_format: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For DataFrame.mapInArrow; each task has one row."""
+        """Run the trackers whose numbers `batches` have: one for each task."""
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 yield pa.RecordBatch.from_pylist([asdict(self._run(number))])
@@ -94,7 +94,7 @@ class TrackerTask:
             tracker = Tracker(self.connection, self.zookeeper, settings)
             owned = self._run_while_driver_lives(tracker)
         except KmqError:
-            SYSTEM_CLOCK.sleep(_PAUSE.delay(starts))
+            SYSTEM_CLOCK.sleep(_START_BACKOFF.delay(starts))
             raise
         return TrackerReport(
             number=number,
@@ -107,7 +107,7 @@ class TrackerTask:
         )
 
     def _run_while_driver_lives(self, tracker: Tracker) -> int:
-        """Run until the driver's znode is gone; returns how many partitions were owned then."""
+        """Run the tracker until the driver's znode is gone; returns how many partitions it owned then."""
         owned: list[int] = []
 
         def look(_data: bytes | None, stat: Any) -> None:
@@ -115,7 +115,7 @@ class TrackerTask:
                 owned.append(len(tracker.owned()))
                 tracker.request_stop()
 
-        with connect(self.zookeeper) as zk, _gentle(tracker):
+        with connect(self.zookeeper) as zk, _stopped_by_signals(tracker):
             zk.DataWatch(self.job_znode, look)
             if not owned:
                 tracker.run()
@@ -123,8 +123,8 @@ class TrackerTask:
 
 
 @contextmanager
-def _gentle(tracker: Tracker) -> Iterator[None]:
-    """Have SIGTERM, and SIGHUP (sent when the JVM ends), stop first the tracker, then the process."""
+def _stopped_by_signals(tracker: Tracker) -> Iterator[None]:
+    """Have SIGTERM, and SIGHUP (sent when the JVM ends), stop the tracker first, then the process."""
     got: list[int] = []
 
     def stop(number: int, _frame: Any) -> None:
@@ -140,7 +140,7 @@ def _gentle(tracker: Tracker) -> Iterator[None]:
         for one, handler in before.items():
             signal.signal(one, handler)
     if got:
-        # Spark must not take the task for done: where it still runs, it starts the tracker again.
+        # Spark must not believe that the task is done: if Spark still runs, it starts the tracker again.
         with suppress(ProcessLookupError):
             os.kill(os.getpid(), got[0])
 

@@ -1,4 +1,4 @@
-"""Administration of queues: their topics in Kafka together with the registry in ZooKeeper."""
+"""`Admin` administers queues: their topics in Kafka, and their entries in the registry in ZooKeeper."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection, check_zookeeper
 class QueueDescription:
     """The settings of a queue, its topics, and its trackers.
 
-    registered     whether trackers know of it
-    topics         those of its four topics that exist, with the Kafka settings that matter
-    owners         tracker id by partition
-    offsets        stored markers offset by partition
+    registered     whether the registry has the queue, so that trackers serve it
+    deleting       whether the registry marks the queue as being deleted
+    partitions     how many the queue topic has; 0 while that topic is missing
+    topics         those of the queue's four topics that exist, with the Kafka settings that matter
+    owners         the id of the tracker that has the partition, by partition
+    offsets        the markers offset that trackers have stored, by partition; the next tracker reads from it
     """
 
     settings: QueueSettings
@@ -48,11 +50,14 @@ class QueueDescription:
 class Admin(Closeable):
     """Creates, describes, changes, checks and deletes queues.
 
-    A queue is given by its name or its settings. Admin asks ZooKeeper only where it needs the registry. With
-    NO_ZOOKEEPER it never does, and takes the settings of a queue from the topic kmq.queues, as clients do.
-    `timeout` (seconds) bounds each answer.
+    A queue is given by its name or its settings. `timeout` (seconds) bounds each answer of Kafka and of
+    ZooKeeper.
 
-    Every call may raise Unavailable, and QueueNotFound for a queue that is not there.
+    With NO_ZOOKEEPER these calls still work: create_queue(), which registers nothing then, describe_queue(),
+    in_flight(), stats(), purge() and settings(). All but the first take the settings of the queue from the
+    topic kmq.queues, as clients do. The other calls raise ConfigError.
+
+    Every call may raise Unavailable. A call for a queue that does not exist raises QueueNotFound.
     """
 
     def __init__(
@@ -78,31 +83,33 @@ class Admin(Closeable):
     ) -> QueueTopics:
         """Create the topics of the queue that are missing, then register the queue.
 
-        Does nothing if the queue is registered with these settings already. Where only a name is given, the
-        settings are those that are registered, else the defaults. A markers topic whose messages are gone is
-        recreated: the topic of the messages is missing, or was recreated since (rule R24).
+        Changes nothing if the queue is registered with these settings and all its topics exist. Where only a
+        name is given, the settings are the registered ones, or else the defaults. A markers topic is
+        recreated where its messages are gone, because the topic of the messages is missing or was recreated
+        (rule R24 of docs/rules.md).
 
-        partitions   default: those of the queue topic if it exists, else as many as its other topics have or
-                     trackers know of, at least 1
+        partitions   default: as many as the queue topic has; without that topic, as many as the registry or
+                     another of the queue's topics has, at least 1
         replication  default: 3, or the number of brokers if there are fewer
-        retention    seconds; default: 14 days, or more where the longest lease or delay asks for it
+        retention    seconds; default: 14 days, or the longest lease or delay and a week if that is longer
 
-        Raises ConfigError for bad numbers, for a name that ends like those of other topics, when the queue
-        exists with other settings, and for a topic of another queue; TopicError when existing topics do not
-        fit, for example because they hold markers of another queue.
+        Raises ConfigError for bad numbers, for the name of a new queue that ends like the names of markers
+        topics or dead-letter topics, for other settings than the registered ones, and for a topic that
+        another queue uses. Raises TopicError while the queue is being deleted, and for existing topics that
+        do not fit, for example because they hold markers of another queue.
         """
         return QueueCreation(self._context).create(queue, partitions, replication, retention)
 
     def has_root(self) -> bool:
-        """True if ZooKeeper holds anything of kmqpy under the connection's root."""
+        """True if the connection's root znode exists in ZooKeeper."""
         return self._context.registry.has_root()
 
     def list_queues(self) -> list[RegisteredQueue]:
-        """The registered queues, by name."""
+        """Return the registered queues in the order of their names; logs and skips unreadable ones."""
         return self._context.registry.queues()
 
     def describe_queue(self, queue: str | QueueSettings) -> QueueDescription:
-        """Settings, topics, and who tracks which partition."""
+        """Return the settings and topics of the queue, and which tracker has which partition."""
         settings, known = self._context.find(queue)
         topics = self._context.described(settings, known)
         owners, stored = self._context.tracked(settings.name, known)
@@ -127,11 +134,11 @@ class Admin(Closeable):
     ) -> QueueSettings:
         """Change a registered queue: more partitions, other limits (`ALTERABLE`), another retention.
 
-        Topics are changed before the registry, the markers topic first (rule R19). Clients that run and were
-        given settings keep theirs.
+        Admin changes the topics before the registry, and adds partitions to the markers topic before the
+        queue topic (rule R19 of docs/rules.md). Running clients keep the settings that they were made with.
 
-        Raises ConfigError: a setting that can't be changed, fewer partitions, or a retention that is not
-        longer than the longest lease or delay.
+        Raises ConfigError for a setting that can't be changed, for fewer partitions, and for a retention that
+        is not longer than the longest lease or delay. Raises TopicError while the queue is being deleted.
         """
         if not isinstance(name, str):
             raise ConfigError(
@@ -142,8 +149,9 @@ class Admin(Closeable):
     def follow_topic(self, queue: str | QueueSettings) -> None:
         """Register partitions that a registered queue's topic got by other means than `alter_queue`.
 
-        Its other topics get as many, the markers topic first (rule R19). Where that fails, only those are
-        registered that the markers topic has too, and the error is raised.
+        First gives the queue's other topics as many partitions, because a message in a partition without a
+        markers partition could not be tracked. Where that fails, registers only partitions that the markers
+        topic has as well, and raises the error. Does nothing while the queue is being deleted.
         """
         QueueAlteration(self._context).follow_topic(name_of(queue))
 
@@ -157,28 +165,33 @@ class Admin(Closeable):
     ) -> Deletion:
         """Wait until trackers have let go of the queue, delete its topics, and take it out of the registry.
 
-        All its messages and dead letters are gone then; topics that another queue uses stay. After an error,
-        for example when trackers do not let go within `timeout` seconds, a second call goes on where the
-        first one ended: until the topics are deleted, the registry keeps the queue, marked as deleting,
-        since nothing else knows the names of its topics.
+        This deletes all messages and dead letters of the queue. Topics that another queue uses stay.
+
+        After an error, for example when trackers do not let go within `timeout` seconds, a second call goes
+        on where the first one ended. Until the topics are deleted, the registry keeps the queue, marked as
+        deleting, since nothing else knows the names of its topics.
 
         if_empty   raise TopicError if the queue holds messages or dead letters
-        leftovers  delete, instead of a registered queue, the topics that look like those of a queue of this
-                   name and that no queue uses: none that is registered, and none of another root in
-                   kmq.queues. Where no such topic is left, delete the queue's record in kmq.queues
+        leftovers  delete what is left over from a queue of this name, which must not be registered: its
+                   record in kmq.queues, and the topics with its default names. Topics stay that a
+                   registered queue uses, or a queue of another root that kmq.queues names
 
-        Returns what was deleted; deletion() tells before. Raises QueueNotFound where no such queue is
-        registered, or nothing is left over.
+        Returns the topics that were deleted; deletion() returns them beforehand. Raises QueueNotFound where
+        no such queue is registered, or nothing is left over. Raises ConfigError for `leftovers` of a
+        registered queue, and while the settings of another registered queue can't be read.
         """
         deletion = QueueDeletion(self._context)
         return deletion.delete(name_of(queue), timeout=timeout, if_empty=if_empty, leftovers=leftovers)
 
     def deletion(self, queue: str | QueueSettings, *, leftovers: bool = False) -> Deletion:
-        """Return the topics that delete_queue() would delete now; raises the same errors."""
+        """Return what delete_queue() would delete now; raises its errors if it can delete nothing."""
         return QueueDeletion(self._context).deletion(name_of(queue), leftovers=leftovers)
 
     def in_flight(self, queue: str | QueueSettings, limit: int | None = 1_000) -> list[InFlightMessage]:
-        """Messages taken and not finished, delayed ones included; those taken first come first."""
+        """Return the first `limit` messages in flight, delayed ones included; None: all.
+
+        In flight is a message that was taken and is not finished. Messages that were taken first come first.
+        """
         settings, known = self._context.find(queue)
         stored = self._context.tracked(settings.name, known)[1]
         context = self._context
@@ -187,31 +200,39 @@ class Admin(Closeable):
         )
 
     def stats(self, queue: str | QueueSettings) -> QueueStats:
-        """Counts of the queue and of each partition, and who tracks it."""
+        """Return counts of the queue and of each partition, and which tracker has the partition."""
         return self._context.stats(queue)
 
     def purge(self, queue: str | QueueSettings) -> int:
-        """Delete every message of the queue, in flight or not; returns how many there were, about.
+        """Delete every message of the queue, in flight or not. Returns about how many there were.
 
-        Messages in flight are finished first, so that they never count as lost. Messages sent meanwhile stay.
+        Finishes messages in flight first, so that no tracker reports them as lost. Messages that are sent
+        meanwhile stay, and so do dead letters.
         """
         return QueuePurge(self._context).purge(queue)
 
     def doctor(self, queue: str | QueueSettings | None = None) -> list[Finding]:
-        """Findings about a queue, or about every one; errors first, `ok` where nothing is wrong."""
+        """Return findings about one queue, or about every queue and what belongs to none.
+
+        For each queue, errors come first; a queue with which nothing is wrong has one finding, `ok`.
+        """
         doctor = Doctor(self._context)
         return doctor.examine_all() if queue is None else doctor.examine(queue)
 
     def diagnose(self, queue: str | QueueSettings) -> list[Finding]:
-        """The quick part of doctor(), for a tracker that begins to serve a queue.
+        """Return the findings of doctor() that take few requests; for a tracker that begins to serve a queue.
 
-        Leaves out other consumer groups, which take a request for each group of the cluster, and unusable
-        znodes, for which all znodes of the queue are read.
+        Leaves out other consumer groups, which take a request for each group of the cluster, topics that
+        several queues share, for which the settings of all queues are read, and unusable znodes, for which
+        all znodes of the queue are read.
         """
         return Doctor(self._context).quick_look(queue)
 
     def unusable_znodes(self, queue: str | QueueSettings | None = None) -> list[UnusableZnode]:
-        """Unusable znodes, for remove_unusable_znodes(): of one queue, or of all queues and trackers."""
+        """Return the unusable znodes of one queue, or of all queues and trackers.
+
+        Such a znode was made by hand, restored from a backup, or damaged (rule R25 of docs/rules.md).
+        """
         if queue is not None:
             return self._context.registry.unusable_znodes(name_of(queue))
         found = self._context.registry.stray_unusable_znodes()
@@ -220,13 +241,17 @@ class Admin(Closeable):
         return found
 
     def remove_unusable_znodes(self, znodes: Iterable[UnusableZnode]) -> list[UnusableZnode]:
-        """Remove those that are still as they were found; returns them."""
+        """Remove those of `znodes` that have not changed since they were found; returns the removed ones."""
         return self._context.registry.remove_unusable_znodes(znodes)
 
     def settings(self, queue: str | QueueSettings) -> QueueSettings:
-        """Return the settings of a registered queue; the defaults where it is not registered."""
+        """Return the registered settings of the queue with this name, or the defaults.
+
+        Settings that are given instead of a name are returned as they are. With NO_ZOOKEEPER, kmq.queues
+        gives the settings that `queue` leaves open.
+        """
         return self._context.find(queue)[0]
 
     def close(self) -> None:
-        """Leave ZooKeeper."""
+        """End the session with ZooKeeper, if there is one."""
         self._context.close()

@@ -1,4 +1,4 @@
-"""Kafka and the registry, as the parts of administration use them: opened when first needed."""
+"""`AdminContext` opens Kafka and the registry for the parts of `Admin`, each when it is first needed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ _log = logging.getLogger(__name__)
 
 
 class AdminContext:
-    """The topics, the registry and kmq.queues. `timeout_s` bounds each answer."""
+    """Gives the parts of `Admin` the topics in Kafka, the registry in ZooKeeper, and kmq.queues.
+
+    kmq.queues is the topic that tells clients without ZooKeeper the settings of queues. `timeout_s` bounds
+    each answer of a service.
+    """
 
     def __init__(
         self, connection: KafkaConnection, zookeeper: ZooKeeperConnection, timeout_s: float, clock: Clock
@@ -38,7 +42,7 @@ class AdminContext:
 
     @property
     def has_registry(self) -> bool:
-        """False with NO_ZOOKEEPER."""
+        """True if a ZooKeeper address was given; False with NO_ZOOKEEPER."""
         return bool(self._zookeeper.hosts)
 
     @property
@@ -50,7 +54,7 @@ class AdminContext:
 
     @property
     def registry(self) -> Registry:
-        """The registry in ZooKeeper; raises ConfigError where none was named."""
+        """The registry in ZooKeeper; raises ConfigError with NO_ZOOKEEPER."""
         if not self.has_registry:
             raise ConfigError(
                 "zookeeper: no address given, and this needs the registry; name it as host:2181"
@@ -61,7 +65,7 @@ class AdminContext:
         return self._registry
 
     def close(self) -> None:
-        """Leave ZooKeeper."""
+        """End the session with ZooKeeper, if there is one."""
         self._stack.close()
         self._registry = None
 
@@ -75,7 +79,9 @@ class AdminContext:
     def find(self, queue: str | QueueSettings) -> tuple[QueueSettings, RegisteredQueue | None]:
         """Return the settings of the queue, and its entry in the registry.
 
-        Without an entry the settings are the defaults. Without ZooKeeper they are those in kmq.queues.
+        For a name, the settings are the registered ones, or the defaults without an entry. Settings that are
+        given are returned as they are. With NO_ZOOKEEPER, there is no entry, and settings_of() reads the
+        settings from kmq.queues.
         """
         name = name_of(queue)
         if not self.has_registry:
@@ -87,7 +93,10 @@ class AdminContext:
         return known.settings, known
 
     def described(self, settings: QueueSettings, known: RegisteredQueue | None) -> dict[str, TopicInfo]:
-        """Return the topics of the queue that exist, with their settings; raises QueueNotFound."""
+        """Return the queue's existing topics, with Kafka's settings of them.
+
+        Raises QueueNotFound if the queue has neither an entry in the registry nor a queue topic.
+        """
         topics = self.topics.describe(list(topics_of(settings)), with_config=True)
         if known is None and settings.name not in topics:
             raise queue_not_found(settings.name)
@@ -96,13 +105,16 @@ class AdminContext:
     def tracked(
         self, name: str, known: RegisteredQueue | None
     ) -> tuple[dict[int, str], dict[int, StoredOffset]]:
-        """The tracker's id and the stored offset by partition."""
+        """Return the tracker's id by partition, and the stored offset by partition.
+
+        Both are empty where `known`, the queue's entry in the registry, is None.
+        """
         if known is None:
             return {}, {}
         return self.registry.owners(name), self.registry.offsets(name)
 
     def stats(self, queue: str | QueueSettings) -> QueueStats:
-        """Counts of the queue and of each partition, and who tracks it."""
+        """See Admin.stats()."""
         settings, known = self.find(queue)
         owners, stored = self.tracked(settings.name, known)
         return stats.queue_stats(
@@ -115,14 +127,17 @@ class AdminContext:
         )
 
     def records(self) -> tuple[Records | None, Unavailable | None]:
-        """The records of kmq.queues, or the error with which they could not be read."""
+        """Return the records of kmq.queues, and the error with which they could not be read.
+
+        Without an error, None instead of records says that the topic does not exist.
+        """
         try:
             return SettingsMirror(self.connection, self.topics).records(), None
         except Unavailable as error:
             return None, error
 
     def mirror(self, change: Callable[[SettingsMirror], None]) -> None:
-        """Change kmq.queues. If Kafka denies access, log that: trackers will write the records."""
+        """Let `change` write to kmq.queues. Logs a refusal of Kafka: trackers will write the records then."""
         try:
             change(SettingsMirror(self.connection, self.topics))
         except AccessDenied as error:

@@ -1,4 +1,4 @@
-"""The doctor gathers facts about queues from Kafka and the registry, then checks them."""
+"""`Doctor` gathers facts about queues from Kafka and the registry, then checks them."""
 
 from __future__ import annotations
 
@@ -52,10 +52,11 @@ CHECKS = (
     check_consumer_groups,
     check_record,
 )
+"""The checks of one queue. Findings of equal severity are listed in this order."""
 
 
 def check(facts: Facts) -> list[Finding]:
-    """Everything that is wrong with the queue, errors first; one `ok` when nothing is."""
+    """Return a finding for each fault of the queue, errors first; one finding `ok` if there is no fault."""
     name = facts.settings.name
     found = [
         Finding(severity, name, kind, what, to_do)
@@ -70,18 +71,21 @@ def check(facts: Facts) -> list[Finding]:
 
 
 class Doctor:
-    """Gathers what Kafka and the registry say, and checks it; raises ConfigError without a registry."""
+    """Finds what is wrong with queues, their topics, trackers and znodes, and says how to fix it.
+
+    Raises ConfigError with NO_ZOOKEEPER.
+    """
 
     def __init__(self, context: AdminContext) -> None:
         self._context = context
         self._registry = context.registry
 
     def examine(self, queue: str | QueueSettings) -> list[Finding]:
-        """Findings about one queue; raises QueueNotFound."""
+        """Return the findings about one queue; raises QueueNotFound."""
         return self._diagnosis(queue, self._context.topics.groups(), self._context.records()[0])
 
     def examine_all(self) -> list[Finding]:
-        """Findings about every registered queue, and about topics and znodes that belong to none."""
+        """Return the findings about every registered queue, and about topics and znodes of no queue."""
         context, registry = self._context, self._registry
         groups = context.topics.groups()
         records, error = context.records()
@@ -89,24 +93,25 @@ class Doctor:
         names = [one.name for one in registered]
         told = Records() if records is None else records
         used = {topic for one in (*registered, *told.own.values(), *told.others) for topic in topics_of(one)}
-        # What a queue uses whose settings can't be read is not known.
+        # A queue whose settings or record can't be read may use any topic.
         found = [] if damaged or error else check_unregistered_topics(context.topics.names(), used)
         found += unusable_znodes("registry", registry.stray_unusable_znodes())
         found += check_settings_topic(self._settings_topic(), error, names)
-        nobodys = [topic for one in told.own.values() if one.name not in names for topic in topics_of(one)]
-        found += check_records_of_no_queue(told, names, context.topics.describe(nobodys, with_config=True))
+        ownerless = [topic for one in told.own.values() if one.name not in names for topic in topics_of(one)]
+        found += check_records_of_no_queue(told, names, context.topics.describe(ownerless, with_config=True))
         for name in names:
             with contextlib.suppress(QueueNotFound):  # removed meanwhile
                 found += self._diagnosis(name, groups, records)
         return found
 
     def quick_look(self, queue: str | QueueSettings) -> list[Finding]:
-        """Like examine(), without other consumer groups and unusable znodes, which take many requests."""
+        """Like examine(), but only findings that take few requests; see Admin.diagnose()."""
         return check(self._facts(*self._context.find(queue), self._context.records()[0]))
 
     def _diagnosis(
         self, queue: str | QueueSettings, groups: Mapping[str, list[str]], records: Records | None
     ) -> list[Finding]:
+        """Return the findings about one queue; see examine(). `groups` are consumer groups by topic."""
         registry = self._registry
         try:
             settings, known = self._context.find(queue)
@@ -125,7 +130,7 @@ class Doctor:
     def _facts(
         self, settings: QueueSettings, known: RegisteredQueue | None, records: Records | None
     ) -> Facts:
-        """The facts for check(), without `groups`, `shared` and `unusable_znodes`."""
+        """Gather the facts for check(), except `groups`, `shared` and `unusable_znodes`."""
         context, log = self._context, self._context.topics
         topics = context.described(settings, known)
         owners, stored = context.tracked(settings.name, known)
@@ -152,9 +157,10 @@ class Doctor:
         )
 
     def _settings_topic(self) -> TopicInfo | None:
+        """Describe kmq.queues; None if it does not exist."""
         topics = self._context.topics
         try:
             found = topics.describe([SETTINGS_TOPIC], with_config=True)
-        except AccessDenied:  # its settings are not for us to see
+        except AccessDenied:  # we may not see Kafka's settings of the topic
             found = topics.describe([SETTINGS_TOPIC])
         return found.get(SETTINGS_TOPIC)

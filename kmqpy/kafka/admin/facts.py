@@ -14,28 +14,30 @@ from kmqpy.kafka.topic_names import SharedTopic
 from kmqpy.kafka.topics import TopicInfo
 
 Faults = Iterator[tuple[Severity, Kind, str, str]]
-"""Each check of one queue yields these: severity, kind, what is wrong, what to do about it."""
+"""The faults that a check of one queue yields: severity, kind, what is wrong, what to do about it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The facts about one queue.
+    """The facts about one queue. Mappings from int are by partition.
 
-    registered  its entry in the registry; None: there is none
-    topics      those of its four topics that exist, by name, with their settings
-    trackers    the living trackers
-    owners      tracker id by partition
-    stored      safe markers offsets
-    markers_log first and next offset of each markers partition
-    markers_latest  offset and timestamp (ms) of the marker with the highest timestamp, by partition
-    now_ms      this machine's time
-    queue_log   the same of the queue topic
-    committed   offsets of the queue's own group
-    groups      consumer groups with commits on the queue topic
+    settings         of the queue
+    registered       the queue's entry in the registry; None if it has none
+    topics           those of the queue's four topics that exist, by name, with Kafka's settings of them
+    brokers          how many brokers the cluster has
+    trackers         all running trackers
+    owners           the id of the tracker that has the partition
+    stored           the markers offset, and a time, that a tracker has stored for the next tracker
+    markers_log      first and next offset of the markers topic
+    markers_latest   offset and timestamp (ms) of the marker with the highest timestamp
+    now_ms           the time of this machine's clock
+    queue_log        first and next offset of the queue topic
+    committed        queue offset that the queue's own consumer group has committed
+    groups           consumer groups with commits on the queue topic, the queue's own included
     unusable_znodes  znodes of the queue that kmqpy can't use
-    shared      topics that another queue uses as well
-    records     what clients are told of queues, by kmq.queues; None: there is no such topic, or it can't be
-                read
+    shared           topics of the queue that another queue uses as well
+    records          the records of kmq.queues, which tell clients the settings of queues; None if the topic
+                     does not exist or can't be read
     """
 
     settings: QueueSettings

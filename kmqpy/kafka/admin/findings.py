@@ -1,4 +1,4 @@
-"""The findings of the doctor: kinds, severity, and the advice that goes with them."""
+"""`Finding`: a fault that the doctor found, with its severity and advice."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """How bad it is."""
+    """How bad a finding is."""
 
     ERROR = "error"
     """Messages can get lost, or are not redelivered."""
     WARNING = "warning"
-    """Works now; can go wrong."""
+    """The queue works now, but can fail or lose messages later."""
     OK = "ok"
+    """Nothing is wrong."""
 
 
 class Kind(StrEnum):
-    """The kinds of findings; their values are stable, for scripts."""
+    """The kinds of findings. Scripts may rely on the values: they do not change between versions."""
 
     OK = "ok"
     QUEUE_TOPIC_MISSING = "queue-topic-missing"
@@ -69,10 +70,11 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that `doctor` found: `what` it is, and what `to_do` (empty when all is well).
+    """One thing that the doctor found about `queue`, which may also name a topic, or the registry.
 
-    The advice is text; commands in it stand in backquotes, settings of a topic as `set key=value on topic`
-    (by Kafka's own tools). Whoever follows it loses nothing.
+    what   what is wrong
+    to_do  advice; empty if nothing is wrong. Commands stand in backquotes. `set key=value on topic` asks to
+           change a setting of a topic with Kafka's own tools. Whoever follows the advice loses no messages
     """
 
     severity: Severity

@@ -8,21 +8,22 @@ from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_names import topics_of
 from kmqpy.kafka.topics import Topics
 
-_ADOPT = "with adopt=True it becomes this queue's, with all that it holds; else choose other names"
+_ADVICE = "with adopt=True it becomes this queue's, with all that it holds; else choose other names"
 
 
 def refuse_foreign_topics(queue: QueueSettings, topics: Topics, records: Records | None) -> None:
-    """Raise ConfigError where a topic of the new queue has had records, or is of a queue of another root.
+    """Raise ConfigError if a topic of the new queue has had records, or a queue of another root uses it.
 
-    Empty topics are accepted: a creation that was interrupted leaves such topics, and some brokers create
-    topics by themselves.
+    `records` are those of kmq.queues, which name the queues of other ZooKeeper roots. Accepts topics that
+    never had a record: an interrupted creation leaves such topics, and some brokers create topics by
+    themselves.
     """
     own = topics_of(queue)
     for other in () if records is None else records.others:
         for name in own.keys() & topics_of(other).keys():
             raise ConfigError(
-                f"queue: topic {name!r} is one of queue {other.name!r} of another ZooKeeper root; {_ADOPT}"
+                f"queue: topic {name!r} is one of queue {other.name!r} of another ZooKeeper root; {_ADVICE}"
             )
     for name, one in topics.describe(list(own)).items():
         if any(end > 0 for _, end in topics.offsets(name, range(one.partitions)).values()):
-            raise ConfigError(f"queue: topic {name!r} is there already and has had records; {_ADOPT}")
+            raise ConfigError(f"queue: topic {name!r} is there already and has had records; {_ADVICE}")

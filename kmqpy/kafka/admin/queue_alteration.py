@@ -1,4 +1,4 @@
-"""Changing a queue while it is in use: its limits, its retention, more partitions."""
+"""Changes a queue while it is in use: its limits, its retention, its number of partitions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ ALTERABLE = ("max_redeliveries", "redeliver_after_ms", "max_delay_ms", "max_hold
 
 
 class QueueAlteration:
-    """Changes a registered queue; topics before the registry, the markers topic first (rule R19)."""
+    """Changes the topics of a registered queue, then its entry in the registry.
+
+    Adds partitions to the markers topic before the queue topic (rule R19 of docs/rules.md).
+    """
 
     def __init__(self, context: AdminContext) -> None:
         self._context = context
@@ -43,7 +46,7 @@ class QueueAlteration:
         self._check_retention(settings, retention)
         if partitions is not None:
             self._context.topics.grow(before, partitions)
-            counts.append(partitions)  # a broker may still tell the former number
+            counts.append(partitions)  # a broker may still report the former number
         if retention is not None:
             retention_ms = str(duration_ms(retention, "retention"))
             for topic in self._context.topics.describe(list(topics_of(settings))):
@@ -53,11 +56,7 @@ class QueueAlteration:
         return settings
 
     def follow_topic(self, name: str) -> None:
-        """Register partitions that a registered queue's topic got by other means than `alter_queue`.
-
-        Its other topics get as many, the markers topic first (rule R19). Where that fails, only those are
-        registered that the markers topic has too, and the error is raised.
-        """
+        """See Admin.follow_topic()."""
         registered = self._context.registry.get(name)
         settings = registered.settings
         wanted = self._context.topics.describe([name]).get(name)
@@ -74,6 +73,10 @@ class QueueAlteration:
                 self._context.registry.register(settings, count)
 
     def _check_retention(self, settings: QueueSettings, retention: Duration | None) -> None:
+        """Raise ConfigError unless the new retention outlives every lease and delay of `settings`.
+
+        Without a new one, check the retention that the queue topic and the markers topic have.
+        """
         if retention is not None:
             check_retention(settings, duration_ms(retention, "retention"))
         else:

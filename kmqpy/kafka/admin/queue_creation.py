@@ -1,4 +1,4 @@
-"""Creating a queue: its topics, as far as they are missing, then its entry in the registry."""
+"""Creates a queue: those of its topics that are missing, then its entry in the registry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from kmqpy.kafka.topics import QueueTopics, TopicInfo
 
 _log = logging.getLogger(__name__)
 
-_FLUSH_S = 10.0
+_FLUSH_TIMEOUT_S = 10.0
+"""How long Kafka may take to confirm the markers that create() writes; then it raises Unavailable."""
 
 
 class QueueCreation:
@@ -39,16 +40,16 @@ class QueueCreation:
     ) -> QueueTopics:
         """See Admin.create_queue()."""
         settings = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
-        # Asked first: without ZooKeeper nothing is created.
+        # Asked first: while ZooKeeper does not answer, nothing is created.
         registered, damaged = self._context.registry.every_queue() if self._context.has_registry else ([], [])
-        there = {one.name: one for one in registered}.get(settings.name)
+        registered_settings = {one.name: one for one in registered}.get(settings.name)
         known = None
-        if there is None:
+        if registered_settings is None:
             check_new_queue_name(settings.name)
-        elif settings.name not in damaged:  # settings that can't be read are replaced
+        elif settings.name not in damaged:  # otherwise the new settings replace unreadable ones
             known = self._context.registered(settings.name)
-        if there is not None and not isinstance(queue, QueueSettings):
-            settings = there
+        if registered_settings is not None and not isinstance(queue, QueueSettings):
+            settings = registered_settings
         if known is not None and known.deleting:
             raise TopicError(
                 f"queue {settings.name!r} is being deleted; run: kmq queue delete {settings.name}"
@@ -58,7 +59,7 @@ class QueueCreation:
             raise ConfigError(
                 f"queue {settings.name!r} exists with other settings ({changed}); use kmq queue alter"
             )
-        if there is None or topics_of(there) != topics_of(settings):
+        if registered_settings is None or topics_of(registered_settings) != topics_of(settings):
             _check_topics(settings, registered)
         retention_ms = (
             max(DEFAULT_RETENTION_MS, ample_retention_ms(settings))
@@ -82,8 +83,8 @@ class QueueCreation:
             if partitions is None and found.partitions < tracked:
                 found = self._context.topics.grow(
                     settings, tracked
-                )  # a broker made it, with as many as it pleased
-            self._give_back_what_was_taken(settings, found)
+                )  # a broker created the topic by itself, with its default number
+            self._redeliver_taken_messages(settings, found)
         if self._context.has_registry:
             self._context.registry.register(settings, found.partitions)
             ids = {settings.name: found.ids.queue, settings.markers_topic: found.ids.markers}
@@ -97,12 +98,13 @@ class QueueCreation:
         registered: Iterable[QueueSettings],
         existing: Mapping[str, TopicInfo],
     ) -> dict[str, TopicInfo]:
-        """Return the queue's markers topics whose messages are gone.
+        """Return the queue's markers topics whose messages are gone, by name.
 
-        Raises TopicError where it is not known whether such a topic holds markers of this queue.
+        Raises TopicError where another queue uses such a topic as well, and where nothing shows that the
+        markers in it are of this queue: it is not registered, and no record tells of its earlier topic.
         """
         earlier = self._stale_markers(settings, known, existing)
-        there = any(topics_of(one) == topics_of(settings) for one in registered)
+        is_registered = any(topics_of(one) == topics_of(settings) for one in registered)
         used = {
             topic: one.name for one in registered if one.name != settings.name for topic in topics_of(one)
         }
@@ -117,7 +119,7 @@ class QueueCreation:
                     f"topic {markers!r} has markers of an earlier topic {messages!r}, but queue "
                     f"{used[markers]!r} uses it as well; kmq doctor says how to give each its own"
                 )
-            if not (there or messages in earlier):
+            if not (is_registered or messages in earlier):
                 raise TopicError(
                     f"topic {markers!r} holds records, but there is no topic {messages!r}: markers of an "
                     "earlier queue would count for the messages of the new one; delete that topic first"
@@ -132,7 +134,11 @@ class QueueCreation:
     def _stale_markers(
         self, settings: QueueSettings, known: RegisteredQueue | None, topics: Mapping[str, TopicInfo]
     ) -> dict[str, str]:
-        """Call find_stale_markers() with the topic ids that kmq.queues and the stored offsets hold."""
+        """Return topics that were recreated while their markers topic was not: topic -> its markers topic.
+
+        The ids of the earlier topics are those in kmq.queues. For the queue topic, the ids that trackers have
+        stored with their offsets overrule these.
+        """
         now = {name: topic.topic_id for name, topic in topics.items()}
         found = find_stale_markers(settings, self._recorded_ids(settings.name) if now else {}, now)
         if known is not None and {settings.name, settings.markers_topic} <= now.keys():
@@ -141,17 +147,18 @@ class QueueCreation:
             if any(one.is_of_earlier_queue(*ids) for one in stored):
                 found[settings.name] = settings.markers_topic
             elif any((one.queue_id, one.markers_id) == ids for one in stored):
-                found.pop(settings.name, None)  # ZooKeeper knows better than a record that anybody can write
+                found.pop(settings.name, None)  # anybody can write a record in kmq.queues
         return found
 
     def _recorded_ids(self, name: str) -> Mapping[str, str]:
+        """Return the topic ids in the queue's record in kmq.queues; empty if there is none."""
         records, error = self._context.records()
         if error is not None:
             _log.warning("whether topics of queue %s were recreated is not known: %s", name, error)
         return {} if records is None or name not in records.own else records.own[name].topic_ids
 
     def _delete_markers(self, topics: Mapping[str, TopicInfo]) -> dict[str, int]:
-        """Delete these topics, unless they have been recreated; returns how long they kept records, in ms."""
+        """Delete these topics, except those recreated meanwhile. Returns their retention, in ms, by name."""
         if not topics:
             return {}
         found = self._context.topics.describe(list(topics), with_config=True)
@@ -160,12 +167,13 @@ class QueueCreation:
         self._context.topics.delete(same)
         return {name: int(one.config.get("retention.ms", "0")) for name, one in same.items()}
 
-    def _give_back_what_was_taken(self, settings: QueueSettings, topics: QueueTopics) -> None:
-        """Have trackers redeliver the messages of partitions for which there are committed offsets.
+    def _redeliver_taken_messages(self, settings: QueueSettings, topics: QueueTopics) -> None:
+        """Have trackers redeliver all messages of each partition in which clients have committed an offset.
 
-        Some clients can't know that the markers were of an earlier topic: those of older versions, those of
-        the JVM library, and those that may not read kmq.queues. They took messages all the same, and the
-        markers that said so are deleted. Commits can't be set back while clients are members of the group.
+        Some clients can't know that the markers were of an earlier topic: clients of older versions or of the
+        JVM library, and clients that may not read kmq.queues. They took messages all the same, and the
+        markers of these messages are deleted. Setting the commits back instead is not possible while clients
+        are members of the group.
         """
         committed = stats.committed_offsets(
             self._context.connection, settings, range(topics.partitions), topics.ids
@@ -175,14 +183,15 @@ class QueueCreation:
             for partition, (low, end) in self._context.topics.offsets(settings.name, taken).items():
                 for offset in range(low, end):
                     writer.put_one(Marker(partition, offset, Op.DELAY, counts=False))
-            if writer.flush(_FLUSH_S):
+            if writer.flush(_FLUSH_TIMEOUT_S):
                 raise Unavailable(f"markers topic {settings.markers_topic}: markers are not confirmed")
 
 
 def _check_topics(settings: QueueSettings, others: Iterable[QueueSettings]) -> None:
-    """Raise ConfigError unless the queue's topics are four, and those of no other queue.
+    """Raise ConfigError unless the queue has four different topics that no other queue uses.
 
-    Markers say only partition and offset: those of two queues can't be told apart.
+    A marker names only a partition and an offset: in one topic, nobody could tell the markers of two queues
+    apart.
     """
     if len(topics_of(settings)) < 4:
         raise ConfigError(
@@ -198,6 +207,7 @@ def _check_topics(settings: QueueSettings, others: Iterable[QueueSettings]) -> N
 
 
 def _differences(before: QueueSettings, after: QueueSettings) -> Iterable[str]:
+    """Yield a text for each setting that differs."""
     new = dataclasses.asdict(after)
     for key, old in dataclasses.asdict(before).items():
         if new[key] != old:

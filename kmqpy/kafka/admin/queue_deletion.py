@@ -1,4 +1,4 @@
-"""Deleting a queue: its topics, once trackers let go, and then its entry in the registry."""
+"""Deletes a queue: its topics, once trackers have let go of it, then its entry in the registry."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kmqpy.kafka.topic_names import topics_of
 
 @dataclass(frozen=True, kw_only=True)
 class Deletion:
-    """The topics that the deletion of a queue, or of its leftovers, deletes.
+    """What the deletion of a queue, or of its leftovers, deletes.
 
-    topics  how many records each of them holds, about
-    kept    topics of the queue that stay, each with the other queue that uses it, maybe one of another
-            ZooKeeper root
+    topics  the topics that are deleted, each with about the number of its records
+    kept    topics of the queue that stay, each with the other queue that uses the topic, maybe a queue of
+            another ZooKeeper root
     """
 
     queue: str
@@ -27,7 +27,7 @@ class Deletion:
 
 
 class QueueDeletion:
-    """Deletes a registered queue, or what is left over from one; see Admin.delete_queue()."""
+    """Deletes a registered queue, or the topics that are left over from a queue; see Admin.delete_queue()."""
 
     def __init__(self, context: AdminContext) -> None:
         self._context = context
@@ -41,14 +41,14 @@ class QueueDeletion:
             self._delete(name, list(found.topics))
         else:
             wait_s = duration_ms(timeout, "timeout") / 1000
-            # A queue that was made meanwhile may use one of them.
+            # The topics are determined once more: a queue that was created meanwhile may use one of them.
             self._context.registry.remove(
-                name, wait_s, released=lambda: self._delete(name, self._to_delete(name, leftovers)[0])
+                name, wait_s, on_released=lambda: self._delete(name, self._to_delete(name, leftovers)[0])
             )
         return found
 
     def deletion(self, name: str, *, leftovers: bool = False) -> Deletion:
-        """Return the topics that delete() would delete now; raises the same errors."""
+        """See Admin.deletion()."""
         names, kept = self._to_delete(name, leftovers)
         topics = self._context.topics.describe(names)
         records = {
@@ -61,7 +61,11 @@ class QueueDeletion:
         return Deletion(queue=name, topics=records, kept=kept)
 
     def _to_delete(self, name: str, leftovers: bool) -> tuple[list[str], dict[str, str]]:
-        """The topics to delete, which may not exist, and those to keep, with the queue that uses each."""
+        """Return the topics to delete, and those to keep, each with the queue that uses it.
+
+        For a registered queue, topics to delete need not exist. Raises the errors of Admin.delete_queue() for
+        the name.
+        """
         registered, damaged = self._context.registry.every_queue()
         users = {topic: one.name for one in registered if one.name != name for topic in topics_of(one)}
         own = {one.name: one for one in registered}.get(name)
@@ -93,14 +97,14 @@ class QueueDeletion:
         }
         users = elsewhere | users
         if leftovers:
-            if name in records.strangers:
+            if name in records.unreadable_others:
                 raise TopicError(
                     f"topic {SETTINGS_TOPIC} has a record of a queue {name!r} of another ZooKeeper root that "
                     "can't be read, so whose these topics are is not known, and none is deleted"
                 )
             existing = self._context.topics.names()
             if own.markers_topic not in existing:
-                topics.remove(name)  # then it does not look like a queue's
+                topics.remove(name)  # a topic without a markers topic does not look like a queue's
             topics = [topic for topic in topics if topic in existing]
             recorded = name in records.own and existing.isdisjoint(topics_of(records.own[name]))
             if not recorded and not any(topic not in users for topic in topics):
@@ -111,10 +115,12 @@ class QueueDeletion:
         return [topic for topic in topics if topic not in kept], kept
 
     def _delete(self, name: str, topics: list[str]) -> None:
+        """Delete these topics, then the queue's record in kmq.queues."""
         self._context.topics.delete(topics)
         self._context.mirror(lambda mirror: mirror.remove(name))
 
     def _check_empty(self, name: str) -> None:
+        """Raise TopicError if the queue holds messages or dead letters."""
         counted = self._context.stats(name)
         held = {
             "waiting": counted.depth,

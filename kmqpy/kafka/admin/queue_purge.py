@@ -1,4 +1,4 @@
-"""Deletes all messages of a queue: acknowledges those in flight, then deletes the records."""
+"""Deletes all messages of a queue: writes end markers for those in flight, then deletes the records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings import QueueSettings, check_new_queue_name
 from kmqpy.kafka.topic_names import topics_of
 
-_FLUSH_S = 10.0
+_FLUSH_TIMEOUT_S = 10.0
+"""How long Kafka may take to confirm the end markers; then purge() raises Unavailable."""
 
 
 class QueuePurge:
@@ -24,7 +25,7 @@ class QueuePurge:
         """See Admin.purge()."""
         settings, known = self._context.find(queue)
         if known is None:
-            self._check_no_part(settings.name)
+            self._check_is_queue(settings.name)
         topics = self._context.topics.check(settings)
         stored = self._context.tracked(settings.name, known)[1]
         counted = stats.queue_stats(
@@ -42,8 +43,8 @@ class QueuePurge:
             self._end_all(settings, stored, before, writer)  # taken since the first look
         return counted.depth + counted.in_flight
 
-    def _check_no_part(self, name: str) -> None:
-        """Raise ConfigError where `name`, which is no registered queue, is another topic of one."""
+    def _check_is_queue(self, name: str) -> None:
+        """Raise ConfigError if `name` is another topic of a queue: a markers topic or dead-letter topic."""
         registered = self._context.registry.every_queue()[0] if self._context.has_registry else []
         for one in registered:
             if name in topics_of(one):
@@ -57,11 +58,15 @@ class QueuePurge:
         before: dict[int, int],
         writer: MarkerWriter,
     ) -> None:
+        """Write an end marker for each message in flight below the offset of its partition in `before`.
+
+        Raises Unavailable if Kafka does not confirm these markers in time.
+        """
         context = self._context
         open_entries = stats.open_entries(context.connection, settings, stored, context.topics)
         for partition, state in open_entries.items():
             for entry in state:
                 if entry.offset < before.get(partition, 0):
                     writer.put_one(Marker(partition, entry.offset, Op.END))
-        if writer.flush(_FLUSH_S):
+        if writer.flush(_FLUSH_TIMEOUT_S):
             raise Unavailable(f"markers topic {settings.markers_topic}: end markers are not confirmed")

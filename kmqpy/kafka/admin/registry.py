@@ -1,16 +1,16 @@
-"""The queue registry in ZooKeeper: which queues there are, who tracks them, and how far.
+"""`Registry` reads and writes the registry: the znodes of queues and trackers in ZooKeeper.
 
-    <root>/queues/<queue>                        QueueSettings as JSON; "deleting": true while removed
-    <root>/queues/<queue>/partitions/<p>         made by register() only
+    <root>/queues/<queue>                        QueueSettings as JSON; "deleting": true while it is removed
+    <root>/queues/<queue>/partitions/<p>         only register() creates it
     <root>/queues/<queue>/partitions/<p>/leader  ephemeral; the tracker's id
-    <root>/queues/<queue>/partitions/<p>/offset  StoredOffset as JSON; versioned writes
+    <root>/queues/<queue>/partitions/<p>/offset  StoredOffset as JSON, written by versioned writes
     <root>/trackers/<id>                         ephemeral; TrackerInfo as JSON
     <root>/jobs/<id>                             ephemeral; a driver whose job runs trackers on Spark
 
-Every call waits for a bounded time and raises Unavailable when ZooKeeper is away.
+Every call waits for a bounded time and raises Unavailable when ZooKeeper does not answer.
 
-Znodes may be damaged, made by hand or restored from a backup (rule R25): what is read is checked, and leader
-and tracker znodes that belong to no session, which are copies, are ignored.
+Znodes may be damaged, made by hand or restored from a backup (rule R25 of docs/rules.md). So the registry
+checks the data of znodes, and ignores leader and tracker znodes without a session, which are copies.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kmqpy.kafka.admin.registry_entries import (
     shown,
 )
 from kmqpy.kafka.admin.registry_removal import remove_queue
-from kmqpy.kafka.admin.registry_requests import ATTEMPTS, RegistryRequests
+from kmqpy.kafka.admin.registry_requests import MAX_TRIES, RegistryRequests
 from kmqpy.kafka.admin.unusable_znodes import (
     UnusableZnode,
     remove_unusable_znodes,
@@ -49,7 +49,10 @@ log = logging.getLogger(__name__)
 
 
 class Registry:
-    """The registry under `root`, over a started client; `timeout` s bounds each answer."""
+    """Reads and writes the registry under `root`, through a started client.
+
+    `timeout` (seconds) bounds the wait for each answer.
+    """
 
     def __init__(
         self,
@@ -63,16 +66,17 @@ class Registry:
         self._clock = clock
 
     def register(self, settings: QueueSettings, partitions: int) -> None:
-        """Add a queue, or replace its settings and let it grow; all of it or nothing.
+        """Add a queue with its partitions, or replace its settings and add partitions, in one transaction.
 
-        Raises ConfigError when it would shrink, TopicError while it is being removed.
+        Raises ConfigError for fewer partitions than are registered, TopicError while the queue is being
+        removed.
         """
         if partitions < 1:
             raise ConfigError(f"partitions: {partitions!r} must be at least 1")
         name = settings.name
         with unavailable(self._requests.zk):
             self._requests.wait(self._requests.zk.ensure_path_async(self._requests.paths.queues))
-            for _ in range(ATTEMPTS):
+            for _ in range(MAX_TRIES):
                 data, children = self._requests.raw(name)
                 there = frozenset(children or ())
                 transaction = self._requests.zk.transaction()
@@ -93,7 +97,10 @@ class Registry:
         raise Unavailable(f"queue {name!r} is changed by others all the time; try again")
 
     def get(self, name: str) -> RegisteredQueue:
-        """Raise QueueNotFound when there is none, ConfigError when its settings can't be read."""
+        """Return the entry of a queue.
+
+        Raises QueueNotFound if there is none, ConfigError if its settings can't be read.
+        """
         with unavailable(self._requests.zk):
             data, children = self._requests.raw(name)
         if data is None:
@@ -102,7 +109,7 @@ class Registry:
         return RegisteredQueue(settings, partitions_of(children or ())[0], deleting)
 
     def queues(self) -> list[RegisteredQueue]:
-        """Every queue, by name; one whose settings can't be read is logged and left out."""
+        """Return the queues in the order of their names; logs and leaves out those that can't be read."""
         found = []
         for name in self.names():
             try:
@@ -114,9 +121,9 @@ class Registry:
         return found
 
     def every_queue(self) -> tuple[list[QueueSettings], list[str]]:
-        """Return the settings of every queue, and the names of those of which not everything can be read.
+        """Return the settings of every queue, and the names of queues whose settings can't be read entirely.
 
-        All are asked for at once. A setting that can't be read has its default.
+        Where that is so, each unreadable setting has its default. Reads all queues at once.
         """
         found, damaged = [], []
         for name, data, _ in self._requests.data(
@@ -135,11 +142,11 @@ class Registry:
             return self._requests.wait(self._requests.zk.exists_async(self._requests.paths.root)) is not None
 
     def names(self) -> list[str]:
-        """The names of all queue znodes, readable or not."""
+        """Return the names of all queue znodes, readable or not, sorted."""
         return self._requests.children(self._requests.paths.queues)
 
     def trackers(self) -> list[TrackerInfo]:
-        """Every living tracker, by id."""
+        """Return the running trackers in the order of their ids; logs and leaves out unreadable ones."""
         ids = self._requests.children(self._requests.paths.trackers)
         found = []
         for tracker_id, data, stat in self._requests.data(ids, self._requests.paths.tracker):
@@ -152,13 +159,13 @@ class Registry:
         return found
 
     def owners(self, name: str) -> dict[int, str]:
-        """The tracker's id of each partition that has a leader; raises QueueNotFound."""
+        """Return the id of the tracker that has the partition, by partition; raises QueueNotFound."""
         numbers = range(self.get(name).partitions)
         leaders = self._requests.data(numbers, lambda partition: self._requests.paths.leader(name, partition))
         return {partition: shown(data) for partition, data, stat in leaders if session_of(stat) is not None}
 
     def offsets(self, name: str) -> dict[int, StoredOffset]:
-        """The safe markers offset of each partition that has one; raises QueueNotFound."""
+        """Return the stored offset by partition, for partitions with a readable one; raises QueueNotFound."""
         numbers = range(self.get(name).partitions)
         stored = self._requests.data(numbers, lambda partition: self._requests.paths.offset(name, partition))
         decoded = (
@@ -168,25 +175,26 @@ class Registry:
         return {partition: offset for partition, offset in decoded if offset is not None}
 
     def unusable_znodes(self, name: str) -> list[UnusableZnode]:
-        """The unusable znodes of a queue, deepest first; they are harmless."""
+        """Return the unusable znodes of a queue, deepest first. kmqpy works in spite of them."""
         return unusable_znodes_of_queue(self._requests, name)
 
     def stray_unusable_znodes(self) -> list[UnusableZnode]:
-        """Unusable znodes outside of queues: of trackers, and those whose name no queue can have."""
+        """Return unusable znodes outside of queues: of trackers, and those whose name no queue can have."""
         return stray_unusable_znodes(self._requests)
 
     def remove_unusable_znodes(self, znodes: Iterable[UnusableZnode]) -> list[UnusableZnode]:
-        """Remove those that have not changed since they were found, in this order; returns them."""
+        """Remove those of `znodes` that have not changed, in this order. Returns the removed ones."""
         return remove_unusable_znodes(self._requests, znodes)
 
     def remove(
-        self, name: str, timeout: float = 30.0, *, released: Callable[[], None] = lambda: None
+        self, name: str, timeout: float = 30.0, *, on_released: Callable[[], None] = lambda: None
     ) -> None:
-        """Mark the queue as deleting, wait until its trackers let go, then remove it: see remove_queue()."""
-        remove_queue(self._requests, name, timeout, released, self._clock)
+        """See remove_queue()."""
+        remove_queue(self._requests, name, timeout, on_released, self._clock)
 
 
 def _check_change(name: str, data: bytes, existing: int, wanted: int) -> None:
+    """Raise ConfigError for fewer partitions than there are, TopicError while the queue is being removed."""
     if wanted < existing:
         raise ConfigError(f"partitions: queue {name!r} has {existing} and can't shrink to {wanted}")
     try:

@@ -1,6 +1,7 @@
-"""The entries of the registry and their JSON. Pure: no I/O.
+"""The entries of the registry (queues, trackers, stored offsets), and their JSON in znodes. Pure: no I/O.
 
-Znodes may be damaged, made by hand or restored from a backup (rule R25): what is read is checked.
+Znodes may be damaged, made by hand or restored from a backup (rule R25 of docs/rules.md). So the functions
+that decode their data check it, and raise ConfigError or return a substitute.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-SHOWN_CHARACTERS = 100  # of data that others wrote
-SHOWN_OF_ERROR = 300  # of an error about it
+_MAX_SHOWN_DATA = 100  # characters of a znode's data that a log or an error shows
+_MAX_SHOWN_ERROR = 300  # characters of an error that quotes a znode's data
 
 
 @dataclass(frozen=True)
 class RegisteredQueue:
-    """A queue as it stands in the registry."""
+    """The registry's entry of a queue; `deleting` is True while the queue is being deleted."""
 
     settings: QueueSettings
     partitions: int
@@ -38,7 +39,12 @@ class RegisteredQueue:
 
 @dataclass(frozen=True)
 class TrackerInfo:
-    """A living tracker: `queues` None means all of them; `kafka_ok` whether it reaches Kafka."""
+    """A running tracker, as its znode describes it.
+
+    started_ms  when the tracker started, in ms since 1970
+    queues      the names of the queues that the tracker serves; None: all queues
+    kafka_ok    whether the tracker reaches Kafka
+    """
 
     id: str
     host: str
@@ -61,18 +67,19 @@ class TrackerInfo:
 
 @dataclass(frozen=True)
 class StoredOffset:
-    """Where the next owner of a partition starts to read its markers.
+    """What a tracker stores of a partition, so that the next tracker need not read all its markers.
 
-    offset          markers offset of the oldest message in flight (the safe offset)
-    markers_id      identity of the markers topic that the offset belongs to
-    now_ms          the partition's now at that offset, ms since 1970
-    missed_markers  markers below the offset were never read, so takes may be among them (rule R2)
-    in_flight       a snapshot: messages in flight that were taken before the offset; without one, the
-                    offset stands at or before the oldest take
-    finished        finished messages that may be taken late (rule R30), as of a markers offset from
-                    `offset` on; older versions neither store nor need it
-    queue_id        identity of the queue topic that the markers are of; empty where it is not known, as in
-                    what older versions stored
+    offset          the safe offset: the markers offset from which the next tracker reads. All messages in
+                    flight were taken there or after, except those in `in_flight`
+    markers_id      the id of the markers topic that `offset` belongs to
+    now_ms          the partition's now (the largest timestamp of the markers before `offset`), ms since 1970
+    missed_markers  True: some markers below `offset` were never read, so start markers may be among them
+                    (rule R2 of docs/rules.md)
+    in_flight       a snapshot: the messages in flight that were taken before `offset`
+    finished        finished messages that clients may still take late (rule R30), as of `offset` or a later
+                    markers offset; older versions neither store nor need them
+    queue_id        the id of the queue topic that the markers are about; empty where it is not known, as in
+                    the data of older versions
     """
 
     offset: int
@@ -84,7 +91,7 @@ class StoredOffset:
     finished: StoredFinished = NONE_FINISHED
 
     def is_of_earlier_queue(self, queue_id: str, markers_id: str) -> bool:
-        """True if it is of this markers topic, but of an earlier queue topic (rule R24)."""
+        """True if the offset is one of this markers topic, stored for an earlier queue topic (rule R24)."""
         return self.markers_id == markers_id and self.queue_id not in ("", queue_id)
 
     def to_json(self) -> bytes:
@@ -105,29 +112,29 @@ class StoredOffset:
 
 
 def encode_queue(settings: QueueSettings, *, deleting: bool = False) -> bytes:
-    """The data of a queue's znode."""
+    """Return the data of a queue's znode."""
     if not deleting:
         return settings.to_json()
     return _dumps({**asdict(settings), "deleting": True})
 
 
 def decode_queue(name: str, data: bytes) -> tuple[QueueSettings, bool]:
-    """Settings and deletion mark of queue `name`; raises ConfigError."""
+    """Return the settings of queue `name`, and whether it is marked as deleting; raises ConfigError."""
     values = _object(data, f"queue {name!r}")
     if "name" not in values:
         raise ConfigError(f"queue {name!r}: its settings have no name")
     deleting = values.pop("deleting", False) is True
     try:
         settings = QueueSettings.stored(values)
-    except ConfigError as error:  # it quotes what stands there, of up to 1 MB, for logs and terminals
-        raise ConfigError(printable(f"queue {name!r}: {error}", SHOWN_OF_ERROR)) from None
+    except ConfigError as error:  # its text quotes data of up to 1 MB, and goes to logs
+        raise ConfigError(printable(f"queue {name!r}: {error}", _MAX_SHOWN_ERROR)) from None
     if settings.name != name:
         raise ConfigError(f"queue {name!r}: its settings are those of {settings.name!r}")
     return settings, deleting
 
 
 def readable_part(name: str, data: bytes) -> QueueSettings:
-    """The settings of queue `name` as far as they can be read, defaults for the rest; raises nothing."""
+    """Return the settings of queue `name`, with the default for each that can't be read. Raises nothing."""
     try:
         values = _object(data, name)
     except ConfigError:
@@ -140,7 +147,7 @@ def readable_part(name: str, data: bytes) -> QueueSettings:
 
 
 def decode_tracker(tracker_id: str, data: bytes) -> TrackerInfo:
-    """The tracker of a member znode; unknown keys are a newer version's. Raises ConfigError."""
+    """Decode the data of a tracker's znode; ignores keys that it does not know. Raises ConfigError."""
     what = f"tracker {tracker_id!r}"
     values = _object(data, what)
     queues = values.get("queues")
@@ -158,7 +165,7 @@ def decode_tracker(tracker_id: str, data: bytes) -> TrackerInfo:
 
 
 def parse_offset(data: bytes) -> StoredOffset:
-    """The data of an offset znode; raises ConfigError."""
+    """Decode the data of an offset znode; raises ConfigError."""
     try:
         values = _object(data, "stored offset")
         return StoredOffset(
@@ -175,7 +182,7 @@ def parse_offset(data: bytes) -> StoredOffset:
 
 
 def decode_offset(path: str, data: bytes) -> StoredOffset | None:
-    """The stored offset in the data of znode `path`; None, with a warning, when it can't be read."""
+    """Decode the data of the offset znode `path`; logs a warning and returns None if it can't be read."""
     try:
         return parse_offset(data)
     except ConfigError as error:
@@ -184,10 +191,11 @@ def decode_offset(path: str, data: bytes) -> StoredOffset | None:
 
 
 def partitions_of(children: Iterable[str]) -> tuple[int, list[int]]:
-    """How many partitions a queue has by the children of its `partitions` znode, and which are missing.
+    """Return how many partitions a queue has, and the numbers of those whose znodes are missing.
 
-    The count is the highest number + 1 for which at least half of the numbers up to it exist: so a missing
-    znode hides no other partition, and a single high number made by hand does not add thousands.
+    `children` are the names below the queue's `partitions` znode. The count is the highest number + 1 for
+    which at least half of the numbers up to it exist. So a missing znode hides no other partition, and a
+    single high number that was made by hand does not add thousands.
     """
     numbers = sorted(int(child) for child in children if _is_number(child))
     count = max((n + 1 for i, n in enumerate(numbers, 1) if n < 2 * i), default=0)
@@ -204,6 +212,7 @@ def _dumps(values: Mapping[str, Any]) -> bytes:
 
 
 def _object(data: bytes, what: str) -> dict[str, Any]:
+    """Parse a JSON object; raises ConfigError, in which `what` names the data."""
     try:
         values = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -214,6 +223,7 @@ def _object(data: bytes, what: str) -> dict[str, Any]:
 
 
 def _typed(values: Mapping[str, Any], key: str, kind: type[T], what: str) -> T:
+    """Return a value of exactly this type, if text then printable text; raises ConfigError."""
     value = values.get(key)
     if type(value) is not kind:
         raise ConfigError(f"{what}: {key}: {value!r:.100} is not of type {kind.__name__}")
@@ -230,10 +240,10 @@ def _number(values: Mapping[str, Any], key: str, what: str) -> int:
 
 
 def shown(data: bytes) -> str:
-    """Data that others wrote, shortened and with only what can be printed on a line."""
-    return printable(data[: 4 * SHOWN_CHARACTERS].decode(errors="replace"), SHOWN_CHARACTERS)
+    """Return foreign data for a log or an error: shortened, and printable on a line."""
+    return printable(data[: 4 * _MAX_SHOWN_DATA].decode(errors="replace"), _MAX_SHOWN_DATA)
 
 
 def printable(text: str, limit: int) -> str:
-    """The first `limit` characters, with ? for those that can't be printed on a line."""
+    """Return the first `limit` characters, with ? for each that can't be printed on a line."""
     return "".join(c if c.isprintable() else "?" for c in text[:limit])

@@ -1,4 +1,4 @@
-"""Taking a queue out of the registry: it is marked, its trackers let go, then its znodes are deleted."""
+"""Removes a queue from the registry: marks it, waits until its trackers let go, then deletes its znodes."""
 
 from __future__ import annotations
 
@@ -8,42 +8,51 @@ from collections.abc import Callable, Iterable
 from kmqpy.core.clock import Clock
 from kmqpy.errors import ConfigError, QueueNotFound, Unavailable
 from kmqpy.kafka.admin.registry_entries import decode_queue, encode_queue, readable_part, shown
-from kmqpy.kafka.admin.registry_requests import ATTEMPTS, RegistryRequests
+from kmqpy.kafka.admin.registry_requests import MAX_TRIES, RegistryRequests
 from kmqpy.kafka.admin.znode_paths import parent_of
 from kmqpy.zookeeper.session import session_of, unavailable
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.05
-TOGETHER = 1_000  # znodes deleted in one ZooKeeper transaction: the server takes 1 MB
+_POLL_S = 0.05
+"""How long remove_queue() waits before it looks again whether trackers still hold partitions."""
+_MAX_OPS = 1_000
+"""The most znodes that one ZooKeeper transaction deletes: the server refuses requests of more than 1 MB."""
 
 
 def remove_queue(
-    requests: RegistryRequests, name: str, timeout: float, released: Callable[[], None], clock: Clock
+    requests: RegistryRequests, name: str, timeout: float, on_released: Callable[[], None], clock: Clock
 ) -> None:
-    """Mark the queue as deleting, wait until its trackers let go, then remove it.
+    """Mark the queue as deleting, wait until its trackers let go, then delete its znodes.
 
-    `released` is called in between, when no tracker has the queue and none can take it any more.
+    Trackers take no partition of a marked queue over. When no tracker holds a partition any more,
+    remove_queue() calls `on_released`, then deletes the znodes. If others change znodes meanwhile, it tries
+    again, and calls `on_released` again.
 
-    Raises QueueNotFound, or after `timeout` s Unavailable, saying who holds which partition, or what
-    `released` raises; the mark stays then, and a second call goes on.
+    Raises QueueNotFound if the queue is not registered. After `timeout` seconds, raises Unavailable, with a
+    text that says which tracker holds which partition. Passes on errors of `on_released`. After an error the
+    queue stays marked, and a second call goes on where this one ended.
     """
     deadline = clock.monotonic() + timeout
-    marked = _mark_deleting(requests, name)
-    while holders := _delete_znodes(requests, name, marked, released):
+    czxid = _mark_deleting(requests, name)
+    while holders := _delete_znodes(requests, name, czxid, on_released):
         if clock.monotonic() >= deadline:
             raise Unavailable(
                 f"queue {name!r} is marked as deleting, but after {timeout:g} s still held: "
                 f"{', '.join(holders)}; run the removal again once they let go"
             )
-        clock.sleep(POLL_S)
+        clock.sleep(_POLL_S)
     log.info("queue removed", extra={"queue": name})
 
 
 def _mark_deleting(requests: RegistryRequests, name: str) -> int:
-    """Mark the queue; returns the czxid of its znode, which no queue made later under the name has."""
+    """Mark the queue as deleting, unless it is marked. Returns the czxid of its znode.
+
+    The czxid is the id of the ZooKeeper transaction that created the znode: a queue that is registered later
+    under the same name has another one.
+    """
     with unavailable(requests.zk):
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_TRIES):
             data, _children = requests.raw(name)
             if data is None:
                 raise QueueNotFound(f"queue {name!r} is not registered")
@@ -63,16 +72,17 @@ def _mark_deleting(requests: RegistryRequests, name: str) -> int:
 
 
 def _delete_znodes(
-    requests: RegistryRequests, name: str, marked: int, released: Callable[[], None]
+    requests: RegistryRequests, name: str, czxid: int, on_released: Callable[[], None]
 ) -> list[str]:
-    """Remove the queue's znodes, whoever made them; returns who or what prevents it, empty when done.
+    """Delete the queue's znodes, if no tracker holds a partition; also znodes below that others made.
 
-    Does nothing where the znode is not the one that was marked: another call has removed that.
+    Returns a text for each obstacle; none when the queue is gone. Does nothing if the queue's znode does not
+    have this czxid: then another call has removed the queue that was marked.
     """
     top, partitions = requests.paths.queue(name), requests.paths.partitions(name)
     with unavailable(requests.zk):
         stats = requests.tree(top)
-    if top not in stats or stats[top].czxid != marked:
+    if top not in stats or stats[top].czxid != czxid:
         return []
     held = [
         path.split("/")[-2]
@@ -87,18 +97,19 @@ def _delete_znodes(
         return [f"partition {number} by {shown(data)}" for number, data, _ in leaders] or [
             "by trackers that are just letting go"
         ]
-    released()
+    on_released()
     with unavailable(requests.zk):
         paths = list(reversed(requests.tree(top)))
-        # Marked as deleting, no tracker takes it over meanwhile; the queue's own znode goes last.
+        # No tracker takes over a partition of a marked queue meanwhile. The queue's own znode goes last.
         done = all(
-            _delete_together(requests, paths[i : i + TOGETHER]) for i in range(0, len(paths), TOGETHER)
+            _delete_together(requests, paths[i : i + _MAX_OPS]) for i in range(0, len(paths), _MAX_OPS)
         )
         gone = done or requests.wait(requests.zk.exists_async(top)) is None
     return [] if gone else ["its znodes are just being changed"]
 
 
 def _delete_together(requests: RegistryRequests, paths: Iterable[str]) -> bool:
+    """Delete these znodes in one transaction; False if others changed them first."""
     transaction = requests.zk.transaction()
     for path in paths:
         transaction.delete(path)

@@ -1,4 +1,4 @@
-"""Reading and changing the znodes of the registry; every call waits for a bounded time."""
+"""Sends the requests of the registry to ZooKeeper, and waits for each answer for a bounded time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from kmqpy.zookeeper.session import failure, gather, unavailable
 
 K = TypeVar("K")
 
-ATTEMPTS = 10
-"""How often a compare-and-set is tried that others keep disturbing."""
+MAX_TRIES = 10
+"""How often a change of znodes is tried that fails since others change them meanwhile; then Unavailable."""
 
 
 class RegistryRequests:
-    """The znodes under `root`, over a started client; `timeout` s bounds each answer."""
+    """Reads and changes the znodes under `root`, through a started client.
+
+    `timeout` (seconds) bounds the wait for each answer.
+    """
 
     def __init__(self, zk: KazooClient, root: str, timeout: float) -> None:
         self.zk = zk
@@ -26,7 +29,7 @@ class RegistryRequests:
         self._timeout = timeout
 
     def raw(self, name: str) -> tuple[tuple[bytes, Any] | None, list[str] | None]:
-        """(data, stat) of a queue and the children of its `partitions`; None where missing."""
+        """Return (data, stat) of a queue's znode and the names below `partitions`; None where missing."""
         data, children = gather(
             [
                 self.zk.get_async(self.paths.queue(name)),
@@ -37,23 +40,23 @@ class RegistryRequests:
         return data, children
 
     def children(self, path: str) -> list[str]:
-        """The names of the znodes below, sorted; none where there is no such znode."""
+        """Return the names of the znodes below `path`, sorted; empty if there is no such znode."""
         with unavailable(self.zk):
             return sorted(gather([self.zk.get_children_async(path)], self._timeout)[0] or ())
 
     def data(self, keys: Iterable[K], path: Callable[[K], str]) -> list[tuple[K, bytes, Any]]:
-        """Key, data and stat of the znodes that exist."""
+        """Return key, data and stat of each existing znode; `path` names the znode of a key."""
         keys = list(keys)
         with unavailable(self.zk):
             found = gather([self.zk.get_async(path(key)) for key in keys], self._timeout)
         return [(key, *value) for key, value in zip(keys, found, strict=True) if value]
 
     def wait(self, result: Any) -> Any:
-        """The answer to a request that was sent."""
+        """Wait for the answer to a request that was sent."""
         return result.get(timeout=self._timeout)
 
     def tree(self, top: str) -> dict[str, Any]:
-        """The stat of the znode `top` and of all below it, parents first; empty when there is none."""
+        """Return the stats of the znode `top` and of all below it, parents first; empty without `top`."""
         stats: dict[str, Any] = {}
         level = [top]
         while level:
@@ -70,7 +73,7 @@ class RegistryRequests:
         return stats
 
     def commit(self, transaction: Any) -> bool:
-        """True if it went through, False if others were faster; raises other errors."""
+        """Commit a transaction. Returns False if others changed its znodes first; raises other errors."""
         error = failure(self.wait(transaction.commit_async()))
         if error is None:
             return True

@@ -1,7 +1,8 @@
-"""Counts of a queue, and its messages in flight. Read from Kafka without joining a group.
+"""Counts the messages of a queue and lists those in flight, by reading Kafka without joining a group.
 
-*In flight* is what was taken and not finished. A message whose time has not come (`send(delay=…)`) is
-waiting, also after a client has looked at it; it counts in `depth`, like what nobody has taken yet.
+A message is *in flight* while it is taken and not finished. A message whose delay (`send(delay=…)`) is not
+over counts as waiting, in `depth`, like messages that nobody has taken yet; also after a client has met the
+message and written a marker that says so.
 """
 
 from __future__ import annotations
@@ -34,19 +35,21 @@ from kmqpy.kafka.topic_names import dead_letter_queue
 from kmqpy.kafka.topics import QueueTopics, Topics
 
 COUNT_LIMIT = 10_000
-"""How many records of a partition are read to count them; beyond, offsets are counted."""
+"""The most records of a partition that are read to count messages. Of the records after these, offsets are
+counted, and the sum is an upper bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFlightMessage:
-    """A message that was taken and not finished.
+    """A message that was taken and is not finished.
 
-    holder          the name of the client that took it, if it gave one
-    since_ms        when it was taken, by the broker's clock (ms since 1970)
-    lease_until_ms  when it is redelivered; for `delayed` when it becomes due
+    holder          the name of the client that took the message, if the client gave one
+    since_ms        when the client took the message, by the broker's clock (ms since 1970)
+    lease_until_ms  when a tracker redelivers the message; for state `delayed`: when the message is due
     state           leased, delayed, released (nacked) or dead (to be dead-lettered now)
-    reason          that of the nack or dead-lettering
-    attempts        deliveries so far, this one included (delayed: so far); None when it is gone itself
+    reason          the reason given with the nack or the dead-letter request
+    attempts        deliveries so far, this one included (a delayed message was not delivered this time); None
+                    if the message is no longer in its topic
     """
 
     receipt: str
@@ -62,10 +65,10 @@ class InFlightMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStats:
-    """One partition; the fields are those of QueueStats.
+    """Counts of one partition; QueueStats describes the fields that are not described here.
 
-    owner          id of the tracker that has it; None: nobody, or no ZooKeeper to ask
-    stored_offset  the markers offset from which the next owner reads; None: none stored
+    owner          id of the tracker that has the partition; None: no tracker, or no ZooKeeper to ask
+    stored_offset  the stored markers offset from which the next tracker reads; None: no offset is stored
     """
 
     partition: int
@@ -85,13 +88,14 @@ class PartitionStats:
 class QueueStats:
     """Counts of a queue, at about one moment.
 
-    depth         waiting messages: neither in flight nor dead, delayed ones included
-    in_flight     taken and not finished
-    released      those of `in_flight` that were given back and wait for their redelivery
-    delayed       those of `depth` that a client has seen and that are not due yet
-    overdue       in flight or delayed, and past their time by this machine's clock
+    depth         waiting messages: neither in flight nor dead-lettered; delayed messages are included
+    in_flight     messages taken and not finished
+    released      messages of `in_flight` that were given back and wait for their redelivery
+    delayed       messages of `depth` that a client has met before their delay was over
+    overdue       messages in flight or delayed that are past their time, by the later of this machine's clock
+                  and the partition's now (the latest timestamp of its markers)
     dead_letters  dead letters that are neither redriven nor purged
-    exact         whether depth and dead_letters were counted one by one; otherwise they are upper bounds
+    exact         whether depth and dead_letters were counted one by one; otherwise both are upper bounds
     oldest_ms     when the oldest message that nobody has taken was enqueued (ms since 1970)
     """
 
@@ -125,19 +129,24 @@ class QueueStats:
 
 
 @dataclass(slots=True)
-class _Counted:
-    """How many records of one partition were counted."""
+class _RecordCount:
+    """The number of records of one partition that were counted.
+
+    exact      False: `count` is an upper bound
+    oldest_ms  the timestamp of the first of these records
+    """
 
     count: int = 0
     exact: bool = True
     oldest_ms: int | None = None
 
 
-class _Markers:
-    """The markers of a queue, read to their end: what is in flight, and what was ever started.
+class _MarkersOfQueue:
+    """Reads the markers of a queue to their end: which messages are in flight, and which were ever started.
 
-    `committed`: the commits of the queue's group; None if `touched` is not needed.
-    `touched_only`: `states` is not needed; then reading begins where the commits say.
+    stored        the stored offsets by partition, from which reading can begin
+    committed     the commits of the queue's group, see committed_offsets(); None if `touched` is not needed
+    touched_only  True if `states` is not needed; then reading begins where the commits say
     """
 
     def __init__(
@@ -162,15 +171,15 @@ class _Markers:
         for partition in self.touched:
             safe = stored.get(partition)
             if safe is not None and safe.markers_id != there.markers.topic_id:
-                safe = None  # it speaks of a topic that is no more
+                safe = None  # it is an offset of an earlier topic of that name
             start = 0 if safe is None else safe.offset
             low, end = bounds[partition]
             if committed is not None:
-                # What was started at or above the committed offset stands from here on; without a
-                # commit, nobody says where.
+                # The start markers of messages from the committed offset on stand at `covered` or after.
+                # Without a commit they may stand anywhere.
                 _, covered = committed.get(partition, (0, 0))
                 if covered is not None:
-                    # Beyond the end, it speaks of a topic that is no more.
+                    # An offset beyond the end is one of an earlier topic.
                     start = covered if touched_only and covered <= end else min(start, covered)
             starts[partition] = max(start, low)
             self.states[partition] = InFlight(
@@ -186,8 +195,10 @@ class _Markers:
             touched.discard_below((committed or {}).get(partition, (0, None))[0])
 
     def _read(self, partition: int, records: list[Any]) -> None:
+        """Take in the next markers of a partition."""
         if not self._ends:
-            # Asked only now that the end of the markers is known: valid for all of them (rule R22).
+            # Asked for only after the end of the markers is known: each marker before that end names messages
+            # below this end of the queue topic, or messages that never were (rule R22 of docs/rules.md).
             bounds = partition_reader.bounds(
                 self._connection, self._queue.name, self.states, uncommitted=True
             )
@@ -205,9 +216,11 @@ def queue_stats(
     topics: Topics | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> QueueStats:
-    """Count what `queue` holds; `owners` and `stored` are what ZooKeeper says of its partitions.
+    """Count the messages of `queue`.
 
-    `topics` describes the topics of the queue; by default a Topics that is made here.
+    owners  the tracker of each partition, for the result
+    stored  the stored offsets, from which markers are read; without them, markers are read from the beginning
+    topics  describes the topics of the queue; by default a new Topics does
 
     Raises QueueNotFound, TopicError, Unavailable.
     """
@@ -215,7 +228,7 @@ def queue_stats(
     topics = topics or Topics(connection)
     there = topics.check(queue)
     committed = committed_offsets(connection, queue, range(there.partitions), there.ids)
-    read = _Markers(connection, queue, there, stored, committed)
+    read = _MarkersOfQueue(connection, queue, there, stored, committed)
     starts = {partition: committed.get(partition, (0, None))[0] for partition in read.touched}
     waiting = _count(connection, queue.name, starts, read.touched)
     dead = _dead_letters(connection, topics, queue, there)
@@ -224,8 +237,8 @@ def queue_stats(
     for partition, state in read.states.items():
         states, overdue = state.count(max(now_ms, state.now_ms))
         delayed = states[EntryState.DELAYED]
-        left, letters = waiting[partition], dead.get(partition, _Counted())
-        # What is in flight lies below the committed offset or was seen to be started.
+        left, letters = waiting[partition], dead.get(partition, _RecordCount())
+        # `left` holds no messages in flight: each lies below the committed offset or has a start marker.
         parts.append(
             PartitionStats(
                 partition=partition,
@@ -252,12 +265,12 @@ def in_flight(
     topics: Topics | None = None,
     limit: int | None = None,
 ) -> list[InFlightMessage]:
-    """The messages in flight (delayed ones too), the oldest of each partition first.
+    """Return the first `limit` messages in flight, delayed ones included, in the order of their takes.
 
-    Raises QueueNotFound, TopicError, Unavailable.
+    None instead of a limit returns all. Raises QueueNotFound, TopicError, Unavailable.
     """
     there = (topics or Topics(connection)).check(queue)
-    states = _Markers(connection, queue, there, stored or {}, None).states
+    states = _MarkersOfQueue(connection, queue, there, stored or {}, None).states
     # In each partition, entries in the order of their takes ascend by `since_ms`, too.
     in_order = (zip(itertools.repeat(partition), state.in_order()) for partition, state in states.items())
     listed = list(itertools.islice(heapq.merge(*in_order, key=lambda place: place[1].since_ms), limit))
@@ -269,13 +282,14 @@ def in_flight(
 
 
 def waiting_records(connection: KafkaConnection, queue: QueueSettings, *, limit: int) -> list[Any]:
-    """The `limit` oldest records that nobody has taken yet; raises QueueNotFound, TopicError, Unavailable.
+    """Return the `limit` oldest records that nobody has taken yet.
 
-    Reads markers from where the group's commits say; all of them where another kind of client committed.
+    Reads markers from where the group's commits say, or from the beginning where another kind of client
+    committed. Raises QueueNotFound, TopicError, Unavailable.
     """
     there = Topics(connection).check(queue)
     committed = committed_offsets(connection, queue, range(there.partitions), there.ids)
-    touched = _Markers(connection, queue, there, {}, committed, touched_only=True).touched
+    touched = _MarkersOfQueue(connection, queue, there, {}, committed, touched_only=True).touched
     found: list[Any] = []
 
     def visit(record: Any) -> None:
@@ -295,9 +309,9 @@ def open_entries(
     stored: Mapping[int, StoredOffset] | None = None,
     topics: Topics | None = None,
 ) -> dict[int, InFlight]:
-    """The messages in flight of each partition; raises QueueNotFound, TopicError, Unavailable."""
+    """Return the in-flight state of each partition; raises QueueNotFound, TopicError, Unavailable."""
     there = (topics or Topics(connection)).check(queue)
-    return _Markers(connection, queue, there, stored or {}, None).states
+    return _MarkersOfQueue(connection, queue, there, stored or {}, None).states
 
 
 def committed_offsets(
@@ -308,11 +322,11 @@ def committed_offsets(
     *,
     clock: Clock = SYSTEM_CLOCK,
 ) -> dict[int, tuple[int, int | None]]:
-    """The commits of the queue's group: the queue offset, and how far into the markers its starts go.
+    """Return the commits of the queue's group by partition: a queue offset and a markers offset.
 
-    The latter is the markers offset after the last start that the commit covers; None when another kind
-    of client committed. Partitions without a commit are left out, and commits of topics that had the same
-    names before those of `ids` (rule R24).
+    The start markers of all messages from the queue offset on stand at the markers offset or after. That is
+    None where another kind of client committed. Leaves out partitions without a commit, and commits for an
+    earlier topic than the queue topic in `ids` (rule R24 of docs/rules.md).
     """
     wanted = [TopicPartition(queue.name, partition) for partition in partitions]
     consumer = librdkafka.new_consumer(connection, {"group.id": queue.consumer_group})
@@ -320,7 +334,7 @@ def committed_offsets(
     def ask(try_s: float) -> list[TopicPartition]:
         places = consumer.committed(wanted, timeout=try_s)
         for place in places:
-            if place.error is not None:  # which is not the same as no commit
+            if place.error is not None:  # an error does not mean that there is no commit
                 raise KafkaException(place.error)
         return places
 
@@ -340,8 +354,9 @@ def _count(
     starts: Mapping[int, int],
     excluded: Mapping[int, OffsetRuns],
     counts: Callable[[Any], bool] = lambda _: True,
-) -> dict[int, _Counted]:
-    counted = {partition: _Counted() for partition in starts}
+) -> dict[int, _RecordCount]:
+    """Count the records from `starts` on, without those in `excluded` and those that `counts` refuses."""
+    counted = {partition: _RecordCount() for partition in starts}
     starts = {partition: excluded[partition].first_missing(start) for partition, start in starts.items()}
 
     def visit(record: Any) -> None:
@@ -364,7 +379,8 @@ def _count(
 
 def _dead_letters(
     connection: KafkaConnection, topics: Topics, queue: QueueSettings, there: QueueTopics
-) -> dict[int, _Counted]:
+) -> dict[int, _RecordCount]:
+    """Count the queue's dead letters by partition, without those that have an end marker."""
     if there.dead_letters is None:
         return {}
     dead = dead_letter_queue(queue)

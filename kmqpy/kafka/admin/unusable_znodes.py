@@ -1,4 +1,7 @@
-"""Unusable znodes of the registry: how they are found and, if unchanged since, removed (rule R25)."""
+"""Finds unusable znodes of the registry, and removes those that have not changed since.
+
+kmqpy works in spite of them (rule R25 of docs/rules.md): it ignores most, and replaces some.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class UnusableZnode:
 
 
 def unusable_znodes_of_queue(requests: RegistryRequests, name: str) -> list[UnusableZnode]:
-    """The unusable znodes of a queue, deepest first; they are harmless."""
+    """Return the unusable znodes of a queue, deepest first."""
     top, partitions = requests.paths.queue(name), requests.paths.partitions(name)
     with unavailable(requests.zk):
         stats = requests.tree(top)
@@ -58,7 +61,7 @@ def unusable_znodes_of_queue(requests: RegistryRequests, name: str) -> list[Unus
 
 
 def stray_unusable_znodes(requests: RegistryRequests) -> list[UnusableZnode]:
-    """Unusable znodes outside of queues: of trackers, and those whose name no queue can have."""
+    """Return unusable znodes outside of queues: of trackers, and those whose name no queue can have."""
     with unavailable(requests.zk):
         stats = requests.tree(requests.paths.trackers)
         stats.pop(requests.paths.trackers, None)
@@ -74,7 +77,10 @@ def stray_unusable_znodes(requests: RegistryRequests) -> list[UnusableZnode]:
 
 
 def remove_unusable_znodes(requests: RegistryRequests, found: Iterable[UnusableZnode]) -> list[UnusableZnode]:
-    """Remove those that have not changed since they were found, in this order; returns them."""
+    """Remove those of `found` that have not changed, in this order. Returns the removed ones.
+
+    Leaves out znodes that have got children meanwhile.
+    """
     removed = []
     with unavailable(requests.zk):
         for one in found:

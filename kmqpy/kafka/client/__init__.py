@@ -1,1 +1,1 @@
-"""Sends, receives and acknowledges messages. Needs Kafka only."""
+"""Sends, receives and acknowledges messages of queues on Kafka. Connects to Kafka only, not to ZooKeeper."""

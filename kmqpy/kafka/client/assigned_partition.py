@@ -1,7 +1,7 @@
-"""The state of one partition that Kafka assigned to a group member. Pure: no I/O, no clock.
+"""Keeps the state of one partition that Kafka has assigned to a group member. Pure: no I/O, no clock.
 
-Phases: RECOVERING -> ACTIVE -> CHECKING -> ACTIVE -> ... A partition that is started over begins again, as
-a new object.
+The phases of a partition are RECOVERING -> ACTIVE -> CHECKING -> ACTIVE -> ... When a member has to start a
+partition over, it replaces the AssignedPartition by a new one, which is RECOVERING.
 """
 
 from __future__ import annotations
@@ -16,29 +16,34 @@ from kmqpy.kafka.client.offset_commits import Commit, PartitionCommits
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import ascends
 
-_RETRY = Backoff(0.2, 2, 10, jitter=0)
+_RETRY_BACKOFF = Backoff(0.2, 2, 10, jitter=0)
+"""The pause before the markers of a partition are read again, in seconds. It doubles with each failure."""
 
 
 class ReceivePhase(Enum):
-    """The work that comes before messages of a partition are received."""
+    """The phase of an assigned partition: the work that comes before its messages are received.
+
+    Rules R10 and R18 are those of docs/rules.md.
+    """
 
     RECOVERING = auto()
-    """Read the markers for messages that were started before (rule R10)."""
+    """The client reads which messages have a start marker of an earlier client (rule R10)."""
     CHECKING = auto()
-    """Start markers failed: read which of them were written all the same (rule R18)."""
+    """Start markers of this client failed. The client reads which of them Kafka has written after all (rule
+    R18)."""
     ACTIVE = auto()
-    """Nothing: messages are received."""
+    """The client receives messages."""
 
 
 @dataclass(slots=True)
 class StartsFound:
-    """The start markers of one partition, for messages from some queue offset on.
+    """The start markers that a client has read in one partition, for messages from some queue offset on.
 
-    started    the messages that have a start marker
-    in_flight  those of them whose last start marker is a take (not a delay), with no end marker after it
-    end        where the markers ended
-    complete   False: there may have been others, which were not read: where to begin was not known, or some
-               markers from there on are deleted
+    started    offsets of the messages that have a start marker
+    in_flight  offsets of the messages whose last take is followed by neither an end marker nor a delay marker
+    end        the markers offset at which the markers partition ended
+    complete   False: start markers may be missing, because the markers offset to begin at was unknown, or
+               because Kafka has deleted markers at or after it
     """
 
     started: OffsetRuns = field(default_factory=OffsetRuns)
@@ -50,10 +55,12 @@ class StartsFound:
 class AssignedPartition:
     """The state of one partition that is assigned to a group member.
 
-    assigned_at  monotonic time of the assignment; recovery needs topic ids that were looked up since
-    log_end      a commit above it is ignored: the log was truncated, or the topic recreated
-    seek_to      read from this offset once ACTIVE, unless the commit is further; None: from the commit on,
-                 where librdkafka begins by itself
+    assigned_at  monotonic time of the assignment; the markers are read when the topic ids are known as of
+                 this time or later
+    log_end      the end of the queue partition, if it is known. A commit above it is ignored, because the log
+                 was truncated or the topic was recreated (deleted and made again under the same name)
+    seek_to      the offset to read from once the partition is ACTIVE, unless the commit is higher. None:
+                 librdkafka begins at the commit by itself
     """
 
     def __init__(self, assigned_at: float, *, log_end: int = INT64_MAX, seek_to: int | None = None) -> None:
@@ -62,21 +69,27 @@ class AssignedPartition:
         self.phase = ReceivePhase.RECOVERING
         self.commits = PartitionCommits()
         self.position = 0
-        """The lowest offset that may come next; what is below has come already."""
+        """The lowest queue offset that may come next. A message below this offset has come before, and is
+        ignored."""
         self._log_end = log_end
         self._started = OffsetRuns()
-        """Offsets at or after the committed one that the markers say were started before."""
+        """Offsets, from the committed one on, of messages that already have a start marker; the client skips
+        them."""
         self._uncertain: set[int] = set()
-        """Offsets whose start markers failed and may have been written all the same."""
+        """Offsets of messages whose start markers failed; Kafka may have written some of them after all."""
         self._markers_end = 0
-        """Where the markers ended when they were read last: later starts of this member come after that."""
+        """Where the markers partition ended when it was last read. Start markers that this member writes
+        afterwards have this markers offset or a higher one."""
         self._retry_at = 0.0
         self._failures = 0
 
     # --- receiving --------------------------------------------------------------------------------
 
     def expects(self, offsets: Sequence[int], log_start: int) -> bool:
-        """Return True if all these messages can be received without a look at each; the usual case."""
+        """Return True if receive() would return True for each of these offsets; the usual case.
+
+        Then receive_expected() notes all of them at once. After False, look at each of them with receive().
+        """
         next_offset = self.commits.next_offset
         return (
             self.phase is ReceivePhase.ACTIVE
@@ -88,23 +101,23 @@ class AssignedPartition:
         )
 
     def receive_expected(self, offsets: Sequence[int]) -> None:
-        """Note that these messages came and are received."""
+        """Note that these messages came, for which expects() has returned True. The client receives them."""
         self.commits.receive(len(offsets))
         self.position = offsets[-1] + 1
 
     def receive(self, offset: int, log_start: int) -> bool:
-        """Note that a message came; returns whether it is received.
+        """Note that a message came; returns True if the client receives the message.
 
-        It is not if it came before the partition was active, came a second time, was started before, or was
-        deleted since it was fetched.
+        The client does not receive a message that came before the partition was ACTIVE, that came a second
+        time, that has a start marker, or that was deleted since it was fetched.
         """
         if self.phase is not ReceivePhase.ACTIVE:
             if self.seek_to is None:
                 self.seek_to = offset
             return False
         if offset < self.position:
-            # When pause, resume or seek overtake librdkafka's look-up of where to begin, it repeats that
-            # half a second later and goes back there.
+            # If a pause, resume or seek overtakes librdkafka's look-up of the offset to begin at, librdkafka
+            # repeats the look-up half a second later and goes back to that offset.
             return False
         self.position = offset + 1
         if offset < log_start or offset in self._started:
@@ -114,61 +127,61 @@ class AssignedPartition:
         return True
 
     def shows_another_log(self, offset: int, log_end: int) -> bool:
-        """Return True if a message at `offset` is of a recreated log: one that ends below what was read."""
+        """Return True if the message is of a recreated topic: the log ends below the offset read before."""
         return self.phase is ReceivePhase.ACTIVE and offset < self.position and log_end < self.position
 
     # --- start markers ----------------------------------------------------------------------------
 
     def mark_started(self, offset: int, markers_offset: int, count: int) -> None:
-        """Let `count` messages up to `offset` be committed, whose starts end at `markers_offset`."""
+        """Let `count` messages up to `offset` be committed. The last start marker is at `markers_offset`."""
         self.commits.mark_started(offset, markers_offset, count)
         self._failures = 0
 
     def mark_uncertain(self, offsets: Sequence[int]) -> None:
-        """Note that starts of some of these ascending offsets failed; which ones were written is unknown.
+        """Note that start markers of these ascending offsets failed; Kafka may have written some of them.
 
-        To be called before `mark_started` for others of the same batch, and followed by `rewind`.
+        Call this before `mark_started` for other messages of the same batch, and call `rewind` afterwards.
         """
         self.commits.mark_uncertain(offsets[-1], self._markers_end)
         self._uncertain.update(offsets)
 
     def rewind(self, offset: int, now: float) -> None:
-        """Read again from `offset` on, after a back-off and once it is known which starts were written."""
+        """Receive messages from `offset` on again, after a back-off and a check of failed start markers."""
         self.phase = ReceivePhase.CHECKING
         self.commits.rewind()
         self.seek_to = self.position = offset
         self.back_off(now)
 
     def continues_at(self, markers_offset: int) -> bool:
-        """True if a new start marker, written at this markers offset, comes after all that are known."""
+        """Return True if a start marker written at this markers offset comes after all those known so far."""
         known = max(self._markers_end, self.commits.markers_offset or 0)
         return markers_offset < 0 or markers_offset >= known  # -1: Kafka does not say where
 
     def begin_markers_anew(self) -> None:
-        """Go on with a recreated markers topic: what is known of the former one counts no more."""
+        """Forget the markers offsets of the former markers topic, since the topic was recreated."""
         self._markers_end = 0
         self.commits.begin_markers_anew()
 
     # --- reading the markers ----------------------------------------------------------------------
 
     def needs_markers(self, now: float) -> bool:
-        """Return True if its markers have to be read, and no back-off is running."""
+        """Return True if the partition is not ACTIVE and no back-off runs: its markers have to be read."""
         return self.phase is not ReceivePhase.ACTIVE and now >= self._retry_at
 
     def back_off(self, now: float) -> None:
-        """Wait before the next try, longer after each failure."""
+        """Put off the next read of the markers, for longer after each failure."""
         self._failures += 1
-        self._retry_at = now + _RETRY.delay(self._failures)
+        self._retry_at = now + _RETRY_BACKOFF.delay(self._failures)
 
     def recover_from(self, commit: Commit | None) -> Commit:
-        """The commit from which to recover: the predecessor's, or the beginning if that can't be used."""
+        """Return the commit to recover from: the predecessor's, or the beginning if that is unusable."""
         if commit is not None and commit.offset <= self._log_end:
             return commit
-        self.seek_to = 0  # librdkafka may have begun at a commit of another topic, deleted since
+        self.seek_to = 0  # librdkafka may have begun at a commit of a former topic of this name
         return Commit(0, 0)
 
-    def recovered(self, commit: Commit, found: StartsFound) -> None:
-        """Become active from `commit` on, without the messages that `found` says were started."""
+    def finish_recovery(self, commit: Commit, found: StartsFound) -> None:
+        """Become ACTIVE from `commit` on. The client skips the messages in `found.started`."""
         self.phase = ReceivePhase.ACTIVE
         self._failures = 0
         self.position = max(self.seek_to or 0, commit.offset)
@@ -177,13 +190,14 @@ class AssignedPartition:
 
     @property
     def check_from(self) -> tuple[int, int]:
-        """While CHECKING: the markers offset from which to read, and the lowest queue offset in question."""
+        """The markers offset to read from while CHECKING, and the lowest offset of an uncertain message."""
         return self.commits.uncertain_from, min(self._uncertain)
 
-    def checked(self, found: StartsFound) -> list[int]:
-        """Become active again, without the messages that `found` says were started.
+    def finish_check(self, found: StartsFound) -> list[int]:
+        """Become ACTIVE again. The client skips the messages in `found.started`.
 
-        Returns those of them that are in flight although nobody was handed them: it was no attempt.
+        Returns the offsets of the uncertain messages that are in flight. No caller was handed these messages,
+        so these deliveries must count as no attempts.
         """
         orphaned = [offset for offset in sorted(self._uncertain) if offset in found.in_flight]
         self.phase = ReceivePhase.ACTIVE

@@ -1,8 +1,9 @@
-"""KmqClient: take messages of a queue and acknowledge each one by itself.
+"""KmqClient: takes messages of a queue on Kafka, and acknowledges each message by itself.
 
-The flow of the JVM library kmq: consume a batch, write a start marker for each message and wait until
-they are confirmed, let the offsets be committed, hand the messages out; `ack` writes the end marker.
-A message whose end marker does not come before its lease ends is redelivered by a tracker.
+The client works as in the JVM library kmq. It fetches a batch, writes a start marker ("a client took this
+message") for each message, and waits until Kafka has confirmed the start markers. From then on it may commit
+the offsets of the messages, and it hands them out. `ack` writes an end marker. A tracker redelivers a message
+whose end marker does not come before the message's lease ends.
 """
 
 from __future__ import annotations
@@ -37,43 +38,50 @@ from kmqpy.message import Message, MessagesLike
 from kmqpy.queue.arguments import check_flag
 from kmqpy.telemetry.base import Telemetry
 
-_SLICE_S = 0.1
-"""How long one wait for records may last, so that commits are not late and close is quick."""
+_MAX_POLL_WAIT_S = 0.1
+"""receive() splits a longer wait into polls of this length: so commits are not late, and close is quick."""
 
-_WATCHED_S = 2.0
-"""A client that only acknowledges asks for the topic ids first when they are older than this (rule R24)."""
-_LOOK_TIMEOUT_S = 3.0
-_LOOK_POLL_S = 0.01
+_MAX_TOPIC_IDS_AGE_S = 2.0
+"""If a client has not received, its first call that names messages asks Kafka for the topic ids when the
+known ids are older than this (rule R24 of docs/rules.md)."""
+_TOPIC_IDS_TIMEOUT_S = 3.0
+"""When Kafka has not told the topic ids after this time, the ids known so far count."""
+_TOPIC_IDS_POLL_S = 0.01
 
-_LOOK_SHARE = 1 / 4
-"""An extension looks for at most this part of the lease whether the message was acknowledged meanwhile."""
+_LATE_ACK_LOOK_SHARE = 1 / 4
+"""extend() spends at most this part of the new lease on reading whether earlier consumers have acknowledged
+the messages."""
 _CONFIRM_TIMEOUT_S = 10.0
+"""A call with wait=True raises Unavailable if its markers are not confirmed after this time."""
 _CLOSE_TIMEOUT_S = 10.0
+"""close() waits for markers that are not confirmed for at most this time."""
 
 
 class KmqClient:
     """Takes messages from one queue; safe to use from any thread.
 
-    Clients share a queue by its partitions: one client takes from each, further clients are on standby.
+    Clients share a queue by its partitions: one client takes from each partition, further clients are on
+    standby.
 
-    queue            its name; or settings, of which those that are not given are the queue's own
-    connection       where Kafka is; ZooKeeper is not needed
-    max_in_flight    the most messages that are taken and neither finished nor expired; then receive() waits
+    queue            the name of the queue, or settings; the client looks up the settings that are not given
+    connection       the addresses of Kafka; the client needs no ZooKeeper
+    max_in_flight    receive() waits while this many messages are taken, not finished, and within their leases
     holder           a name for this client, shown beside the messages that it has taken
     instance_id      static membership in the group: a restart within the session moves no partitions
-    markers          "jvm": the format of the JVM library; "range": kmqpy's own, one marker for many
-                     messages, several times as fast. A queue that JVM trackers look after must stay with
-                     "jvm"; kmqpy's trackers read both, mixed.
-    coalesce_ms      for how long end markers are collected into ranges
+    markers          "jvm": the format of the JVM library; "range": kmqpy's own, one marker for many messages,
+                     several times as fast. A queue that JVM trackers look after must stay with "jvm"; kmqpy's
+                     trackers read both, mixed.
+    coalesce_ms      with "range": for how long the client collects end markers, to write them as ranges
     acknowledged_by  the object whose ack() message.ack() calls; default: this client
 
-    At-least-once: a message can come twice, when its lease ended or when a client was killed.
+    Delivery is at least once: a message can come twice, when its lease ended or when a client was killed.
 
-    Not usable in a forked child of the process that made it: there its calls raise Forked.
+    In a forked child of the process that made the client, its calls raise Forked.
 
-    Raises QueueNotFound, TopicError, Unavailable when it is made, ConfigError for settings that contradict
-    the queue's own. When the queue topic is recreated, the client goes on with the new topic; if the markers
-    topic was not recreated with it, receive() raises TopicError until that is done.
+    The constructor raises QueueNotFound, TopicError, Unavailable, and ConfigError for bad arguments and for
+    settings that contradict the queue's own. When the queue topic is recreated (deleted and made again under
+    the same name), the client goes on with the new topic. If the markers topic was not recreated as well,
+    receive() raises TopicError until somebody recreates it.
     """
 
     def __init__(
@@ -137,7 +145,7 @@ class KmqClient:
 
     @property
     def leased(self) -> int:
-        """How many messages this client has received and not finished, and whose leases run."""
+        """How many messages this client has received that are not finished and whose leases still run."""
         self._guard.raise_if_inherited()
         return len(self._in_flight)
 
@@ -154,21 +162,23 @@ class KmqClient:
     def receive(
         self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
     ) -> list[KafkaMessage]:
-        """Take up to `max_messages`; returns as soon as there are some, [] after `wait` seconds.
+        """Take up to `max_messages`; returns as soon as there are some, and [] after `wait` seconds.
 
-        The first call joins the consumer group; that is part of `wait`, see `partitions`.
+        The first call joins the consumer group. Joining is part of `wait`; see `partitions`.
 
-        Each is this caller's for `lease` seconds (default: the queue's redeliver_after; at least 0.1; longer
-        where writing start markers takes more than an eighth of it) and is redelivered unless it is
-        acknowledged before. A message that can't be handed out with half of its
-        lease left is given back, which does not count as an attempt, unless this process dies first or the
-        broker writes the marker that gives it back after the end of the lease.
+        Each message is this caller's for `lease` seconds (default: the queue's redeliver_after; at least 0.1
+        s). A tracker redelivers the message unless it is acknowledged before. The client makes the lease
+        longer where writing start markers takes more than an eighth of it. It gives back a message that it
+        can't hand out with half of the lease left. That counts as no attempt, unless this process dies first
+        or the broker writes the marker that gives the message back after the end of the lease.
 
-        Where the queue has late acks, copies that were acknowledged before they were taken are left out;
-        copies of which the client can't find that out are left to their redelivery.
+        Where the queue has late acks, the client checks copies (messages that a tracker has appended again)
+        for markers that earlier consumers wrote after their lease. It leaves out copies that are acknowledged
+        or that are to become dead letters. It puts copies off for which a delay or a longer lease was asked.
+        It gives back copies that it can't check.
 
-        Raises ConfigError for bad numbers, TopicError when the queue's topic is gone, or was recreated
-        without its markers topic.
+        Raises ConfigError for bad numbers, TopicError when the queue's topic is gone or was recreated without
+        its markers topic, Fenced when the group goes on without this client, and Closed.
         """
         check_limit(max_messages, "max_messages")
         lease_ms = self._lease_ms(lease)
@@ -176,10 +186,10 @@ class KmqClient:
         while True:
             self._check_open()
             left = deadline - self._clock.monotonic()
-            slice_s = max(0.0, min(left, _SLICE_S))
+            slice_s = max(0.0, min(left, _MAX_POLL_WAIT_S))
             if self._in_flight.wait_for_room(slice_s):
                 with self._receiving:
-                    room = self._in_flight.wait_for_room(0)  # other threads may have used it meanwhile
+                    room = self._in_flight.wait_for_room(0)  # other threads may have used up the room
                     messages = self._receive_once(min(room, max_messages), slice_s, lease_ms) if room else []
                 if messages:
                     return messages
@@ -187,10 +197,10 @@ class KmqClient:
                 return []
 
     def __iter__(self) -> Iterator[KafkaMessage]:
-        """Messages one by one, for as long as the client is open.
+        """Yield messages one by one, for as long as the client is open.
 
-        They are taken in batches. Those whose leases run out before it is their turn are given back,
-        which does not count as an attempt.
+        The client takes the messages in batches. It gives back messages whose leases run out before their
+        turn, which does not count as an attempt.
         """
         while not self._closed.is_set():
             self._guard.raise_if_inherited()
@@ -201,29 +211,29 @@ class KmqClient:
                     self._receive_ahead()
                     continue
             except Exception:
-                if self._closed.is_set():  # meanwhile, perhaps by a signal handler
+                if self._closed.is_set():  # closed meanwhile, perhaps by a signal handler
                     return
                 raise
             yield message
 
     def ack(self, *messages: MessagesLike, wait: bool = False, connection: Any = None) -> None:
-        """Acknowledge messages, or the messages of receipts: they are not redelivered.
+        """Acknowledge messages, or the messages that receipts name: trackers do not redeliver them.
 
-        They may be several arguments or one list, here and below.
+        Here and in the methods below, messages may be several arguments or one list.
 
-        Returns at once; the end markers are written in the background, and sent again until they are
-        confirmed. With `wait`, it waits until its own end markers are confirmed, and raises Unavailable
-        when they are not after 10 s. An ack that comes after the redelivery is harmless.
+        Returns at once; a thread writes the end markers, and sends them again until they are confirmed. With
+        `wait`, this call waits until its own end markers are confirmed, and raises Unavailable if they are
+        not after 10 s. An ack that comes after the redelivery is harmless.
 
-        Raises ReceiptError; NotSupported for a `connection`, since Kafka has no part in transactions of
+        Raises ReceiptError; NotSupported for a `connection`, since Kafka takes no part in transactions of
         databases.
         """
         if connection is not None:
             raise NotSupported("connection: Kafka takes no part in a transaction of yours (transactions)")
-        writer = self._topics.writer  # before the ids are looked at, see TopicsInUse
+        writer = self._topics.writer  # read before the topic ids, see TopicsInUse
         places = self._places.offsets_of(m.each_of(messages))
         self._write(writer, places.items(), wait=wait)
-        self._finished(places, "ack")
+        self._note_finished(places, "ack")
 
     def nack(
         self,
@@ -233,31 +243,32 @@ class KmqClient:
         reason: str | None = None,
         wait: bool = False,
     ) -> None:
-        """Give messages back: they are redelivered after `delay` seconds.
+        """Give messages back: a tracker redelivers them after `delay` seconds.
 
-        `count=False`: this delivery does not count as an attempt. `reason` becomes that of the dead letter,
-        if the message becomes one. In a queue with late acks, a message that an earlier consumer has
-        acknowledged does not become a dead letter: the tracker looks for that acknowledgement, for a few
-        seconds at most.
+        With `count=False`, this delivery does not count as an attempt. If the message becomes a dead letter,
+        `reason` is the reason of the dead letter. In a queue with late acks, a message that an earlier
+        consumer has acknowledged does not become a dead letter: the tracker looks for that acknowledgement,
+        for a few seconds at most.
         """
         check_flag(count, "count")
         delay_ms = self._bounded(duration_ms(delay, "delay"), self._queue.max_delay_ms, "delay")
-        cut = _cut(reason)
+        cut = _cut_reason(reason)
         writer = self._topics.writer
         places = [self._places.place_of(message) for message in m.each_of(messages)]
         nacks = [Marker(*place, Op.NACK, delay_ms, count, cut) for place in places]
-        self._finish(writer, nacks, "nack", wait=wait)
+        self._write_and_finish(writer, nacks, "nack", wait=wait)
 
     def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> list[str]:
-        """Let the lease of messages end `lease` seconds from now, sooner or later than it would.
+        """Let the leases of messages end `lease` seconds from now, be that later or earlier than before.
 
-        Returns the receipts of messages that are no longer the caller's, as far as that is found out. Where
-        the queue has late acks, and messages are given (not receipts), these are redelivered messages that an
-        earlier consumer has acknowledged; the client finishes them, so that nobody gets them again.
-        Reading the markers for that takes a quarter of the lease at most, and no more than 2 s.
+        Returns the receipts of lost messages, those that are no longer the caller's, as far as the client
+        finds out. It finds out only where the queue has late acks and the caller gives messages, not
+        receipts. Lost messages are then copies that an earlier consumer has acknowledged. The client writes
+        end markers for them, so that nobody gets them again. Reading the markers takes a quarter of the lease
+        at most, and no more than 2 s.
 
-        Does nothing when the message was finished or redelivered meanwhile. `lease=0` means
-        `nack(count=False)`; raises ConfigError for other leases below 0.1 s.
+        For a message that was finished or redelivered meanwhile, the call does nothing. `lease=0` means
+        `nack(count=False)`; other leases below 0.1 s raise ConfigError.
         """
         if not duration_ms(lease, "lease"):
             self.nack(*messages, count=False, wait=wait)
@@ -271,25 +282,25 @@ class KmqClient:
         self._in_flight.extend_leases(places, until)
         self._write(writer, [Marker(*place, Op.EXTEND, lease_ms) for place in places], wait=wait)
         self._telemetry.finished(self._queue.name, "extend", len(places))
-        ended = self._end_acknowledged(writer, named, lease_ms / 1000 * _LOOK_SHARE)
+        ended = self._end_acknowledged(writer, named, lease_ms / 1000 * _LATE_ACK_LOOK_SHARE)
         return [message.receipt for message in ended.values()]
 
     def dead_letter(self, *messages: MessagesLike, reason: str | None = None, wait: bool = False) -> None:
-        """Have messages moved to the dead-letter topic, without another try.
+        """Have a tracker move messages to the dead-letter topic, without another try.
 
         In a queue with late acks, messages that an earlier consumer has acknowledged do not become dead
         letters: the tracker looks for such acknowledgements, for a few seconds at most.
         """
-        cut = _cut(reason)
+        cut = _cut_reason(reason)
         writer = self._topics.writer
         places = [self._places.place_of(message) for message in m.each_of(messages)]
         requests = [Marker(*place, Op.DEAD_LETTER, 0, reason=cut) for place in places]
-        self._finish(writer, requests, "dead-letter", wait=wait)
+        self._write_and_finish(writer, requests, "dead-letter", wait=wait)
 
     def flush(self, timeout: Duration = 10.0) -> None:
-        """Wait until every ack, nack and extend so far is confirmed; raises Unavailable if not.
+        """Wait until the markers of all calls so far are confirmed; raises Unavailable after `timeout`.
 
-        It does not wait for what other threads do after this call began.
+        The call does not wait for markers of calls that other threads make meanwhile.
         """
         self._guard.raise_if_inherited()
         self._check_confirmed(self._topics.writer.flush(duration_ms(timeout, "timeout") / 1000))
@@ -297,13 +308,13 @@ class KmqClient:
     def close(self) -> None:
         """Give back messages that were not handed out, wait for unconfirmed markers, leave the group.
 
-        In a forked child it does nothing: what is open belongs to the parent.
+        In a forked child the call does nothing: connections and threads belong to the parent.
         """
         if self._closed.is_set() or self._guard.inherited:
             return
         self._closed.set()
-        # In a signal handler, the interrupted call may hold these locks, and close() waits for threads that
-        # need them.
+        # If this is a signal handler, the call that it interrupted may hold these locks, and the threads that
+        # close() waits for need them.
         with released(self._read_ahead.lock, self._in_flight.lock, self._topics.writer.lock):
             self._housekeeper.join()
             with self._receiving:
@@ -323,12 +334,12 @@ class KmqClient:
     # --- receiving --------------------------------------------------------------------------------
 
     def _receive_ahead(self) -> None:
-        """Receive a batch to be iterated over."""
-        if not self._in_flight.wait_for_room(_SLICE_S):
+        """Receive the next batch for `__iter__`."""
+        if not self._in_flight.wait_for_room(_MAX_POLL_WAIT_S):
             return
-        with self._receiving:  # until the batch is where close() looks for it
+        with self._receiving:  # until close() finds the batch in _read_ahead
             asked = self._clock.monotonic()
-            batch = self.receive(wait=_SLICE_S)
+            batch = self.receive(wait=_MAX_POLL_WAIT_S)
             self._read_ahead.extend(batch, asked + self._queue.redeliver_after_ms / 1000)
 
     def _receive_once(self, max_messages: int, wait_s: float, lease_ms: int) -> list[KafkaMessage]:
@@ -337,7 +348,7 @@ class KmqClient:
         self._housekeeper.ensure_started()
         self._follow_topics()
         if self._topics.has_stale_markers:
-            self._closed.wait(wait_s)  # else who tries again at once would do nothing else
+            self._closed.wait(wait_s)  # so that a caller who tries again at once does not keep a CPU busy
             raise stale_markers_error(self._queue)
         try:
             messages, offsets = self._receiver.receive(max_messages, wait_s, lease_ms)
@@ -354,9 +365,9 @@ class KmqClient:
     def _end_acknowledged(
         self, writer: MarkerWriter, messages: Sequence[Message | str], within_s: float
     ) -> dict[Place, Message]:
-        """End those of the messages that consumers of earlier deliveries have acknowledged; returns them.
+        """End those of the messages that consumers of earlier deliveries have acknowledged; returns these.
 
-        Looks for `within_s` at most, and never for more than 2 s (CopyCheck).
+        Reads markers for `within_s` at most, and never for more than 2 s (see CopyCheck).
         """
         if not self._queue.late_acks:
             return {}
@@ -366,15 +377,18 @@ class KmqClient:
         if found:
             offsets = offsets_by_partition(found)
             self._write(writer, offsets.items(), wait=False)
-            self._finished(offsets, "late-ack")
+            self._note_finished(offsets, "late-ack")
         return {place: named[place] for place in found}
 
-    def _finish(self, writer: MarkerWriter, batch: Sequence[Marker], op: str, *, wait: bool) -> None:
+    def _write_and_finish(
+        self, writer: MarkerWriter, batch: Sequence[Marker], op: str, *, wait: bool
+    ) -> None:
+        """Write markers that finish messages for this client, and count the messages in flight no more."""
         self._write(writer, batch, wait=wait)
         places = offsets_by_partition((marker.partition, marker.offset) for marker in batch)
-        self._finished(places, op)
+        self._note_finished(places, op)
 
-    def _finished(self, places: Offsets, op: str) -> None:
+    def _note_finished(self, places: Offsets, op: str) -> None:
         self._in_flight.discard(places)
         self._telemetry.finished(self._queue.name, op, sum(map(len, places.values())))
 
@@ -413,38 +427,40 @@ class KmqClient:
             raise Closed(f"the client of queue {self._queue.name!r} is closed")
 
     def _watch_topics(self) -> None:
-        """See to it that recreated topics are noticed, also by a client that never receives."""
+        """Start the housekeeper, which notices recreated topics also in a client that never receives."""
         if not self._housekeeper.is_started:
             self._guard.raise_if_inherited()
             self._housekeeper.ensure_started()
-            if not self._topics.knows_since(self._clock.monotonic() - _WATCHED_S):
+            if not self._topics.knows_since(self._clock.monotonic() - _MAX_TOPIC_IDS_AGE_S):
                 self._look_for_topics()
 
     def _follow_topics(self) -> None:
-        """Begin anew where the topics were recreated (rule R24); the caller holds `_receiving`."""
+        """Change to the new topics if topics were recreated (rule R24); the caller holds `_receiving`."""
         ids = self._topics.look()
         if ids is None:
             return
         if ids.queue != self._topics.ids.queue:
-            # Before the topics change: no message of the former topic may get a marker by the new writer.
+            # Before the topics change: the new writer must write no marker for a message of the former topic.
             self._read_ahead.pop_all()
             self._places.forget()
             self._in_flight.clear()
         self._receiver.change_topics(ids)
 
     def _look_for_topics(self) -> None:
-        """Wait until it is known which topics there are now, or until Kafka has not answered for a while."""
+        """Wait until Kafka has told the ids of the topics, for 3 s at most; change to recreated topics."""
         started = self._clock.monotonic()
-        while not self._topics.knows_since(started) and self._clock.monotonic() < started + _LOOK_TIMEOUT_S:
+        while (
+            not self._topics.knows_since(started) and self._clock.monotonic() < started + _TOPIC_IDS_TIMEOUT_S
+        ):
             with self._receiving:
                 self._follow_topics()
-            self._clock.sleep(_LOOK_POLL_S)
+            self._clock.sleep(_TOPIC_IDS_POLL_S)
         with self._receiving:
             self._follow_topics()
 
 
-def _cut(reason: str | None) -> str | None:
-    """The reason of a dead letter, short, and in characters that every storage can keep."""
+def _cut_reason(reason: str | None) -> str | None:
+    """Return the reason of a dead letter, cut to MAX_REASON characters that every storage can keep."""
     if reason is None:
         return None
     if not isinstance(reason, str):

@@ -12,7 +12,7 @@ from kmqpy.telemetry.base import Telemetry
 
 
 class ClientOptions(TypedDict, total=False):
-    """The keyword arguments of KmqClient; see there."""
+    """The keyword arguments of KmqClient, whose docstring explains them."""
 
     max_in_flight: int
     holder: str | None

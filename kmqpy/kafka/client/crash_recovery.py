@@ -1,7 +1,8 @@
 """Finds messages that have a start marker already, so that this client does not start them once more.
 
-They were started by a client that crashed, or by this one when it was not told that its start marker was
-written. A commit says from which markers offset to read for them (rule R10); see `offset_commits`.
+A client that crashed has started such a message, or this client has without being told that Kafka wrote its
+start marker. A tracker redelivers the message if nobody finishes it. A commit says from which markers offset
+a client must read to find these messages (rule R10 of docs/rules.md); see `offset_commits`.
 """
 
 from __future__ import annotations
@@ -29,34 +30,40 @@ from kmqpy.telemetry.base import Telemetry
 
 _log = logging.getLogger(__name__)
 
-_COMMITTED_TIMEOUT_S = 10.0
-_TIMEOUT_S = 2.0
-"""How long to wait for a markers partition that does not answer, while the others wait (rule R18)."""
+_READ_COMMIT_TIMEOUT_S = 10.0
+"""A partition whose committed offset Kafka has not told after this time backs off."""
+_READ_MARKERS_TIMEOUT_S = 2.0
+"""A partition whose markers partition gives nothing for this long backs off (rule R18). The other partitions
+wait meanwhile."""
 
 Announce = Callable[[Sequence[Marker]], Collection[int]]
+"""Writes assignment ticks; returns the partitions whose tick is not confirmed yet. See CrashRecovery."""
 
 
-class _Recovered(NamedTuple):
-    """What was read of one partition, before it becomes active.
+class _PartitionToActivate(NamedTuple):
+    """A partition whose commit and markers were read, and that can become ACTIVE.
 
-    commit     from where messages are to be taken
-    found      those of them that have a start marker already
+    assigned   the state of the partition
+    commit     from where the client takes messages
+    found      the start markers of messages at or after the commit
     begins_at  the queue offset at which librdkafka begins to read
     """
 
-    known: AssignedPartition
+    assigned: AssignedPartition
     commit: Commit
     found: StartsFound
     begins_at: int
 
 
 class CrashRecovery:
-    """Reads the markers of assigned partitions, and makes these active; see ReceivePhase.
+    """Reads the markers of assigned partitions, and then makes the partitions ACTIVE; see ReceivePhase.
 
-    A partition whose markers can't be read stays in its phase, and its back-off begins: call again after it.
+    If the markers of a partition can't be read, the partition stays in its phase and its back-off begins:
+    call again after the back-off.
 
-    announce  announce(ticks) writes an assignment tick for each partition. It returns the partitions whose
-              tick is not confirmed yet: no message of these may be taken (rule R30)
+    announce  announce(ticks) writes the assignment tick of each partition: a marker that says from which
+              offset this client takes messages. The call returns the partitions whose tick is not confirmed
+              yet; the client takes no message of these (rule R30)
     """
 
     def __init__(
@@ -76,67 +83,70 @@ class CrashRecovery:
     def recover(
         self, partitions: Mapping[int, AssignedPartition], consumer: Consumer, ids: TopicIds
     ) -> list[int]:
-        """Make these partitions active, without the messages that have a start marker at or after the commit.
+        """Make these partitions ACTIVE. Messages at or after the commit that have a start marker are skipped.
 
-        Returns the partitions in which librdkafka reads from another offset than their position: seek there.
+        Returns the partitions in which librdkafka reads from another offset than `position`. The caller must
+        seek in these.
         """
-        recovered: dict[int, _Recovered] = {}
-        for partition, known in partitions.items():
-            one = self._recover(partition, known, consumer, ids)
+        to_activate: dict[int, _PartitionToActivate] = {}
+        for partition, assigned in partitions.items():
+            one = self._recover(partition, assigned, consumer, ids)
             if one is not None:
-                recovered[partition] = one
-        return self._activate(recovered) if recovered else []
+                to_activate[partition] = one
+        return self._activate(to_activate) if to_activate else []
 
-    def check(self, partition: int, known: AssignedPartition) -> list[Place] | None:
-        """Make a partition active again whose start markers failed: learn which were written after all.
+    def check(self, partition: int, assigned: AssignedPartition) -> list[Place] | None:
+        """Make a partition ACTIVE again; first read which failed start markers Kafka has written after all.
 
-        Returns the messages of these start markers that are in flight although nobody was handed them; None
-        if the markers can't be read.
+        Returns the messages of these start markers that are in flight. Nobody was handed these messages.
+        Returns None if the markers can't be read.
         """
         try:
-            found = self._find_starts(partition, *known.check_from)
+            found = self._find_starts(partition, *assigned.check_from)
         except KmqError as exception:
-            self._back_off(partition, known, exception)
+            self._back_off(partition, assigned, exception)
             return None
-        return [(partition, offset) for offset in known.checked(found)]
+        return [(partition, offset) for offset in assigned.finish_check(found)]
 
     def _recover(
-        self, partition: int, known: AssignedPartition, consumer: Consumer, ids: TopicIds
-    ) -> _Recovered | None:
+        self, partition: int, assigned: AssignedPartition, consumer: Consumer, ids: TopicIds
+    ) -> _PartitionToActivate | None:
+        """Read the commit of a partition and the markers from there on; None if that failed."""
         place = TopicPartition(self._queue.name, partition)
         try:
-            committed = consumer.committed([place], timeout=_COMMITTED_TIMEOUT_S)[0]
+            committed = consumer.committed([place], timeout=_READ_COMMIT_TIMEOUT_S)[0]
             if committed.error is not None:
                 raise KafkaException(committed.error)
-            commit = known.recover_from(commit_of(committed, ids))
+            commit = assigned.recover_from(commit_of(committed, ids))
             found = self._find_starts(partition, commit.markers_offset, commit.offset)
         except (KafkaException, KmqError) as exception:
-            self._back_off(partition, known, exception)
+            self._back_off(partition, assigned, exception)
             return None
-        return _Recovered(known, commit, found, max(committed.offset, 0))
+        return _PartitionToActivate(assigned, commit, found, max(committed.offset, 0))
 
-    def _activate(self, recovered: Mapping[int, _Recovered]) -> list[int]:
-        """Write from which offset messages of these partitions are taken, then make them active (rule R30).
+    def _activate(self, to_activate: Mapping[int, _PartitionToActivate]) -> list[int]:
+        """Write from which offsets this client takes messages, then make the partitions ACTIVE (rule R30).
 
-        Trackers must read that before the first start marker: from that offset on they note which messages
-        end, and they learn whether messages that had ended may be taken again, in a group that was set back.
+        Trackers must read the assignment ticks before the first start marker. From the offset in a tick on, a
+        tracker notes which messages end. A tick also says whether messages that have ended may be taken
+        again, in a group that was set back.
         """
         ticks = [
             codec.assignment_tick(partition, one.commit.offset, again=not one.found.complete)
-            for partition, one in recovered.items()
+            for partition, one in to_activate.items()
         ]
         try:
-            waiting = self._announce(ticks)
+            unconfirmed = self._announce(ticks)
         except KmqError:  # the writer is closed, or the topic was recreated
-            waiting = recovered.keys()
+            unconfirmed = to_activate.keys()
         to_seek = []
-        for partition, (known, commit, found, begins_at) in recovered.items():
-            if partition in waiting:
-                self._back_off(partition, known, Unavailable("its assignment tick is not confirmed"))
+        for partition, (assigned, commit, found, begins_at) in to_activate.items():
+            if partition in unconfirmed:
+                self._back_off(partition, assigned, Unavailable("its assignment tick is not confirmed"))
                 continue
-            known.recovered(commit, found)
+            assigned.finish_recovery(commit, found)
             # librdkafka begins at the committed offset, even if that is of a former topic of this name.
-            if known.seek_to is not None or commit.offset != begins_at:
+            if assigned.seek_to is not None or commit.offset != begins_at:
                 to_seek.append(partition)
         return to_seek
 
@@ -150,8 +160,8 @@ class CrashRecovery:
             clock=self._clock,
         )
 
-    def _back_off(self, partition: int, known: AssignedPartition, exception: Exception) -> None:
-        known.back_off(self._clock.monotonic())
+    def _back_off(self, partition: int, assigned: AssignedPartition, exception: Exception) -> None:
+        assigned.back_off(self._clock.monotonic())
         self._telemetry.failed(self._queue.name, "recovery")
         _log.warning(
             "a partition can't be begun; trying again",
@@ -168,9 +178,10 @@ def find_starts(
     first_offset: int,
     clock: Clock,
 ) -> StartsFound:
-    """Start and end markers from `markers_offset` on, for queue offsets >= `first_offset`.
+    """Return the start markers from `markers_offset` on, for queue offsets >= `first_offset`.
 
-    Finds none, and is not complete, if `markers_offset` is None. Raises Unavailable, TopicError.
+    If `markers_offset` is None, finds no start marker and is not complete. If `markers_offset` lies beyond
+    the end, reads all markers, since the topic was recreated. Raises Unavailable, TopicError.
     """
     found = StartsFound()
     scan = partial(
@@ -181,12 +192,12 @@ def find_starts(
             _read_marker,
             first_offset=first_offset,
             found=found,
-            # Asked only when the end of the markers is known: valid for all of them (rule R22).
+            # Asked only after the end of the markers is known, so valid for all markers (rule R22).
             queue_end=cache(partial(_queue_end, connection, queue, partition)),
         ),
-        # Start markers are never part of a transaction, and an open one must not hold us up.
+        # Start markers are never part of a transaction, and an open transaction must not hold up this read.
         uncommitted=True,
-        timeout_s=_TIMEOUT_S,
+        timeout_s=_READ_MARKERS_TIMEOUT_S,
         clock=clock,
     )
     reached = scan({partition: INT64_MAX if markers_offset is None else markers_offset})
@@ -199,7 +210,9 @@ def find_starts(
 
 
 def _queue_end(connection: KafkaConnection, queue: QueueSettings, partition: int) -> int:
-    ends = partition_reader.bounds(connection, queue.name, [partition], _TIMEOUT_S, uncommitted=True)
+    ends = partition_reader.bounds(
+        connection, queue.name, [partition], _READ_MARKERS_TIMEOUT_S, uncommitted=True
+    )
     return ends[partition][1]
 
 
@@ -217,7 +230,7 @@ def _read_marker(record: Any, first_offset: int, found: StartsFound, queue_end: 
     ]
     if marker.op is not Op.END:
         if marker.highest >= queue_end():
-            return  # it names messages that don't exist
+            return  # the marker names messages that don't exist
         found.started.add_runs(runs)
     if marker.op is Op.TAKE:
         found.in_flight.add_runs(runs)

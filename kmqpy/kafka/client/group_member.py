@@ -1,7 +1,7 @@
-"""A member of a queue's consumer group: which messages it receives, and what it commits.
+"""Joins a queue's consumer group, receives messages of the partitions assigned, and commits their offsets.
 
-What is known of each partition is in `assigned_partition`, what commits say in `offset_commits`; records are
-fetched in `record_fetcher`, and what was started before is read in `crash_recovery`.
+`assigned_partition` keeps the state of each partition. `offset_commits` says what commits contain.
+`record_fetcher` fetches records. `crash_recovery` reads which messages have a start marker already.
 """
 
 from __future__ import annotations
@@ -34,29 +34,33 @@ from kmqpy.telemetry.base import Telemetry
 
 _log = logging.getLogger(__name__)
 
-_PREPARE_EVERY_S = 0.02
+_MAX_WAIT_WHILE_PREPARING_S = 0.02
 """The longest wait of a poll while partitions are being assigned or are not ACTIVE."""
-_JOINING_S = 10.0
-"""How long after it joined a member without partitions expects some; after that it is on standby."""
+_ASSIGNMENT_EXPECTED_FOR_S = 10.0
+"""A member without partitions expects an assignment, and polls in short waits, for this long after it joined.
+After that it is on standby."""
 _IDLE_AFTER_S = 1.0
+"""keep_alive() polls Kafka only when the last poll() is longer ago than this."""
 _OUTCOME_TIMEOUT_S = 2.0
-"""How long a rebalance may be kept waiting for start markers of unknown outcome."""
+"""A rebalance goes on after this time, although start markers of unknown outcome are left."""
 _OUTCOME_POLL_S = 0.02
 _WARN_EVERY_S = 10.0
-_FATAL = {KafkaError._FATAL, KafkaError._FENCED, KafkaError.FENCED_INSTANCE_ID}
+"""The member logs at most one warning of a failed commit in this time."""
+_FATAL_CODES = {KafkaError._FATAL, KafkaError._FENCED, KafkaError.FENCED_INSTANCE_ID}
 
 LogBounds = Callable[[int], tuple[int, int]]
-"""Where the log of a partition begins and ends."""
+"""Returns where the log of a partition begins and ends."""
 
 
 class GroupMember:
-    """A member of the queue's consumer group.
+    """Receives messages of the partitions that the group assigns to this member, and commits offsets.
 
-    outcome_known  outcome_known(partition) is False while a start marker of this client may still get there;
-                   each call drives the check on
+    outcome_known  outcome_known(partition) is False while Kafka may still append a start marker that this
+                   client has sent to the partition; each call drives that check on
     ids_known      ids_known(moment) is True if the topic ids were read at or after that monotonic time; if
-                   not, a look-up is begun
-    announce       as of CrashRecovery
+                   not, the call has them read
+    announce       see CrashRecovery
+    instance_id    makes this a static member: its partitions stay its own for a while after it has left
     """
 
     def __init__(
@@ -83,12 +87,12 @@ class GroupMember:
         self._partitions: dict[int, AssignedPartition] = {}
         self._commit_schedule = CommitSchedule(clock.monotonic())
         self._last_poll = clock.monotonic()
-        self._throttle = Throttle(_WARN_EVERY_S, clock)
-        self._idle = False
+        self._commit_warnings = Throttle(_WARN_EVERY_S, clock)
+        self._idle = False  # True while keep_alive() polls instead of poll(): all partitions are paused
         self._orphaned_starts: list[Place] = []
-        self._static = instance_id is not None
+        self._is_static = instance_id is not None
         self._closing = False
-        self._revoked = False  # True between a revocation and the assignment that follows it
+        self._awaits_assignment = False  # True between a revocation and the assignment that follows it
         self._static_settings = {"group.instance.id": instance_id} if instance_id else {}
         self._recovery = CrashRecovery(connection, queue, telemetry, announce, clock)
         self._consumer = self._new_consumer()
@@ -119,49 +123,55 @@ class GroupMember:
 
     @property
     def partitions(self) -> list[int]:
-        """The partitions that this member has now, and whose messages it receives."""
-        return sorted(n for n, known in list(self._partitions.items()) if known.phase is ReceivePhase.ACTIVE)
+        """The partitions that are assigned to this member and ACTIVE: those whose messages it receives."""
+        return sorted(
+            n for n, assigned in list(self._partitions.items()) if assigned.phase is ReceivePhase.ACTIVE
+        )
 
     def poll(self, max_records: int, wait_s: float) -> tuple[list[Any], Offsets]:
-        """Up to `max_records` records, and their offsets by partition; waits at most `wait_s` for the first.
+        """Return up to `max_records` records, and their offsets by partition.
 
-        It waits no more than 20 ms while partitions are being assigned or are not ACTIVE.
-        First it reads the markers of partitions that are new or whose start markers failed. Records that a
-        crashed predecessor had started are left out: the tracker looks after them. So are those that were
-        deleted since they were fetched.
+        Waits at most `wait_s` for the first record, and no more than 20 ms while partitions are being
+        assigned or are not ACTIVE. First reads the markers of partitions that are new or whose start markers
+        failed. Leaves out records that have a start marker already, which trackers look after, and records
+        that were deleted since they were fetched.
 
-        Raises TopicError when the topic is gone, and Fenced for good when the group goes on without us.
+        Raises TopicError when the topic is gone, AccessDenied, and Fenced for good when the group goes on
+        without this member.
         """
         if self._fatal is not None:
             raise self._fatal
         self._idle = False
         self._prepare()
         if self._is_preparing():
-            wait_s = min(wait_s, _PREPARE_EVERY_S)
+            wait_s = min(wait_s, _MAX_WAIT_WHILE_PREPARING_S)
         records = self._fetcher.fetch(max_records, wait_s)
         self._last_poll = self._clock.monotonic()
         log_bounds = cache(self._fetcher.log_bounds)
         if not any(map(Record.error, records)):
             offsets = offsets_of_records(records)
-            if all(self._expects(partition, ones, log_bounds) for partition, ones in offsets.items()):
-                for partition, ones in offsets.items():
-                    self._partitions[partition].receive_expected(ones)
+            if all(
+                self._expects(partition, ascending, log_bounds) for partition, ascending in offsets.items()
+            ):
+                for partition, ascending in offsets.items():
+                    self._partitions[partition].receive_expected(ascending)
                 return records, offsets
-        records = [record for record in records if self._receives(record, log_bounds)]
-        # A record has shown that the log is another one: records before it are not of that log.
+        records = [record for record in records if self._receive_record(record, log_bounds)]
+        # If a record has shown that the topic was recreated, its partition is not ACTIVE any more, and the
+        # records before it are of the former topic.
         records = [one for one in records if self._partitions[one.partition()].phase is ReceivePhase.ACTIVE]
         return records, offsets_of_records(records)
 
     def _is_preparing(self) -> bool:
-        """True while partitions are being assigned to a new member, or are not ACTIVE."""
+        """Return True while partitions are being assigned to a new member, or are not ACTIVE."""
         if not self._partitions:
-            return self._clock.monotonic() - self._joined_at < _JOINING_S
-        return any(known.phase is not ReceivePhase.ACTIVE for known in self._partitions.values())
+            return self._clock.monotonic() - self._joined_at < _ASSIGNMENT_EXPECTED_FOR_S
+        return any(assigned.phase is not ReceivePhase.ACTIVE for assigned in self._partitions.values())
 
     def continues_at(self, last_at: Mapping[int, int]) -> bool:
-        """True if start markers that were written at these markers offsets come after all that are known.
+        """Return True if start markers written at these markers offsets come after all those known so far.
 
-        If not, the markers topic was recreated or cut short, which the ids tell up to a second later.
+        If not, the markers topic was recreated or cut short. The topic ids tell of that up to a second later.
         """
         return all(
             self._partitions[partition].continues_at(markers_offset)
@@ -170,24 +180,25 @@ class GroupMember:
         )
 
     def apply_start_outcome(self, offsets: Offsets, outcome: StartOutcome) -> None:
-        """Allow commits past messages with confirmed start markers, and read the others again (rule R18).
+        """Allow commits past messages with confirmed start markers, and read the other messages again.
 
-        A partition whose start markers failed backs off. If some of its start markers were written after
-        all, their messages are not received again: the tracker redelivers them, or has done so already.
+        A partition whose start markers failed backs off (rule R18 of docs/rules.md). If Kafka has written
+        some of these after all, their messages are not received again: a tracker redelivers them, or has done
+        so already.
         """
         for partition, ascending in offsets.items():
-            known = self._partitions.get(partition)
-            if known is None:
+            assigned = self._partitions.get(partition)
+            if assigned is None:
                 continue
             failed = outcome.failed.get(partition)
             confirmed = len(ascending) if failed is None else bisect_left(ascending, failed)
             if failed is not None:
-                known.mark_uncertain(ascending[confirmed:])
+                assigned.mark_uncertain(ascending[confirmed:])
             if confirmed:
-                known.mark_started(ascending[confirmed - 1], outcome.last_at[partition], confirmed)
+                assigned.mark_started(ascending[confirmed - 1], outcome.last_at[partition], confirmed)
                 self._commit_schedule.add(confirmed)
             if failed is not None:
-                self._rewind(partition, known, failed)
+                self._rewind(partition, assigned, failed)
         if outcome.failed:
             self._telemetry.failed(self._queue.name, "start markers", len(outcome.failed))
             _log.warning(
@@ -196,41 +207,42 @@ class GroupMember:
             )
 
     def pop_orphaned_starts(self) -> list[Place]:
-        """Messages that were started after all when their start markers had failed, and are in flight.
+        """Return messages in flight whose start markers failed, although Kafka wrote them; each only once.
 
-        Nobody was handed them. Each is returned once.
+        Nobody was handed these messages.
         """
         found, self._orphaned_starts = self._orphaned_starts, []
         return found
 
     def start_over(self) -> None:
-        """Read again whatever was polled and not started, after an error that came between the two.
+        """Read all messages again that were polled and not started, after an error between these two steps.
 
-        As after an assignment: from the committed offset, without what has a start marker.
+        Each partition begins as after an assignment: at the committed offset, without messages that have a
+        start marker.
         """
         self._fetcher.drop_ahead()
         self._restart(self._partitions)
 
     def follow(self, ids: TopicIds) -> None:
-        """Go on with the topics of these ids; what is known of topics with other ids counts no more."""
+        """Change to the topics of these ids, and forget what is known of topics with other ids."""
         before, self._ids = self._ids, ids
         if ids.queue != before.queue:
             self._orphaned_starts = []
             self.start_over()
         elif ids != before:
-            # No new start marker is noted yet, so commits will lead to the first one.
-            for known in self._partitions.values():
-                known.begin_markers_anew()
+            # From now on commits name the beginning of the new markers topic, where no start marker is noted.
+            for assigned in self._partitions.values():
+                assigned.begin_markers_anew()
 
     def maintain(self) -> None:
-        """Commit what is due; call it often."""
+        """Commit the offsets that may be committed, if a commit is due; call it often."""
         if self._commit_schedule.is_due(self._clock.monotonic()):
             self._commit(asynchronous=True)
 
     def keep_alive(self) -> None:
-        """Stay a member of the group while the user's code is busy; call it about once a second.
+        """Poll Kafka once a second or so while the user's code is busy, so that the group keeps this member.
 
-        Afterwards `pop_orphaned_starts` may return something new.
+        It also checks failed start markers: afterwards `pop_orphaned_starts` may return messages.
         """
         if self._clock.monotonic() - self._last_poll < _IDLE_AFTER_S or self._fatal is not None:
             return
@@ -241,14 +253,17 @@ class GroupMember:
 
     @property
     def consumer(self) -> Consumer:
-        """The consumer of librdkafka, for CutOffCheck."""
+        """The consumer of librdkafka, which CutOffCheck looks at."""
         return self._consumer
 
     def join_again(self) -> None:
-        """Join the group with a new consumer: the former is cut off, and the group has given it up."""
+        """Join the group with a new consumer, when the former is cut off (never reaches Kafka again).
+
+        The group has removed the former consumer by then.
+        """
         _log.warning("joining again: Kafka answers others only", extra={"queue": self._queue.name})
-        # The former is not closed, since it would try to leave the group. It ends when Python frees it; so
-        # no object that a kept traceback may refer to, except this member, refers to it.
+        # The former consumer is not closed, since it would try to leave the group. It ends when Python frees
+        # it: so of the objects that a kept traceback may refer to, only this member refers to the consumer.
         self._consumer = self._new_consumer()
         self._forget(self._partitions.keys())
         self._fetcher.change_consumer(self._consumer)
@@ -256,8 +271,8 @@ class GroupMember:
     def close(self) -> None:
         """Commit and leave the group; a static member keeps its partitions for a while.
 
-        Gives up when Kafka does not answer: then the group notices by itself, when this process has ended
-        or after `max.poll.interval.ms`, five minutes.
+        Gives up when Kafka does not answer. The group then removes the member by itself: when this process
+        has ended, or after `max.poll.interval.ms`, five minutes.
         """
         commit = partial(self._commit, asynchronous=False)
         if not (returns_in_time(commit) and self._leave()):
@@ -266,29 +281,30 @@ class GroupMember:
     # --- polling -----------------------------------------------------------------------------------
 
     def _expects(self, partition: int, offsets: Sequence[int], log_bounds: LogBounds) -> bool:
-        known = self._partitions.get(partition)
-        return known is not None and known.expects(offsets, log_bounds(partition)[0])
+        assigned = self._partitions.get(partition)
+        return assigned is not None and assigned.expects(offsets, log_bounds(partition)[0])
 
-    def _receives(self, record: Any, log_bounds: LogBounds) -> bool:
+    def _receive_record(self, record: Any, log_bounds: LogBounds) -> bool:
+        """Note a record; returns True if the client receives it. Raises for errors that will not pass."""
         error: KafkaError | None = record.error()
         if error is not None:
             self._raise_if_hopeless(error)
             _log.warning("receive failed", extra={"queue": self._queue.name, "error": error.name()})
             self._telemetry.failed(self._queue.name, "receive")
             return False
-        # A rebalance between two reads may have taken the partition of the first.
+        # A rebalance between the two reads of fetch() may have revoked the partition of the first record.
         partition, offset = record.partition(), record.offset()
-        known = self._partitions.get(partition)
-        if known is None:
+        assigned = self._partitions.get(partition)
+        if assigned is None:
             return False
         log_start, log_end = log_bounds(partition)
-        if known.shows_another_log(offset, log_end):
+        if assigned.shows_another_log(offset, log_end):
             self._restart([partition], log_end)
             return False
-        return known.receive(offset, log_start)
+        return assigned.receive(offset, log_start)
 
     def _raise_if_hopeless(self, error: KafkaError) -> None:
-        """Raise for an error that another try would meet as well."""
+        """Raise for an error that the next try would meet as well."""
         self._raise_if_fatal(error)
         if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
             raise TopicError(
@@ -300,18 +316,18 @@ class GroupMember:
             raise problem
 
     def _raise_if_fatal(self, error: KafkaError | None) -> None:
-        """Raise for a fatal error: the consumer gets nothing more then, and others have its partitions."""
-        if error is None or not (error.fatal() or error.code() in _FATAL):
+        """Raise Fenced for a fatal error: the consumer receives no more, and others get its partitions."""
+        if error is None or not (error.fatal() or error.code() in _FATAL_CODES):
             return
-        why = "another client has its instance_id" if self._static else "Kafka does not take it back"
+        why = "another client has its instance_id" if self._is_static else "Kafka does not take it back"
         self._fatal = Fenced(
             f"queue {self._queue.name!r}: this client is no member of group {self._queue.consumer_group} any "
             f"more, {why} ({error.str()}); make a new client, each with an instance_id of its own"
         )
         raise self._fatal
 
-    def _rewind(self, partition: int, known: AssignedPartition, offset: int) -> None:
-        known.rewind(offset, self._clock.monotonic())
+    def _rewind(self, partition: int, assigned: AssignedPartition, offset: int) -> None:
+        assigned.rewind(offset, self._clock.monotonic())
         self._fetcher.seek(partition, offset)
         self._apply_pauses()
 
@@ -324,22 +340,22 @@ class GroupMember:
     # --- reading the markers -----------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        """Read the markers of partitions that wait for that, and pause those that still wait."""
+        """Read the markers of the partitions that need it, then pause all that are not ACTIVE."""
         new: dict[int, AssignedPartition] = {}
-        for partition, known in list(self._partitions.items()):
+        for partition, assigned in list(self._partitions.items()):
             if not (
-                known.needs_markers(self._clock.monotonic())
+                assigned.needs_markers(self._clock.monotonic())
                 and self._outcome_known(partition)
-                and self._ids_known(known.assigned_at)
+                and self._ids_known(assigned.assigned_at)
             ):
                 continue
-            if known.phase is ReceivePhase.CHECKING:  # not put off while idle: the leases run
-                orphaned = self._recovery.check(partition, known)
+            if assigned.phase is ReceivePhase.CHECKING:  # also while idle, since the leases run
+                orphaned = self._recovery.check(partition, assigned)
                 if orphaned is not None:
                     self._orphaned_starts += orphaned
-                    self._fetcher.seek(partition, known.position)
+                    self._fetcher.seek(partition, assigned.position)
             elif not self._idle:
-                new[partition] = known
+                new[partition] = assigned
         for partition in self._recovery.recover(new, self._consumer, self._ids):
             self._fetcher.seek(partition, new[partition].position)
         self._apply_pauses()
@@ -347,22 +363,24 @@ class GroupMember:
     def _apply_pauses(self) -> None:
         wanted = {
             partition
-            for partition, known in self._partitions.items()
-            if self._idle or known.phase is not ReceivePhase.ACTIVE
+            for partition, assigned in self._partitions.items()
+            if self._idle or assigned.phase is not ReceivePhase.ACTIVE
         }
         self._fetcher.pause_only(wanted, self._partitions.keys())
 
     # --- committing --------------------------------------------------------------------------------
 
     def _commit(self, *, asynchronous: bool) -> None:
-        self._commit_schedule.committed(self._clock.monotonic())
-        due = {partition: known for partition, known in self._partitions.items() if known.commits.is_due}
+        self._commit_schedule.note_commit(self._clock.monotonic())
+        due = {
+            partition: assigned for partition, assigned in self._partitions.items() if assigned.commits.is_due
+        }
         self._commit_these(due, asynchronous=asynchronous)
 
     def _commit_these(self, due: Mapping[int, AssignedPartition], *, asynchronous: bool) -> None:
         offsets = []
-        for partition, known in due.items():
-            commit = known.make_commit()
+        for partition, assigned in due.items():
+            commit = assigned.make_commit()
             metadata = commit_metadata(commit.markers_offset, self._ids)
             offsets.append(TopicPartition(self._queue.name, partition, commit.offset, metadata))
         if not offsets:
@@ -380,11 +398,11 @@ class GroupMember:
             self._commit_failed(error)
 
     def _commit_failed(self, error: KafkaError | None) -> None:
-        # Harmless: the next commit says the same, and after a crash the markers do.
-        for known in self._partitions.values():
-            known.commits.repeat()
+        # Harmless: the next commit has these offsets, and after a crash the markers tell what was started.
+        for assigned in self._partitions.values():
+            assigned.commits.repeat()
         self._telemetry.failed(self._queue.name, "commit")
-        if self._throttle.allows():  # in a rebalance, all commits of some seconds fail
+        if self._commit_warnings.allows():  # in a rebalance, all commits of some seconds fail
             _log.warning(
                 "commit failed; trying again",
                 extra={"queue": self._queue.name, "error": error.name() if error else "unknown"},
@@ -393,14 +411,14 @@ class GroupMember:
     # --- being assigned and leaving ----------------------------------------------------------------
 
     @staticmethod
-    def _numbers(places: list[TopicPartition]) -> set[int]:
+    def _partition_numbers(places: list[TopicPartition]) -> set[int]:
         return {place.partition for place in places}
 
     def _on_assign(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        self._revoked = False
+        self._awaits_assignment = False
         for place in places:
             self._partitions[place.partition] = AssignedPartition(self._clock.monotonic())
-        self._fetcher.forget(self._numbers(places))
+        self._fetcher.forget(self._partition_numbers(places))
         # After the partitions are known here: confluent-kafka assigns them also when a signal handler raises.
         consumer.incremental_assign(places)
         self._apply_pauses()
@@ -411,27 +429,30 @@ class GroupMember:
 
     def _on_revoke(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         try:
-            if not self._closing:  # then the client has waited
-                self._wait_for_outcomes(self._numbers(places))
-                gone = {p: self._partitions[p] for p in self._numbers(places) & self._partitions.keys()}
+            if not self._closing:  # close() has committed, and the client has waited for the outcomes before
+                self._wait_for_outcomes(self._partition_numbers(places))
+                gone = {
+                    p: self._partitions[p] for p in self._partition_numbers(places) & self._partitions.keys()
+                }
                 self._commit_these(
-                    {p: known for p, known in gone.items() if known.commits.next_offset is not None},
+                    {p: assigned for p, assigned in gone.items() if assigned.commits.next_offset is not None},
                     asynchronous=False,
                 )
         finally:  # confluent-kafka unassigns them after an error, too
             self._on_lost(consumer, places)
 
     def _wait_for_outcomes(self, partitions: set[int]) -> None:
-        """Wait until the outcome of all start markers of these partitions is known.
+        """Wait until the outcome of all start markers of these partitions is known, for 2 s at most.
 
-        The next owner reads the start markers, which must all be in the log by then (rule R10).
+        The next owner of the partitions reads the start markers, which must all be in the log by then (rule
+        R10).
         """
         deadline = self._clock.monotonic() + _OUTCOME_TIMEOUT_S
         while [p for p in partitions if not self._outcome_known(p)] and self._clock.monotonic() < deadline:
             self._clock.sleep(_OUTCOME_POLL_S)
 
     def _on_lost(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        self._forget(self._numbers(places))
+        self._forget(self._partition_numbers(places))
         consumer.incremental_unassign(places)
         _log.info(
             "partitions given up",
@@ -439,12 +460,12 @@ class GroupMember:
         )
 
     def _forget(self, partitions: Iterable[int]) -> None:
-        """Drop what is known of partitions: when one of them comes back, others have gone on with it."""
+        """Forget the state of partitions. When one comes back, other clients have gone on with it."""
         gone = set(partitions)
         for partition in gone:
             self._partitions.pop(partition, None)
         self._fetcher.forget(gone)
-        self._revoked = True
+        self._awaits_assignment = True
 
     def _leave(self) -> bool:
         self._closing = True
@@ -452,8 +473,8 @@ class GroupMember:
             self._consumer,
             self._connection,
             self._queue.consumer_group,
-            static=self._static,
-            in_rebalance=lambda: self._revoked,
+            static=self._is_static,
+            in_rebalance=lambda: self._awaits_assignment,
             interrupted=self._fetcher.is_interrupted,
             clock=self._clock,
         )

@@ -1,4 +1,4 @@
-"""The background thread of a client: it works while the user's code handles messages."""
+"""Runs the background thread of a client, which works while the user's code handles messages."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from kmqpy.kafka.settings import QueueSettings
 
 _log = logging.getLogger(__name__)
 
-_EVERY_S = 0.1
-"""The pause between two rounds of work: commits are not late then, and close() waits for no more than that.
-Where leases are short, the pause is shorter."""
+_MAX_PAUSE_S = 0.1
+"""The longest pause between two rounds of work. It is short, so that commits are not late and close() does
+not wait long. The pause is a tenth of redeliver_after where that is less."""
 
 
 class Housekeeper:
-    """A thread that commits, and keeps the client in its group, while the user's code handles messages.
+    """A thread that commits offsets, and keeps the client in its group, while the user's code is busy.
 
-    It also gives back messages that were read ahead and have not enough of their leases left, notices that
-    topics were recreated, and replaces clients of librdkafka that are cut off.
+    The thread also gives back messages that were read ahead and have less than half of their leases left,
+    notices that topics were recreated, and replaces clients of librdkafka that are cut off (never reach Kafka
+    again).
 
     follow_topics  changes to recreated topics; the thread holds `receiving` when it calls this
     receiving      the lock for `receiver`
-    closed         the thread ends once this is set
+    closed         the thread ends once this event is set
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Housekeeper:
         return self._thread is not None
 
     def ensure_started(self) -> None:
-        """Start the thread, unless that is done or the client is closed."""
+        """Start the thread, unless it was started or the client is closed."""
         if self._thread is not None:
             return
         with self._starting:
@@ -77,7 +78,7 @@ class Housekeeper:
             self._thread.join()
 
     def _run(self) -> None:
-        every_s = min(_EVERY_S, self._queue.redeliver_after_ms / 1000 * MIN_LEASE_LEFT / 5)
+        every_s = min(_MAX_PAUSE_S, self._queue.redeliver_after_ms / 1000 * MIN_LEASE_LEFT / 5)
         while not self._closed.wait(every_s):
             try:
                 self._read_ahead.give_back_stale()
@@ -93,10 +94,10 @@ class Housekeeper:
 
     def _replace_cut_off(self) -> None:
         found = self._receiver.find_cut_off()
-        # It waits for the lock only until the client is closed: close() waits for this thread, and its caller
-        # may hold the lock, since a signal handler may have interrupted receive().
+        # This thread waits for the lock only until the client is closed: close() waits for this thread, and
+        # its caller holds the lock if it is a signal handler that has interrupted receive().
         while found and not self._closed.is_set():
-            if self._receiving.acquire(timeout=_EVERY_S):
+            if self._receiving.acquire(timeout=_MAX_PAUSE_S):
                 try:
                     self._receiver.replace(found)
                 finally:

@@ -1,4 +1,4 @@
-"""The limit of messages that a client has in flight."""
+"""Limits how many messages a client has in flight."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from kmqpy.telemetry.base import Telemetry
 
 
 class InFlightLimit:
-    """Counts the messages in flight and waits for room; safe to use from any thread.
+    """Counts the messages that a client has in flight, and waits for room; safe to use from any thread.
 
-    A message is in flight from its hand-out until it is finished or its lease ends (rule R12).
+    By rule R12 of docs/rules.md, a message is in flight from its hand-out until it is finished or its lease
+    ends.
     """
 
     def __init__(self, limit: int, queue: str, telemetry: Telemetry, clock: Clock) -> None:
@@ -31,7 +32,7 @@ class InFlightLimit:
             return len(self._leases)
 
     def wait_for_room(self, wait_s: float) -> int:
-        """Return how many more messages may be in flight; waits at most `wait_s` while that is none."""
+        """Return how many more messages may be in flight; if none may, wait for up to `wait_s` first."""
         with self._changed:
             if len(self._leases) >= self._limit:
                 self._leases.expire(self._clock.monotonic())
@@ -48,12 +49,12 @@ class InFlightLimit:
             self._telemetry.in_flight(self._queue, len(self._leases))
 
     def extend_leases(self, places: Iterable[Place], until: float) -> None:
-        """Let the leases of those that are in flight end at `until`."""
+        """Let the leases of these messages end at `until`, where the messages are in flight."""
         with self._changed:
             self._leases.extend(places, until)
 
     def discard(self, offsets: Offsets) -> None:
-        """Count these messages no more."""
+        """Count these messages as in flight no more."""
         with self._changed:
             for partition, ascending in offsets.items():
                 self._leases.discard(partition, ascending)
@@ -61,7 +62,7 @@ class InFlightLimit:
             self._telemetry.in_flight(self._queue, len(self._leases))
 
     def clear(self) -> None:
-        """Count no message any more."""
+        """Count no message as in flight any more."""
         with self._changed:
             self._leases = LocalLeases()
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""A client that is opened at its first use and closed when idle."""
+"""Opens a client at its first use and closes it when it is idle."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kmqpy.kafka.client.client import KmqClient
 
 
 class LazyClient:
-    """Opens a client for its first user, and another one after it was closed; safe to use from any thread.
+    """Opens a client for its first user, and a new client for the next user once that one is closed.
 
-    `what` names it in errors.
+    Safe to use from any thread. `what` names the client in errors.
     """
 
     def __init__(self, make: Callable[[], KmqClient], what: str, clock: Clock) -> None:
@@ -36,16 +36,16 @@ class LazyClient:
         return self._client
 
     def check_open(self) -> None:
-        """Raise Closed after close(), Forked in a child process."""
+        """Raise Closed after close(), and Forked in a child process."""
         self._guard.raise_if_inherited()
         if self._closed:
             raise Closed(f"{self._what} is closed")
 
     @contextmanager
     def use(self) -> Iterator[KmqClient]:
-        """Yield the client, opened if need be; while it is used, it does not count as idle.
+        """Yield the client, which is opened if need be. While it is used, it does not count as idle.
 
-        Raises Closed, Forked, and what opening the client raises.
+        Raises Closed, Forked, and the errors of opening the client.
         """
         self.check_open()  # before the lock, which may be held for ever in a child
         with self._lock:
@@ -66,7 +66,7 @@ class LazyClient:
                 self._used_at = self._clock.monotonic()
 
     def close_if_idle(self, idle_s: float) -> None:
-        """Close the client if nobody has used it for that long and it has no messages in flight."""
+        """Close the client if nobody has used it for `idle_s` seconds and it has no messages in flight."""
         with self._lock:
             unused_for = self._clock.monotonic() - self._used_at
             if (
@@ -78,8 +78,8 @@ class LazyClient:
                 self.close_current()
 
     def close_current(self) -> None:
-        """Close the client; the next user opens another one."""
-        with self._lock:  # until it has left: the next one joins the same group
+        """Close the client that is open; the next user opens another one."""
+        with self._lock:  # until the client has left the group, which the next client joins
             client, self._client = self._client, None
             if client is not None:
                 client.close()

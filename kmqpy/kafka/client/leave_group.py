@@ -1,4 +1,4 @@
-"""Leaves a consumer group without hanging: librdkafka has calls that may never return."""
+"""Leaves a consumer group without hanging, although some calls of librdkafka may never return."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from kmqpy.core.clock import Clock
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.settings import KafkaConnection
 
-_TIMEOUT_S = 5.0
+_CALL_TIMEOUT_S = 5.0
+"""leave_group() waits this long for the end of a rebalance, and then returns_in_time() for a call to
+return."""
 
 
 def leave_group(
@@ -24,15 +26,15 @@ def leave_group(
     interrupted: bool,
     clock: Clock,
 ) -> bool:
-    """Close `consumer`; returns False when that takes too long.
+    """Close `consumer`; returns False if that takes longer than 5 s.
 
-    static        a member that keeps its partitions for a while; others give them up
-    in_rebalance  whether partitions were revoked and others are not assigned yet
-    interrupted   a signal handler has interrupted a call of `consumer`, and calls this
+    static        True: a static member, which keeps its partitions for a while; other members give them up
+    in_rebalance  returns True while partitions are revoked and new ones are not assigned yet
+    interrupted   True: the caller is a signal handler that has interrupted a call of `consumer`
     """
     # librdkafka hangs for ever, and Python with it, when it is closed in the middle of a rebalance
-    # (its issue 4884): first wait for the end of that, or leave the group before.
-    deadline = clock.monotonic() + _TIMEOUT_S
+    # (its issue 4884). So first wait until the rebalance has ended, or unsubscribe before closing.
+    deadline = clock.monotonic() + _CALL_TIMEOUT_S
     if not static or not _wait_until_stable(consumer, connection, group, in_rebalance, deadline, clock):
         consumer.unsubscribe()
         while consumer.assignment() and clock.monotonic() < deadline:
@@ -44,10 +46,10 @@ def leave_group(
 
 
 def returns_in_time(call: Callable[[], object]) -> bool:
-    """Make a call of librdkafka that has no time-out; returns False when it takes too long."""
+    """Make a call of librdkafka that has no time-out; returns False if it has not returned after 5 s."""
     thread = threading.Thread(target=call, name="kmq-close", daemon=True)
     thread.start()
-    thread.join(_TIMEOUT_S)
+    thread.join(_CALL_TIMEOUT_S)
     return not thread.is_alive()
 
 
@@ -59,7 +61,7 @@ def _wait_until_stable(
     deadline: float,
     clock: Clock,
 ) -> bool:
-    """Wait until no rebalance is going on; False when it lasts, or nobody can say."""
+    """Wait until no rebalance is going on; returns False if one lasts, or if Kafka does not answer."""
     admin = librdkafka.new_admin(connection)
     while (left := deadline - clock.monotonic()) > 0:
         try:

@@ -1,4 +1,4 @@
-"""The leases of the messages that a client has received. Pure: no I/O, no clock."""
+"""Remembers the leases of the messages that a client has received. Pure: no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -7,59 +7,63 @@ from collections.abc import Iterable, Sequence
 
 from kmqpy.kafka.places import Place
 
-_SLACK = 1024
-"""How many leases of finished messages are kept, beside twice as many as still run."""
+_SPARE_DEADLINES = 1024
+"""The heap of deadlines may have this many entries more than twice the number of messages. When it has more,
+the entries of finished messages are removed."""
 
-_WHOLE = 64
-"""A batch of at least this many leases is stored as one until some of its messages are finished."""
+_MIN_RUN_LENGTH = 64
+"""A batch of at least this many offsets in a row is stored as one range, until some of its messages are
+finished or extended."""
 
 
 class LocalLeases:
-    """The places of messages that were handed out, until they are finished or their lease ends.
+    """The places of messages that were handed out, each until the message is finished or its lease ends.
 
-    Times are seconds of one monotonic clock. What was taken together is kept together.
+    Times are seconds of one monotonic clock. Many offsets in a row that are added together are stored as one
+    range.
     """
 
     def __init__(self) -> None:
-        self._whole: dict[Place, range] = {}  # by the first of them; none is in _offsets, none in two
-        self._offsets: dict[int, set[int]] = {}
-        self._leases: list[tuple[float, int, int, Sequence[int]]] = []
-        self._extended: dict[Place, float] = {}
-        self._added = 0
+        self._runs: dict[Place, range] = {}  # by the place of their first offset; none is in two
+        self._single: dict[int, set[int]] = {}  # by partition: offsets that are in none of _runs
+        self._deadlines: list[tuple[float, int, int, Sequence[int]]] = []
+        """A heap: when leases end, a number that tells entries apart, the partition and the offsets."""
+        self._extended: dict[Place, float] = {}  # when leases that were extended end
+        self._sequence = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._offsets.values())) + sum(map(len, self._whole.values()))
+        return sum(map(len, self._single.values())) + sum(map(len, self._runs.values()))
 
     def add(self, partition: int, offsets: Sequence[int], until: float) -> None:
         """Note that messages with these ascending offsets are leased until `until`."""
-        leased = self._offsets.setdefault(partition, set())
-        self._break(partition, offsets)
+        leased = self._single.setdefault(partition, set())
+        self._split_runs(partition, offsets)
         if offsets[-1] - offsets[0] + 1 == len(offsets):
-            offsets = range(offsets[0], offsets[-1] + 1)  # which takes no memory to remember
-        alone = not leased or leased.isdisjoint(offsets)
-        if isinstance(offsets, range) and len(offsets) >= _WHOLE and alone:
-            self._whole[partition, offsets[0]] = offsets
+            offsets = range(offsets[0], offsets[-1] + 1)  # a range takes little memory
+        overlaps_none = not leased or leased.isdisjoint(offsets)
+        if isinstance(offsets, range) and len(offsets) >= _MIN_RUN_LENGTH and overlaps_none:
+            self._runs[partition, offsets[0]] = offsets
         else:
             leased.update(offsets)
-        self._push(until, partition, offsets)
+        self._push_deadline(until, partition, offsets)
 
     def extend(self, places: Iterable[Place], until: float) -> None:
-        """Let those of these leases that have not ended end at `until`."""
+        """Let the leases of these messages end at `until`, where they have not ended."""
         for partition, offset in places:
-            self._break(partition, (offset,))
-            if offset in self._offsets.get(partition, ()):
+            self._split_runs(partition, (offset,))
+            if offset in self._single.get(partition, ()):
                 self._extended[partition, offset] = until
-                self._push(until, partition, (offset,))
+                self._push_deadline(until, partition, (offset,))
 
     def discard(self, partition: int, offsets: Sequence[int]) -> None:
         """Forget the leases of these messages."""
-        leased = self._offsets.get(partition)
+        leased = self._single.get(partition)
         if leased is None or not offsets:
             return
-        if isinstance(offsets, range) and self._whole.get((partition, offsets[0])) == offsets:
-            del self._whole[partition, offsets[0]]
+        if isinstance(offsets, range) and self._runs.get((partition, offsets[0])) == offsets:
+            del self._runs[partition, offsets[0]]
         else:
-            self._break(partition, offsets)
+            self._split_runs(partition, offsets)
             leased.difference_update(offsets)
         if self._extended:
             for offset in offsets:
@@ -67,29 +71,32 @@ class LocalLeases:
 
     def expire(self, now: float) -> None:
         """Forget the leases that have ended."""
-        while self._leases and self._leases[0][0] <= now:
-            _, _, partition, offsets = heapq.heappop(self._leases)
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, partition, offsets = heapq.heappop(self._deadlines)
             if self._extended:
                 offsets = [o for o in offsets if self._extended.get((partition, o), now) <= now]
             self.discard(partition, offsets)
 
-    def _break(self, partition: int, offsets: Sequence[int]) -> None:
-        """Split each group that has one of these messages: from now on its messages are kept one by one."""
-        if not self._whole:
+    def _split_runs(self, partition: int, offsets: Sequence[int]) -> None:
+        """Store the offsets of the runs that overlap the span of these offsets one by one from now on."""
+        if not self._runs:
             return
         low, high = min(offsets), max(offsets)
-        for place, whole in list(self._whole.items()):
-            if place[0] == partition and whole[0] <= high and low <= whole[-1]:
-                self._offsets[partition].update(self._whole.pop(place))
+        for place, run in list(self._runs.items()):
+            if place[0] == partition and run[0] <= high and low <= run[-1]:
+                self._single[partition].update(self._runs.pop(place))
 
-    def _push(self, until: float, partition: int, offsets: Sequence[int]) -> None:
-        self._added += 1
-        heapq.heappush(self._leases, (until, self._added, partition, offsets))
-        if len(self._leases) > 2 * len(self) + _SLACK:
-            self._leases = [lease for lease in self._leases if self._is_live(lease[2], lease[3])]
-            heapq.heapify(self._leases)
+    def _push_deadline(self, until: float, partition: int, offsets: Sequence[int]) -> None:
+        self._sequence += 1
+        heapq.heappush(self._deadlines, (until, self._sequence, partition, offsets))
+        if len(self._deadlines) > 2 * len(self) + _SPARE_DEADLINES:
+            self._deadlines = [
+                deadline for deadline in self._deadlines if self._is_leased(deadline[2], deadline[3])
+            ]
+            heapq.heapify(self._deadlines)
 
-    def _is_live(self, partition: int, offsets: Sequence[int]) -> bool:
-        if self._whole.get((partition, offsets[0])) == offsets:
+    def _is_leased(self, partition: int, offsets: Sequence[int]) -> bool:
+        """Return True if one of these messages is neither finished nor expired."""
+        if self._runs.get((partition, offsets[0])) == offsets:
             return True
-        return not self._offsets.get(partition, set()).isdisjoint(offsets)
+        return not self._single.get(partition, set()).isdisjoint(offsets)

@@ -1,4 +1,4 @@
-"""Writes the markers of a client, other than start markers, again and again until they are confirmed."""
+"""Writes a client's markers, other than start markers, and sends each again until Kafka has confirmed it."""
 
 from __future__ import annotations
 
@@ -31,29 +31,34 @@ from kmqpy.kafka.settings import KafkaConnection
 
 _log = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 0.05
-"""How often the writer's own thread looks for failures while nothing else happens."""
-_LOOK_WHILE_WAITED_FOR_S = 0.001
-_COLLECT_S = 0.002
-"""How long single end markers are collected to be written together."""
-_MANY_COLLECTED = 100_000
-_REPOST_AFTER_S = 0.2
+_IDLE_POLL_S = 0.05
+"""The writer's own thread looks for failed markers this often while no thread waits for a confirmation."""
+_AWAITED_POLL_S = 0.001
+"""The writer's own thread looks for new markers and confirmations this often while a thread waits."""
+_JVM_COLLECT_S = 0.002
+"""In the JVM format, the writer's own thread collects markers for this long, to send them together. In the
+range format, `coalesce_ms` says how long."""
+_MAX_COLLECTED = 100_000
+"""put() blocks while more markers than this wait for the writer's own thread."""
+_SEND_AGAIN_AFTER_S = 0.2
+"""A marker that failed is sent again after this time."""
 _WARN_EVERY_S = 10.0
+"""The writer logs at most one warning of failed markers in this time."""
 
 Item = Marker | tuple[int, Sequence[int]]
-"""A marker to be written, or a partition and offsets in it whose end markers are."""
+"""A marker to write; or a partition, and the offsets of messages in it whose end markers to write."""
 
 
 class _UnconfirmedMarkers:
-    """Stands for a group of markers: all are confirmed once Python has freed it (rule R26).
+    """Stands for a group of markers: all are confirmed once Python has freed this object.
 
-    Each unconfirmed marker refers to this object: while it waits in a list of the writer, through that list;
-    while librdkafka has it, through confluent-kafka, of which this is the delivery callback. A thread that
-    waits for the group has only a weak reference, and is done when that is dead. The callback counts no
-    successes, because librdkafka calls it for failures only: a call for each success was measured to add 17 %
-    to the CPU time of acknowledging in batches.
+    Each unconfirmed marker refers to this object: while the marker waits in a list of the writer, through
+    that list; while librdkafka has the marker, through confluent-kafka, of which this object is the delivery
+    callback. A thread that waits for the group has only a weak reference, and is done when that is dead (rule
+    R26 of docs/rules.md). The callback counts no successes, because librdkafka calls it for failures only: a
+    call for each success was measured to add 17 % to the CPU time of acknowledging in batches.
 
-    size  an upper bound of how many markers these are
+    size  an upper bound of the number of markers in the group
     """
 
     __slots__ = ("__weakref__", "_failed", "size")
@@ -72,7 +77,7 @@ class _UnconfirmedMarkers:
 
 
 class _QueuedMarkers(NamedTuple):
-    """Markers that wait for the writer's thread: the end markers of `ends`, or one other marker, encoded."""
+    """Markers that wait for the writer's own thread: the end markers of `ends`, or `other`, encoded."""
 
     unconfirmed: _UnconfirmedMarkers
     ends: Sequence[int]
@@ -80,7 +85,7 @@ class _QueuedMarkers(NamedTuple):
 
 
 class _MarkerToWrite(NamedTuple):
-    """One marker, encoded, and the group that it belongs to."""
+    """One encoded marker, its partition, and the group that the marker belongs to."""
 
     unconfirmed: _UnconfirmedMarkers
     partition: int
@@ -88,30 +93,31 @@ class _MarkerToWrite(NamedTuple):
 
 
 class _Waiter:
-    """A thread that waits until some markers are confirmed."""
+    """A thread that waits until all markers of some groups are confirmed."""
 
     def __init__(self, unconfirmed: Iterable[_UnconfirmedMarkers]) -> None:
         self._unconfirmed = [weakref.ref(one) for one in unconfirmed]
         self.done = SignalSafeEvent()
 
     def size(self) -> int:
-        """An upper bound of the markers that are not confirmed; 0 once all are."""
+        """Return an upper bound of the number of unconfirmed markers; 0 once all are confirmed."""
         return sum(one.size for ref in self._unconfirmed if (one := ref()) is not None)
 
 
 class MarkerWriter(Closeable):
-    """Writes markers for messages in flight: acknowledgements, nacks, extensions, dead-letter requests.
+    """Writes acknowledgements, nacks, extensions, dead-letter requests and assignment ticks of a client.
 
-    `put`, `put_one` and `end` return at once, from any thread; a thread of the writer's own sends the
-    markers, and sends them again until they are confirmed or the writer is closed. `write` waits for that.
-    Each partition gets its markers in the order in which they were given, except those that are sent again.
+    `put`, `put_one` and `end` queue markers, from any thread. They return at once, unless more than 100,000
+    markers wait. A thread of the writer's own sends the markers, and sends failed ones again until they are
+    confirmed or the writer is closed. `write` waits until its markers are confirmed. Each partition gets its
+    markers in the order in which they were queued, except markers that are sent again.
 
-    Start markers have producers of their own, see `starts`: they are waited for, and would otherwise queue
-    after all these.
+    Start markers have producers of their own, see `starts`. A client waits for its start markers, which would
+    otherwise queue after all these.
 
-    delivery_timeout_ms  bounds one try
-    coalesce_ms          collect end markers for this long and write them as ranges; takes are ranges, too.
-                         None: the format of the JVM library
+    delivery_timeout_ms  librdkafka reports a marker as failed when Kafka has not confirmed it after this time
+    coalesce_ms          collect end markers for this long and write them as range markers; start markers are
+                         range markers, too. None: the format of the JVM library
     """
 
     def __init__(
@@ -128,27 +134,28 @@ class MarkerWriter(Closeable):
         self._topic = markers_topic
         self._delivery_timeout_ms = delivery_timeout_ms
         self._coalesces = coalesce_ms is not None
-        self._collect_s = _COLLECT_S if coalesce_ms is None else coalesce_ms / 1000
+        self._collect_s = _JVM_COLLECT_S if coalesce_ms is None else coalesce_ms / 1000
         self._clock = clock
         self._producer = self._new_producer()
-        self._broken = False
+        self._producer_is_broken = False
         self._throttle = Throttle(_WARN_EVERY_S, clock)
         self._queued: defaultdict[int, list[_QueuedMarkers]] = defaultdict(list)
-        """By partition, the markers that wait to be written, in order (case F14)."""
-        self._collected = 0
-        self._sending = 0
+        """By partition, the markers that wait for the writer's own thread, in order (case F14)."""
+        self._collected = 0  # the number of markers in _queued
+        self._sending = 0  # the number of markers that _send_queued() is handing to librdkafka
         self._failed: deque[tuple[float, _MarkerToWrite]] = deque()
-        """Markers that failed, and the monotonic time at which each is to be written again."""
-        self._lost: list[object] = []
-        """Markers that an unexpected error lost. Kept, so that they don't count as confirmed."""
+        """Markers that failed, each with the monotonic time at which it is sent again."""
+        self._lost_markers: list[object] = []
+        """Markers that an unexpected error lost; kept, so that they don't count as confirmed."""
         self.lock = self._changed = threading.Condition()
         self._unconfirmed = _UnconfirmedMarkers(self._send_failed_later)
-        """Markers that were queued without waiting since the last flush()."""
+        """The group of markers that put() has queued, without a group of their own, since the last
+        flush()."""
         self._to_flush = weakref.WeakSet((self._unconfirmed,))
-        """The markers that flush() waits for."""
+        """The groups that flush() waits for."""
         self._waiters: list[_Waiter] = []
-        self._work = SignalSafeEvent()
-        self._hurry = SignalSafeEvent()
+        self._work = SignalSafeEvent()  # wakes the writer's own thread
+        self._stop_collecting = SignalSafeEvent()  # set while a thread waits, and when the writer closes
         self._closing = SignalSafeEvent()
         self._abandoned = False
         self._starts = StartMarkerWriter(
@@ -159,14 +166,15 @@ class MarkerWriter(Closeable):
 
     @property
     def starts(self) -> StartMarkerWriter:
-        """Writes start markers; for one thread at a time."""
+        """The writer of start markers; for one thread at a time."""
         self._guard.raise_if_inherited()
         return self._starts
 
     def put(self, items: Iterable[Item], own: _UnconfirmedMarkers | None = None) -> None:
-        """Write these markers soon, and again until they are confirmed; blocks only while very many wait.
+        """Queue these markers, which are sent until confirmed. Blocks only while more than 100,000 wait.
 
-        `own`: a group for these markers only, for which the caller waits.
+        `own` is a group for these markers only, for which the caller waits. Raises ReceiptError after
+        abandon(), Unavailable after close().
         """
         self._guard.raise_if_inherited()
         with self._changed:
@@ -185,9 +193,9 @@ class MarkerWriter(Closeable):
                 self._queued[partition].append(queued)
                 self._collected += count
                 unconfirmed.size += count
-            if not self._waiters:  # else the thread wakes up often enough by itself
+            if not self._waiters:  # while a thread waits, the writer's own thread wakes up often enough
                 self._work.set()
-            if self._collected > _MANY_COLLECTED:
+            if self._collected > _MAX_COLLECTED:
                 self._changed.wait_for(self._has_room, None)
 
     def put_one(self, marker: Marker) -> None:
@@ -195,7 +203,7 @@ class MarkerWriter(Closeable):
         self.put([marker])
 
     def give_back(self, places: Iterable[Place]) -> None:
-        """Give back messages that were started and handed to nobody: it was no attempt."""
+        """Give back messages that were started and handed to nobody: this delivery counts as no attempt."""
         for place in places:
             self.put_one(Marker(*place, Op.NACK, counts=False))
 
@@ -204,17 +212,17 @@ class MarkerWriter(Closeable):
         self.put([(partition, offsets)])
 
     def write(self, items: Iterable[Item], timeout_s: float) -> int:
-        """Write these markers and wait until they are confirmed, whatever others write (rule R26).
+        """Write these markers and wait until they are confirmed, whatever other callers write.
 
-        Returns how many may be unconfirmed after the time-out; these are still sent again.
+        Returns how many may be unconfirmed after the time-out; the writer goes on sending these (rule R26).
         """
         return self._wait(self._put_apart(items), timeout_s)
 
     def write_assignments(self, ticks: Collection[Marker], timeout_s: float) -> set[int]:
-        """Write the ticks of assignments (see codec.assignment_tick), and wait for them together.
+        """Write assignment ticks (see codec.assignment_tick) and wait for all of them together.
 
-        Returns the partitions whose tick is not confirmed yet: it must stand before their first start marker.
-        flush() waits for none of them.
+        Returns the partitions whose tick is not confirmed yet: the tick must stand before their first start
+        marker. flush() waits for none of these ticks.
         """
         waiters = {tick.partition: self._put_unflushed(tick) for tick in ticks}
         deadline = self._clock.monotonic() + timeout_s
@@ -225,7 +233,7 @@ class MarkerWriter(Closeable):
         }
 
     def flush(self, timeout_s: float) -> int:
-        """Wait until all markers queued so far are confirmed, whatever is queued meanwhile.
+        """Wait until all markers queued before this call are confirmed, except assignment ticks.
 
         Returns how many may be unconfirmed after the time-out.
         """
@@ -237,26 +245,29 @@ class MarkerWriter(Closeable):
         return self._wait(waiter, timeout_s)
 
     def _put_apart(self, items: Iterable[Item]) -> _Waiter:
+        """Queue these markers as a group of their own, for which flush() waits, too; returns the waiter."""
         self._guard.raise_if_inherited()  # before the lock, which may be held for ever in a child
         unconfirmed = _UnconfirmedMarkers(self._send_failed_later)
         with self._changed:
             self._to_flush.add(unconfirmed)
         self.put(items, unconfirmed)
-        return _Waiter([unconfirmed])  # a weak reference: from now on only markers to be written refer to it
+        return _Waiter([unconfirmed])  # a weak reference: only unconfirmed markers refer to the group then
 
     def _put_unflushed(self, marker: Marker) -> _Waiter:
+        """Queue a marker as a group of its own, for which flush() does not wait; returns the waiter."""
         unconfirmed = _UnconfirmedMarkers(self._send_failed_later)
         self.put([marker], unconfirmed)
         return _Waiter([unconfirmed])
 
     def _has_room(self) -> bool:
-        return self._collected <= _MANY_COLLECTED or self._closing.is_set()
+        return self._collected <= _MAX_COLLECTED or self._closing.is_set()
 
     def _wait(self, waiter: _Waiter, timeout_s: float) -> int:
+        """Have all markers sent at once, and wait; returns how many of the waiter's may be unconfirmed."""
         try:
             with self._changed:
                 self._waiters.append(waiter)
-                self._hurry.set()
+                self._stop_collecting.set()
                 self._work.set()
             if waiter.size():
                 waiter.done.wait(timeout_s)
@@ -292,19 +303,19 @@ class MarkerWriter(Closeable):
         return left
 
     def abandon(self) -> None:
-        """Stop and write nothing more: what is left is of a topic that is no more (rule R24)."""
+        """Stop, and write nothing more: the markers left are for messages of a deleted topic (rule R24)."""
         self._stop_thread(abandoned=True)
         for producer in (self._producer, *self._starts.producers()):
             producer.purge()
             producer.flush(1)
 
     def _stop_thread(self, *, abandoned: bool = False) -> None:
-        """End the writer's own thread, and let those who wait for it or for confirmations go on."""
+        """End the writer's own thread, and wake the threads that wait for room or for confirmations."""
         with self._changed:
             self._abandoned = abandoned
             self._closing.set()
             self._changed.notify_all()
-        self._hurry.set()
+        self._stop_collecting.set()
         self._work.set()
         self._thread.join()
         for waiter in list(self._waiters):
@@ -326,10 +337,10 @@ class MarkerWriter(Closeable):
 
     def _serve(self) -> None:
         while not self._closing.is_set():
-            self._work.wait(_LOOK_WHILE_WAITED_FOR_S if self._waiters else _LOOK_EVERY_S)
+            self._work.wait(_AWAITED_POLL_S if self._waiters else _IDLE_POLL_S)
             self._work.clear()
             if self._queued and not self._waiters:
-                self._hurry.wait(self._collect_s)
+                self._stop_collecting.wait(self._collect_s)
             try:
                 self._send_queued()
                 self._producer.poll(0)
@@ -342,13 +353,13 @@ class MarkerWriter(Closeable):
     def _tell_waiters(self) -> None:
         with self._changed:
             if not self._waiters:
-                self._hurry.clear()
+                self._stop_collecting.clear()
             for waiter in self._waiters:
                 if not waiter.size():
                     waiter.done.set()
 
     def _send_queued(self) -> None:
-        """Write what was collected, in each partition in the order in which it was queued."""
+        """Send the markers that were collected, in each partition in the order in which they were queued."""
         with self._changed:
             queued, self._queued = self._queued, defaultdict(list)
             self._sending, self._collected = self._collected, 0
@@ -358,7 +369,7 @@ class MarkerWriter(Closeable):
                 for unconfirmed, group in itertools.groupby(items, attrgetter("unconfirmed")):
                     self._send_group(unconfirmed, partition, group)
         except BaseException:
-            self._lost.append(queued)
+            self._lost_markers.append(queued)
             raise
         finally:
             self._sending = 0
@@ -393,7 +404,7 @@ class MarkerWriter(Closeable):
     def _send(self, marker: _MarkerToWrite) -> None:
         unconfirmed, partition, encoded = marker
         _, _, headers = encoded
-        # A delivery report does not have the headers: without them a nack would be sent again as a take.
+        # A delivery report lacks the headers, without which a nack would be sent again as a take.
         report = partial(unconfirmed, headers=headers) if headers else unconfirmed
         while not self._closing.is_set():
             try:
@@ -404,53 +415,55 @@ class MarkerWriter(Closeable):
                 if librdkafka.refresh_partition(self._producer, self._topic, partition, exception):
                     continue
                 self._warn(librdkafka.error_of(exception))
-                if not self._broken:  # others must not wait for it
+                if not self._producer_is_broken:  # the other markers must not wait for this one
                     self._send_later(marker)
                     return
                 self._replace_producer()
             else:
                 return
-        self._send_later(marker)  # not sent while closing, nor confirmed
+        self._send_later(marker)  # the writer is closing: the marker counts as unconfirmed
 
     def _send_again(self) -> None:
-        """Write again what failed a while ago."""
-        if self._broken:
+        """Send the failed markers whose time has come."""
+        if self._producer_is_broken:
             self._replace_producer()
         while self._failed and self._failed[0][0] <= self._clock.monotonic():
             _, marker = self._failed.popleft()
             self._send(marker)
 
     def _send_later(self, marker: _MarkerToWrite) -> None:
-        self._failed.append((self._clock.monotonic() + _REPOST_AFTER_S, marker))
+        self._failed.append((self._clock.monotonic() + _SEND_AGAIN_AFTER_S, marker))
 
     def _send_failed_later(
         self, unconfirmed: _UnconfirmedMarkers, error: KafkaError, message: Any, headers: codec.Headers | None
     ) -> None:
-        """Write a marker again later, whose delivery report tells of a failure."""
+        """Have a marker sent again later: its delivery report tells of a failure."""
         if not self._closing.is_set():
             self._warn(error)
         encoded = message.key(), message.value(), headers
         self._send_later(_MarkerToWrite(unconfirmed, message.partition(), encoded))
 
     def _warn(self, error: KafkaError | None) -> None:
+        """Log that a marker failed, unless that was done lately; note if the producer must be replaced."""
         if self._throttle.allows():
             reason = error.name() if error is not None else "unknown"
             _log.warning("markers are sent again", extra={"topic": self._topic, "error": reason})
-        self._broken = self._broken or may_be_cut_off(error)
+        self._producer_is_broken = self._producer_is_broken or may_be_cut_off(error)
 
     def _replace_producer(self) -> None:
-        """Make a new producer: this one may be cut off, or a fatal error has ended it.
+        """Make a new producer: the former may be cut off, or has met a fatal error, which ended it.
 
-        A fatal error is, for example, that the broker lost what it had acknowledged.
+        A producer that is cut off never reaches Kafka again. A fatal error comes, for example, when the
+        broker has lost markers that it had confirmed.
         """
         _log.warning("markers producer replaced: it ended or got no answer", extra={"topic": self._topic})
-        broken, self._producer, self._broken = self._producer, self._new_producer(), False
+        broken, self._producer, self._producer_is_broken = self._producer, self._new_producer(), False
         broken.purge()
-        broken.flush(1)  # serves the delivery reports, so that what was queued is queued again
+        broken.flush(1)  # serves the delivery reports, so that markers not confirmed are sent again
 
 
 def _ranges(partition: int, chunks: Iterable[Sequence[int]]) -> list[Marker]:
-    """The range markers that end these messages, acknowledged at various times and in any order."""
+    """Return range markers that end these messages, acknowledged at various times and in any order."""
     found: list[Marker] = []
     single: set[int] = set()
     for offsets in chunks:

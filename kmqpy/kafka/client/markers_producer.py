@@ -9,8 +9,8 @@ from confluent_kafka import KafkaError, Producer
 
 from kmqpy.kafka.markers import codec
 
-_CHUNK = 1_000
-"""Markers given to librdkafka at once; other threads wait meanwhile."""
+_BATCH_SIZE = 1_000
+"""The most markers that one call hands to librdkafka. Other threads of Python wait during such a call."""
 
 Report = Callable[[KafkaError | None, Any], None]
 """A delivery callback: the error, or None, and the record."""
@@ -34,10 +34,11 @@ def produce_all(
 ) -> Iterator[bytes]:
     """Hand a marker of `value`, without headers, for each of `offsets` to `producer`, in batches.
 
-    Yields the keys of the markers that were not taken: these must be produced one by one.
+    Yields the keys of the markers that the producer did not take, and of a batch of one marker. The caller
+    must produce these one by one.
     """
-    for first in range(0, len(offsets), _CHUNK):
-        keys = codec.encode_keys(partition, offsets[first : first + _CHUNK])
+    for first in range(0, len(offsets), _BATCH_SIZE):
+        keys = codec.encode_keys(partition, offsets[first : first + _BATCH_SIZE])
         if len(keys) > 1:
             batch: list[dict[str, Any]] = [{"key": key, "value": value} for key in keys]
             if producer.produce_batch(topic, batch, partition, on_delivery=report) == len(batch):

@@ -1,4 +1,4 @@
-"""Finds the places of messages that a caller names, and refuses messages of other topics."""
+"""Finds partition and offset of the messages that a caller names, and refuses messages of other topics."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from kmqpy.message import Message
 _record_of = attrgetter("_record")
 _context_of = attrgetter("_context")
 
-_NOTHING: tuple[tuple[Message, ...], Offsets] = ((), {})
+_NOTHING_HANDED_OUT: tuple[tuple[Message, ...], Offsets] = ((), {})
 
 
 class MessagePlaces:
-    """The places of messages of one queue, given as messages or as receipts; safe to use from any thread.
+    """Finds the places (partition and offset) of messages of one queue, given as messages or as receipts.
 
-    watch_topics     called before topic ids are compared: sees to it that they are watched
-    look_for_topics  waits until it is known which topics there are now
+    Safe to use from any thread. The methods raise ReceiptError for messages of another queue, and of a
+    deleted topic (rule R24 of docs/rules.md); TopicError if the markers topic was not recreated with the
+    queue topic.
 
-    Its methods raise ReceiptError for messages of another queue, and of a deleted topic (rule R24).
+    watch_topics     called before topic ids are compared: starts to watch the ids, unless somebody does
+    look_for_topics  waits until Kafka has told which topics there are now
     """
 
     def __init__(
@@ -41,21 +43,21 @@ class MessagePlaces:
         self._topics = topics
         self._watch_topics = watch_topics
         self._look_for_topics = look_for_topics
-        self._handed_out = _NOTHING
+        self._handed_out = _NOTHING_HANDED_OUT
 
     def remember(self, messages: Sequence[Message], offsets: Offsets) -> None:
-        """Note where the messages are that were handed out last: they are often named all together."""
+        """Keep the messages handed out last and their offsets: callers often name all of them together."""
         self._handed_out = tuple(messages), offsets
 
     def forget(self) -> None:
-        """Forget these: they are of a former topic."""
-        self._handed_out = _NOTHING
+        """Drop the messages of remember(), which are of a former topic."""
+        self._handed_out = _NOTHING_HANDED_OUT
 
     def offsets_of(self, messages: Sequence[Message | str]) -> Offsets:
-        """The offsets of messages, by partition."""
+        """Return the offsets of messages, by partition."""
         handed_out, offsets = self._handed_out
         if len(messages) == len(handed_out) and all(map(is_, messages, handed_out)):  # the usual case
-            self._handed_out = _NOTHING
+            self._handed_out = _NOTHING_HANDED_OUT
             return offsets
         if set(map(type, messages)) == {KafkaMessage}:
             for context in set(map(_context_of, messages)):
@@ -66,13 +68,13 @@ class MessagePlaces:
         return offsets_by_partition(map(self.place_of, messages))
 
     def place_of(self, message: Message | str) -> Place:
-        """The place of one message."""
+        """Return the place of one message."""
         if type(message) is KafkaMessage:
             self._check_received(_context_of(message))
             return message.partition, message.offset
-        # A message that was copied or pickled is known by its receipt, and so is one of another storage.
+        # Messages that were copied or pickled, and those of other storages, are known by their receipts.
         receipt = Receipt.parse(message.receipt if isinstance(message, Message) else message)
-        self._check("receipt", receipt.queue, receipt.topic_id)
+        self._check_topic("receipt", receipt.queue, receipt.topic_id)
         if not self._topics.has(receipt.partition):
             raise ReceiptError(f"receipt: queue {receipt.queue!r} has no partition {receipt.partition}")
         return receipt.partition, receipt.offset
@@ -80,9 +82,9 @@ class MessagePlaces:
     def _check_received(self, context: ReceiveContext) -> None:
         if context.client is None:
             raise ReceiptError(f"message: this one of queue {context.queue.name!r} was only looked at")
-        self._check("message", context.queue.name, context.topic_id)
+        self._check_topic("message", context.queue.name, context.topic_id)
 
-    def _check(self, what: str, queue: str, topic_id: str) -> None:
+    def _check_topic(self, what: str, queue: str, topic_id: str) -> None:
         if queue != self._queue.name:
             raise ReceiptError(f"{what}: it is of queue {queue!r}, not of {self._queue.name!r}")
         self._watch_topics()
@@ -95,7 +97,7 @@ class MessagePlaces:
 
 
 def offsets_by_partition(places: Iterable[Place]) -> dict[int, list[int]]:
-    """The offsets of places, by partition, in their order."""
+    """Return the offsets of places by partition, in the order of the places."""
     offsets: dict[int, list[int]] = {}
     for partition, offset in places:
         offsets.setdefault(partition, []).append(offset)

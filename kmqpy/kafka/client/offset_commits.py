@@ -1,8 +1,8 @@
-"""Offset commits of a queue's consumer group: what they say, and when one is due. Pure: no I/O, no clock.
+"""Says which offsets a queue's consumer group commits, and when. Pure: no I/O, no clock.
 
 A commit says two things. Its offset is the next queue offset, as in any consumer group. Its metadata says
-from which markers offset a successor must read to find every start marker at or after that queue offset
-(rule R10), and the ids of the topics that both offsets are of (rule R24).
+from which markers offset a successor must read to find every start marker at or after that queue offset (rule
+R10 of docs/rules.md), and the ids of the topics that both offsets are of (rule R24).
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.topic_identity import TopicIds
 
 COMMIT_EVERY_S = 0.2
+"""A commit is due this many seconds after the last one."""
 COMMIT_EVERY_MESSAGES = 10_000
+"""A commit is due earlier when this many messages may be committed."""
 _METADATA = re.compile(
     r"kmq1:(?P<v1>[0-9]{1,19})|kmq2:(?P<v2>[0-9]{1,19}|-):(?P<queue>[^:]+):(?P<markers>[^:]+)"
 )
-"""The markers offset, or `-` where that is not known, and the ids of the queue topic and the markers topic.
+"""The markers offset, or `-` where it is not known, and the ids of the queue topic and the markers topic.
 Older versions of kmqpy wrote no ids."""
 
 
@@ -28,7 +30,7 @@ Older versions of kmqpy wrote no ids."""
 class Commit:
     """A commit of the queue's group: the next queue offset, and the markers offset from which to read.
 
-    `markers_offset` is None where it is not known: another kind of client made the commit.
+    `markers_offset` is None where it is not known, because another kind of client made the commit.
     """
 
     offset: int
@@ -36,16 +38,17 @@ class Commit:
 
 
 def commit_metadata(markers_offset: int | None, ids: TopicIds) -> str:
-    """The metadata of a commit, as `_METADATA` describes it."""
+    """Return the metadata of a commit, as `_METADATA` describes them."""
     written = "-" if markers_offset is None else markers_offset
     return f"kmq2:{written}:{ids.queue}:{ids.markers}"
 
 
 def commit_of(place: TopicPartition, ids: TopicIds) -> Commit | None:
-    """A commit as Kafka gives it; None where there is none, or none of the queue topic of these ids.
+    """Return the commit that Kafka gives, or None if there is none, or if it names another queue topic.
 
-    One without ids, which is of an older kmqpy or of another kind of client, is believed: Kafka deletes
-    commits together with their topic.
+    If the commit names another markers topic, its markers offset counts as 0. A commit without ids, which an
+    older kmqpy or another kind of client has made, is believed: Kafka deletes commits together with their
+    topic.
     """
     if place.offset < 0:
         return None
@@ -67,27 +70,28 @@ class CommitSchedule:
     def __init__(self, now: float) -> None:
         self._last_at = now
         self.uncommitted = 0
-        """Messages since the last commit."""
+        """The number of messages that may be committed since the last commit."""
 
     def add(self, count: int) -> None:
-        """`count` more messages may be committed."""
+        """Note that `count` more messages may be committed."""
         self.uncommitted += count
 
     def is_due(self, now: float) -> bool:
         """Return True if a commit is due now."""
         return self.uncommitted >= COMMIT_EVERY_MESSAGES or now - self._last_at >= COMMIT_EVERY_S
 
-    def committed(self, now: float) -> None:
-        """Start again: a commit was made."""
+    def note_commit(self, now: float) -> None:
+        """Note that a commit is made now, and start again."""
         self._last_at = now
         self.uncommitted = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _StartsAhead:
-    """Start markers from `markers_offset` on may name messages up to `last_offset`.
+    """Start markers that commits must let a successor find; they name messages up to `last_offset`.
 
-    Until commits have passed that queue offset, they must lead successors to these markers (rule R10).
+    The start markers stand at or after `markers_offset`. Until commits have passed `last_offset`, no commit
+    may name a higher markers offset (rule R10).
     """
 
     markers_offset: int
@@ -95,22 +99,23 @@ class _StartsAhead:
 
 
 class PartitionCommits:
-    """The next commit of one assigned partition.
+    """Computes the next commit of one assigned partition.
 
-    Each message that comes from Kafka is noted as received or as skipped, in the order of their offsets.
+    The caller notes each message that comes from Kafka as received or as skipped, in the order of offsets.
     """
 
     def __init__(self) -> None:
         self._next_offset: int | None = None
         self._markers_offset: int | None = None
         self._pending = 0
-        """Messages received whose start markers are not confirmed yet."""
+        """The number of messages received whose start markers are not confirmed yet."""
         self._skipped_to = 0
-        """The offset after the last message skipped; committed only when no message is pending."""
+        """The offset after the last message skipped. A commit passes that message only when no message is
+        pending."""
         self._found: _StartsAhead | None = None
-        """Starts that were found when the markers were read."""
+        """Start markers that were found when the markers were read."""
         self._uncertain: _StartsAhead | None = None
-        """This member's own starts that failed and may have been written all the same."""
+        """Start markers of this member that failed; Kafka may have written some of them after all."""
         self._last_made: int | None = None
 
     @property
@@ -120,22 +125,22 @@ class PartitionCommits:
 
     @property
     def markers_offset(self) -> int | None:
-        """The markers offset after the last confirmed start; at first, that of the predecessor's commit."""
+        """The markers offset after the last confirmed start marker; before that, the predecessor's."""
         return self._markers_offset
 
     @property
     def uncertain_from(self) -> int:
-        """The markers offset from which to look for starts that failed, after mark_uncertain()."""
+        """The markers offset from which to look for start markers that failed, after mark_uncertain()."""
         assert self._uncertain is not None
         return self._uncertain.markers_offset
 
     @property
     def is_due(self) -> bool:
-        """True if the next commit names another offset than the last one."""
+        """True if the next commit has another queue offset than the last one."""
         return self._next_offset is not None and self._next_offset != self._last_made
 
     def begin(self, markers_offset: int | None) -> None:
-        """Go on from a commit with this markers offset: without newer starts, the next one says the same."""
+        """Go on from a commit with this markers offset: without newer start markers, commits repeat it."""
         self._markers_offset = markers_offset
 
     def receive(self, count: int) -> None:
@@ -143,36 +148,39 @@ class PartitionCommits:
         self._pending += count
 
     def skip(self, offset: int) -> None:
-        """Note a message that is not received: it was started before, or is deleted."""
+        """Note a message that is not received, because it has a start marker or is deleted."""
         self._skipped_to = offset + 1
         if not self._pending:
             self._next_offset = offset + 1
 
     def mark_started(self, offset: int, markers_offset: int, count: int) -> None:
-        """Note `count` messages up to `offset` whose starts are confirmed and end at `markers_offset`."""
+        """Note that the start markers of `count` messages up to `offset` are confirmed.
+
+        `markers_offset` is the markers offset of the last of them.
+        """
         self._pending -= count
         self._next_offset = offset + 1 if self._pending else max(offset + 1, self._skipped_to)
         self._markers_offset = max(markers_offset + 1, self._markers_offset or 0)
 
     def mark_uncertain(self, last_offset: int, markers_end: int) -> None:
-        """Note that starts of messages up to `last_offset` failed, and may be written all the same.
+        """Note that start markers of messages up to `last_offset` failed, and may be written all the same.
 
-        `markers_end` is where the markers ended when they were read last.
+        `markers_end` is where the markers partition ended when it was last read.
         """
         before = markers_end if self._markers_offset is None else self._markers_offset
-        self._uncertain = _joined(self._uncertain, _StartsAhead(before, last_offset))
+        self._uncertain = _merge(self._uncertain, _StartsAhead(before, last_offset))
 
     def mark_found(self, markers_offset: int, last_offset: int) -> None:
-        """Note starts of messages up to `last_offset` that were read from `markers_offset` on."""
-        self._found = _joined(self._found, _StartsAhead(markers_offset, last_offset))
+        """Note start markers of messages up to `last_offset`, which were read from `markers_offset` on."""
+        self._found = _merge(self._found, _StartsAhead(markers_offset, last_offset))
 
     def rewind(self) -> None:
-        """Forget what is pending, and what was skipped after it: Kafka sends it again."""
+        """Forget the pending messages and those skipped after them: they come from Kafka again."""
         self._pending = 0
         self._skipped_to = 0
 
     def begin_markers_anew(self) -> None:
-        """Lead successors to the beginning of the markers topic, which was recreated."""
+        """Let commits name the beginning of the markers topic, which was recreated."""
         self._markers_offset = 0
         if self._found is not None:
             self._found = replace(self._found, markers_offset=0)
@@ -184,24 +192,25 @@ class PartitionCommits:
         offset = self._next_offset
         assert offset is not None
         self._last_made = offset
-        self._found = _ahead_of(offset, self._found)
-        self._uncertain = _ahead_of(offset, self._uncertain)
+        self._found = _unless_passed(offset, self._found)
+        self._uncertain = _unless_passed(offset, self._uncertain)
         floors = [starts.markers_offset for starts in (self._found, self._uncertain) if starts is not None]
         if self._markers_offset is not None:
             floors.append(self._markers_offset)
         return Commit(offset, min(floors, default=None))
 
     def repeat(self) -> None:
-        """Make the last commit again, since it failed."""
+        """Let the last commit be made again, since it failed."""
         self._last_made = None
 
 
-def _joined(earlier: _StartsAhead | None, later: _StartsAhead) -> _StartsAhead:
-    """One range of offsets for both; the markers of `earlier` begin first."""
+def _merge(earlier: _StartsAhead | None, later: _StartsAhead) -> _StartsAhead:
+    """Return one entry for both. The start markers of `earlier` begin first."""
     if earlier is None:
         return later
     return replace(earlier, last_offset=max(earlier.last_offset, later.last_offset))
 
 
-def _ahead_of(next_offset: int, starts: _StartsAhead | None) -> _StartsAhead | None:
+def _unless_passed(next_offset: int, starts: _StartsAhead | None) -> _StartsAhead | None:
+    """Return `starts`, or None if a commit of `next_offset` has passed all of their messages."""
     return None if starts is None or next_offset > starts.last_offset else starts

@@ -1,4 +1,4 @@
-"""Sends messages to a queue topic."""
+"""Sends messages to the topic of a queue."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ from kmqpy.telemetry.base import Telemetry
 def new_producer(
     connection: KafkaConnection, *, timeout_ms: int = 30_000, max_message_bytes: int = MAX_MESSAGE_BYTES
 ) -> RenewedProducer:
-    """A producer of librdkafka for messages; each send takes at most `timeout_ms`."""
+    """Return a producer of librdkafka for messages. A send takes at most `timeout_ms`.
+
+    The producer is renewed after an error that may have ended it.
+    """
     settings: KafkaSettings = {
         "linger.ms": 1,
         "message.timeout.ms": max(timeout_ms, 10),
@@ -39,6 +42,8 @@ def new_producer(
 
 
 class _Record(NamedTuple):
+    """The value, key and headers of a record to send."""
+
     value: bytes
     key: bytes | None
     headers: m.Headers
@@ -47,15 +52,17 @@ class _Record(NamedTuple):
 class KmqProducer(Closeable):
     """Sends messages to one queue; safe to use from any thread.
 
-    A message is sent once it is on all in-sync replicas; sending again inside the client makes no duplicate.
-    `delivery_timeout` (seconds) bounds how long that may take. After a fork, the child's calls raise Forked.
+    A message is sent once it is on all in-sync replicas. Retries inside the client make no duplicates. After
+    a fork, calls in the child raise Forked.
 
-    `queue` is its name; or settings, of which those that are not given are the queue's own. `shared` is a
-    producer made by new_producer(), for several queues: the caller closes it, and has checked that the queue
-    exists.
+    queue             the name of the queue, or settings; the producer looks up the settings that are not
+                      given
+    delivery_timeout  the longest time (seconds) that sending may take
+    shared            a producer made by new_producer(), for several queues: the caller closes it, and has
+                      checked that the queue exists
 
-    Raises QueueNotFound, TopicError, Unavailable when it is made, ConfigError for settings that contradict
-    the queue's own.
+    The constructor raises QueueNotFound, TopicError, Unavailable, and ConfigError for settings that
+    contradict the queue's own.
     """
 
     def __init__(
@@ -76,7 +83,7 @@ class KmqProducer(Closeable):
         self._telemetry = telemetry or Telemetry()
         self._clock = clock
         self._guard = ForkGuard(f"the producer of queue {self._queue.name!r}")
-        # Asked first, because a broker that creates topics by itself would do so at the first send.
+        # Checked first, because a broker that creates topics by itself would do so at the first send.
         if shared is None:
             Topics(connection).check(self._queue)
         self._is_shared = shared is not None
@@ -96,8 +103,8 @@ class KmqProducer(Closeable):
     ) -> str:
         """Send one message and wait for Kafka's confirmation; returns the message id.
 
-        `delay` (seconds): the message is not handed out before its time, and waiting costs it no
-        attempt. Headers named `kmq-…` are left out: they belong to kmqpy.
+        With a `delay` (seconds), nobody is handed the message before that time, and the wait costs the
+        message no attempt. Headers named `kmq-…` are left out: they belong to kmqpy.
 
         Raises MessageError (too large, delay above the queue's max_delay, a key, header or body that is
         neither bytes nor text), NotSupported for a `priority`, Unavailable.
@@ -126,12 +133,12 @@ class KmqProducer(Closeable):
         if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int)):
             raise ConfigError(f"partition: {partition!r} is not a whole number")
         m.check_bodies(bodies)
-        # What is the same for many is looked at once.
-        common = self._checked(
+        # Arguments that are the same for many messages are checked once.
+        common = self._record_of(
             m.OutgoingMessage("", key=key, headers=headers, delay=delay, priority=priority)
         )
         outgoing = [
-            self._checked(body)
+            self._record_of(body)
             if isinstance(body, m.OutgoingMessage)
             else _Record(m.as_bytes(body, "body"), common.key, common.headers)
             for body in bodies
@@ -148,7 +155,7 @@ class KmqProducer(Closeable):
                 else:
                     traced.append(_Record(one.value, one.key, sent_headers))
                     self._check_size(traced[-1])
-            producer, reports = self._producers.current(), _Reports()
+            producer, reports = self._producers.current(), _DeliveryReports()
             try:
                 for one in traced:
                     self._produce(producer, one, partition, reports)
@@ -164,8 +171,8 @@ class KmqProducer(Closeable):
         if not self._guard.inherited and not self._is_shared:
             self._producers.flush(5)
 
-    def _checked(self, message: m.OutgoingMessage) -> _Record:
-        """The record of a message; raises MessageError, NotSupported."""
+    def _record_of(self, message: m.OutgoingMessage) -> _Record:
+        """Return the record of a message; raises MessageError, NotSupported."""
         priority = message.priority
         if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= m.MAX_PRIORITY:
             raise MessageError(f"priority: {shown(priority)} is no whole number from 0 to {m.MAX_PRIORITY}")
@@ -191,8 +198,10 @@ class KmqProducer(Closeable):
                 f"message of {size} bytes (key, body and headers): the limit is {self._max_bytes} bytes"
             )
 
-    def _produce(self, producer: Producer, record: _Record, partition: int | None, reports: _Reports) -> None:
-        report = reports.next()
+    def _produce(
+        self, producer: Producer, record: _Record, partition: int | None, reports: _DeliveryReports
+    ) -> None:
+        report = reports.new_callback()
         while True:
             try:
                 producer.produce(
@@ -211,7 +220,7 @@ class KmqProducer(Closeable):
                 error = librdkafka.error_of(exception)
                 self._producers.note_failure(producer, error)
                 if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                    report(error, None)  # with those of the messages before
+                    report(error, None)  # wait() raises it, and knows which messages before were sent
                     return
                 if error is not None and error.code() == KafkaError._UNKNOWN_PARTITION:
                     raise ConfigError(
@@ -223,8 +232,8 @@ class KmqProducer(Closeable):
                 return
 
 
-class _Reports:
-    """Collects the delivery reports of the messages of one call; `errors` has one error of each kind."""
+class _DeliveryReports:
+    """Collects the delivery reports of the messages of one call; `errors` has one error of each code."""
 
     def __init__(self) -> None:
         self.errors: dict[int, KafkaError] = {}
@@ -232,8 +241,8 @@ class _Reports:
         self._pending = 0
         self._lock = threading.Lock()
 
-    def next(self) -> Any:
-        """The callback for the next message."""
+    def new_callback(self) -> Any:
+        """Return the delivery callback for the next message."""
         index = len(self._ids)
         self._ids.append(None)
         with self._lock:
@@ -250,9 +259,10 @@ class _Reports:
         return report
 
     def wait(self, producer: Any, timeout_s: float, connection: KafkaConnection, queue: str) -> list[str]:
-        """The ids of all messages; raises what went wrong.
+        """Wait for all reports, and return the ids of all messages; raises the error if there is one.
 
-        That is a MessageError only where it is certain that none was sent, Unfinished where some were.
+        Other errors go before MessageError. It is raised only where it is certain that no message was sent;
+        where some were, Unfinished is.
         """
         deadline = SYSTEM_CLOCK.monotonic() + timeout_s
         while self._pending:

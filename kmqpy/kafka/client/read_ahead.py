@@ -1,4 +1,4 @@
-"""Messages that a client has received for an iteration that has not come to them yet."""
+"""Keeps messages that a client has received for `for message in client`, until it is their turn."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from kmqpy.kafka.settings import QueueSettings
 
 
 class ReadAhead:
-    """The messages of the batch that is iterated over; safe to use from any thread.
+    """Received messages that an iteration has not yielded yet; safe to use from any thread.
 
-    Each has the monotonic time at which its lease ends.
+    Each message is kept with the monotonic time at which its lease ends.
     """
 
     def __init__(
         self, queue: QueueSettings, topics: TopicsInUse, in_flight: InFlightLimit, clock: Clock
     ) -> None:
-        self._lease_left_s = queue.redeliver_after_ms / 1000 * MIN_LEASE_LEFT
+        self._min_lease_left_s = queue.redeliver_after_ms / 1000 * MIN_LEASE_LEFT
         self._topics = topics
         self._in_flight = in_flight
         self._clock = clock
@@ -36,12 +36,12 @@ class ReadAhead:
         return len(self._waiting)
 
     def extend(self, messages: Iterable[KafkaMessage], until: float) -> None:
-        """Add messages whose leases end at the monotonic time `until`, not before those that wait already."""
+        """Add messages whose leases end at `until`: not before the leases of the messages that wait here."""
         with self.lock:
             self._waiting.extend((until, message) for message in messages)
 
     def pop(self) -> KafkaMessage | None:
-        """The next message; None if there is none."""
+        """Remove and return the next message; None if there is none."""
         with self.lock:
             return self._waiting.popleft()[1] if self._waiting else None
 
@@ -53,16 +53,18 @@ class ReadAhead:
             return places
 
     def give_back_stale(self) -> None:
-        """Remove messages that have not enough of their leases left, and give them back (rule R11).
+        """Remove messages with too little of their leases left, and give them back.
 
-        It holds the lock meanwhile: so close(), which calls pop_all(), closes no writer that is still needed.
+        Too little is less than half of redeliver_after (rule R11 of docs/rules.md). The method holds the lock
+        meanwhile, so that close(), which calls pop_all(), does not close the writer before the messages are
+        given back.
         """
-        needed = self._clock.monotonic() + self._lease_left_s
+        needed = self._clock.monotonic() + self._min_lease_left_s
         with self.lock:
             if not self._waiting or self._waiting[0][0] >= needed:
-                return  # the first is the first to run out
+                return  # the lease of the first message ends first
             stale = [(one.partition, one.offset) for until, one in self._waiting if until < needed]
             self._in_flight.discard(offsets_by_partition(stale))
             self._topics.writer.give_back(stale)
-            # Not before that: a signal handler that closes the client meanwhile gives back all that waits.
+            # Removed only now, so that a signal handler that closes the client meanwhile gives back them all.
             self._waiting = deque((until, one) for until, one in self._waiting if until >= needed)

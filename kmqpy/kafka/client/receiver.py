@@ -1,4 +1,4 @@
-"""How a client receives: it polls records, has their start markers written, and makes messages of them."""
+"""Receives for a client: polls records, has their start markers written, and makes messages of them."""
 
 from __future__ import annotations
 
@@ -38,27 +38,29 @@ from kmqpy.telemetry.base import Telemetry
 _log = logging.getLogger(__name__)
 
 MIN_LEASE_LEFT = 0.5
-"""A message is handed out only while this part of its lease is left (rule R11)."""
+"""A message is handed out only while at least this part of its lease is left (rule R11 of docs/rules.md)."""
 
 _START_TIMEOUT_S = 3.0
-"""How long start markers may take before their partitions have to wait (rule R18)."""
+"""Start markers not confirmed after this time count as failed, and their partitions back off (rule R18)."""
 
-_ANNOUNCE_TIMEOUT_S = 2.0
-"""How long partitions of a group that was set back may keep the others waiting."""
+_ASSIGNMENT_TICKS_TIMEOUT_S = 2.0
+"""New partitions whose assignment ticks are not confirmed after this time back off. The other partitions wait
+meanwhile."""
 
-_SLOW_CONFIRMATION = 1 / 8
-"""Start markers may take this part of a lease before it is lengthened."""
+_MAX_CONFIRMATION_SHARE = 1 / 8
+"""A lease is lengthened if confirming the last start markers took more than this part of it."""
 
-_SILENT_S = 5.0
-"""How long nothing must have been received before it is looked whether Kafka is still reached."""
+_CHECK_CUT_OFF_AFTER_S = 5.0
+"""When nothing was received for this long, the client checks whether it still reaches Kafka."""
 
-_GC_PAUSE_FROM = 500
+_MIN_MESSAGES_FOR_GC_PAUSE = 500
+"""The garbage collector pauses while a batch is made that may have at least this many messages."""
 
 _record_of = attrgetter("_record")
 
 
 @dataclass(frozen=True, slots=True)
-class _Started:
+class _StartedMessages:
     """Messages whose start markers are confirmed, and the monotonic time at which their leases end."""
 
     messages: list[KafkaMessage]
@@ -66,18 +68,18 @@ class _Started:
     until: float
 
 
-_NONE_STARTED = _Started([], {}, 0.0)
+_NONE_STARTED = _StartedMessages([], {}, 0.0)
 
 
 class Receiver:
-    """Receives the messages of a client.
+    """Receives the messages of a client, and gives back those that the client can't hand out in time.
 
-    Used by one thread at a time, for which the client has a lock; find_acknowledged() by any, and
-    find_cut_off() by the housekeeper's.
+    One thread at a time uses it, under a lock of the client. But any thread may call find_acknowledged(), and
+    the housekeeper's thread calls find_cut_off() without that lock.
 
-    client           acknowledges the messages
-    holder           stands in start markers; for people
-    look_for_topics  waits until the ids of the topics are known as of now, and changes `topics` to these
+    client           the object whose ack() the messages call
+    holder           a name for this client in start markers, shown to people
+    look_for_topics  waits until the topic ids are known as of now, and changes `topics` to these
     """
 
     def __init__(
@@ -113,11 +115,11 @@ class Receiver:
 
     @property
     def partitions(self) -> list[int]:
-        """The partitions whose messages it receives at the moment; none before join()."""
+        """The partitions whose messages the client receives at the moment; none before join()."""
         return [] if self._member is None else self._member.partitions
 
     def join(self) -> GroupMember:
-        """Join the consumer group, unless that is done; returns the member."""
+        """Join the consumer group, unless this client has; returns the member."""
         if self._member is None:
             self._topics.writer.starts.get_ready()
             self._member = GroupMember(
@@ -127,25 +129,27 @@ class Receiver:
                 ids=self._topics.ids,
                 outcome_known=self._outcome_known,
                 ids_known=self._topics.knows_since,
-                announce=lambda ticks: self._topics.writer.write_assignments(ticks, _ANNOUNCE_TIMEOUT_S),
+                announce=lambda ticks: self._topics.writer.write_assignments(
+                    ticks, _ASSIGNMENT_TICKS_TIMEOUT_S
+                ),
                 instance_id=self._instance_id,
                 clock=self._clock,
             )
         return self._member
 
     def receive(self, max_messages: int, wait_s: float, lease_ms: int) -> tuple[list[KafkaMessage], Offsets]:
-        """Messages for the caller, and their offsets by partition; waits at most `wait_s` for records.
+        """Return messages for the caller, and their offsets by partition; waits `wait_s` at most for records.
 
         Also reads the markers of partitions that are new to this client; see GroupMember.poll().
         """
         member = self.join()
-        lease_ms = self._lengthened(lease_ms)
+        lease_ms = self._lengthen_lease(lease_ms)
         try:
             started = self._start(member, max_messages, wait_s, lease_ms)
-        except BaseException:  # of a signal handler, too: the member has read on, but handed out nothing
+        except BaseException:  # of a signal handler, too: the member has polled messages that nobody gets
             member.start_over()
             raise
-        # This may commit messages that are given back below: their start markers tell the tracker of them.
+        # This may commit messages that are given back below: trackers know them by their start markers.
         member.maintain()
         leases_run = started.messages and self._begin_leases(started, lease_ms)
         self._start_batch = None
@@ -157,8 +161,8 @@ class Receiver:
     def find_acknowledged(self, messages: Mapping[Place, Message], within_s: float) -> list[Place]:
         """Return the copies among these messages that an earlier consumer has acknowledged by now.
 
-        Waits for `within_s` at most, and no more than 2 s; copies that it could not check are left out. Empty
-        where the queue has no late acks.
+        A copy is a message that a tracker has appended again. Reads markers for `within_s` at most, and no
+        more than 2 s; copies that could not be checked are left out. Empty where the queue has no late acks.
         """
         if self._copy_check is None:
             return []
@@ -170,7 +174,10 @@ class Receiver:
         return self._copy_check.find_acknowledged(copies, within_s) if copies else []
 
     def keep_alive(self) -> None:
-        """Stay in the group and commit while nobody receives; call it often."""
+        """Stay in the group and commit while nobody receives; call it often.
+
+        Also gives back messages that were started and handed to nobody.
+        """
         if self._member is not None:
             self.give_back_interrupted()
             self._member.maintain()
@@ -178,24 +185,27 @@ class Receiver:
             self._topics.writer.give_back(self._member.pop_orphaned_starts())
 
     def find_cut_off(self) -> list[Client]:
-        """The clients of librdkafka that are cut off; looks for them only while nothing is received."""
-        silent = self._clock.monotonic() - self._received_at > _SILENT_S
+        """Return the clients of librdkafka that are cut off: that never reach Kafka again.
+
+        Asks Kafka only when nothing was received for 5 s.
+        """
+        silent = self._clock.monotonic() - self._received_at > _CHECK_CUT_OFF_AFTER_S
         return self._cut_off.find(self._clients()) if silent and self._cut_off.is_due() else []
 
     def replace(self, cut_off: Collection[Client]) -> None:
-        """Go on with new clients instead of these."""
+        """Go on with new clients of librdkafka instead of these, which are cut off."""
         self._topics.writer.starts.replace([one for one in cut_off if isinstance(one, Producer)])
         if self._member is not None and self._member.consumer in cut_off:
             self._member.join_again()
 
     def give_back_interrupted(self) -> None:
-        """Give back what a receive() started that an exception, say of a signal handler, interrupted."""
+        """Give back the messages of a receive() that an exception (of a signal handler, say) interrupted."""
         if self._start_batch is not None:
             self._start_batch.give_back()
             self._start_batch = None
 
     def change_topics(self, ids: TopicIds) -> None:
-        """Go on with the topics of these ids."""
+        """Change to the topics of these ids, since topics were recreated."""
         recreated = ids.queue != self._topics.ids.queue
         if recreated:
             self._start_batch = None
@@ -219,15 +229,17 @@ class Receiver:
         consumers = [] if self._member is None else [self._member.consumer]
         return [*consumers, *self._topics.writer.starts.producers_in_use()]
 
-    def _start(self, member: GroupMember, max_messages: int, wait_s: float, lease_ms: int) -> _Started:
-        """Poll, and write start markers for what came."""
-        with _collecting_later(max_messages):
+    def _start(
+        self, member: GroupMember, max_messages: int, wait_s: float, lease_ms: int
+    ) -> _StartedMessages:
+        """Poll, and write start markers for the records that came; returns the messages to hand out."""
+        with _pause_garbage_collector(max_messages):
             self.give_back_interrupted()
             records, offsets = member.poll(max_messages, wait_s)
             self._topics.writer.give_back(member.pop_orphaned_starts())
             if not records:
                 return _NONE_STARTED
-            # The lease is counted from before its start marker is written (rule R11).
+            # The lease counts from a moment before its start marker is written (rule R11).
             started_at = self._clock.monotonic()
             until = started_at + lease_ms / 1000
             now_ms = self._clock.wall_ms()
@@ -238,7 +250,7 @@ class Receiver:
                 due, delays, lease_ms, self._holder, _START_TIMEOUT_S, _hand_out_until(until, lease_ms)
             )
             self._start_batch = start_batch
-            # While the broker works:
+            # While the broker writes the start markers:
             context = ReceiveContext(
                 self._queue, self._topics.ids.queue, now_ms + lease_ms, self._telemetry, self._client
             )
@@ -247,11 +259,11 @@ class Receiver:
         if not outcome.failed:
             self._confirmed_in_s = self._clock.monotonic() - started_at
         if not member.continues_at(outcome.last_at):
-            # The markers topic is another one. If the queue topic is, too, these messages are of the old one.
+            # The markers topic was recreated. If the queue topic was, too, these messages are of the old one.
             ids, now = self._topics.ids, self._clock.monotonic()
             self._look_for_topics()
             if self._topics.ids.queue != ids.queue:
-                # If these were messages of the new one, they are redelivered at once, not after the lease.
+                # If they are of the new one all the same, they are redelivered at once, not after the lease.
                 self._topics.writer.give_back((p, offset) for p, ones in due.items() for offset in ones)
                 return _NONE_STARTED
             if not self._topics.knows_since(now):
@@ -263,19 +275,19 @@ class Receiver:
             messages = [message for message in messages if _is_started(message, delays, outcome)]
             offsets = offsets_of_records(list(map(_record_of, messages)))
         if outcome.given_back:
-            return _Started(messages, offsets, -math.inf)  # nothing is left of their leases
+            return _StartedMessages(messages, offsets, -math.inf)  # nothing is left of their leases
         if self._copy_check is not None and with_headers:
             copies = self._copy_check.copies_among(list(map(_record_of, messages)))
             if copies:
                 left_s = _hand_out_until(until, lease_ms) - self._clock.monotonic()
                 checked = self._copy_check.examine(copies, left_s / 2)
                 messages, offsets = self._without_late_acked(messages, offsets, checked)
-        return _Started(messages, offsets, until)
+        return _StartedMessages(messages, offsets, until)
 
     def _without_late_acked(
         self, messages: list[KafkaMessage], offsets: Offsets, checked: CheckedCopies
     ) -> tuple[list[KafkaMessage], Offsets]:
-        """Return the messages to hand out; acknowledge, dead-letter or give back the others."""
+        """Return the messages to hand out; acknowledge, dead-letter, postpone or give back the others."""
         left = checked.places()
         if not left:
             return messages, offsets
@@ -302,18 +314,20 @@ class Receiver:
         kept = [one for one in messages if (one.partition, one.offset) not in left]
         return kept, offsets_of_records(list(map(_record_of, kept)))
 
-    def _lengthened(self, lease_ms: int) -> int:
-        """Return the lease for start markers: longer if confirming the last ones took a good part of it.
+    def _lengthen_lease(self, lease_ms: int) -> int:
+        """Return the lease for start markers: longer if confirming the last ones took over an eighth of it.
 
-        Over a slow link the receiver would otherwise get little or nothing of a short lease.
+        Over a slow link, little or nothing of a short lease would be left for the receiver otherwise. The
+        longer lease has twice that time added, and is no longer than the queue's max_hold or the lease asked
+        for.
         """
         confirmed_in_ms = self._confirmed_in_s * 1000
-        if confirmed_in_ms <= lease_ms * _SLOW_CONFIRMATION:
+        if confirmed_in_ms <= lease_ms * _MAX_CONFIRMATION_SHARE:
             return lease_ms
         return min(lease_ms + 2 * math.ceil(confirmed_in_ms), max(lease_ms, self._queue.max_hold_ms))
 
-    def _begin_leases(self, started: _Started, lease_ms: int) -> bool:
-        """Count messages as in flight; if their leases have run down, give them back and return False."""
+    def _begin_leases(self, started: _StartedMessages, lease_ms: int) -> bool:
+        """Count messages as in flight; if their leases have run down by half, give back and return False."""
         if self._clock.monotonic() <= _hand_out_until(started.until, lease_ms):
             self._in_flight.add(started.offsets, started.until)
             return True
@@ -327,7 +341,7 @@ class Receiver:
         return False
 
     def _delays(self, records: list[Any], now_ms: int) -> dict[Place, int]:
-        """The places of records not yet due, with the ms until they are."""
+        """Return the places of records that are not due yet, each with the ms until it is."""
         delays: dict[Place, int] = {}
         for record in records:
             headers, unreadable = read_headers(record)
@@ -350,13 +364,13 @@ class Receiver:
 
 
 @contextmanager
-def _collecting_later(count: int) -> Iterator[None]:
+def _pause_garbage_collector(count: int) -> Iterator[None]:
     """Pause Python's garbage collector while `count` objects are made, if they are many.
 
     None of these objects is garbage, but the collector would scan all objects again and again: with batches
     of 5,000 that takes a third of the time of receive().
     """
-    if count < _GC_PAUSE_FROM or not gc.isenabled():
+    if count < _MIN_MESSAGES_FOR_GC_PAUSE or not gc.isenabled():
         yield
         return
     gc.disable()
@@ -376,5 +390,5 @@ def _without(offsets: Offsets, places: Collection[Place]) -> Offsets:
 
 
 def _hand_out_until(lease_until: float, lease_ms: int) -> float:
-    """Until when a message with a lease until `lease_until` may be handed out (rule R11)."""
+    """Return until when a message may be handed out whose lease ends at `lease_until` (rule R11)."""
     return lease_until - lease_ms / 1000 * MIN_LEASE_LEFT

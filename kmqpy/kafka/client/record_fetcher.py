@@ -1,4 +1,4 @@
-"""Fetches the records of a queue with librdkafka's consumer, and polls it while nobody receives."""
+"""Fetches the records of a queue with librdkafka's consumer, and polls the consumer while nobody receives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RecordFetcher:
         self._consumer = consumer
         self._topic = topic
         self._ahead: list[Any] = []
-        """Records and errors that fetch_ahead() got, for the next fetch()."""
+        """Records and errors that fetch_ahead() got, and that fetch() returns first."""
         self._paused: set[int] = set()
         self._fetched_by: int | None = None
 
@@ -38,7 +38,7 @@ class RecordFetcher:
         self._paused = set()
 
     def fetch(self, max_records: int, wait_s: float) -> list[Any]:
-        """Up to `max_records` records and errors; waits at most `wait_s` for the first."""
+        """Return up to `max_records` records and errors; waits at most `wait_s` for the first."""
         self._fetched_by = threading.get_ident()
         try:
             # Two calls, since consume(n, t) waits for n records, or until t is over.
@@ -52,34 +52,40 @@ class RecordFetcher:
             self._fetched_by = None
 
     def fetch_ahead(self) -> list[Any]:
-        """Poll once, so that the group keeps this member; keeps what came for fetch(), and returns it."""
+        """Poll once without waiting, so that the group keeps this member; returns the records that came.
+
+        fetch() returns these records, too.
+        """
         came = self._consumer.consume(1, 0)  # its callbacks may forget() partitions
         self._ahead += came
         return came
 
     def drop_ahead(self) -> None:
-        """Drop what fetch_ahead() kept; librdkafka does not fetch it once more, unless somebody seeks."""
+        """Drop the records that fetch_ahead() kept. librdkafka fetches them again only after a seek."""
         self._ahead = []
 
     def log_bounds(self, partition: int) -> tuple[int, int]:
-        """The first offset of the log and its end, as of the last fetch: records may be deleted since."""
+        """Return the first offset of the log and its end, as of the last fetch; 0 and INT64_MAX if unknown.
+
+        Kafka may have deleted records since.
+        """
         place = TopicPartition(self._topic, partition)
         bounds: tuple[int, int] | None = self._consumer.get_watermark_offsets(place, cached=True)
         return (0, INT64_MAX) if bounds is None else bounds
 
     def seek(self, partition: int, offset: int) -> None:
-        """Fetch this partition from `offset` on; what fetch_ahead() kept of it is dropped."""
+        """Fetch this partition from `offset` on; drop its records that fetch_ahead() kept."""
         self._ahead = [record for record in self._ahead if record.partition() != partition]
         place = TopicPartition(self._topic, partition, offset)
         try:
             self._consumer.seek(place)
-        except KafkaException:  # not fetching yet
+        except KafkaException:  # librdkafka does not fetch the partition yet
             self._consumer.incremental_unassign([place])
             self._consumer.incremental_assign([place])
             self._paused.discard(partition)
 
     def pause_only(self, wanted: set[int], assigned: Collection[int]) -> None:
-        """Pause the partitions `wanted`, and resume those of `assigned` that are paused and not wanted."""
+        """Pause the partitions `wanted`; resume those of `assigned` that are paused and not among them."""
         pause, resume = wanted - self._paused, (self._paused - wanted).intersection(assigned)
         if pause:
             self._consumer.pause([TopicPartition(self._topic, partition) for partition in pause])
@@ -88,6 +94,6 @@ class RecordFetcher:
         self._paused = wanted
 
     def forget(self, partitions: Collection[int]) -> None:
-        """Drop what is known of partitions that were just assigned or given up: none of them is paused."""
+        """Forget partitions that were just assigned or given up: none is paused, no record of them kept."""
         self._ahead = [record for record in self._ahead if record.partition() not in partitions]
         self._paused.difference_update(partitions)

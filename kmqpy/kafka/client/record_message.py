@@ -1,4 +1,4 @@
-"""A message as it came from Kafka."""
+"""KafkaMessage: a message as it came from Kafka."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ class Acknowledges(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReceiveContext:
-    """Shared by the messages of one receive()."""
+    """Values that all messages of one receive() share."""
 
     queue: QueueSettings
     topic_id: str
     lease_until_ms: int
     telemetry: Telemetry
     client: Acknowledges | None = None
-    """Acknowledges them; None: nobody received them, they were only looked at."""
+    """The object that acknowledges the messages. None: nobody received the messages, they were only looked
+    at."""
 
 
 class KafkaMessage(LazyMessage):
     """A Message that knows its place in Kafka.
 
-    topic, partition, offset  where this copy lies; a redelivered message is another copy
+    topic, partition, offset  where this record lies; a redelivered message is another record
     receipt                   empty for a message that was only looked at
     """
 

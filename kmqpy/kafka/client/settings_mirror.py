@@ -1,9 +1,9 @@
-"""The settings of all queues for clients, which have no ZooKeeper: a copy of the registry in a topic.
+"""Mirrors the settings of all queues in the topic kmq.queues, for clients, which don't reach ZooKeeper.
 
-The topic kmq.queues is compacted, with one partition; one record a queue, its key the path of the queue's
-znode (so several roots share a Kafka), its value the settings as JSON, and the ids of the topics that belong
-together (rule R24). `kmq queue` writes it, trackers add and update; nobody but `kmq queue delete` takes a
-record away, whatever becomes of ZooKeeper (rule R25).
+The topic is compacted and has one partition, with one record for each queue. The key is the path of the
+queue's znode in the registry, so several roots can share a Kafka. The value is JSON: the settings, and the
+ids of the topics that belong together (rule R24 of docs/rules.md). `kmq queue` writes records, and trackers
+add and update them. Only `kmq queue delete` removes a record, whatever happens to ZooKeeper (rule R25).
 """
 
 from __future__ import annotations
@@ -35,25 +35,26 @@ from kmqpy.kafka.topics import QueueTopics, Topics
 
 _log = logging.getLogger(__name__)
 
-_READ_S = 5.0
-"""How long reading all of it may take; it is small, unless others write to it."""
-_USE_S = 10.0
-"""How long what was read is used again in this process."""
-_LARGEST_RECORD = 64 * 1024
-"""Bytes; what is larger is not ours."""
-_KEPT = 8
-"""Last records of a key: those that can't be read hide none before them (rule R21)."""
+_READ_TIMEOUT_S = 5.0
+"""Reading of the topic is given up after this time. The topic is small, unless others write to it."""
+_MAX_CACHE_AGE_S = 10.0
+"""Records that were read are used again in this process for so long."""
+_MAX_RECORD_BYTES = 64 * 1024
+"""A record whose key and value have more bytes than this is ignored: kmqpy has not written it."""
+_MAX_VALUES_PER_KEY = 8
+"""The number of last values kept of each key, so that unreadable values hide none before them (rule R21)."""
 
-_CONSEQUENCE = "what clients are not told of a queue's settings counts as the default"
+_DEFAULTS_APPLY = "what clients are not told of a queue's settings counts as the default"
 
-_TOPIC_IDS = "topic_ids"
-"""The key of the ids in a record; versions without them leave it out as one of a newer version."""
+_TOPIC_IDS_FIELD = "topic_ids"
+"""The JSON field of the topic ids; versions of kmqpy that don't know it leave it out when they read."""
 
-_Found = dict[bytes, deque[bytes]]
+_ValuesByKey = dict[bytes, deque[bytes]]
+"""The last values of each key, in the order in which they were written."""
 
 
-class _TooLong(Unavailable):
-    """There is more than can be read in time."""
+class _TopicTooLong(Unavailable):
+    """The topic has more records than can be read within `_READ_TIMEOUT_S`."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -66,27 +67,30 @@ class _TooLong(Unavailable):
 class Records:
     """The contents of kmq.queues.
 
-    own         by queue, what its last readable record says
-    unreadable  those of our queues whose last record can't be read
-    others      the queues of other roots
-    strangers   names of queues of other roots whose records can't be read
+    own                by queue under the connection's root: the settings in the last record that can be read
+    unreadable         the queues under the connection's root whose last record can't be read
+    others             the settings of queues under other roots
+    unreadable_others  names of queues under other roots whose records can't be read
     """
 
     own: Mapping[str, QueueSettings] = field(default_factory=dict)
     unreadable: frozenset[str] = frozenset()
     others: tuple[QueueSettings, ...] = ()
-    strangers: frozenset[str] = frozenset()
+    unreadable_others: frozenset[str] = frozenset()
 
 
-_cache: dict[tuple[str, int], tuple[float, _Found]] = {}
+_cache: dict[tuple[str, int], tuple[float, _ValuesByKey]] = {}
+"""By Kafka cluster: the monotonic time of the last read, and the values that it found."""
 _logged: set[str] = set()
+"""Warnings that this process has logged, each with its Kafka cluster."""
 
 
 def settings_of(queue: str | QueueSettings, connection: KafkaConnection) -> QueueSettings:
-    """The settings that a client of `queue` works with: the queue's own, where `queue` leaves them open.
+    """Return the settings that a client of `queue` works with: those given, and for the rest the queue's own.
 
-    A setting that is not known has its default: there is no record of the queue, no topic kmq.queues, or no
-    right to read it. In the latter two cases a warning is logged, once for each process and cluster.
+    A setting that is not known has its default. That is so if there is no readable record of the queue, if
+    there is no topic kmq.queues, if the client may not read that topic, or if the topic is too long. A
+    warning of each of these cases, except a missing record, is logged once in each process and cluster.
 
     Raises ConfigError where `queue` contradicts the queue's own settings, Unavailable.
     """
@@ -97,7 +101,7 @@ def settings_of(queue: str | QueueSettings, connection: KafkaConnection) -> Queu
         return given
     mirror = SettingsMirror(connection)
     known = mirror.recent(given.name)
-    if known is None or _contradictions(given, given_fields, known):  # it may be out of date
+    if known is None or _contradictions(given, given_fields, known):  # the cache may be out of date
         known = mirror.find(given.name)
     if known is None:
         return QueueSettings.stored(dataclasses.asdict(given))
@@ -116,16 +120,16 @@ def _contradictions(given: QueueSettings, given_fields: Iterable[str], known: Qu
 
 
 def check_topics(queue: QueueSettings, there: QueueTopics, connection: KafkaConnection) -> None:
-    """Raise TopicError where the topic of `queue` was recreated, but not its markers topic (rule R24).
+    """Raise TopicError if the topic of `queue` was recreated, but its markers topic was not (rule R24).
 
-    `queue` is what settings_of() returned, `there` are the topics there are. Reads kmq.queues only where this
-    process has not done so in the last seconds, or the topics don't go with what it has read.
+    `queue` is the result of settings_of(); `there` are the topics that exist. Reads kmq.queues only if this
+    process has not done so in the last 10 s, or if the topics don't match the ids that it has read.
     """
     now = {queue.name: there.ids.queue, queue.markers_topic: there.ids.markers}
     before = queue.topic_ids
     if queue.given_fields is None and not before:
         before = SettingsMirror(connection).topic_ids(queue.name)
-    if find_stale_markers(queue, before, now):  # or is it out of date?
+    if find_stale_markers(queue, before, now):  # unless the cache is out of date
         before = SettingsMirror(connection).topic_ids(queue.name, anew=True)
         if find_stale_markers(queue, before, now):
             raise stale_markers_error(queue)
@@ -134,8 +138,9 @@ def check_topics(queue: QueueSettings, there: QueueTopics, connection: KafkaConn
 class SettingsMirror:
     """Reads and writes the records of the queues under the connection's root.
 
-    Every call may raise Unavailable; those that write AccessDenied. `topics` describes the topics for all
-    calls; by default each call makes a Topics of its own.
+    Every call that asks Kafka may raise Unavailable and AccessDenied. But find() and topic_ids() raise no
+    AccessDenied if Kafka knows this client and only does not allow it to read the topic. `topics` describes
+    topics for all calls; by default each call makes a Topics of its own.
     """
 
     def __init__(self, connection: KafkaConnection, topics: Topics | None = None) -> None:
@@ -144,84 +149,90 @@ class SettingsMirror:
         self._cluster = librdkafka.connection_key(connection)
 
     def recent(self, name: str) -> QueueSettings | None:
-        """The settings of queue `name` as this process read them in the last seconds, if it did."""
+        """Return the settings of queue `name` if this process has read them in the last 10 s; else None."""
         read_at, found = _cache.get(self._cluster, (0.0, {}))
-        if SYSTEM_CLOCK.monotonic() - read_at > _USE_S:
+        if SYSTEM_CLOCK.monotonic() - read_at > _MAX_CACHE_AGE_S:
             return None
-        return self._decode(name, found)
+        return self._last_readable(name, found)
 
     def find(self, name: str) -> QueueSettings | None:
-        """The settings of queue `name`; None, maybe with a warning, where they are not known."""
+        """Read the settings of queue `name` now; None if they are not known.
+
+        Logs a warning if the topic is missing, is too long or may not be read.
+        """
         try:
             found = self._read()
         except AccessDenied as error:
             if not _is_not_allowed(error):
                 raise
             _cache[self._cluster] = SYSTEM_CLOCK.monotonic(), {}
-            self._warn(f"can't be read; {_CONSEQUENCE}", str(error))
+            self._warn(f"can't be read; {_DEFAULTS_APPLY}", str(error))
             return None
-        except _TooLong as error:
-            self._warn(f"is too long to be read; {_CONSEQUENCE}", str(error))
+        except _TopicTooLong as error:
+            self._warn(f"is too long to be read; {_DEFAULTS_APPLY}", str(error))
             return None
         if found is None:
             self._warn(
-                f"does not exist; {_CONSEQUENCE}", "kmq queue create, kmq queue alter and trackers make it"
+                f"does not exist; {_DEFAULTS_APPLY}", "kmq queue create, kmq queue alter and trackers make it"
             )
             return None
-        return self._decode(name, found)
+        return self._last_readable(name, found)
 
     def topic_ids(self, name: str, *, anew: bool = False) -> Mapping[str, str]:
-        """Return the ids of the topics of queue `name`, as this process has read them in the last seconds.
+        """Return the ids of the topics of queue `name`, as this process has read them in the last 10 s.
 
-        Reads them now if it has not, or if `anew` is True. Empty where they are not known.
+        Reads the ids now if the process has not, or if `anew` is True. Empty if the ids are not known.
         """
-        read_at, found = _cache.get(self._cluster, (-_USE_S, {}))
-        if anew or SYSTEM_CLOCK.monotonic() - read_at > _USE_S:
+        read_at, found = _cache.get(self._cluster, (-_MAX_CACHE_AGE_S, {}))
+        if anew or SYSTEM_CLOCK.monotonic() - read_at > _MAX_CACHE_AGE_S:
             try:
                 found = self._read() or {}
-            except _TooLong:
+            except _TopicTooLong:
                 found = {}
             except AccessDenied as error:
                 if not _is_not_allowed(error):
                     raise
                 found = {}
-        known = self._decode(name, found)
+        known = self._last_readable(name, found)
         return {} if known is None else known.topic_ids
 
     def records(self) -> Records | None:
-        """Return what the topic holds; None if there is no such topic. Raises Unavailable, AccessDenied."""
+        """Return the contents of kmq.queues; None if there is no such topic."""
         found = self._read()
         if found is None:
             return None
-        own, unreadable, others, strangers = {}, set(), [], set()
+        own, unreadable, others, unreadable_others = {}, set(), [], set()
         for key, values in found.items():
             prefix, _, name = key.decode(errors="replace").rpartition("/")
-            readable = [one for value in values if (one := _settings_of(name, value)) is not None]
+            readable = [one for value in values if (one := _readable_settings(name, value)) is not None]
             if key != self._key(name):
                 if prefix.startswith("/") and prefix.endswith("/queues"):
                     if readable:
                         others.append(readable[-1])
                     elif is_topic_name(name):
-                        strangers.add(name)
+                        unreadable_others.add(name)
                 continue
             if readable:
                 own[name] = readable[-1]
-            if is_topic_name(name) and _settings_of(name, values[-1]) is None:
+            if is_topic_name(name) and _readable_settings(name, values[-1]) is None:
                 unreadable.add(name)
         return Records(
             own=own,
             unreadable=frozenset(unreadable),
             others=tuple(others),
-            strangers=frozenset(strangers),
+            unreadable_others=frozenset(unreadable_others),
         )
 
     def write(self, queues: Collection[QueueSettings], *, certain: bool = False) -> None:
-        """Write records that are missing or differ; creates kmq.queues, replicated like the queues' topics.
+        """Write the records of these queues that are missing or differ; create kmq.queues if it is missing.
 
-        To settings that hold the ids of the queue topic and the markers topic, the ids of the dead-letter
-        topics are added. The ids of a topic that was recreated while its markers topic was not are left out,
-        so that this stays known until it is mended; if that topic is a queue topic, TopicError is raised in
-        the end. `certain`: the ids given are those of topics that belong together, whatever a record says.
+        A new kmq.queues gets as many replicas as the queue topic that has the most. To settings that hold the
+        ids of the queue topic and the markers topic, the ids of the dead-letter topics are added.
+
+        A topic that was recreated while its markers topic was not keeps the ids that its record has, so that
+        the fault stays known until it is mended. If that topic is a queue topic, TopicError is raised once
+        all records are written. `certain`: the ids given are those of topics that belong together, whatever a
+        record says.
         """
         topics = self._topics or Topics(self._connection)
         found = self._read(topics)
@@ -234,29 +245,29 @@ class SettingsMirror:
         # The ids of queue and markers topic were read together, and belong together.
         names = [name for queue in queues if queue.topic_ids for name in _dead_letters(queue)]
         dead: dict[str, str] = {}
-        with contextlib.suppress(AccessDenied):  # trackers don't need them
+        with contextlib.suppress(AccessDenied):  # trackers work without the ids of dead-letter topics
             dead = {name: topic.topic_id for name, topic in topics.describe(names).items()}
         changed: dict[bytes, bytes | None] = {}
-        mixed = []
+        with_stale_markers = []
         for queue in queues:
-            before = self._decode(queue.name, found)
+            before = self._last_readable(queue.name, found)
             recorded = {} if before is None else before.topic_ids
             now = {**{name: dead[name] for name in _dead_letters(queue) if name in dead}, **queue.topic_ids}
             believed = {name: one for name, one in recorded.items() if not certain or name not in now}
             ids, earlier = _ids_to_write(queue, believed, now if queue.topic_ids else {})
             if queue.name in earlier:
-                mixed.append(queue)
+                with_stale_markers.append(queue)
             last = found.get(self._key(queue.name), (b"",))[-1]
             # A record that can't be read hides earlier ones as soon as Kafka has compacted these away.
-            if before != queue or ids != recorded or _settings_of(queue.name, last) is None:
-                changed[self._key(queue.name)] = _record(queue, ids)
+            if before != queue or ids != recorded or _readable_settings(queue.name, last) is None:
+                changed[self._key(queue.name)] = _encode_record(queue, ids)
         self._produce(changed)
-        if mixed:
-            raise stale_markers_error(mixed[0])
+        if with_stale_markers:
+            raise stale_markers_error(with_stale_markers[0])
 
     def remove(self, name: str) -> None:
-        """Delete the record of a queue that was deleted; does nothing where there is none."""
-        with contextlib.suppress(_TooLong):
+        """Delete the record of a queue that was deleted; does nothing if there is none."""
+        with contextlib.suppress(_TopicTooLong):
             if self._key(name) not in (self._read() or {}):
                 return
         self._produce({self._key(name): None})
@@ -264,11 +275,11 @@ class SettingsMirror:
     def _key(self, name: str) -> bytes:
         return f"{self._connection.root}/queues/{name}".encode()
 
-    def _decode(self, name: str, found: _Found) -> QueueSettings | None:
-        """The last value of the queue that can be read."""
+    def _last_readable(self, name: str, found: _ValuesByKey) -> QueueSettings | None:
+        """Return the settings in the last value of queue `name` that can be read; warn of unreadable ones."""
         for value in reversed(found.get(self._key(name), ())):
             try:
-                settings = _settings(value)
+                settings = _parse_record(value)
             except ConfigError as error:
                 self._warn(
                     f"has a record of queue {name} that can't be read; it counts for nothing", str(error)
@@ -278,34 +289,34 @@ class SettingsMirror:
                 return settings
         return None
 
-    def _read(self, topics: Topics | None = None) -> _Found | None:
-        """Return the last value of each key; None where there is no topic.
+    def _read(self, topics: Topics | None = None) -> _ValuesByKey | None:
+        """Return the last values of each key, and cache them; None if there is no such topic.
 
-        Raises AccessDenied, Unavailable, and _TooLong where others have written too much.
+        Raises AccessDenied, Unavailable, and _TopicTooLong if there are too many records to read in time.
         """
-        # Asked first: it takes a consumer ten times as long to find out that there is none.
+        # Asked first: a consumer takes ten times as long to find out that there is no such topic.
         topics = topics or self._topics or Topics(self._connection)
         if SETTINGS_TOPIC not in topics.describe([SETTINGS_TOPIC]):
             _cache[self._cluster] = SYSTEM_CLOCK.monotonic(), {}
             return None
-        found: _Found = {}
-        deadline = SYSTEM_CLOCK.monotonic() + _READ_S
+        found: _ValuesByKey = {}
+        deadline = SYSTEM_CLOCK.monotonic() + _READ_TIMEOUT_S
 
         def visit(record: Any) -> None:
             key, value = record.key(), record.value()
             if SYSTEM_CLOCK.monotonic() > deadline:
-                raise _TooLong
-            if key is None or len(key) + len(value or b"") > _LARGEST_RECORD:
+                raise _TopicTooLong
+            if key is None or len(key) + len(value or b"") > _MAX_RECORD_BYTES:
                 return
             if value is None:
                 found.pop(key, None)
             else:
-                found.setdefault(key, deque(maxlen=_KEPT)).append(value)
+                found.setdefault(key, deque(maxlen=_MAX_VALUES_PER_KEY)).append(value)
 
         try:
-            # Uncommitted: nobody's open transaction may hide what comes after it.
+            # Uncommitted: nobody's open transaction may hide the records after it.
             partition_reader.scan(self._connection, SETTINGS_TOPIC, {0: 0}, visit, uncommitted=True)
-        except TopicError:  # it has just been deleted
+        except TopicError:  # the topic has just been deleted
             return None
         _cache[self._cluster] = SYSTEM_CLOCK.monotonic(), found
         return found
@@ -341,32 +352,32 @@ class SettingsMirror:
             _log.warning(text, extra={"bootstrap": self._connection.bootstrap, "why": why})
 
 
-def _settings(value: bytes) -> QueueSettings:
-    """The settings in a record, with the ids of topics that it says; raises ConfigError."""
+def _parse_record(value: bytes) -> QueueSettings:
+    """Return the settings in the value of a record, with the topic ids in it; raises ConfigError."""
     settings = QueueSettings.from_json(value, newer=True)
-    ids = json.loads(value).get(_TOPIC_IDS)
+    ids = json.loads(value).get(_TOPIC_IDS_FIELD)
     if not isinstance(ids, dict):
         return settings
     return settings.with_topic_ids({name: one for name, one in ids.items() if one and isinstance(one, str)})
 
 
-def _settings_of(name: str, value: bytes) -> QueueSettings | None:
-    """The settings in a record of queue `name`; None where it says none, or those of another queue."""
+def _readable_settings(name: str, value: bytes) -> QueueSettings | None:
+    """Return the settings in a record of queue `name`; None if unreadable, or of another queue."""
     try:
-        settings = _settings(value)
+        settings = _parse_record(value)
     except ConfigError:
         return None
     return settings if settings.name == name else None
 
 
-def _record(queue: QueueSettings, ids: Mapping[str, str]) -> bytes:
-    """The value of a queue's record."""
+def _encode_record(queue: QueueSettings, ids: Mapping[str, str]) -> bytes:
+    """Return the value of a queue's record."""
     values = dataclasses.asdict(queue)
-    return json.dumps({**values, _TOPIC_IDS: dict(ids)} if ids else values, sort_keys=True).encode()
+    return json.dumps({**values, _TOPIC_IDS_FIELD: dict(ids)} if ids else values, sort_keys=True).encode()
 
 
 def _dead_letters(queue: QueueSettings) -> list[str]:
-    """The names of the dead-letter topic and of its markers topic."""
+    """Return the names of the dead-letter topic and of its markers topic."""
     (_, dead) = markers_topics(queue).items()
     return list(dead)
 
@@ -374,10 +385,10 @@ def _dead_letters(queue: QueueSettings) -> list[str]:
 def _ids_to_write(
     queue: QueueSettings, recorded: Mapping[str, str], now: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The ids that the record is to say, and what find_stale_markers() says of them.
+    """Return the topic ids to write to the record, and the result of find_stale_markers().
 
-    Topics with messages and their markers topics go together: of such a pair, both ids are taken from `now`
-    or none.
+    A topic with messages and its markers topic go together: the ids of both are taken from `now`, or of both
+    from `recorded`.
     """
     earlier = find_stale_markers(queue, recorded, now)
     ids = {}
@@ -389,6 +400,6 @@ def _ids_to_write(
 
 
 def _is_not_allowed(error: AccessDenied) -> bool:
-    """Return True if Kafka knows who we are, and does not allow this request."""
+    """Return True if Kafka knows this client, but does not allow it to use the topic."""
     cause = librdkafka.error_of(error.__cause__) if error.__cause__ is not None else None
     return cause is not None and cause.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED

@@ -1,4 +1,4 @@
-"""Finds out when start markers of unknown outcome can't be appended any more (rules R10 and R18)."""
+"""Finds out when Kafka can't append start markers of unknown outcome any more."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from kmqpy.kafka.client.markers_producer import produce
 from kmqpy.kafka.markers import codec
 
 _LATE_REQUEST_S = 5.0
-"""How long after a producer's end a broker may still append what the producer had sent before."""
+"""How long after a producer's end a broker may still append records that the producer had sent before."""
 
 
 class StartBarrier:
-    """Tells when no start marker of one partition can be appended any more, by ticks of their producers.
+    """Tells when Kafka can't append start markers of one partition any more.
 
-    An idempotent producer writes in order, even when it gives a marker up: once its tick is in the log,
-    nothing that it sent earlier can follow. A producer with a fatal error, or that is cut off, can't write a
-    tick; its earlier requests get `_LATE_REQUEST_S` to arrive.
+    The barrier has each producer of such start markers send a tick: a marker that says nothing. An idempotent
+    producer writes in order, even when it gives a marker up: once its tick is in the log, none of its earlier
+    markers can follow. A producer with a fatal error, or that is cut off (never reaches Kafka again), can't
+    write a tick. For its earlier requests, the barrier waits `_LATE_REQUEST_S`. Rules R10 and R18 of
+    docs/rules.md need the barrier.
     """
 
     def __init__(self, topic: str, partition: int, clock: Clock) -> None:
@@ -29,30 +31,31 @@ class StartBarrier:
         self._partition = partition
         self._clock = clock
         self._ticks: dict[Producer, object | None] = {}
-        """The unconfirmed tick of each producer; None while it has to send one."""
+        """The unconfirmed tick of each producer; None: the producer has still to send a tick."""
         self._passed_after = 0.0
+        """The monotonic time before which the barrier is not passed."""
 
     def add(self, producer: Producer) -> None:
-        """Note that `producer` sends start markers; a tick that it sent before them does not count."""
+        """Note that `producer` sends start markers. A tick that it has sent before them does not count."""
         self._ticks[producer] = None
 
     def passed(self) -> bool:
-        """Return True if all ticks are in the log. Sends those that are not on their way; does not wait."""
+        """Return True if no start marker can be appended any more. Sends missing ticks; does not wait."""
         for producer, tick in list(self._ticks.items()):
             if tick is None:
                 self._send(producer)
             producer.poll(0)
-            # An empty queue means written: a failure has set the tick back to None by then.
+            # If the producer's queue is empty, the tick is written: a failure would have set it to None.
             if self._ticks.get(producer) and not len(producer):
                 self._ticks.pop(producer, None)
         return not self._ticks and self._clock.monotonic() >= self._passed_after
 
     def producers(self) -> list[Producer]:
-        """The producers whose ticks are awaited; for any thread."""
+        """The producers whose ticks are not in the log yet; for any thread."""
         return list(self._ticks)
 
     def forget(self, cut_off: Collection[Producer]) -> None:
-        """Wait no more for ticks of producers that never reach Kafka again."""
+        """Wait no more for the ticks of these producers, which never reach Kafka again."""
         for producer in self._ticks.keys() & set(cut_off):
             self._passed_after = self._clock.monotonic() + _LATE_REQUEST_S
             self._ticks.pop(producer, None)

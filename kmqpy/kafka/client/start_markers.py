@@ -1,4 +1,4 @@
-"""Writes start markers, and says which of them are confirmed."""
+"""Writes start markers, and says which of them Kafka has confirmed."""
 
 from __future__ import annotations
 
@@ -23,18 +23,22 @@ from kmqpy.kafka.places import Place
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.01
+"""How long one poll of a producer waits for delivery reports, or for room in its queue."""
 _ERRORS_ONLY_POLL_S = 0.001
-_MANY_PER_PARTITION = 200
-"""This many start markers of one partition, or more, are written without a delivery report for each."""
+"""The same for the producer that reports errors only. Short, because the confirmation of a marker does not
+end such a poll."""
+_MIN_ERRORS_ONLY = 200
+"""From this many start markers of one partition on, all but the last of them go to the producer that reports
+errors only. Range markers, and start markers that name a holder, don't."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartOutcome:
     """The outcome of writing start markers, by partition.
 
-    last_at     the markers offset of the last one that was confirmed
-    failed      the lowest queue offset that was not, where there is one
-    given_back  whether the messages were given back, because confirmation took too long
+    last_at     the markers offset of the last start marker that was confirmed, where one was
+    failed      the lowest queue offset whose start marker was not confirmed, where there is one
+    given_back  True: the messages were given back, because confirmation took too long
     """
 
     last_at: dict[int, int]
@@ -46,26 +50,27 @@ class StartOutcome:
 class _PartitionStarts:
     """The start markers of one partition in a batch.
 
-    Each is given to one of two producers: one that reports every outcome, and one that reports errors only.
+    Each start marker goes to one of two producers. One producer reports every outcome, the other errors only.
     """
 
     reported: list[int] = field(default_factory=list)
-    """The lowest offset of each marker that went to the producer that reports every outcome."""
+    """The lowest queue offset of each marker for the producer that reports every outcome."""
     written: list[Any] = field(default_factory=list)
-    """The records of those that it confirmed; any thread that polls the producer appends to it."""
+    """The records that this producer has confirmed; any thread that polls the producer appends to the
+    list."""
     errors_only: Sequence[int] = ()
-    """Offsets whose markers went to the producer that reports errors only."""
+    """The queue offsets whose markers are for the producer that reports errors only."""
     refused: list[int] = field(default_factory=list)
-    """Offsets whose errors it reported."""
+    """Those of `errors_only` whose markers the producer did not accept or reported as failed."""
 
     def outcome(self, *, unknown: bool) -> tuple[int | None, int | None]:
-        """The markers offset of the last marker known to be confirmed, and the lowest offset whose is not.
+        """Return the markers offset of the last confirmed marker, and the lowest queue offset not confirmed.
 
-        `unknown`: the producer that reports errors only did not say what became of its markers.
+        `unknown`: the producer that reports errors only still holds markers, so their outcome is not known.
         """
-        written = list(self.written)  # once: another thread that polls the producer may go on with it
+        written = list(self.written)  # a copy: another thread that polls the producer may append to it
         failed = list(self.refused)
-        if unknown or not written:  # without a written marker nobody knows where the others are
+        if unknown or not written:  # without a confirmed marker, the markers offset is not known
             failed += self.errors_only[:1]
         if len(written) < len(self.reported):
             offsets = {codec.decode_key(record.key())[1] for record in written}
@@ -74,12 +79,12 @@ class _PartitionStarts:
 
 
 class StartBatch:
-    """Start markers on their way; used by one thread, though reports may come on another that polls.
+    """Start markers whose outcome is awaited. One thread uses a batch; any thread may poll the producers.
 
     producer     reports the outcome of each marker
-    give_up      closes the producers, so that they report undelivered markers: after a fatal error, and when
-                 the one that reports errors only still has markers at the time-out
-    all_written  told each partition of which every start marker was confirmed
+    give_up      called after a fatal error, and when the producer that reports errors only still holds
+                 markers at the time-out: closes the producers, so that they report unwritten markers
+    all_written  called with each partition of which every start marker was confirmed
     """
 
     def __init__(
@@ -108,7 +113,7 @@ class StartBatch:
         return self._deadline - self._clock.monotonic()
 
     def expect(self, partition: int, offsets: Sequence[int]) -> Report:
-        """Register markers whose lowest offsets these are; returns their delivery callback."""
+        """Register markers by their lowest queue offsets; returns their delivery callback."""
         starts = self._partitions.setdefault(partition, _PartitionStarts())
         starts.reported.extend(offsets)
         written = starts.written
@@ -122,7 +127,7 @@ class StartBatch:
         return report
 
     def expect_errors_only(self, producer: Producer, partition: int, offsets: Sequence[int]) -> Report:
-        """Register markers given to a producer that reports errors only; returns their delivery callback."""
+        """Register markers for the producer that reports errors only; returns their delivery callback."""
         self._errors_only = producer
         self._partitions.setdefault(partition, _PartitionStarts()).errors_only = offsets
 
@@ -132,50 +137,51 @@ class StartBatch:
         return report
 
     def refuse(self, error: KafkaError | None) -> None:
-        """Note that a marker whose outcome is reported failed."""
+        """Note that a marker failed that was for the producer that reports every outcome."""
         self._refused.append(error)
 
     def refuse_errors_only(self, error: KafkaError | None, key: bytes) -> None:
-        """Note that a marker failed that was given to the producer that reports errors only."""
+        """Note that a marker failed that was for the producer that reports errors only."""
         partition, offset = codec.decode_key(key)
         self._partitions[partition].refused.append(offset)
         self._refused_errors_only.append(error)
 
     def producer_of(self, partition: int, offset: int) -> Producer:
-        """The producer that was given the start marker of this message."""
+        """Return the producer that got the start marker of this message."""
         starts = self._partitions.get(partition)
         if self._errors_only is None or starts is None or not len(starts.errors_only):
             return self._producer
         return self._errors_only if offset <= starts.errors_only[-1] else self._producer
 
     def give_back_at(self, moment: float, write_back: Callable[[], None]) -> None:
-        """Call `write_back`, which gives the messages back, if they are not confirmed at `moment`."""
+        """Have `write_back` give the messages back if the markers are not confirmed at `moment`."""
         self._give_back_at, self._write_back = moment, write_back
 
     def give_back(self) -> None:
-        """Give the messages back, once; in the log that comes after their start markers."""
+        """Give the messages back, once. In the log, their nacks come after their start markers."""
         if not self._given_back:
             self._given_back = True
             self._write_back()
 
     def wait_until_confirmed(self) -> StartOutcome:
-        """Wait until the markers are confirmed, at most until the time-out.
+        """Wait until the markers are confirmed, at most until the time-out; returns the outcome.
 
-        Failed means not confirmed: the marker may be in the log, or still get there; see StartBarrier.
+        A marker that failed is not confirmed: it may be in the log, or be appended later; see StartBarrier.
         """
-        while self._pending() and (left_s := self.left_s()) > 0:
+        while self._has_unreported() and (left_s := self.left_s()) > 0:
             self._give_back_when_late()
-            # Another thread may have polled what this one waits for.
+            # Short, since another thread may have polled the report that this one waits for.
             self._producer.poll(min(left_s, POLL_S))
         if self._errors_only is not None:
             while len(self._errors_only) and self.left_s() > 0:
                 self._give_back_when_late()
                 self._errors_only.poll(_ERRORS_ONLY_POLL_S)
-        # Once it is given up, the producer that reports errors only says which markers it held (rule R18).
+        # Once given up, the producer that reports errors only says which markers it held, see rule R18 of
+        # docs/rules.md.
         fatal = any(map(librdkafka.is_fatal, self._refused + self._refused_errors_only))
-        if fatal or self._holds_some():
+        if fatal or self._errors_only_holds_markers():
             self._give_up()
-        unknown = self._holds_some()
+        unknown = self._errors_only_holds_markers()
         last_at: dict[int, int] = {}
         failed: dict[int, int] = {}
         for partition, starts in self._partitions.items():
@@ -192,10 +198,10 @@ class StartBatch:
         if self._clock.monotonic() >= self._give_back_at:
             self.give_back()
 
-    def _holds_some(self) -> bool:
+    def _errors_only_holds_markers(self) -> bool:
         return self._errors_only is not None and len(self._errors_only) > 0
 
-    def _pending(self) -> bool:
+    def _has_unreported(self) -> bool:
         left = sum(len(starts.reported) - len(starts.written) for starts in self._partitions.values())
         return left > len(self._refused)
 
@@ -203,14 +209,15 @@ class StartBatch:
 class StartMarkerWriter:
     """Writes start markers. One thread at a time may use it.
 
-    Failed start markers are not sent again: their messages are read again and get new ones (rule R18).
+    Failed start markers are not sent again: the client reads their messages again and writes new start
+    markers (rule R18).
 
-    It has up to two producers: one reports the outcome of each marker; one for large numbers reports errors
-    only, since a report of each marker takes as long as writing it.
+    The writer has up to two producers. One reports the outcome of each marker. The other, for large numbers,
+    reports errors only, since a report of each marker takes as long as writing the marker.
 
-    new_producer  makes a producer with these settings over the usual ones
-    ranges        write range markers, not one for each message
-    closing       set when the client closes
+    new_producer  makes a producer; the settings given override the usual ones
+    ranges        True: write range markers, not one marker for each message
+    closing       set when the client closes: no further marker is handed to a producer
     """
 
     def __init__(
@@ -231,10 +238,10 @@ class StartMarkerWriter:
         self._errors_only: Producer | None = None
         self._used_at = clock.monotonic()
         self._barriers: dict[int, StartBarrier] = {}
-        """The barriers of the partitions that have start markers of unknown outcome."""
+        """By partition: the barrier of the start markers whose outcome is not known."""
 
     def get_ready(self) -> None:
-        """Connect, so that the first start marker does not wait for that."""
+        """Make a producer, so that the first start marker does not wait for its connection."""
         self._reporting_producer()
 
     def start(
@@ -246,13 +253,12 @@ class StartMarkerWriter:
         timeout_s: float,
         hand_out_until: float = math.inf,
     ) -> StartBatch:
-        """Begin to write start markers.
+        """Hand start markers to the producers; the caller then waits with the batch's wait_until_confirmed().
 
-        takes   ascending offsets of the messages taken, by partition
-        delays  of messages not yet due, the ms until they are
-
-        To be followed by `confirmed()` of what it returns, within `timeout_s`.
-        Messages whose start markers are not confirmed at the monotonic time `hand_out_until` are given back.
+        takes           ascending offsets of the messages taken, by partition
+        delays          messages not due yet, with the ms until they are
+        timeout_s       markers that are not confirmed after this time count as failed
+        hand_out_until  the messages are given back if they are not confirmed at this monotonic time
         """
         batch = StartBatch(
             self._reporting_producer(), self._clock, timeout_s, self._drop_producers, self._forget_barrier
@@ -260,16 +266,16 @@ class StartMarkerWriter:
         batch.give_back_at(hand_out_until, partial(self._give_back, batch, takes))
         try:
             self._begin(batch, takes, delays, lease_ms, holder)
-        except BaseException:  # of a signal handler, too: nobody else knows of these start markers
+        except BaseException:  # of a signal handler, too: only this call knows of these start markers
             batch.give_back()
             raise
         return batch
 
     def outcome_known(self, partition: int) -> bool:
-        """Return True if no start marker of this partition can be appended to the log any more.
+        """Return True if Kafka can append no start marker of this partition any more. Does not wait.
 
-        After start markers of unknown outcome, it sends a tick after them; to be called again until the
-        tick has come through. Does not wait.
+        After start markers of unknown outcome, each call sends the missing ticks of StartBarrier: call again
+        until True.
         """
         barrier = self._barriers.get(partition)
         if barrier is not None and barrier.passed():
@@ -281,29 +287,29 @@ class StartMarkerWriter:
         return not [partition for partition in list(self._barriers) if not self.outcome_known(partition)]
 
     def poll_unused(self) -> None:
-        """Serve producers that were not used for a while, whose log lines would pile up; by any thread."""
+        """Poll producers not used for over 1 s, whose log lines would pile up; for any thread."""
         if self._clock.monotonic() - self._used_at > 1:
             for producer in (self._reporting, self._errors_only):  # another thread may drop them meanwhile
                 if producer is not None:
                     producer.poll(0)
 
     def producers(self) -> list[Producer]:
-        """The producers made so far."""
+        """Return the producers in use for new start markers."""
         return [producer for producer in (self._reporting, self._errors_only) if producer is not None]
 
     def producers_in_use(self) -> set[Producer]:
-        """The producers, and former ones whose start markers may still be appended; for any thread."""
+        """Return all producers whose start markers may still be appended, former ones too; for any thread."""
         barriers = list(self._barriers.values())
         return {*self.producers(), *(one for barrier in barriers for one in barrier.producers())}
 
     def replace(self, cut_off: Collection[Producer]) -> None:
-        """Use new producers instead of these, which never reach Kafka again (kmqpy.kafka.cut_off)."""
+        """Use new producers instead of these, which are cut off: they never reach Kafka again."""
         if not set(cut_off).isdisjoint(self.producers()):
             self._drop_producers()
         for barrier in self._barriers.values():
             barrier.forget(cut_off)
         for producer in cut_off:
-            _end(producer)  # former ones have ticks
+            _purge(producer)  # former producers may hold ticks
 
     def _begin(
         self,
@@ -324,8 +330,8 @@ class StartMarkerWriter:
                     self._produce(batch, reporting, marker, batch.expect(partition, [marker.offset]))
                 continue
             value = codec.encode_start(lease_ms)
-            if headers is None and len(offsets) >= _MANY_PER_PARTITION:
-                # The report of the last one says where they are.
+            if headers is None and len(offsets) >= _MIN_ERRORS_ONLY:
+                # The report of the last marker says where in the log the markers are.
                 self._produce_errors_only(batch, partition, offsets[:-1], value)
                 offsets = offsets[-1:]
             report = batch.expect(partition, offsets)
@@ -363,7 +369,7 @@ class StartMarkerWriter:
         report: Report,
         refuse: Callable[[KafkaError | None], None],
     ) -> None:
-        """Hand one marker to the producer, waiting for room; call `refuse` if it is not accepted."""
+        """Hand one marker to the producer, wait for room if need be; call `refuse` if that fails."""
         error: KafkaError | None = None
         while not self._closing.is_set():
             try:
@@ -383,10 +389,10 @@ class StartMarkerWriter:
         refuse(error)
 
     def _give_back(self, batch: StartBatch, takes: Mapping[int, Sequence[int]]) -> None:
-        """Write nack markers for messages whose start markers are still on their way.
+        """Write nack markers for messages whose start markers are not confirmed yet.
 
-        They use the same producers as the start markers, so they come after these in the log, and are written
-        about when these are. Not sent again when they fail.
+        The nacks go to the same producers as the start markers, so they come after these in the log, and at
+        about the same time. Nacks that fail are not sent again.
         """
         for partition, offsets in takes.items():
             if self._ranges:
@@ -423,12 +429,12 @@ class StartMarkerWriter:
         """Drop the producers after a fatal error or a time-out, or when one is cut off."""
         _log.error("start markers' producers replaced", extra={"topic": self._topic})
         for producer in self.producers():
-            _end(producer)
+            _purge(producer)
         self._reporting = self._errors_only = None
 
 
-def _end(producer: Producer) -> None:
-    """Report what is not written as failed; what is not reported would keep the producer alive."""
+def _purge(producer: Producer) -> None:
+    """Have the producer report unwritten markers as failed: unreported ones would keep it alive."""
     producer.purge()
     producer.flush(1)
 

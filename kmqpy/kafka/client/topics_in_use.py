@@ -1,4 +1,4 @@
-"""The topics that a client works with, and the writer of their markers."""
+"""Keeps the ids of the topics that a client works with, and the writer of their markers."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ _log = logging.getLogger(__name__)
 
 
 class TopicsInUse:
-    """The ids of the queue's topics, as the client knows them, and the writer of their markers (rule R24).
+    """The ids of the queue's topics, as the client knows them, and the writer of their markers.
 
-    coalesce_ms  as of MarkerWriter
+    coalesce_ms        see MarkerWriter
+    ids, writer        read `writer` first, then `ids`: change_to() sets them the other way round. A caller
+                       may get an old writer with new ids, and the old writer refuses markers. No caller gets
+                       a new writer with old ids, with which markers of former messages would count for the
+                       new topic's (rule R24 of docs/rules.md)
+    has_stale_markers  True: the queue topic was recreated (deleted and made again under the same name), its
+                       markers topic was not; the client receives nothing
 
-    ids, writer             change_to() sets `ids`, then `writer`: read `writer` first, then `ids`. Then an
-                            old writer may meet new ids, and its markers are refused; but no new writer meets
-                            old ids, or markers of former messages would count for the new topic's
-    has_stale_markers  the queue topic was recreated, its markers topic was not: nothing is received
-
-    Raises QueueNotFound, TopicError, Unavailable when it is made.
+    The constructor raises QueueNotFound, TopicError, Unavailable.
     """
 
     def __init__(
@@ -43,30 +44,30 @@ class TopicsInUse:
         self._partitions = topics.markers.partitions
 
     def has(self, partition: int) -> bool:
-        """Return True if the queue has this partition; asks Kafka about one that it did not have."""
+        """Return True if the queue has this partition; asks Kafka about partitions above the known ones."""
         if partition >= self._partitions:  # a queue can grow
             self._partitions = Topics(self._connection).check(self._queue).partitions
         return partition < self._partitions
 
     def knows_since(self, moment: float) -> bool:
-        """Return True if look() knows the ids as of this monotonic time; else starts a look-up."""
+        """Return True if the ids are known as of this monotonic time; else has them looked up soon."""
         return self._watch.knows_since(moment)
 
     def look(self) -> TopicIds | None:
-        """The ids of the topics that there are now if the client has to change to these; else None."""
+        """Return the ids of the topics that there are now, if the client has to change to them; else None."""
         ids = self._watch.look()
-        mixed = ids.has_stale_markers(self.ids)
-        if mixed and not self.has_stale_markers:
+        stale = ids.has_stale_markers(self.ids)
+        if stale and not self.has_stale_markers:
             _log.error("%s", stale_markers_error(self._queue))
-        self.has_stale_markers = mixed
-        return None if mixed or ids == self.ids else ids
+        self.has_stale_markers = stale
+        return None if stale or ids == self.ids else ids
 
     def change_to(self, ids: TopicIds) -> None:
-        """Use the topics of these ids. The writer of another queue topic's markers is abandoned."""
+        """Use the topics of these ids. If the queue topic is a new one, abandon the writer; make another."""
         _log.warning("the queue was recreated; beginning anew", extra={"queue": self._queue.name})
         before, self.ids = self.ids, ids
         if ids.queue != before.queue:
-            self._partitions = 0  # to be asked for
+            self._partitions = 0  # so that has() asks Kafka
             former, self.writer = self.writer, self._new_writer()
             former.abandon()
 

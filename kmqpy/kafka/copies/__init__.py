@@ -1,1 +1,1 @@
-"""How every copy of a message is made: a redelivery, a dead letter, a redriven message."""
+"""Builds, writes and checks copies: the records that redeliver, dead-letter or redrive a message."""

@@ -1,10 +1,12 @@
-"""Finds acknowledgements and other operations of earlier consumers that concern the copies a client takes.
+"""Finds acknowledgements and other operations of earlier consumers that concern copies of a message.
 
-The lease of a message may end while its consumer is still at work. A tracker copies the message then, and
-the acknowledgement comes when the copy waits already. The client that takes the copy finds that
-acknowledgement in the markers, before its own start marker, and hands the copy out to nobody (rules R32,
-R33). A client that has handed out the copy already finds it when it extends the lease. Late nacks,
-extensions and dead-letter requests apply to a copy in the same way, but only before it is taken.
+A copy is the record with which a tracker redelivers a message. The lease of a message may end while its
+consumer is still at work. A tracker copies the message then, and the consumer acknowledges the original when
+the copy waits already. The client that takes the copy finds this late acknowledgement in the markers and
+does not hand the copy out (rules R32 and R33 of docs/rules.md). A client that has handed out the copy already
+finds a late acknowledgement when it extends the lease. A tracker looks for late acknowledgements before a
+copy becomes a dead letter. Late nacks, extensions and dead-letter requests apply to a copy as well, but only
+before a client hands it out.
 """
 
 from __future__ import annotations
@@ -27,27 +29,32 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 
 _log = logging.getLogger(__name__)
 
-_TIMEOUT_S = 2.0
-"""How long the markers are read before the copies that need them are given back; what was read is kept."""
-_LEAST_S = 0.1
-"""How long records that have come are read although the time is over, so that each call gets further."""
-_SKIPPED = 50_000
-"""A gap of more markers than this, between those that were read and those that are wanted, is not read."""
-_SPAN = 1_000_000
-"""When more markers than this are known, and the older half is not wanted, they are read again without it."""
+_MAX_READ_S = 2.0
+"""A call stops reading markers after this many seconds, also if Kafka sends nothing. Copies whose markers it
+has not read to the end count as unread. The markers that it has read are kept for the next call."""
+_MIN_BATCH_S = 0.1
+"""For at least this many seconds, a call takes in the records that Kafka has sent, even if the time of the
+call is over. So each call gets further."""
+_MAX_GAP_MARKERS = 50_000
+"""If the markers of a copy begin more than this many markers behind those that are known, reading begins anew
+at the copy's markers, and the gap is not read."""
+_MAX_KNOWN_MARKERS = 1_000_000
+"""If more markers than this are known, and a copy needs only some of the newer half, reading begins anew at
+the copy's markers."""
 
 Copies = Mapping[int, Mapping[int, int]]
-"""By partition: the offsets of copies, and the markers offset from which to look for acknowledgements."""
+"""By partition, for the offset of each copy: the markers offset from which to look for late operations."""
 
 
 @dataclass(slots=True)
 class CheckedCopies:
-    """Copies that are not to be handed out.
+    """The copies that CopyCheck.examine() tells its caller not to hand out, each in one field.
 
-    acknowledged  they, or messages of which they are copies, were acknowledged before they were taken
-    rejected      an earlier consumer has asked for a dead letter of their original, for these reasons
-    postponed     what remains, in ms, of a lease or delay that an earlier consumer asked for
-    unread        unknown: the markers can't be read now
+    acknowledged  consumers have acknowledged these copies, or messages of which they are copies
+    rejected      copies that an earlier consumer wants to have dead-lettered, and the reason that it gave
+    postponed     copies that must wait, and for how many ms: what remains of the longest lease or delay that
+                  an earlier consumer asked for
+    unread        copies whose markers could not be read to the end in time, so nobody knows
     """
 
     acknowledged: list[Place] = field(default_factory=list)
@@ -56,12 +63,16 @@ class CheckedCopies:
     unread: list[Place] = field(default_factory=list)
 
     def places(self) -> set[Place]:
-        """The places of all of them."""
+        """The places of the copies in all four fields."""
         return {*self.acknowledged, *self.rejected, *self.postponed, *self.unread}
 
 
 class CopyCheck:
-    """Reads the markers of a queue's copies, each marker once; safe to use from any thread."""
+    """Reads the markers of one queue that decide whether copies may be handed out; for use by any thread.
+
+    A CopyCheck keeps what it has read, so each call reads on where the call before it stopped. It reads
+    markers again only after it has begun anew elsewhere (see `_should_continue`).
+    """
 
     def __init__(self, connection: KafkaConnection, queue: QueueSettings, clock: Clock) -> None:
         self._queue = queue
@@ -71,16 +82,17 @@ class CopyCheck:
         self._closed = False
         self._known: dict[int, LateOperations] = {}
         self._former: dict[int, LateOperations] = {}
-        """Those for copies of another stretch of the log; swapped with `_known` when such copies come."""
-        self._behind: frozenset[int] = frozenset()
-        """Partitions of which what is known does not reach to the end yet."""
-        # Uncommitted: the transaction that made a copy is done, and one that is open must not hold us up.
+        """By partition, markers of another stretch of the log, which were in `_known` before. Both change
+        places when copies come that need the former markers."""
+        self._unfinished: frozenset[int] = frozenset()
+        """Partitions whose last reading stopped before the end of the log."""
+        # Uncommitted: the transaction that made a copy is committed, and an open one must not hold us up.
         self._reader = partition_reader.RepeatedReader(
-            connection, queue.markers_topic, uncommitted=True, timeout_s=_TIMEOUT_S, clock=clock
+            connection, queue.markers_topic, uncommitted=True, timeout_s=_MAX_READ_S, clock=clock
         )
 
     def copies_among(self, records: Sequence[Any]) -> Copies:
-        """Return the copies that trackers made among these records of the queue, going by their headers."""
+        """Return which of these records of the queue topic are copies by trackers, going by their headers."""
         found: dict[int, dict[int, int]] = {}
         for record, headers in zip(records, headers_of_each(records), strict=True):
             if not headers:
@@ -92,7 +104,7 @@ class CopyCheck:
         return found
 
     def planned_at(self, headers: Iterable[tuple[str, bytes | None]], partition: int) -> int | None:
-        """The markers offset that the headers of a copy name; None: it is no copy."""
+        """Return the markers offset that the headers of a copy name; None for a message that is no copy."""
         found = None
         for name, data in headers:
             if name == PLANNED_AT:
@@ -100,23 +112,26 @@ class CopyCheck:
         return found
 
     def examine(self, copies: Copies, within_s: float) -> CheckedCopies:
-        """Find those of `copies`, whose start markers are confirmed, that are not to be handed out.
+        """Find the copies that must not be handed out; called when their start markers are written.
 
-        within_s  after this time what is still to be read counts as unread; at most 2 s are waited
+        within_s  after this time, or 2 s if that is less, copies whose markers are not read to the end count
+                  as unread. The call takes longer while Kafka does not answer
 
-        Where retention has deleted markers that are wanted, those that are left decide.
+        If retention has deleted some of the markers, the markers that are left decide.
         """
         checked = CheckedCopies()
-        until = self._clock.monotonic() + min(within_s, _TIMEOUT_S)
-        if not self._entered(until):
-            checked.unread += [(partition, offset) for partition, ones in copies.items() for offset in ones]
+        until = self._clock.monotonic() + min(within_s, _MAX_READ_S)
+        if not self._acquire_lock(until):
+            checked.unread += [
+                (partition, offset) for partition, wanted in copies.items() for offset in wanted
+            ]
             return checked
         try:
-            known = {p: self._known_from(p, min(ones.values())) for p, ones in copies.items()}
+            known = {p: self._known_from(p, min(wanted.values())) for p, wanted in copies.items()}
             # Always to the end of the log: the start markers of all these copies stand before it.
             unread = self._read(known, until)
-            for partition, ones in copies.items():
-                for offset in ones:
+            for partition, wanted in copies.items():
+                for offset in wanted:
                     if known[partition].acknowledged(offset):
                         checked.acknowledged.append((partition, offset))
                     elif partition in unread:
@@ -128,43 +143,44 @@ class CopyCheck:
         return checked
 
     def find_acknowledged(self, copies: Copies, within_s: float) -> list[Place]:
-        """Return which of `copies`, handed out before, are acknowledged by now, as far as can be read.
+        """Return which of these copies, handed out before, an earlier consumer has acknowledged by now.
 
-        Waits at most `within_s`, and 2 s. Only markers are read that were not before; what examine() has
-        forgotten of copies that were taken long ago is not read again.
+        Stops reading as examine() does; the markers that are read by then decide. Of a partition with known
+        markers only newer markers are read, even if the known markers begin behind those that a copy needs.
         """
-        until = self._clock.monotonic() + min(within_s, _TIMEOUT_S)
-        if not self._entered(until):
+        until = self._clock.monotonic() + min(within_s, _MAX_READ_S)
+        if not self._acquire_lock(until):
             return []
         try:
             known = {
-                p: self._known.get(p) or self._known_from(p, min(ones.values())) for p, ones in copies.items()
+                p: self._known.get(p) or self._known_from(p, min(wanted.values()))
+                for p, wanted in copies.items()
             }
             self._read(known, until)
             return [
                 (partition, offset)
-                for partition, ones in copies.items()
-                for offset in ones
+                for partition, wanted in copies.items()
+                for offset in wanted
                 if known[partition].acknowledged(offset)
             ]
         finally:
             self._lock.release()
 
     def forget(self) -> None:
-        """Forget all that was read: the topics are other ones."""
+        """Forget all markers; to be called when the client goes on with recreated topics."""
         with self._lock:
             self._known.clear()
             self._former.clear()
-            self._behind = frozenset()
+            self._unfinished = frozenset()
 
     def close(self) -> None:
-        """Release the connection."""
+        """Release the connection. Later calls read nothing, and all copies count as unread."""
         with self._lock:
             self._closed = True
             self._reader.close()
 
-    def _entered(self, until: float) -> bool:
-        """Take the lock; False if it was not free until then, or if this is closed."""
+    def _acquire_lock(self, until: float) -> bool:
+        """Acquire the lock; False if it is not free before the monotonic time `until`, or after close()."""
         if not self._lock.acquire(timeout=max(0.0, until - self._clock.monotonic())):
             return False
         if self._closed:
@@ -172,22 +188,24 @@ class CopyCheck:
         return not self._closed
 
     def _apply_operations(self, known: LateOperations, place: Place, checked: CheckedCopies) -> None:
+        """Note in `checked` whether late dead-letter requests, extensions or nacks apply to this copy."""
         left_ms = 0
         for operation in known.operations(place[1]):
             if operation.op is Op.DEAD_LETTER:
                 checked.rejected[place] = operation.reason
                 return
-            most_ms = self._queue.max_hold_ms if operation.op is Op.EXTEND else self._queue.max_delay_ms
-            left_ms = max(left_ms, operation.left_ms(known.now_ms, most_ms))
+            limit_ms = self._queue.max_hold_ms if operation.op is Op.EXTEND else self._queue.max_delay_ms
+            left_ms = max(left_ms, operation.left_ms(known.now_ms, limit_ms))
         if left_ms:
             checked.postponed[place] = left_ms
 
     def _known_from(self, partition: int, planned_at: int) -> LateOperations:
+        """Choose the known markers to read on from, for copies that need markers from `planned_at` on."""
         known = self._known.get(partition)
-        if known is not None and known.begin <= planned_at and partition in self._behind:
-            return known  # what was read for older copies would have to be read again
+        if known is not None and known.begin <= planned_at and partition in self._unfinished:
+            return known  # beginning anew would lose what was read for older copies
         for found in (known, self._former.get(partition)):
-            if found is not None and _serves(found, planned_at):
+            if found is not None and _should_continue(found, planned_at):
                 break
         else:
             found = LateOperations(self._queue.name, partition, planned_at)
@@ -198,7 +216,7 @@ class CopyCheck:
         return found
 
     def _read(self, known: Mapping[int, LateOperations], until: float) -> frozenset[int]:
-        """Read these partitions to their ends; returns those of which something is left to read."""
+        """Read the markers of these partitions to the end; returns the partitions that are not read to it."""
         starts = {partition: one.end for partition, one in known.items()}
         stopped: set[int] = set()
         try:
@@ -210,7 +228,7 @@ class CopyCheck:
                 extra={"queue": self._queue.name, "error": str(error)},
             )
             left = frozenset(starts)
-        self._behind = self._behind - starts.keys() | left
+        self._unfinished = self._unfinished - starts.keys() | left
         return left
 
     def _visit(
@@ -223,17 +241,20 @@ class CopyCheck:
     ) -> bool:
         """Take in records of a partition; returns True when the time is over.
 
-        The time is also looked at within the records: a forged claim of a megabyte takes a second.
+        The time is checked within the records, too, since a forged claim of a megabyte takes a second.
         """
-        stop_at = max(until, self._clock.monotonic() + _LEAST_S)
+        stop_at = max(until, self._clock.monotonic() + _MIN_BATCH_S)
         if not known[partition].read(records, lambda: self._clock.monotonic() > stop_at):
             stopped.add(partition)
         return self._clock.monotonic() > until
 
 
-def _serves(known: LateOperations, planned_at: int) -> bool:
-    """Return True if it costs less to go on from what is known than to begin at `planned_at`."""
-    if not known.begin <= planned_at <= known.end + _SKIPPED:
+def _should_continue(known: LateOperations, planned_at: int) -> bool:
+    """Return True if reading on from these known markers is possible, and costs less than beginning anew.
+
+    The caller needs the markers from `planned_at` on.
+    """
+    if not known.begin <= planned_at <= known.end + _MAX_GAP_MARKERS:
         return False
     middle = (known.begin + known.end) // 2
-    return known.end - known.begin <= _SPAN or planned_at <= middle
+    return known.end - known.begin <= _MAX_KNOWN_MARKERS or planned_at <= middle

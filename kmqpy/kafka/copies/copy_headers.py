@@ -1,6 +1,8 @@
-"""The headers of a copy: those of the original, and what the copy itself has to say. Pure: no I/O.
+"""Builds the headers of copies: redeliveries, dead letters and redriven messages. Pure: no I/O.
 
-A copy keeps all headers of its original, but for those that tell of the original's own state.
+A redelivery and a dead letter keep the headers of their original, except those about the original itself:
+its redelivery count, its delay, its ancestors, and from where to look for its late acknowledgements. A
+redriven message keeps no `kmq-…` header but those about the origin: where and when it was first sent.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from kmqpy.kafka.message_headers import (
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.message import Headers, last_header, without
 
-_ORIGIN = (ORIGINAL_PARTITION, ORIGINAL_OFFSET, ORIGINAL_TIMESTAMP)
-_DEAD_LETTER = (
+_ORIGIN_HEADERS = (ORIGINAL_PARTITION, ORIGINAL_OFFSET, ORIGINAL_TIMESTAMP)
+_DEAD_LETTER_HEADERS = (
     DEAD_LETTER_TOPIC,
     DEAD_LETTER_PARTITION,
     DEAD_LETTER_OFFSET,
@@ -36,7 +38,7 @@ _DEAD_LETTER = (
 
 
 class Origin(NamedTuple):
-    """Where in the queue topic the original stands, and since when."""
+    """Where in the queue topic the original stands, and its timestamp."""
 
     partition: int
     offset: int
@@ -51,18 +53,19 @@ def redelivery_headers(
     ancestors: Sequence[RecordPlace],
     position: int = 0,
 ) -> Headers:
-    """The headers of a copy that is redelivered for the `count`-th time.
+    """The headers of a copy that redelivers a message.
 
-    ancestors  those of the original
-    position   the markers offset before which all markers were known when the copy was planned
+    count      the redeliveries that count as attempts, with this one if it counts; 0 writes no header
+    ancestors  the ancestors of the original: records of which it is a copy, the oldest first
+    position   the markers offset before which the tracker knew all markers when it planned the copy
 
-    `kmq-deliver-at` is dropped: the delay that it asked for is over.
+    `kmq-deliver-at` is dropped, since the delay is over.
     """
     return (
-        *_kept(original, origin, queue),
-        *_planned_at(original, origin, queue, position),
-        _lineage(queue.name, ancestors, origin, queue),
-        *_count(queue, count),
+        *_kept_headers(original, origin, queue),
+        *_planned_at_header(original, origin, queue, position),
+        _ancestors_of_copy(queue.name, ancestors, origin, queue),
+        *_count_header(queue, count),
     )
 
 
@@ -74,37 +77,37 @@ def dead_letter_headers(
     ancestors: Sequence[RecordPlace],
     reason: str,
 ) -> Headers:
-    """The headers of a dead letter, whose original was redelivered `count` times."""
+    """The headers of a dead letter; `count` as in the redelivery-count header of its original."""
     return (
-        *without(_kept(original, origin, queue), *_DEAD_LETTER),
-        _lineage(queue.dead_letter_topic, ancestors, origin, queue),
+        *without(_kept_headers(original, origin, queue), *_DEAD_LETTER_HEADERS),
+        _ancestors_of_copy(queue.dead_letter_topic, ancestors, origin, queue),
         (DEAD_LETTER_TOPIC, queue.name.encode()),
         (DEAD_LETTER_PARTITION, _decimal(origin.partition)),
         (DEAD_LETTER_OFFSET, _decimal(origin.offset)),
         (DEAD_LETTER_ATTEMPTS, _decimal(count + 1)),
         (DEAD_LETTER_REASON, reason.encode("utf-8", "replace")),
-        *_count(queue, count),
+        *_count_header(queue, count),
     )
 
 
 def redriven_headers(
     dead_letter: Headers, place: RecordPlace, queue: QueueSettings, ancestors: Sequence[RecordPlace]
 ) -> Headers:
-    """The headers of the dead letter at `place` that is put back into `queue`, as if it was never delivered.
+    """The headers of the copy with which a redrive puts the dead letter at `place` back into `queue`.
 
-    `ancestors`: those of the dead letter. Of the headers named `kmq-…` only those stay that say where and
-    when the message was first sent.
+    The copy counts as never delivered: the redelivery count is dropped, and all `kmq-…` headers but those
+    about the origin. `ancestors` are those of the dead letter.
     """
     kept = tuple(
         (name, value)
         for name, value in dead_letter
-        if name != queue.redelivery_count_header and (not name.startswith("kmq-") or name in _ORIGIN)
+        if name != queue.redelivery_count_header and (not name.startswith("kmq-") or name in _ORIGIN_HEADERS)
     )
     return (*kept, ancestors_header(queue.name, ancestors, place))
 
 
-def _kept(original: Headers, origin: Origin, queue: QueueSettings) -> Headers:
-    """The original's headers without those of its own state, and where the first original stands."""
+def _kept_headers(original: Headers, origin: Origin, queue: QueueSettings) -> Headers:
+    """The original's headers that its copy keeps, and the origin unless the original names it already."""
     kept = without(original, queue.redelivery_count_header, DELIVER_AT, ANCESTORS, PLANNED_AT)
     if last_header(original, ORIGINAL_OFFSET) is not None:
         return kept
@@ -116,17 +119,20 @@ def _kept(original: Headers, origin: Origin, queue: QueueSettings) -> Headers:
     )
 
 
-def _lineage(
+def _ancestors_of_copy(
     topic: str, ancestors: Sequence[RecordPlace], origin: Origin, queue: QueueSettings
 ) -> tuple[str, bytes]:
-    """The ancestors of a copy in `topic`."""
+    """The ancestors header of a copy in `topic`."""
     if not ancestors and topic == queue.name:  # the usual case
         return ANCESTORS, b"%d:%d" % (origin.partition, origin.offset)
     return ancestors_header(topic, ancestors, RecordPlace(queue.name, origin.partition, origin.offset))
 
 
-def _planned_at(original: Headers, origin: Origin, queue: QueueSettings, position: int) -> Headers:
-    """Header: late acknowledgements count from this markers offset, the first copy's plan, on (rule R32)."""
+def _planned_at_header(original: Headers, origin: Origin, queue: QueueSettings, position: int) -> Headers:
+    """The header that says from where to look for late acknowledgements (rule R32 of docs/rules.md).
+
+    Copies of copies keep the markers offset of the first copy. Empty if the queue has no late acks.
+    """
     if not queue.late_acks:
         return ()
     first = read_planned_at(last_header(original, PLANNED_AT), queue.name, origin.partition)
@@ -134,7 +140,7 @@ def _planned_at(original: Headers, origin: Origin, queue: QueueSettings, positio
     return (planned_at_header(queue.name, origin.partition, position),)
 
 
-def _count(queue: QueueSettings, count: int) -> Headers:
+def _count_header(queue: QueueSettings, count: int) -> Headers:
     return ((queue.redelivery_count_header, encode_count(count)),) if count else ()
 
 

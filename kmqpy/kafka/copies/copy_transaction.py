@@ -1,6 +1,6 @@
-"""One Kafka transaction of copies and of the end markers of their originals.
+"""Writes copies, and the end markers of their originals, in one Kafka transaction.
 
-Readers see either both or neither, so that a process killed at any point loses and duplicates nothing.
+Readers see either both or neither, so a process that is killed at any point loses and duplicates no message.
 """
 
 from __future__ import annotations
@@ -15,18 +15,23 @@ from kmqpy.kafka import librdkafka
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection
 
-_BY_MESSAGE = {
+# Kafka, or librdkafka, refuses one record.
+_RECORD_ERRORS = {
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.RECORD_LIST_TOO_LARGE,
     KafkaError.INVALID_MSG,
     KafkaError.INVALID_RECORD,
     KafkaError.INVALID_TIMESTAMP,
 }
-_NO_TOPIC = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
+_NO_TOPIC_ERRORS = {
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+}
 
 
 class NewRecord(NamedTuple):
-    """A record to append; partition -1: the partitioner's choice."""
+    """A record to append; for partition -1 the partitioner chooses the partition."""
 
     partition: int
     key: bytes | None
@@ -35,48 +40,53 @@ class NewRecord(NamedTuple):
 
 
 class Claim(Protocol):
-    """The first record of a transaction: it names everything that the transaction is to end (rule R28)."""
+    """The first record of a transaction, which names all messages that the transaction may end.
+
+    See rules R27 and R28 of docs/rules.md.
+    """
 
     @property
     def record(self) -> NewRecord:
-        """The record, of the markers topic."""
+        """The record to append to the markers topic."""
 
     def decide(self, position: int) -> Sequence[NewRecord]:
         """Decide which messages are copied, now that the record stands at markers offset `position`.
 
-        Returns records for the markers topic that name the messages that are not copied after all; empty if
-        all are copied. Raises TransactionCancelled.
+        Returns records for the markers topic that name the messages that the transaction leaves alone; empty
+        if there are none. Raises TransactionCancelled if it can't decide.
         """
 
 
 class TransactionAborted(Exception):
-    """The transaction was aborted; nothing of it happened.
+    """A record or a request failed, so the transaction was aborted: nothing of it happened.
 
+    cause           the error of Kafka
     topic           the topic whose records failed
-    by_message      one record is at fault: split the batch to find it
-    by_predecessor  an aborted transaction left sequence numbers behind: the same batch can work now
+    by_message      True: one record is at fault; the caller can split the batch to find it
+    by_predecessor  True: the sequence numbers of an aborted transaction are at fault; the same batch can
+                    succeed now
     """
 
     def __init__(self, cause: KafkaError, topic: str) -> None:
         super().__init__(cause.name())
         self.cause = cause
         self.topic = topic
-        self.by_message = cause.code() in _BY_MESSAGE
+        self.by_message = cause.code() in _RECORD_ERRORS
         self.by_predecessor = cause.code() == KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 class TransactionCancelled(Exception):
-    """The transaction was aborted, since it must not be committed; nothing of it happened."""
+    """The claim or `may_go_on` forbade to commit, so the transaction was aborted: nothing of it happened."""
 
 
 class ClaimOvertaken(TransactionCancelled):
-    """The transaction was aborted: it had copied what its claim, which decided after that, leaves alone."""
+    """The claim decided after the copies were written, and leaves one of their originals alone."""
 
 
 class ProducerUnusable(Exception):
-    """The producer can't go on, or the outcome is unknown: open a new one (rules R1, R6).
+    """The producer can't go on, or the outcome of its transaction is unknown: the caller must open a new one.
 
-    `errors`: Kafka's, the first of them being what went wrong first.
+    `errors` are those of Kafka, the first one first. See rules R1 and R6 of docs/rules.md.
     """
 
     def __init__(self, text: str, *errors: KafkaError | None) -> None:
@@ -87,12 +97,14 @@ class ProducerUnusable(Exception):
 def open_producer(
     connection: KafkaConnection, transactional_id: str, timeout_ms: int, doing: str, within_s: float
 ) -> Producer:
-    """A producer that fences every other one of `transactional_id` and aborts what these left open.
+    """Open a producer for transactions, which fences all older ones with this `transactional_id`.
 
-    timeout_ms  after which Kafka aborts a transaction by itself
-    doing       begins error messages
+    Kafka refuses the writes of fenced producers, and aborts the transactions that they left open.
 
-    Raises Unavailable and the like when it can't be opened within `within_s` seconds.
+    timeout_ms  after this time Kafka aborts an open transaction; also the time limit for sending a record
+    doing       what error messages begin with
+
+    Raises Unavailable and other errors of kmqpy if Kafka does not open it within `within_s` seconds.
     """
     producer = librdkafka.new_producer(
         connection,
@@ -110,7 +122,10 @@ def open_producer(
 
 
 class CopyTransaction:
-    """Appends copies to `topic` and the end markers of their originals to `markers_topic`, or nothing."""
+    """Appends copies to `topic` and the end markers of their originals to `markers_topic`, or nothing.
+
+    For one call of execute(). `timeout_s` limits each request to Kafka.
+    """
 
     def __init__(self, producer: Producer, topic: str, markers_topic: str, timeout_s: float) -> None:
         self.topic = topic
@@ -130,16 +145,18 @@ class CopyTransaction:
         *,
         decide_first: bool = True,
     ) -> None:
-        """Write everything, ask `may_go_on`, commit.
+        """Write the claim, the copies and the end markers; then ask `may_go_on`, and commit.
 
-        copies        iterated once the claim has decided
-        ends          called when the copies are written, with the partition and offset of each, in their
-                      order; None where Kafka does not tell
+        copies        iterated after the claim has decided, or before if `decide_first` is False
+        ends          called when the copies are written, with the partition and offset of each copy, in the
+                      order of `copies`; None where Kafka does not tell
+        may_go_on     called when all records are written; False: the transaction is aborted
         claim         written first; it decides which messages are copied
-        decide_first  False: the claim decides behind the copies, so that nothing waits until the claim is
-                      written by itself. If it then leaves anything alone, ClaimOvertaken is raised
+        decide_first  False: the claim decides after the copies are written, so that the copies need not wait
+                      for the claim. If the claim then leaves a message alone, execute() raises ClaimOvertaken
 
-        Raises TransactionAborted, TransactionCancelled (by `may_go_on` or the claim) or ProducerUnusable.
+        Raises TransactionAborted, TransactionCancelled (because of `may_go_on` or the claim) or
+        ProducerUnusable.
         """
         producer, timeout_s = self._producer, self._timeout_s
         topic = self.topic
@@ -148,7 +165,7 @@ class CopyTransaction:
             producer.begin_transaction()
             if claim is not None:
                 topic = self.markers_topic
-                self._produce_one(topic, claim.record, self._note_claim)
+                self._produce_one(topic, claim.record, self._on_claim_delivery)
                 if decide_first:
                     self._flush_claim()
                     self._produce(topic, claim.decide(self._claim_position))
@@ -167,15 +184,17 @@ class CopyTransaction:
             if cancelled:
                 producer.abort_transaction(timeout_s)
             elif not unsent:
-                producer.commit_transaction(timeout_s)  # says what is wrong where a record has failed
+                producer.commit_transaction(timeout_s)  # raises if a record has failed
         except KafkaException as exception:
             error = librdkafka.error_of(exception)
             known_to_fail = bool(self._failures) or _refused(error)
             if error is None or error.fatal() or not (error.txn_requires_abort() or known_to_fail):
                 raise ProducerUnusable(librdkafka.error_name(exception), error) from exception
             self._abort(error)
-            # The messages after a refused one fail, too, with errors that tell less.
-            causes = [cause for cause in (*self._failures, (error, topic)) if cause[0].code() in _BY_MESSAGE]
+            # The records after a refused one fail, too, with errors that tell less.
+            causes = [
+                cause for cause in (*self._failures, (error, topic)) if cause[0].code() in _RECORD_ERRORS
+            ]
             raise TransactionAborted(*(causes[0] if causes else (error, topic))) from exception
         except TransactionCancelled:
             self._abort(KafkaError(KafkaError._TIMED_OUT))
@@ -183,7 +202,7 @@ class CopyTransaction:
         except Exception as exception:
             if written:
                 raise
-            # librdkafka can't be given one of the records (rule R21).
+            # A record of a type or content that librdkafka does not take (rule R21).
             error = KafkaError(KafkaError.INVALID_RECORD, repr(exception))
             self._abort(error)
             raise TransactionAborted(error, topic) from exception
@@ -194,14 +213,14 @@ class CopyTransaction:
             raise TransactionCancelled
 
     def _flush_claim(self) -> None:
-        """Wait until the claim is written."""
+        """Wait until the claim is written; raises KafkaException."""
         if self._producer.flush(self._timeout_s):
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         if self._failures:
             raise KafkaException(self._failures[0][0])
 
     def _abort(self, error: KafkaError) -> None:
-        """Abort because of `error`. Kafka answers only if nobody has taken over (rule R1)."""
+        """Abort because of `error`; raises ProducerUnusable if Kafka refuses, as to a fenced producer."""
         try:
             self._producer.abort_transaction(self._timeout_s)
         except KafkaException as failed:
@@ -212,10 +231,10 @@ class CopyTransaction:
     def _produce_copies(self, copies: Iterable[NewRecord]) -> None:
         for index, copy in enumerate(copies):
             self._places.append(None)
-            self._produce_one(self.topic, copy, partial(self._note_copy, index))
+            self._produce_one(self.topic, copy, partial(self._on_copy_delivery, index))
 
     def _produce(self, topic: str, records: Iterable[NewRecord]) -> None:
-        report = partial(self._note, topic)
+        report = partial(self._on_delivery, topic)
         for record in records:
             self._produce_one(topic, record, report)
 
@@ -231,22 +250,22 @@ class CopyTransaction:
             else:
                 return
 
-    def _note_claim(self, error: KafkaError | None, record: Any) -> None:
-        self._note(self.markers_topic, error, record)
+    def _on_claim_delivery(self, error: KafkaError | None, record: Any) -> None:
+        self._on_delivery(self.markers_topic, error, record)
         if error is None:
             self._claim_position = record.offset()
 
-    def _note_copy(self, index: int, error: KafkaError | None, record: Any) -> None:
+    def _on_copy_delivery(self, index: int, error: KafkaError | None, record: Any) -> None:
         if error is not None:
             self._failures.append((error, self.topic))
         elif (offset := record.offset()) is not None:
             self._places[index] = record.partition(), offset
 
-    def _note(self, topic: str, error: KafkaError | None, _record: Any) -> None:
+    def _on_delivery(self, topic: str, error: KafkaError | None, _record: Any) -> None:
         if error is not None:
             self._failures.append((error, topic))
 
 
 def _refused(error: KafkaError | None) -> bool:
-    """Return True for an error of produce() itself, before anything was sent."""
-    return error is not None and (error.code() in _BY_MESSAGE or error.code() in _NO_TOPIC)
+    """Return True for an error with which librdkafka refuses a record before it is sent."""
+    return error is not None and (error.code() in _RECORD_ERRORS or error.code() in _NO_TOPIC_ERRORS)

@@ -1,4 +1,7 @@
-"""The end markers of messages that were copied: they name the copies. Pure: no I/O."""
+"""Builds the end markers with which trackers and redrives finish messages; they name the messages' copies.
+
+Pure: no I/O.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,13 @@ def end_markers(
     ranges: bool = False,
     reason: str | None = None,
 ) -> Iterator[NewRecord]:
-    """End messages of partition `partition` of `topic`.
+    """Yield records with end markers for messages of partition `partition` of `topic`.
 
-    copies  offset of each message, ascending, and where in `copy_topic` its copy stands; None: nowhere, or
-            unknown
-    ranges  as range markers
-    reason  why, where that is not said by a copy
+    copies  by offset of each message, ascending: where in `copy_topic` its copy stands; None: there is no
+            copy, or Kafka did not tell where
+    ranges  True: range markers, if there is more than one message; a range marker names its copies only if
+            all are known and in one partition
+    reason  why messages end without a copy
     """
     if ranges and len(copies) > 1:
         places = iter(copies.values())

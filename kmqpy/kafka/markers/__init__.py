@@ -1,1 +1,1 @@
-"""The markers format and what it means: codec, replay, messages in flight. Pure: no I/O, no clock."""
+"""Reads and writes markers, and computes from them which messages are in flight. Pure: no I/O, no clock."""

@@ -1,12 +1,16 @@
-"""Claims: which messages a tracker's transaction is about to end (rules R27, R28). Pure: no I/O.
+"""Writes and reads claims: the records that name the messages of a transaction. Pure: no I/O.
 
-A claim is a tick, which says nothing to readers that don't know claims, with headers:
+Redeliveries (unless the queue's setting `claims` is off), redrives and purges of dead letters begin each
+transaction with a claim. It names all messages that the transaction may end (rules R27 and R28 of
+docs/rules.md). A claim is a tick, an end marker of no message, so readers that don't know claims ignore it.
+A claim, or a later tick, has headers:
 
-    kmq-claim    messages that the transaction will end
-    kmq-dropped  on a later tick of the same transaction: those of them that it leaves alone after all
+    kmq-claim    the messages that the transaction may end
+    kmq-dropped  on a later tick of the transaction: the claimed messages that the transaction leaves alone
 
-Each header holds the key and the value of a range end marker of these messages, so that it is small where
-they follow each other; messages too far apart for one range are in several headers of the same name.
+Each header holds the key and the value of a range end marker that names the messages, which takes few bytes
+if their offsets follow each other. Messages too far apart for one range marker are in several headers of the
+same name.
 """
 
 from __future__ import annotations
@@ -22,13 +26,13 @@ CLAIM = "kmq-claim"
 DROPPED = "kmq-dropped"
 
 _KEY_SIZE = 12
-MOST_OFFSETS = 1 << 20
-"""The most offsets that one claim may name, and so the most messages in one transaction. To read that many,
-none next to another, takes a second."""
+MAX_CLAIMED_OFFSETS = 1 << 20
+"""The headers of one name on a record may hold at most this many offsets; named_offsets() refuses more. So a
+transaction has no more messages. Reading this many offsets takes a second if none follows another."""
 
 
 def naming_tick(partition: int, name: str, offsets: Iterable[int]) -> tuple[bytes, bytes, Headers]:
-    """A tick whose headers `name` (CLAIM or DROPPED) hold these ascending offsets."""
+    """Key, value and headers of a tick whose headers `name` (CLAIM or DROPPED) hold ascending offsets."""
     key, value, headers = codec.encode(codec.tick(partition))
     for marker in codec.ranges(partition, Op.END, offsets):
         range_key, range_value, _ = codec.encode(marker)
@@ -37,9 +41,10 @@ def naming_tick(partition: int, name: str, offsets: Iterable[int]) -> tuple[byte
 
 
 def named_offsets(headers: Headers | None, name: str, partition: int) -> OffsetRuns:
-    """The offsets that the headers `name` of a record hold; raises DecodeError, also for more than 1 M.
+    """The offsets that the headers `name` (CLAIM or DROPPED) of a record in this partition hold.
 
-    Few bytes can name many offsets, and anybody can write such headers.
+    Raises DecodeError for headers that can't be read and for more than MAX_CLAIMED_OFFSETS offsets, since
+    anybody can write such headers, and few bytes can name many offsets.
     """
     found = OffsetRuns()
     count = 0
@@ -50,7 +55,7 @@ def named_offsets(headers: Headers | None, name: str, partition: int) -> OffsetR
             data = data.encode() if isinstance(data, str) else data
             marker = codec.decode(data[:_KEY_SIZE], data[_KEY_SIZE:], partition=partition)
             count += marker.count
-            if count > MOST_OFFSETS:
-                raise DecodeError(f"header {name}: more than {MOST_OFFSETS} offsets", data)
+            if count > MAX_CLAIMED_OFFSETS:
+                raise DecodeError(f"header {name}: more than {MAX_CLAIMED_OFFSETS} offsets", data)
             found.add_runs(marker.offset_runs)
     return found

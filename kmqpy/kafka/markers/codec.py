@@ -1,27 +1,25 @@
-"""The markers codec: what clients and trackers write to the markers topic.
+"""Encodes and decodes markers: the records that clients and trackers write to the markers topic.
 
-Byte-compatible with the JVM library kmq (com.softwaremill.kmq, MarkerKey and MarkerValue), all
-integers big-endian:
+The bytes are those of the JVM library kmq (com.softwaremill.kmq, MarkerKey and MarkerValue), big-endian:
 
     key      int32 queue partition, int64 queue offset                   12 bytes
     start    01, int64 redeliver_after (a duration in ms)                 9 bytes
     end      00                                                           1 byte
 
-Range markers, kmqpy's own, say the same of many messages; the offset in their key is the lowest:
+A range marker, which only kmqpy has, names many messages; the offset in its key is the lowest:
 
     starts   02, int64 redeliver_after, runs
     ends     03, runs
-    ends     04, bitmap: bit i of byte j (the lowest bit is 0) is the message 8 j + i after the lowest
+    ends     04, bitmap: bit i of byte j (bit 0 is the lowest) names the message 8 j + i after the lowest
 
-Runs are the count of the first run, then pairs of a gap and a count; all at least 1, as unsigned
-LEB128. A range lists exactly what was taken or acknowledged, gaps are never bridged (rule R15), and it
-means what the single markers would mean in its place. It spans at most MAX_SPAN offsets. There is one
-way to write a range: runs of maximal length, a bitmap that begins with a set bit and whose last byte is
-not 0.
+Runs are the count of the first run, then pairs of a gap and a count. Each number is at least 1 and is
+written as unsigned LEB128. A range marker names exactly the messages that were taken or ended (rule R15 of
+docs/rules.md), and means what single markers of these messages would mean. It spans at most MAX_SPAN offsets.
+Runs have their maximal length. A bitmap begins with a set bit, and its last byte is not 0.
 
-Fields that the JVM format has no room for are record headers, which JVM readers ignore. Where the JVM
-decoder is lax (any unknown type byte is an end marker to it, trailing bytes are ignored) this one
-raises `DecodeError`. Pure: no I/O.
+Fields that the JVM format has no room for are record headers, which JVM readers ignore. The JVM decoder
+takes any unknown type byte for an end marker and ignores trailing bytes; this decoder raises `DecodeError`.
+Pure: no I/O.
 """
 
 from __future__ import annotations
@@ -44,15 +42,14 @@ Encoded = tuple[bytes, bytes, Headers | None]
 """Key, value and headers of a marker's record."""
 
 TICK_OFFSET = -1
-"""The queue offset of a tick: an end marker that only asks the broker for its time."""
-
+"""The queue offset in the key of a tick: an end marker of no message, written for its time or headers."""
 
 MAX_REASON = 1_000
-"""Characters of a reason, which is written with the marker and again with the dead letter. A record that is
-too large would never be moved."""
+"""A client's reason is cut to this many characters. It is written with the marker and with the dead letter; a
+dead letter that is too large for its topic could never be written."""
 
 MAX_COUNT = 2**31 - 1
-"""The highest redelivery count that its header can tell."""
+"""The highest redelivery count that its header can hold."""
 
 _KEY = struct.Struct(">iq")
 _START = struct.Struct(">bq")
@@ -67,16 +64,16 @@ _RANGE_TYPES = (_START_RUNS_TYPE, _END_RUNS_TYPE, _END_BITMAP_TYPE)
 _RESERVED_TYPES = range(0x05, 0x10)
 
 MAX_SPAN = 1 << 16
-"""Offsets from the lowest to the highest of a range, both included."""
+"""From the lowest to the highest offset of a range marker there are at most this many, both included."""
 
 TAKEN_LATE = "taken late"
-"""The reason in end markers of messages that were finished before they were taken (rule R30)."""
+"""The reason in a tracker's end marker of a message that a client took after its end (rule R30)."""
 
 ACKNOWLEDGED = "acknowledged"
-"""The reason in end markers of copies that would have become dead letters, and that an earlier consumer has
-acknowledged (rule R32)."""
+"""The reason in a tracker's end marker of a copy that would have become a dead letter, but that an earlier
+consumer has acknowledged (rule R32)."""
 
-_BITMAP_PIECE = 32
+_BITMAP_PIECE_BYTES = 32
 
 Runs = tuple[tuple[int, int], ...]
 """Runs of offsets: (first, count), ascending, neither overlapping nor touching."""
@@ -96,17 +93,17 @@ class Op(StrEnum):
     """The operation that a marker records for its message."""
 
     TAKE = "take"
-    """A client took the message; opens an entry. A start marker without `kmq-op`."""
+    """A client took the message, which is in flight from now on. A start marker without `kmq-op`."""
     DELAY = "delay"
-    """Not yet due for delivery; opens an entry without a lease."""
+    """A client met the message before its delay was over. The message is in flight, without a lease."""
     EXTEND = "extend"
-    """The lease ends later (or earlier) than said before."""
+    """The client wants its lease to end `redeliver_after_ms` from now, later or earlier than before."""
     NACK = "nack"
-    """Given back: redeliver after `redeliver_after_ms`."""
+    """The client gives the message back, for redelivery after `redeliver_after_ms`."""
     DEAD_LETTER = "dead-letter"
-    """Move to the dead-letter topic now."""
+    """The client wants the message moved to the dead-letter topic now."""
     END = "end"
-    """Acknowledged, or redelivered by a tracker."""
+    """The message is finished: acknowledged, copied, or ended without a copy. Also the operation of ticks."""
 
 
 _OPS_WITH_HEADER = {op.value.encode(): op for op in (Op.DELAY, Op.EXTEND, Op.NACK, Op.DEAD_LETTER)}
@@ -114,12 +111,12 @@ _OPS_WITH_HEADER = {op.value.encode(): op for op in (Op.DELAY, Op.EXTEND, Op.NAC
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """One marker.
+    """A marker: an operation on the message at queue offset `offset`, or on the messages of `runs`.
 
-    `redeliver_after_ms` is a duration in ms, counted from the marker's log-append time; negative
-    means due now. `counts` is False where the redelivery is not to count as an attempt.
-
-    `takes_from` and `takes_again` are those of an assignment_tick().
+    `redeliver_after_ms` is a duration in ms from the marker's timestamp; a negative one means now.
+    `counts` is False if the redelivery must not count as an attempt. `holder` is the name of the client, if
+    it gave one. `by_tracker` is True on ticks, and on markers of trackers, redrives and purges. `takes_from`
+    and `takes_again` are those of an assignment_tick().
     """
 
     partition: int
@@ -142,16 +139,16 @@ class Marker:
 
     @property
     def offset_runs(self) -> Runs:
-        """The queue offsets that it speaks of, as runs; one of a single offset for a plain marker."""
+        """The queue offsets that the marker names, as runs; a single marker has one run of one offset."""
         return self.runs or ((self.offset, 1),)
 
     @property
     def highest(self) -> int:
-        """The highest queue offset that it speaks of."""
+        """The highest queue offset that the marker names."""
         return sum(self.runs[-1]) - 1 if self.runs else self.offset
 
     def offsets(self) -> Iterable[int]:
-        """The queue offsets that it speaks of."""
+        """The queue offsets that the marker names, ascending."""
         if not self.runs:
             return (self.offset,)
         return itertools.chain.from_iterable(range(first, first + count) for first, count in self.runs)
@@ -236,10 +233,9 @@ def is_range(value: bytes) -> bool:
 
 
 def decode_value(value: bytes | None) -> int | None:
-    """The `redeliver_after_ms` of a start marker, or None for an end marker.
+    """The `redeliver_after_ms` of a single start marker, or None for a single end marker.
 
-    Of single markers only. Raises UnsupportedMarker for type bytes 05-0f, DecodeError for
-    everything else that is neither.
+    Raises UnsupportedMarker for type bytes 05 to 0f, DecodeError for all other values.
     """
     if value is None or not value:
         raise DecodeError(f"marker value: {_size(value)}", value)
@@ -287,11 +283,11 @@ def decode(
     *,
     partition: int | None = None,
 ) -> Marker:
-    """The marker in a record; raises DecodeError (UnsupportedMarker: a newer version's marker).
+    """The marker in a record; raises DecodeError, or UnsupportedMarker for a marker of a newer version.
 
-    `partition`: that of the record; a key that names another one is an error, before anything else is
-    looked at. Unknown headers are ignored; a header whose value can't be read counts as absent, since
-    the marker itself is good.
+    `partition` is that of the record; if the key names another one, decode() raises DecodeError, whatever
+    the value is. Unknown headers are ignored. A `kmq-op` that is unknown raises UnsupportedMarker; any other
+    header whose value can't be read counts as absent.
     """
     named, offset = decode_key(key)
     if partition is not None and named != partition:
@@ -311,7 +307,7 @@ def decode(
     if redeliver_after_ms is None:
         by_tracker = values.get(_BY) == _BY_TRACKER
         if offset == TICK_OFFSET and _TAKES_FROM in values:
-            takes = _takes(values)
+            takes = _assignment_of(values)
             return Marker(
                 partition, offset, Op.END, by_tracker=by_tracker, takes_from=takes[0], takes_again=takes[1]
             )
@@ -332,14 +328,14 @@ def decode(
 
 
 def tick(partition: int) -> Marker:
-    """The marker with which a tracker asks the broker for its time and for the end of the log."""
+    """A marker of no message, from which its writer learns the broker's time and where the log ends."""
     return Marker(partition, TICK_OFFSET, Op.END, by_tracker=True)
 
 
 def assignment_tick(partition: int, takes_from: int, *, again: bool = False) -> Marker:
-    """The tick of a client to which a partition was assigned; the first message that it may take.
+    """The tick of a client to which a partition was assigned: it takes messages from `takes_from` on.
 
-    `again`: it may take messages once more that were taken before: it does not know which ones were.
+    `again`: the client does not know all earlier takes, so it may take some of these messages again.
     """
     return replace(tick(partition), takes_from=takes_from, takes_again=again)
 
@@ -388,7 +384,7 @@ def _encode_runs(runs: Runs) -> bytes:
 
 
 def _decode_range(value: bytes, first: int) -> tuple[int | None, Runs]:
-    """redeliver_after_ms (None: ends) and the runs, of which the first begins at `first`."""
+    """The `redeliver_after_ms` (None for ends) and the runs of a range marker with lowest offset `first`."""
     redeliver_after_ms: int | None = None
     if value[0] == _END_BITMAP_TYPE:
         runs = _decode_bitmap(value, first)
@@ -440,8 +436,8 @@ def _decode_bitmap(value: bytes, first: int) -> Runs:
         raise DecodeError("range marker: a bitmap that is empty, or has zeros at an end", value)
     runs: list[tuple[int, int]] = []
     # Piece by piece, because each step copies the number that it works on.
-    for index in range(1, len(value), _BITMAP_PIECE):
-        piece = int.from_bytes(value[index : index + _BITMAP_PIECE], "little")
+    for index in range(1, len(value), _BITMAP_PIECE_BYTES):
+        piece = int.from_bytes(value[index : index + _BITMAP_PIECE_BYTES], "little")
         at = first + 8 * (index - 1)
         while piece:
             zeros = (piece & -piece).bit_length() - 1
@@ -457,7 +453,7 @@ def _decode_bitmap(value: bytes, first: int) -> Runs:
     return tuple(runs)
 
 
-def _takes(values: Mapping[str, bytes | None]) -> tuple[int | None, bool]:
+def _assignment_of(values: Mapping[str, bytes | None]) -> tuple[int | None, bool]:
     data = values[_TAKES_FROM] or b""
     takes_from = int(data) if _DECIMAL.fullmatch(data) else INT64_MAX + 1
     return (None, False) if takes_from > INT64_MAX else (takes_from, values.get(_TAKES_AGAIN) == b"1")

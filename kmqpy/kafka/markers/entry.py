@@ -1,4 +1,4 @@
-"""A message in flight, alone or in a run of messages that were taken together. Pure: no I/O, no clock."""
+"""Describes messages in flight: one as an Entry, some that were taken together as a TakenRun. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ class EntryState(StrEnum):
     LEASED = "leased"
     """A client has it, until its lease ends."""
     DELAYED = "delayed"
-    """Its delay has not passed yet."""
+    """A client met the message before its delay was over; nobody has it."""
     RELEASED = "released"
-    """Given back by a nack; waits for its redelivery."""
+    """A client gave the message back with a nack; it waits for its redelivery."""
     DEAD = "dead"
-    """To be dead-lettered now. Sticky: no later marker but the end marker changes it."""
+    """A client wants it dead-lettered now. Only an end marker changes this state."""
 
 
 class Entry(NamedTuple):
     """One message in flight.
 
-    offset      its offset in the queue topic
-    taken_at    offset of its take in the markers topic
-    since_ms    the partition's now when it was taken
-    due_ms      when it is to be redelivered, in the partition's time
-    counts      whether that redelivery counts as an attempt
+    offset      the offset of the message in the queue topic
+    taken_at    the markers offset of its take, or of another marker that put it in flight
+    since_ms    the partition's now (the largest timestamp read from the markers) at the take
+    due_ms      when the message must be redelivered, compared with the partition's now
+    state       why it is in flight
+    counts      True: the redelivery counts as an attempt
+    reason      the reason in the latest operation on the message, if any
+    holder      the name of the client that took the message, if it gave one
     """
 
     offset: int
@@ -40,10 +43,11 @@ class Entry(NamedTuple):
 
 
 class TakenRun(NamedTuple):
-    """Messages in flight that were taken together, as a snapshot has them.
+    """Messages in flight that were taken together, for storing them compactly.
 
-    Bit i of `bits` stands for the message at queue offset `first` + i, bit 0 is set. `taken_at` is the
-    markers offset of its take, those of the next offsets stand `stride` apart.
+    Bit i of `bits` is set if the message at queue offset `first` + i is in flight; in a snapshot, bit 0 is
+    set. The take of that message stands at markers offset `taken_at` + i * `stride`; `stride` is 0 if one
+    range marker took all messages. The other fields are as in Entry, for each of the messages.
     """
 
     first: int
@@ -56,4 +60,4 @@ class TakenRun(NamedTuple):
 
 
 SnapshotRow = Entry | TakenRun
-"""A row of a snapshot."""
+"""A row of a snapshot, which is the stored form of the messages in flight of one partition."""

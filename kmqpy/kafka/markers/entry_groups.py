@@ -1,7 +1,7 @@
-"""Groups of entries that need little memory. Pure: no I/O, no clock.
+"""Stores entries (messages in flight) in groups that need little memory. Pure: no I/O, no clock.
 
-Messages that were taken together are a Run: one bit each. All others are rows of an EntryArray, some dozens
-to an array, in the order in which they came.
+There are two kinds of groups. A Run holds messages that were taken together, with one bit for each. An
+EntryArray holds all other messages as rows, up to 64, in the order in which they were added.
 """
 
 from __future__ import annotations
@@ -14,28 +14,33 @@ from typing import Any
 from kmqpy.kafka.markers.entry import Entry, EntryState, TakenRun
 
 BLOCK = 1024
-"""Queue offsets that are looked up together: what the bits of one run can stand for."""
+"""The number of queue offsets in a block, which begins at a multiple of this number. A Run lies within one
+block, and each block has one BlockIndex."""
 
 
 class Run:
-    """Messages of one block that were taken together: one bit each.
+    """The messages of one block that were taken together and are in flight, with one bit for each.
 
-    alive     bit i is set: the message at block * BLOCK + i is in flight
-    taken     markers offset of the take of bit `base`; the takes of the following bits stand
-              `stride` apart, 0 where one range marker took them all
+    alive     bit i is set if the message at queue offset block * BLOCK + i is in flight
+    base      the bit to which `taken` belongs, whether it is set or not
+    taken     the markers offset of the take of bit `base`
+    stride    the takes of the next bits stand this many markers offsets apart; 0: one range marker took all
+    since_ms  the partition's now at the takes
+    due       when all messages are due, in ms
+    holder    the name of the client that took the messages, if it gave one
     """
 
     __slots__ = ("alive", "base", "block", "due", "holder", "since_ms", "stride", "taken")
 
-    def __init__(self, block: int, alive: int, base: int, taken: int, like: TakenRun) -> None:
+    def __init__(self, block: int, alive: int, base: int, taken: int, template: TakenRun) -> None:
         self.block = block
         self.alive = alive
         self.base = base
         self.taken = taken
-        self.stride = like.stride
-        self.since_ms = like.since_ms
-        self.due = like.due_ms
-        self.holder = like.holder
+        self.stride = template.stride
+        self.since_ms = template.since_ms
+        self.due = template.due_ms
+        self.holder = template.holder
 
     def __iter__(self) -> Iterator[Entry]:
         return map(self.entry, bits_of(self.alive))
@@ -60,18 +65,18 @@ class Run:
         return self.taken + self.stride * (lowest_bit(self.alive) - self.base)
 
     def due_ms(self) -> int:
-        """When the first of the entries is due, in ms."""
+        """When the entries are due, in ms."""
         return self.due
 
     def due_until(self, _until_ms: int, limit: int) -> list[Entry]:
-        """Up to `limit` entries of this run, all of which are due at the same time."""
+        """The lowest `limit` entries of this run; all its entries are due, since they are due together."""
         first, taken, stride = self.block * BLOCK, self.taken - self.stride * self.base, self.stride
-        same = self.since_ms, self.due, EntryState.LEASED, True, None, self.holder
+        shared = self.since_ms, self.due, EntryState.LEASED, True, None, self.holder
         bits = itertools.islice(bits_of(self.alive), limit)
-        return [Entry._make((first + bit, taken + stride * bit, *same)) for bit in bits]
+        return [Entry._make((first + bit, taken + stride * bit, *shared)) for bit in bits]
 
     def set_back(self, by_ms: int) -> None:
-        """Move all deadlines and times of taking back by so many ms."""
+        """Move the deadline and the time of the takes back by `by_ms`, but not below 0."""
         self.since_ms = max(0, self.since_ms - by_ms)
         self.due = max(0, self.due - by_ms)
 
@@ -83,10 +88,10 @@ class Run:
 
 
 class EntryArray:
-    """Up to 64 entries as columns.
+    """Up to 64 entries, as columns.
 
-    Invariant: entry i has `values[4 i : 4 i + 4]`, its offset, taken_at, since_ms and due_ms, and `rests[i]`,
-    the remaining fields, of which equal ones are kept once.
+    Invariant: entry i has its offset, taken_at, since_ms and due_ms in `values[4 i : 4 i + 4]`, and its other
+    fields as a tuple in `rests[i]`. Equal tuples are one object (see PackedEntries).
     """
 
     __slots__ = ("rests", "values")
@@ -105,11 +110,11 @@ class EntryArray:
         return Entry._make((*self.values[4 * index : 4 * index + 4], *self.rests[index]))
 
     def get(self, offset: int) -> Entry:
-        """The entry of an offset that is in it."""
+        """The entry of an offset, which must be in this array."""
         return self._entry(self.values[::4].index(offset))
 
     def remove(self, offset: int) -> None:
-        """Remove the entry of an offset that is in it."""
+        """Remove the entry of an offset, which must be in this array."""
         index = self.values[::4].index(offset)
         del self.values[4 * index : 4 * index + 4]
         del self.rests[index]
@@ -126,11 +131,11 @@ class EntryArray:
         return min(self.values[1::4])
 
     def due_ms(self) -> int:
-        """When the first of the entries is due, in ms."""
+        """When the entry with the earliest deadline is due, in ms."""
         return min(self.values[3::4])
 
     def set_back(self, by_ms: int) -> None:
-        """Move all deadlines and times of taking back by so many ms."""
+        """Move the deadlines and the times of the takes back by `by_ms`, but not below 0."""
         for column in (2, 3):
             self.values[column::4] = array("q", [max(0, ms - by_ms) for ms in self.values[column::4]])
 
@@ -141,9 +146,9 @@ class EntryArray:
 
 
 class BlockIndex:
-    """Which group has the entry of each offset of one block.
+    """Finds the EntryArray with the entry of a queue offset, for the offsets of one block.
 
-    Invariant: bit i of `mask` is set where offset block * BLOCK + i has an entry in an EntryArray; that is
+    Invariant: bit i of `mask` is set if an EntryArray has an entry of offset block * BLOCK + i. That array is
     `groups[rank(i)]`.
     """
 
@@ -154,7 +159,7 @@ class BlockIndex:
         self.groups: list[EntryArray] = []
 
     def rank(self, bit: int) -> int:
-        """How many bits below `bit` are set."""
+        """How many bits of `mask` below `bit` are set."""
         return (self.mask & ((1 << bit) - 1)).bit_count()
 
 

@@ -1,13 +1,15 @@
-"""The finished messages of a partition, as far as a consumer may still take one of them late (rule R30).
+"""Remembers which finished messages of a partition a client may still take. Pure: no I/O, no clock.
 
-Pure: no I/O, no clock. A client that was paused between fetching messages and writing their start markers
-goes on after others have taken and ended these messages. It had fetched them before their partition was
-assigned to another client, so they lie above the offset from which that one takes, and not far above: so
-only those ends are noted that lie in a *window*, the `WINDOW` messages from there on.
+A client may pause after it has fetched messages and before it writes their start markers. Meanwhile other
+clients take and end these messages. Then the paused client goes on, and takes finished messages: it takes
+them late (rule R30 of docs/rules.md). It fetched them before Kafka assigned their partition to another
+client, so they lie at or soon after the offset from which that other client takes messages. For each
+assignment the tracker therefore notes the finished messages in a *window*: the `WINDOW` messages from that
+offset on.
 
-One bit a message, and 100 bytes for every 1,024 messages: at most 0.25 bytes a message, 64 kB a window, for
-`MOST_WINDOWS` windows. Forgetting is always allowed: a message that is forgotten and taken late is
-redelivered, as all were before there was this.
+Memory: one bit for each message, and 100 bytes for every 1,024 messages. That is at most 0.25 bytes for each
+message and 64 kB for each of up to `MAX_WINDOWS` windows. Forgetting a message is harmless: if a client takes
+it late, trackers redeliver it like any other message.
 """
 
 from __future__ import annotations
@@ -20,29 +22,36 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 
 WINDOW = 1 << 18
-"""Messages of a window; a client can have fetched some 100,000 whose start markers are not written."""
+"""The number of messages in a window. A client may have fetched some 100,000 messages whose start markers it
+has not written."""
 
-MOST_WINDOWS = 8
+MAX_WINDOWS = 8
+"""When there are more windows, the one with the oldest assignment is forgotten, and its messages with it."""
 
-_MOST_STORED_RUNS = 2_000
-"""A run takes a few bytes; all of them are stored beside the safe offset, which must stay small."""
+_MAX_STORED_RUNS = 2_000
+"""When there are more runs, only some are stored (see `_most_important`). Runs of a few bytes each stand in a
+znode together with the safe offset, and the znode must stay small."""
 
 Runs = tuple[tuple[int, int], ...]
 
 
 class StoredFinished(NamedTuple):
-    """The windows (where each begins, the oldest first) and the messages ended in them, for a successor."""
+    """The stored form of FinishedMessages, for the next tracker of the partition.
+
+    windows  the queue offset at which each window begins, the one of the oldest assignment first
+    runs     the finished messages in the windows, as ascending runs (first, count)
+    """
 
     windows: tuple[int, ...] = ()
     runs: Runs = ()
 
     def below(self, end: int) -> StoredFinished:
-        """Return a copy without messages at or above queue offset `end`: they don't exist."""
+        """Return these without messages at or above queue offset `end`, which don't exist."""
         runs = tuple((first, min(count, end - first)) for first, count in self.runs if first < end)
         return self._replace(runs=runs)
 
     def to_json(self) -> dict[str, list[int]]:
-        """Return the JSON form: the windows; the first run, then pairs of a gap and a count."""
+        """Return the JSON form, in which `runs` are pairs of a gap (after the run before) and a count."""
         numbers: list[int] = []
         end = 0
         for first, count in self.runs:
@@ -58,12 +67,12 @@ class StoredFinished(NamedTuple):
         windows, numbers = _numbers(values, "windows"), _numbers(values, "runs")
         if len(numbers) % 2:
             raise ValueError("finished: a gap without a count")
-        if len(windows) > MOST_WINDOWS or len(numbers) > 2 * _MOST_STORED_RUNS:
+        if len(windows) > MAX_WINDOWS or len(numbers) > 2 * _MAX_STORED_RUNS:
             raise ValueError("finished: too much")
         runs: list[tuple[int, int]] = []
         end = 0
         for gap, count in zip(numbers[::2], numbers[1::2], strict=True):
-            if not 0 < count <= MOST_WINDOWS * WINDOW or end + gap + count > INT64_MAX:
+            if not 0 < count <= MAX_WINDOWS * WINDOW or end + gap + count > INT64_MAX:
                 raise ValueError("finished: a number out of its range")
             runs.append((end + gap, count))
             end += gap + count
@@ -74,19 +83,20 @@ NONE_FINISHED = StoredFinished()
 
 
 class FinishedMessages:
-    """The messages that were in flight and ended, in the windows of the latest assignments."""
+    """Remembers which messages were in flight and have ended, in the windows of the latest assignments."""
 
     __slots__ = ("_end", "_first", "_has_gaps", "_offsets", "_stored", "_windows")
 
     def __init__(self) -> None:
         self._offsets = OffsetRuns()
         self._windows: list[int] = []
-        """Where they begin, the one of the latest assignment last."""
+        """The queue offset at which each window begins, the one of the latest assignment last."""
         self._first = self._end = 0
-        """All windows lie from here to there."""
+        """All windows lie between these queue offsets, `_end` not included."""
         self._has_gaps = False
-        """True if not all that lies there is in a window."""
+        """True if some queue offsets between `_first` and `_end` are in no window."""
         self._stored: StoredFinished | None = NONE_FINISHED
+        """The latest result of stored(); None after a change."""
 
     def __contains__(self, offset: int) -> bool:
         return self._first <= offset < self._end and offset in self._offsets
@@ -95,10 +105,10 @@ class FinishedMessages:
         return len(self._offsets)
 
     def assigned(self, takes_from: int, *, again: bool) -> None:
-        """Note an assignment whose client takes messages from this offset on.
+        """Note that a partition was assigned to a client that takes messages from `takes_from` on.
 
-        `again`: also messages that were taken before. What was ended from there on may be taken again, and
-        must be redelivered if its taker dies; so it is forgotten.
+        `again`: the client may take messages again that were taken before. Trackers must redeliver these if
+        the client dies, so the finished messages from `takes_from` on are forgotten.
         """
         if again:
             self._offsets.discard_from(takes_from)
@@ -108,51 +118,51 @@ class FinishedMessages:
         self._set_windows([first for first in self._windows if first != window] + [window])
 
     def touches(self, first: int, count: int) -> bool:
-        """Return True if ends of these messages may have to be added; the usual answer is no, and cheap."""
+        """Return True if one of these messages may lie in a window; usually none does. The call is cheap."""
         return first < self._end and first + count > self._first
 
     def add(self, offset: int) -> None:
-        """Note that this message was in flight and is finished."""
+        """Note that this message was in flight and is finished; does nothing outside the windows."""
         if self._first <= offset < self._end and (not self._has_gaps or self._is_in_window(offset)):
             self._offsets.add(offset)
             self._stored = None
 
     def add_all(self, ended: OffsetRuns, first: int, count: int) -> None:
-        """Like add(), for many messages, all among the `count` messages from `first` on."""
+        """Note that many messages are finished, all among the `count` messages from `first` on; see add()."""
         if self._has_gaps or first < self._first or first + count > self._end:
             ended &= OffsetRuns(self._in_windows(((first, count),)))
         self._offsets.update(ended)
         self._stored = None
 
     def stored(self) -> StoredFinished:
-        """Return what a successor reads: every run, or the most important ones if there are too many."""
+        """Return the stored form: all runs, or the most important ones if there are too many."""
         if self._stored is None:
             runs = list(self._offsets.runs())
-            if len(runs) > _MOST_STORED_RUNS:
+            if len(runs) > _MAX_STORED_RUNS:
                 runs = self._most_important(runs)
             self._stored = StoredFinished(tuple(self._windows), tuple(runs))
         return self._stored
 
     def restore(self, stored: StoredFinished) -> None:
-        """Begin with what was stored."""
-        self._set_windows(list(stored.windows)[-MOST_WINDOWS:])
+        """Replace everything by a stored form."""
+        self._set_windows(list(stored.windows)[-MAX_WINDOWS:])
         self._offsets = OffsetRuns(self._in_windows(stored.runs))
 
     def _most_important(self, runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the lowest messages of the latest window, then of earlier ones.
+        """Return the lowest runs of the latest window, then those of earlier windows, in ascending order.
 
-        A paused client had fetched these.
+        A paused client is most likely to have fetched the lowest messages of a window.
         """
         kept: set[tuple[int, int]] = set()
         for window in reversed(self._windows):
             for run in runs:
-                if len(kept) < _MOST_STORED_RUNS and window <= run[0] < window + WINDOW:
+                if len(kept) < _MAX_STORED_RUNS and window <= run[0] < window + WINDOW:
                     kept.add(run)
         return sorted(kept)
 
     def _set_windows(self, windows: list[int]) -> None:
-        dropped = windows[:-MOST_WINDOWS]
-        self._windows = windows[-MOST_WINDOWS:]
+        dropped = windows[:-MAX_WINDOWS]
+        self._windows = windows[-MAX_WINDOWS:]
         self._first = min(self._windows, default=0)
         self._end = max(self._windows, default=-WINDOW) + WINDOW
         ascending = sorted(self._windows)
@@ -174,6 +184,6 @@ class FinishedMessages:
 
 def _numbers(values: dict[str, Any], key: str) -> list[int]:
     found = values.get(key)
-    if isinstance(found, list) and all(type(one) is int and 0 <= one <= INT64_MAX for one in found):
+    if isinstance(found, list) and all(type(number) is int and 0 <= number <= INT64_MAX for number in found):
         return found
     raise ValueError(f"finished: {key}: not a list of numbers")

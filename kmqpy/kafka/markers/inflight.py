@@ -1,9 +1,10 @@
-"""The in-flight state of one queue partition, computed from its markers. Pure: no I/O, no clock.
+"""Computes which messages of one queue partition are in flight, from its markers. Pure: no I/O, no clock.
 
-The state is a function of the markers in log order, nothing else: an entry is opened by a take and
-leaves when its end marker is read, so whoever reads the same markers has the same state. A message that is
-taken after its end is in flight again, like any other; that it was taken late is known beside that, see
-`finished`.
+The state depends only on the markers, in the order of their log. A take (a start marker) opens an entry (the
+record of a message in flight), and an end marker removes the entry. So all processes that read the same
+markers have the same state. The safe offset is the markers offset from which another process must read to
+have this state: that of the oldest take in flight. A message that a client takes after its end is in flight
+again, like any other; `InFlight.finished` knows that the client took it late.
 """
 
 from __future__ import annotations
@@ -29,22 +30,25 @@ _STATES = {
 
 
 MarkerRun = tuple[int, int, int]
-"""Equal markers that follow one another, of messages that follow one another: the first message's offset,
-how many, and the timestamp in ms."""
+"""Markers that follow one another and differ only in their keys, of messages that follow one another: the
+queue offset of the first message, the number of markers, and their timestamp in ms."""
 
 
 class InFlight:
-    """The messages of one partition that were taken and not acknowledged.
+    """Holds the messages of one partition that are in flight, and applies markers to them.
 
-    `now_ms` is the largest timestamp read so far: the partition's clock, which only set_back() turns back.
-    Timestamps above `latest_ms` count as `latest_ms` (rule R23); `highest_clamped_ms` is the highest of them.
-    Leases longer than `max_hold_ms`, and delays longer than `max_delay_ms`, count as these (rule R5). The
-    caller may change these limits at any time.
-    `missed_markers`: some markers below `position` were never read, so that a take may be missing; any
-    operation opens an entry then (rule R2). A successor that begins at the safe offset of such a state must
-    set it, too.
-    `position`: the next markers offset to read.
-    `finished`: messages that are finished, as far as they may be taken late (rule R30).
+    now_ms              the partition's now: the largest timestamp read so far, which only set_back() lowers
+    latest_ms           a larger timestamp counts as this one (rule R23 of docs/rules.md)
+    highest_clamped_ms  the largest timestamp above `latest_ms` that was read
+    max_hold_ms         a longer lease counts as this long (rule R5)
+    max_delay_ms        a longer delay counts as this long
+    missed_markers      True: some markers before `position` were never read, so a take may be missing, and
+                        any operation but an end opens an entry (rule R2). A tracker that begins at the safe
+                        offset of such a state must set this, too
+    position            the next markers offset to read
+    finished            the finished messages that a client may take late (rule R30)
+
+    The caller may change `latest_ms` and the limits at any time; they apply to markers read later.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ class InFlight:
         self.latest_ms = INT64_MAX
         self.highest_clamped_ms = 0
         self._position = position
-        self._pinned: tuple[int, int] | None = None  # markers offset, now in ms
+        self._pinned_at: tuple[int, int] | None = None  # markers offset, and the partition's now
         self._entries = PackedEntries()
         self.finished = FinishedMessages()
 
@@ -81,7 +85,7 @@ class InFlight:
         return self._entries.in_order()
 
     def count(self, until_ms: int) -> tuple[Counter[EntryState], int]:
-        """How many entries there are in each state, and how many are due at `until_ms`."""
+        """The number of entries in each state, and the number of entries that are due at `until_ms`."""
         return self._entries.count(until_ms)
 
     def get(self, offset: int) -> Entry | None:
@@ -104,27 +108,31 @@ class InFlight:
         self.now_ms = max(self.now_ms, timestamp_ms)
 
     def set_back(self, now_ms: int) -> None:
-        """Turn the partition's clock back to `now_ms`; each lease keeps what remains of it."""
+        """Set the partition's now back to `now_ms`; each lease and delay keeps what remains of it."""
         by_ms, self.now_ms = self.now_ms - now_ms, now_ms
         self._entries.set_back(by_ms)
-        if self._pinned is not None:
-            self._pinned = (self._pinned[0], max(0, self._pinned[1] - by_ms))
+        if self._pinned_at is not None:
+            self._pinned_at = (self._pinned_at[0], max(0, self._pinned_at[1] - by_ms))
 
     def pin(self, at: int) -> None:
-        """Keep the safe offset from passing a marker that was not applied: a newer one (R3), or a bug."""
-        if self._pinned is None:
-            self._pinned = (at, self.now_ms)
+        """Keep the safe offset at or before markers offset `at`, whose marker could not be applied.
+
+        A newer version has written the marker (rule R3), or kmqpy has a bug. Only the first call counts.
+        """
+        if self._pinned_at is None:
+            self._pinned_at = (at, self.now_ms)
 
     @property
     def pinned(self) -> bool:
         """True once a marker was not applied; see pin()."""
-        return self._pinned is not None
+        return self._pinned_at is not None
 
     def apply(self, marker: Marker, at: int, timestamp_ms: int) -> int:
-        """Take in the marker read at markers offset `at`.
+        """Apply the marker read at markers offset `at`; returns of how many messages it changed the state.
 
-        Returns of how many messages it changed the state: 0 when it was read before, or came too
-        late, for messages that are not in flight any more or are to be dead-lettered.
+        A marker that was read before changes nothing. Only a take or a delay changes a message that is not in
+        flight (but see `missed_markers`), only an end a message that is to be dead-lettered. An extension
+        changes leased messages only.
         """
         if not self.observe(at, timestamp_ms):
             return 0
@@ -143,30 +151,32 @@ class InFlight:
     def apply_takes(
         self, series: Iterable[MarkerRun], redeliver_after_ms: int, at: int, holder: str | None = None
     ) -> None:
-        """Take in start markers with one lease and holder, that stand from markers offset `at` on."""
+        """Apply single start markers with one lease and one holder, the first at markers offset `at`."""
         after_ms = min(max(0, redeliver_after_ms), self.max_hold_ms)
-        for first, count, taken_at in self._unread(series, at):
+        for first, count, taken_at in self._new_runs(series, at):
             due_ms = min(self.now_ms + after_ms, INT64_MAX)
             if count < packed.MIN_RUN or self._entries.has_any(((first, count),)):
                 for index in range(count):
                     self._take(first + index, due_ms, holder, taken_at + index)
             else:
-                every = (1 << count) - 1
-                self._entries.put_together(TakenRun(first, every, taken_at, 1, self.now_ms, due_ms, holder))
+                all_bits = (1 << count) - 1
+                self._entries.put_together(
+                    TakenRun(first, all_bits, taken_at, 1, self.now_ms, due_ms, holder)
+                )
 
     def apply_ends(self, series: Iterable[MarkerRun], at: int) -> int:
-        """Take in end markers, as apply_takes() takes in starts; returns how many changed the state."""
+        """Apply single end markers, the first at markers offset `at`; returns how many changed the state."""
         ended = 0
-        for first, count, _ in self._unread(series, at):
+        for first, count, _ in self._new_runs(series, at):
             ended += self._end(first) if count == 1 else self._end_range(((first, count),))
         return ended
 
     def taken_late(self, entries: Iterable[Entry]) -> frozenset[int]:
-        """Offsets of those of these entries that were in flight before, and ended (rule R30)."""
+        """The offsets of the entries whose messages clients took late, as far as `finished` remembers."""
         return frozenset(entry.offset for entry in entries if entry.offset in self.finished)
 
-    def _unread(self, series: Iterable[MarkerRun], at: int) -> Iterator[tuple[int, int, int]]:
-        """First message, count and markers offset of what was not read before, which is then read."""
+    def _new_runs(self, series: Iterable[MarkerRun], at: int) -> Iterator[tuple[int, int, int]]:
+        """Yield first message, count and markers offset of new markers, and note that they were read."""
         for first, count, timestamp_ms in series:
             following = at + count
             if at < self._position:
@@ -180,17 +190,17 @@ class InFlight:
             at = following
 
     def take_due(self, limit: int) -> list[Entry]:
-        """Up to `limit` entries whose time is up, the longest overdue first.
+        """Hand out up to `limit` entries that are due, the longest overdue first.
 
-        They count as in redelivery until their end marker is read, or until `retry` or `retry_all`
-        gives them back; they are not returned again before that.
+        An entry counts as in redelivery, and is not handed out again, until its end marker is read, or until
+        retry() or retry_all() is called for it.
         """
         return self._entries.hand_out(self.now_ms, limit)
 
     def retry(self, offset: int, delay_ms: int) -> None:
         """Let a message whose redelivery failed be due again `delay_ms` from now.
 
-        Later where a marker that was read meanwhile asked for that.
+        The message is due later if a marker that was read meanwhile says so.
         """
         if offset not in self._entries.handed_out:
             return
@@ -201,67 +211,68 @@ class InFlight:
         self._entries.put(entry._replace(due_ms=due_ms))
 
     def retry_all(self) -> None:
-        """Let all messages in redelivery be due again now."""
+        """Let all messages in redelivery be due again now; see retry()."""
         for offset in list(self._entries.handed_out):
             self.retry(offset, 0)
 
     @property
     def in_redelivery(self) -> int:
-        """How many entries `take_due` has handed out that are neither ended nor given back."""
+        """The number of entries in redelivery; see take_due()."""
         return len(self._entries.handed_out)
 
     def next_due_ms(self) -> int | None:
-        """When the next entry is due, in the partition's time; None when nothing is waiting."""
+        """When the next entry is due, compared with `now_ms`; None if no entry waits."""
         return self._entries.next_due_ms()
 
     def safe_offset(self) -> int:
-        """The markers offset from which a successor must read to have this same state."""
-        return self._safe()[0]
+        """The markers offset from which another tracker must read to have this state."""
+        return self._safe_position()[0]
 
     def safe_now_ms(self) -> int:
         """The partition's now at the safe offset.
 
-        A successor that begins at the safe offset with this `now_ms` has the same deadlines too.
-        With today's `now_ms` every restart would prolong the leases, and a tracker that restarts
-        often enough would redeliver nothing; with none, out-of-order timestamps could shorten them.
+        A tracker that begins at the safe offset with this `now_ms` has the same deadlines, too. With the
+        present `now_ms`, each restart would prolong the leases, and trackers that restart often enough would
+        redeliver nothing. With 0, out-of-order timestamps could shorten leases.
         """
-        return self._safe()[1]
+        return self._safe_position()[1]
 
-    def _safe(self) -> tuple[int, int]:
+    def _safe_position(self) -> tuple[int, int]:
         oldest = self.oldest()
         safe = (self._position, self.now_ms) if oldest is None else (oldest.taken_at, oldest.since_ms)
-        return safe if self._pinned is None else min(safe, self._pinned)
+        return safe if self._pinned_at is None else min(safe, self._pinned_at)
 
     def oldest(self) -> Entry | None:
-        """The entry whose take is the oldest, or None."""
+        """The entry with the lowest `taken_at`, or None."""
         return self._entries.oldest()
 
     @property
     def position(self) -> int:
-        """The markers offset that is read next."""
+        """The next markers offset to read."""
         return self._position
 
     def snapshot(self, max_rows: int) -> tuple[int, int, list[SnapshotRow]]:
-        """Export the state for a successor: markers offset to read from, now in ms, rows to `restore`.
+        """Export the state for another tracker: markers offset to read from, now in ms, rows for restore().
 
-        The rows are what was taken first, at most `max_rows`; the markers offset is that of the first
-        take that is not among them. Reading from there repeats markers that the rows know already,
-        and that changes nothing: the last operation on a message decides, as it did before.
+        The rows are at most `max_rows`, those with the oldest takes. The markers offset is that of the oldest
+        take that is in no row, or of the pinned marker if that is lower. So the other tracker reads some
+        markers that the rows contain already. Applying these again changes nothing, since the last operation
+        on a message decides.
         """
         rows = self._entries.first_rows(max_rows + 1)
         safe = (self._position, self.now_ms)
         if len(rows) > max_rows:
             left_out = rows.pop()
             safe = (left_out.taken_at, left_out.since_ms)
-        if self._pinned is not None:
-            safe = min(safe, self._pinned)
+        if self._pinned_at is not None:
+            safe = min(safe, self._pinned_at)
         return *safe, rows
 
     def restore(self, rows: Iterable[SnapshotRow]) -> None:
-        """Begin with the rows of a snapshot; to be called before the first marker is read.
+        """Add the rows of a snapshot; to be called before the markers of their messages are applied.
 
-        Messages that were taken from this reader's position on are left out: their markers are read, and an
-        operation that came before its take must not find it.
+        Messages whose takes stand at `position` or later are left out. Their takes are still to be read, and
+        an operation that stands before such a take must not find the message in flight.
         """
         for row in sorted(rows, key=lambda row: row.taken_at):
             if row.taken_at >= self._position:
@@ -283,6 +294,7 @@ class InFlight:
         return 1
 
     def _end_range(self, runs: Runs) -> int:
+        """End the messages of a range marker; returns how many of them were in flight."""
         first = runs[0][0]
         count = sum(runs[-1]) - first
         if not self.finished.touches(first, count):
@@ -302,10 +314,11 @@ class InFlight:
         return 1
 
     def _take_range(self, runs: Runs, due_ms: int, holder: str | None, at: int) -> int:
+        """Take the messages of a range marker; returns how many: not those that are to be dead-lettered."""
         out = self._entries.handed_out
         apart = [
             (entry, entry.offset not in out)
-            for entry in self._entries.rows_in(runs)
+            for entry in self._entries.single_entries_in(runs)
             if entry.state is EntryState.DEAD or entry.offset in out
         ]
         self._entries.discard_range(runs)
@@ -321,6 +334,7 @@ class InFlight:
         return taken
 
     def _operate_on(self, offset: int, marker: Marker, at: int) -> int:
+        """Apply a marker that is no end and no plain take to one message; returns 1 if its state changed."""
         entry = self.get(offset)
         if entry is not None and entry.state is EntryState.DEAD:
             return 0
@@ -328,7 +342,7 @@ class InFlight:
         if entry is None and not (opens or self.missed_markers):
             return 0
         if marker.op is Op.EXTEND and entry is not None and entry.state is not EntryState.LEASED:
-            return 0  # nobody has it any more, so there is no lease to extend
+            return 0  # no client has the message any more, so there is no lease to extend
         state, due_ms = _STATES[marker.op], self._deadline(marker)
         if entry is None or opens:
             entry = Entry(offset, at, self.now_ms, due_ms, state, marker.counts, marker.reason, marker.holder)

@@ -1,14 +1,17 @@
-"""Late operations: markers of clients for a message that was copied before (rules R32, R33). Pure: no I/O.
+"""Finds late operations: markers of clients for a message that was claimed or copied before. Pure: no I/O.
 
-A late acknowledgement ends the copies; a late nack, extension or dead-letter request applies to the copy that
-is not taken yet. A copy carries a header that says from where to look for them:
+A copy is the record with which a tracker redelivers a message. A claim is the first record of the tracker's
+transaction, and names the messages that the tracker is about to copy. A late acknowledgement finishes the
+copies of the message, too. A late nack, extension or dead-letter request applies to the copy that no client
+has taken yet. See rules R32 and R33 of docs/rules.md. A copy has a header that says from where to look for
+late operations:
 
-    kmq-planned-at   `queue:partition:markers offset`: the markers before that offset were known to the
-                     tracker that planned the first copy of the message. Copies of copies keep it
+    kmq-planned-at   `queue:partition:markers offset`: the tracker that planned the first copy of the message
+                     knew all markers before that offset. Copies of copies keep this header
 
-Only the markers from there on decide: the claims, the end markers of trackers, which name the
-copies, and the markers of clients. The headers of a message decide nothing, since anybody can forward them
-with a message of their own, and then an acknowledgement of another message would end that one.
+Only markers decide: claims, the end markers of trackers, which name the copies, and the markers of clients.
+The headers of messages prove nothing, since anybody can forward them with another message. An acknowledgement
+of the message that had these headers first would then finish the other message.
 """
 
 from __future__ import annotations
@@ -32,19 +35,21 @@ from kmqpy.kafka.markers.records import UNREADABLE, headers_of_each, read_header
 PLANNED_AT = "kmq-planned-at"
 
 _PLANNED_AT = re.compile(rb"([a-zA-Z0-9._-]{1,249}):([0-9]{1,10}):([0-9]{1,19})")
-_END = codec.encode_end()
-_START = codec.encode_start(0)[:1]
-_BY_TRACKER = codec.encode(codec.tick(0))[2][0]
-_OP = codec.encode(Marker(0, 0, Op.EXTEND))[2][0][0]
+_END_VALUE = codec.encode_end()
+_START_TYPE = codec.encode_start(0)[:1]
+_BY_TRACKER_HEADER = codec.encode(codec.tick(0))[2][0]
+_OP_HEADER = codec.encode(Marker(0, 0, Op.EXTEND))[2][0][0]
 _OPERATIONS = (Op.EXTEND, Op.NACK, Op.DEAD_LETTER)
 _SINGLE_COPY = re.compile(rb"([0-9]{1,10}):([0-9]{1,19})")
-_MOST_ANCESTORS = 10_000
-"""More than any message has. Forged markers could name a copy as its own ancestor, without end."""
-_MOST_OPERATIONS = 100_000
-"""The most operations that are kept of a partition; the oldest are forgotten, and their copies handed out."""
-_MOST_BLOCKS = 1 << 18
-"""The most blocks, of 1,024 offsets each, in which messages are watched: forged markers can name many
-offsets in few bytes. Copies of messages in further blocks are handed out as usual."""
+_MAX_ANCESTORS = 10_000
+"""Of a copy, at most this many ancestors are looked at, more than any message has. Forged markers can make
+longer chains, which would take long to follow."""
+_MAX_OPERATIONS = 100_000
+"""Of more operations in a partition, the oldest are forgotten, and clients hand out the copies of their
+messages."""
+_MAX_WATCHED_BLOCKS = 1 << 18
+"""When the watched messages lie in this many blocks of 1,024 offsets, no more messages are watched: late
+operations on others do not count. Forged markers can name many offsets in few bytes."""
 
 
 def planned_at_header(queue: str, partition: int, position: int) -> tuple[str, bytes]:
@@ -53,7 +58,7 @@ def planned_at_header(queue: str, partition: int, position: int) -> tuple[str, b
 
 
 def read_planned_at(data: bytes | None, queue: str, partition: int) -> int | None:
-    """The markers offset that the header names; None where it is absent, bad, or of another partition."""
+    """The markers offset in the header; None if it is absent, bad, or of another queue or partition."""
     found = _PLANNED_AT.fullmatch(data or b"")
     if found is None or (found[1].decode(), int(found[2])) != (queue, partition):
         return None
@@ -62,10 +67,11 @@ def read_planned_at(data: bytes | None, queue: str, partition: int) -> int | Non
 
 
 class LateOperation(NamedTuple):
-    """A nack, an extension or a dead-letter request for a message that was claimed before.
+    """A nack, an extension or a dead-letter request for a message that was claimed or copied before.
 
-    at_ms   when, by the broker's clock
-    for_ms  the lease or the delay that was asked for
+    at_ms   the timestamp of the marker
+    for_ms  the lease or the delay that the client asked for
+    reason  of a dead-letter request: the reason that the client gave, at most MAX_REASON characters
     """
 
     op: Op
@@ -73,40 +79,41 @@ class LateOperation(NamedTuple):
     for_ms: int
     reason: str | None
 
-    def left_ms(self, now_ms: int, most_ms: int) -> int:
-        """Return what remains of the lease or delay, which is cut to `most_ms` first; 0: it is over."""
-        for_ms = min(self.for_ms, most_ms)
+    def left_ms(self, now_ms: int, limit_ms: int) -> int:
+        """Return how much of the lease or delay, cut to `limit_ms`, remains at `now_ms`; 0 after its end."""
+        for_ms = min(self.for_ms, limit_ms)
         return max(0, min(self.at_ms + for_ms - now_ms, for_ms))
 
 
 class LateOperations:
-    """The late operations in one partition, as far as its markers are read: from `begin` to `end`.
+    """Reads the markers of one partition, from markers offset `begin` to before `end`, for late operations.
 
-    Memory: two bits for each message that was claimed or copied, 24 bytes for each run of messages that were
-    copied to a run of offsets, and some 200 bytes for each message with an operation other than an
-    acknowledgement, of the latest 100,000; and the reason of a dead-letter request, up to 1,000 characters.
+    Memory: two bits for each message that was claimed, was copied or is a copy; 24 bytes for each run of
+    messages that were copied to a run of offsets, and more for a copy that is named after a higher one; some
+    200 bytes for each message with an operation other than an acknowledgement, of the latest 100,000; and the
+    reasons of dead-letter requests.
     """
 
     def __init__(self, queue: str, partition: int, begin: int) -> None:
         self.begin = self.end = begin
         self.now_ms = 0
-        """The timestamp of the last record that was read."""
+        """The timestamp of the last record that read() was given."""
         self._queue = queue
         self._partition = partition
         self._watched = OffsetRuns()
-        """Messages that were claimed, and copies. Acknowledgements of others are not late: one that stands
-        before the claim had the tracker drop the message, so it was not copied."""
+        """Messages that were claimed or copied, and copies. Acknowledgements of other messages are not late:
+        the tracker knows one that stands before its claim, and does not copy the message."""
         self._acknowledged = OffsetRuns()
         self._operations: dict[int, LateOperation] = {}
-        """By watched message, what applies of its operations since its last claim; the latest are last. Of a
-        copy that was never claimed there is no copy yet to which they could apply."""
+        """By watched message, the operation that applies of those since its last claim; the latest is last.
+        An operation on a copy that was never claimed applies to no other copy, since there is none yet."""
         self._copies = _CopyRuns()
 
     def read(self, records: Sequence[Any], enough: Callable[[], bool] = lambda: False) -> bool:
-        """Take in the next records of the markers partition, those of open and aborted transactions, too.
+        """Take in the next records of the markers partition, with those of open and aborted transactions.
 
-        `enough` is called after each marker that may take long, as forged ones can: if it returns True, the
-        records after that marker are left out. Returns True when none was left out.
+        `enough` is called after each marker that may take long, as forged markers can. If it returns True,
+        the records after that marker are left out. Returns True if none was left out.
         """
         if not records:
             return True
@@ -117,10 +124,10 @@ class LateOperations:
                 continue
             end = at + 1
             value = record.value()
-            if value is None or (value[:1] == _START and not (headers and _names_operation(headers))):
-                continue  # says nothing here
-            if value == _END and (not headers or _names_copy(headers)):
-                self._read_single(record.key(), headers)  # most are such
+            if value is None or (value[:1] == _START_TYPE and not (headers and _names_operation(headers))):
+                continue  # no marker, or a plain take
+            if value == _END_VALUE and (not headers or _names_copy(headers)):
+                self._read_single(record.key(), headers)  # most records
             else:
                 self._read_other(record, headers)
                 if enough():
@@ -130,29 +137,32 @@ class LateOperations:
         return record is records[-1]
 
     def acknowledged(self, copy: int) -> bool:
-        """Return True if a client acknowledged this copy, or a message of which it is a copy."""
+        """Return True if a client acknowledged this copy, or late a message of which it is a copy.
+
+        Returns False for a message that no tracker's end marker names as a copy.
+        """
         return bool(self._acknowledged) and any(one in self._acknowledged for one in self._lineage(copy))
 
     def operations(self, copy: int) -> list[LateOperation]:
-        """The late operations of the messages of which this is a copy, one of each."""
+        """The late operations on the messages of which this is a copy, at most one for each message."""
         if not self._operations:
             return []
         ancestors = islice(self._lineage(copy), 1, None)
         return [self._operations[one] for one in ancestors if one in self._operations]
 
     def _lineage(self, copy: int) -> Iterator[int]:
-        """The copy, its original, the original of that and so on; nothing where it is no copy."""
+        """Yield the copy, its original, the original of the original and so on; nothing if it is no copy."""
         original = self._copies.original_of(copy)
         if original is not None:
             yield copy
-        for _ in range(_MOST_ANCESTORS):
+        for _ in range(_MAX_ANCESTORS):
             if original is None:
                 return
             yield original
             original = self._copies.original_of(original)
 
     def _read_single(self, key: bytes | None, headers: Headers | None) -> None:
-        """An end marker of one message: by a client, or, with `headers`, by a tracker."""
+        """Read a single end marker: of a client, or, with `headers`, of a tracker."""
         try:
             partition, offset = codec.decode_key(key)
             if partition != self._partition:
@@ -162,9 +172,10 @@ class LateOperations:
             elif offset in self._watched:
                 self._acknowledged.add(offset)
         except DecodeError:
-            return  # a record is judged alone (rule R21)
+            return  # each record is judged alone (rule R21)
 
     def _read_other(self, record: Any, headers: object) -> None:
+        """Read a record that may be a claim, a range end marker, or another operation of a client."""
         try:
             marker = read_marker(record)
             if marker.op in _OPERATIONS and not marker.by_tracker:
@@ -182,9 +193,9 @@ class LateOperations:
             return
 
     def _read_claim(self, claimed: OffsetRuns) -> None:
-        if self._watched.block_count < _MOST_BLOCKS:
+        if self._watched.block_count < _MAX_WATCHED_BLOCKS:
             self._watched.update(claimed)
-        # The tracker knew the operations before the claim.
+        # The tracker knows the operations that stand before its claim, and has applied them.
         if len(self._operations) < len(claimed):
             known = [offset for offset in self._operations if offset in claimed]
         else:
@@ -193,11 +204,11 @@ class LateOperations:
             del self._operations[offset]
 
     def _watch(self, runs: Iterable[tuple[int, int]]) -> None:
-        if self._watched.block_count < _MOST_BLOCKS:
+        if self._watched.block_count < _MAX_WATCHED_BLOCKS:
             self._watched.add_runs(runs)
 
     def _read_operation(self, marker: Marker, at_ms: int) -> None:
-        """A nack, extension or dead-letter request of a client; the last one applies, as to one in flight."""
+        """Note a nack, extension or dead-letter request. Which one applies is decided as in InFlight."""
         reason = None
         if marker.op is Op.DEAD_LETTER and marker.reason is not None:
             reason = marker.reason[: codec.MAX_REASON]
@@ -206,11 +217,11 @@ class LateOperations:
             before = self._operations.pop(offset, operation)
             stays = before.op is Op.DEAD_LETTER or (before.op is Op.NACK and marker.op is Op.EXTEND)
             self._operations[offset] = before if stays else operation
-        while len(self._operations) > _MOST_OPERATIONS:
+        while len(self._operations) > _MAX_OPERATIONS:
             del self._operations[next(iter(self._operations))]
 
     def _read_copies(self, runs: Runs, count: int, named: bytes | None) -> None:
-        """A tracker's end marker of `count` messages names their copies."""
+        """Note the copies that a tracker's end marker of `count` messages names in its header `named`."""
         if named is None:
             return
         single = _SINGLE_COPY.fullmatch(named) if count == 1 else None
@@ -237,29 +248,29 @@ def _names_copy(headers: object) -> bool:
     return (
         isinstance(headers, list)
         and len(headers) == 2
-        and headers[0] == _BY_TRACKER
+        and headers[0] == _BY_TRACKER_HEADER
         and headers[1][0] == COPY
     )
 
 
 def _names_operation(headers: object) -> bool:
-    """Return True for the headers of a start marker that is no plain take."""
-    return isinstance(headers, list) and any(header[0] == _OP for header in headers)
+    """Return True if the headers of a start marker name another operation than a take."""
+    return isinstance(headers, list) and any(header[0] == _OP_HEADER for header in headers)
 
 
 class _CopyRuns:
-    """Which offset is a copy of which: runs of originals that were copied to runs of offsets."""
+    """Finds the original of a copy; stores runs of originals that were copied to runs of offsets."""
 
     def __init__(self) -> None:
         self._copies = array("q")  # the first offset of each run, ascending
         self._originals = array("q")
         self._counts = array("q")
-        # Copies that were named after higher ones. They are few, unless somebody forges them: to insert a run
-        # takes longer the more there are.
+        # Copies that were named after higher copies, which is rare unless somebody forges markers. Inserting
+        # them as runs would take the longer the more runs there are.
         self._others: dict[int, int] = {}
 
     def add(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Note pairs of an original and its copy, in any order; what is known already stays."""
+        """Note pairs of an original and its copy, in any order; a copy keeps the original that is known."""
         for original, copy in pairs:
             passed = copy - self._copies[-1] if self._copies else 0
             if not self._copies or passed > self._counts[-1]:
@@ -273,7 +284,7 @@ class _CopyRuns:
                 self._others[copy] = original
 
     def original_of(self, copy: int) -> int | None:
-        """The offset of which this is a copy; None where it is none that is known."""
+        """The offset of the original of this copy; None if no copy at this offset is known."""
         at = bisect_right(self._copies, copy) - 1
         if at >= 0:
             passed = copy - self._copies[at]

@@ -1,4 +1,4 @@
-"""A heap of groups of entries that is corrected when it is read. Pure: no I/O, no clock."""
+"""Finds the group of entries with the lowest value, by a heap that is corrected when it is read. Pure."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from kmqpy.core.int64 import INT64_MAX
 
 G = TypeVar("G")
 
-_SLACK = 64
-"""Stale items that a heap may have beside as many live ones."""
+_STALE_ALLOWANCE = 64
+"""When a heap has more items than twice the number of groups plus this many, its stale items are removed."""
 
 
 class LazyMinHeap(Generic[G]):
-    """Groups of entries, ordered by the lowest value among the entries of each.
+    """Orders groups of entries by the lowest value of a group, which `value` computes from its entries.
 
-    Invariants: `_at_least` has every group that is not empty, with a lower bound of its lowest value; `_heap`
-    has an item for each of these bounds, and stale items beside them, at most as many again plus `_SLACK`.
+    Invariants: `_at_least` has every group that is not empty, with a lower bound of its lowest value. `_heap`
+    has an item for each of these bounds. It also has stale items, whose bound is not in `_at_least` any more:
+    at most as many as there are groups, plus `_STALE_ALLOWANCE`.
 
-    Removing entries from a group can only raise its lowest value, so the value is computed again when the
-    group comes first. Stale items are dropped when they outnumber the live ones: amortised O(1), and memory
-    follows what is in flight even if one older message is leased for hours.
-
-    value  the lowest value among the entries of a group
+    Removing entries from a group can only raise its lowest value, so the heap computes the value again when
+    the group comes first. Removing stale items in bulk costs amortised O(1). The memory depends on the number
+    of groups, even if one old message stays leased for hours.
     """
 
     def __init__(self, value: Callable[[G], int]) -> None:
@@ -42,12 +41,12 @@ class LazyMinHeap(Generic[G]):
             self._compact()
 
     def remove(self, group: G) -> None:
-        """Forget a group, which is empty."""
+        """Forget a group that has become empty."""
         if self._at_least.pop(group, None) is not None:
             self._compact()
 
     def first(self) -> tuple[int, G | None]:
-        """The lowest value and its group."""
+        """The lowest value and its group; INT64_MAX + 1 and None if there is no group."""
         while self._heap:
             at_least, number, group = self._heap[0]
             if self._at_least.get(group) != at_least:
@@ -61,7 +60,7 @@ class LazyMinHeap(Generic[G]):
         return INT64_MAX + 1, None
 
     def second(self) -> int:
-        """A lower bound of the lowest values of all groups but the first."""
+        """A lower bound of the values of all groups but that of first(), which must be called just before."""
         return min((item[0] for item in self._heap[1:3]), default=INT64_MAX)
 
     def groups(self) -> Iterator[G]:
@@ -69,11 +68,11 @@ class LazyMinHeap(Generic[G]):
         return iter(self._at_least)
 
     def ascending(self) -> Iterator[tuple[int, G]]:
-        """Yield all groups that are not empty, ascending by a lower bound of their lowest value.
+        """Yield all groups that are not empty, by a lower bound of their lowest value, with this bound.
 
-        An item of a heap is not higher than its children, at 2 i + 1 and 2 i + 2.
+        The items at 2 i + 1 and 2 i + 2 of a heap are not lower than the item at i.
         """
-        seen: set[G] = set()  # a group can stand in the heap twice
+        seen: set[G] = set()  # the heap may have two items of a group with the same bound
         frontier = [(self._heap[0][0], 0)] if self._heap else []
         while frontier:
             at_least, index = heapq.heappop(frontier)
@@ -86,6 +85,6 @@ class LazyMinHeap(Generic[G]):
                     heapq.heappush(frontier, (self._heap[child][0], child))
 
     def _compact(self) -> None:
-        if len(self._heap) > 2 * len(self._at_least) + _SLACK:
+        if len(self._heap) > 2 * len(self._at_least) + _STALE_ALLOWANCE:
             self._heap = [(at_least, next(self._numbers), g) for g, at_least in self._at_least.items()]
             heapq.heapify(self._heap)

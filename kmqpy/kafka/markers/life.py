@@ -1,4 +1,8 @@
-"""The life of a message, built from its records and their markers. Pure: no I/O."""
+"""Builds the life of a message: what happened to it, from its records and their markers. Pure: no I/O.
+
+The records of a message are the one that was sent and its copies: redeliveries, dead letters and redriven
+messages.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from kmqpy.kafka.markers.lineage import RecordPlace
 
 
 class LifeEventKind(StrEnum):
-    """Kinds of events."""
+    """Kinds of events in the life of a message."""
 
     SENT = "sent"
     LOOKED_AT = "not due yet"
@@ -23,17 +27,18 @@ class LifeEventKind(StrEnum):
     REJECTED = "rejected"
     """A client asked for the message to be dead-lettered."""
     ACKNOWLEDGED = "acknowledged"
-    """By a client; by a tracker where a consumer of an earlier delivery has acknowledged it (rule R32)."""
+    """A client acknowledged the record; or a tracker ended it, since a consumer of an earlier delivery has
+    acknowledged the message (rule R32 of docs/rules.md)."""
     REDELIVERED = "redelivered"
     DEAD_LETTERED = "dead-lettered"
     REDRIVEN = "redriven"
     ENDED = "ended"
-    """A tracker, redrive or purge ended the message, and names no copy: the message was gone, or purged, or
-    taken late (rule R30), or a version wrote that which did not name copies."""
+    """A tracker, redrive or purge ended the record, and names no known copy of it. The record was deleted,
+    purged or taken late (rule R30), or a version wrote the end marker that did not name copies."""
 
 
 class LifeState(StrEnum):
-    """The state of a message at the end of what was read."""
+    """The state of a message after the last marker that was read."""
 
     WAITING = "waiting"
     DELAYED = "delayed"
@@ -50,15 +55,18 @@ class LifeEvent:
     """One thing that happened to a message.
 
     at_ms        when, by the clock of the log's broker, or of the sender (ms since 1970)
+    what         what happened
     record       the record to which it happened, as `partition:offset` or, in another topic than the queue's,
                  `topic:partition:offset`
-    by           the client that took the message last, if it gave a name; other markers name no writer
-    for_ms       the lease taken or asked for, or the delay
+    by           the client that took the record last, if it gave a name, since only start markers name their
+                 writer; None where a tracker wrote the marker
+    for_ms       the lease that was taken or asked for, or the delay
     counts       False: this delivery is not an attempt
-    reason       that of the client; of a copy `expired`, `nack: …`, `rejected: …`, `refused: …` or
-                 `delay over`; of an acknowledgement that a tracker has found `by an earlier taker`
-    copy         the record that was appended
-    late         the record was finished already, so this changed nothing
+    reason       the reason that the client gave; of a copy `expired`, `nack: …`, `rejected: …`, `refused: …`
+                 or `delay over`; of an acknowledgement that a tracker has found `by an earlier taker`; else
+                 the reason in the tracker's end marker
+    copy         the record that was appended as a copy
+    late         True: the record was finished already, or nobody had taken it, so this changed nothing
     """
 
     at_ms: int
@@ -74,13 +82,15 @@ class LifeEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageLife:
-    """Everything that the logs tell of a message.
+    """Everything that the logs tell about a message.
 
+    queue     the name of its queue
     records   the message and its copies, in order, written as in LifeEvent
-    deleted   those of `records` that are no longer in their topics
-    key       of the message, if it is text
-    state     of the last of `records`
-    events    in the order of time
+    deleted   the records that are no longer in their topics
+    key       the key as text, bytes that are not UTF-8 replaced; None without a key, or if the first record
+              is deleted
+    state     the state of the last record
+    events    what happened to the records, in the order of time
     """
 
     queue: str
@@ -92,7 +102,7 @@ class MessageLife:
 
 
 class SeenMarker(NamedTuple):
-    """A marker of a record, as read: its place in the log, its time, and the copy that it names."""
+    """A marker of a record of the message: its markers offset, its timestamp, and the copy that it names."""
 
     at: int
     timestamp_ms: int
@@ -101,7 +111,7 @@ class SeenMarker(NamedTuple):
 
 
 class RecordFacts(NamedTuple):
-    """A record of a message: when it was appended (or sent), and why, where it is a dead letter."""
+    """What was read of a record of the message; `reason`: why it became a dead letter, if it is one."""
 
     timestamp_ms: int
     key: bytes | None = None
@@ -115,9 +125,9 @@ _OPERATIONS = {
     Op.NACK: (LifeEventKind.GIVEN_BACK, LifeState.RELEASED),
     Op.DEAD_LETTER: (LifeEventKind.REJECTED, LifeState.REJECTED),
 }
-_EARLIER = "by an earlier taker"
-_OPENING = (Op.TAKE, Op.DELAY)
-_OPEN = {LifeState.DELAYED, LifeState.IN_FLIGHT, LifeState.RELEASED, LifeState.REJECTED}
+_BY_EARLIER_TAKER = "by an earlier taker"
+_OPENING_OPS = (Op.TAKE, Op.DELAY)
+_OPEN_STATES = {LifeState.DELAYED, LifeState.IN_FLIGHT, LifeState.RELEASED, LifeState.REJECTED}
 
 
 def build_life(
@@ -126,10 +136,10 @@ def build_life(
     facts: Mapping[RecordPlace, RecordFacts],
     markers: Mapping[RecordPlace, Iterable[SeenMarker]],
 ) -> MessageLife:
-    """The life of the message whose records are `chain`, the original first, each before its copies.
+    """Build the life of the message whose records are `chain`: the first one sent, then its copies in order.
 
-    facts    of the records that are still there
-    markers  of each record, in the order of the log
+    facts    by record, for the records that are still in their topics
+    markers  by record, in the order of the log
     """
     events: list[LifeEvent] = []
     state = LifeState.WAITING
@@ -148,19 +158,19 @@ def build_life(
         deleted=tuple(shown(queue, place) for place in chain if place not in facts),
         key=None if original is None or original.key is None else original.key.decode("utf-8", "replace"),
         state=state,
-        # In each partition the log's order is that of time; sorting is stable.
+        # In each partition, the order of the log is the order of time. Sorting is stable.
         events=tuple(sorted(events, key=lambda event: event.at_ms)),
     )
 
 
 def shown(queue: str, place: RecordPlace) -> str:
-    """A record's place as text, without the topic where that is the queue's."""
+    """The place of a record as text, without its topic if that is the queue topic."""
     text = f"{place.partition}:{place.offset}"
     return text if place.topic == queue else f"{place.topic}:{text}"
 
 
 class _RecordLife:
-    """The events of one record. `known` holds all records of its message."""
+    """Follows one record through its markers; `known` holds all records of the message."""
 
     def __init__(
         self,
@@ -175,20 +185,20 @@ class _RecordLife:
         self._facts = facts
         self._known = known
         self._holder: str | None = None
-        self._why = "expired"
+        self._copy_reason = "expired"
 
     def event(self, seen: SeenMarker) -> LifeEvent:
-        """Take in the next marker of the record."""
+        """Apply the next marker of the record, and return the event."""
         if seen.marker.op is Op.END:
-            return self._ended(seen)
+            return self._end_event(seen)
         marker = seen.marker
         what, state = _OPERATIONS[marker.op]
-        late = marker.op not in _OPENING and self.state not in _OPEN
-        if marker.op in _OPENING:
+        late = marker.op not in _OPENING_OPS and self.state not in _OPEN_STATES
+        if marker.op in _OPENING_OPS:
             self._holder = marker.holder
         if not late and self.state is not LifeState.REJECTED:
             self.state = state
-            self._why = _why(marker)
+            self._copy_reason = _reason_of_copy(marker)
         return LifeEvent(
             at_ms=seen.timestamp_ms,
             what=what,
@@ -200,14 +210,14 @@ class _RecordLife:
             late=late,
         )
 
-    def _ended(self, seen: SeenMarker) -> LifeEvent:
+    def _end_event(self, seen: SeenMarker) -> LifeEvent:
         late = self.state in (LifeState.ACKNOWLEDGED, LifeState.ENDED)
         copy = seen.copy if seen.copy in self._known else None
         what, reason = LifeEventKind.ACKNOWLEDGED, None
         if copy is not None:
-            what, reason = self._moved(copy)
+            what, reason = self._kind_and_reason(copy)
         elif seen.marker.by_tracker and seen.marker.reason == ACKNOWLEDGED and seen.copy is None:
-            reason = _EARLIER
+            reason = _BY_EARLIER_TAKER
         elif seen.marker.by_tracker:
             what, reason = LifeEventKind.ENDED, seen.marker.reason
         if not late:
@@ -223,19 +233,19 @@ class _RecordLife:
             late=late,
         )
 
-    def _moved(self, copy: RecordPlace) -> tuple[LifeEventKind, str | None]:
+    def _kind_and_reason(self, copy: RecordPlace) -> tuple[LifeEventKind, str | None]:
         if self._place.topic != self._queue:
             return LifeEventKind.REDRIVEN, None
         if copy.topic == self._queue:
-            return LifeEventKind.REDELIVERED, self._why
+            return LifeEventKind.REDELIVERED, self._copy_reason
         known = self._facts.get(copy)
         return (
             LifeEventKind.DEAD_LETTERED,
-            self._why if known is None or known.reason is None else known.reason,
+            self._copy_reason if known is None or known.reason is None else known.reason,
         )
 
 
-def _why(marker: Marker) -> str:
+def _reason_of_copy(marker: Marker) -> str:
     words = {Op.DELAY: "delay over", Op.NACK: "nack", Op.DEAD_LETTER: "rejected"}
     word = words.get(marker.op, "expired")
     return f"{word}: {marker.reason}" if marker.reason and marker.op in (Op.NACK, Op.DEAD_LETTER) else word

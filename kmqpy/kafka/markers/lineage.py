@@ -1,18 +1,22 @@
-"""Which record is a copy of which, as headers say it. Pure: no I/O.
+"""Writes and reads the headers that say which record is a copy of which record. Pure: no I/O.
 
-    kmq-copy        on the end markers of trackers and redrives: where the copy of the message stands. On a
-                    range marker: the copies of its messages, in their order
+A copy is a record with which a tracker redelivers or dead-letters a message, or a redrive sends a dead letter
+back to its queue.
+
+    kmq-copy        on an end marker of a tracker or redrive: where the copy of the message stands; on a
+                    range marker: where the copies of its messages stand, in the order of the messages
     kmq-ancestors   on a copy: the records of which it is a copy, the oldest first, its original last
 
-A place is written `partition:offset` where it is in the same topic as the record with the header (for a
-marker: as its messages), else `topic:partition:offset`; ancestors are separated by commas. The copies of a
-range are all in one partition: `partition:runs`, where runs are `first` or `first-last`, separated by commas.
+The place of a record is `topic:partition:offset`, or `partition:offset` if its topic is that of the record
+with the header (for a marker: the topic of its messages). Ancestors are separated by commas. The copies of a
+range marker are all in one partition, and are written `partition:runs`: runs are `first` or `first-last`,
+separated by commas.
 
-Ancestors take at most MAX_ANCESTORS bytes. Beyond that the oldest stays, and of the others the newest that
-fit; each of those that are left out is among the ancestors of a later one, as long as Kafka keeps that.
+Ancestors take at most MAX_ANCESTORS_BYTES. If there are more, the oldest and the newest that fit are named.
+The others are among the ancestors of a record that is named, as long as Kafka keeps that record.
 
-Anybody can write such headers. What can't be true is refused with DecodeError, and a reader goes on as if the
-header were absent: then nobody knows.
+Anybody can write such headers. These functions raise DecodeError for a header that can't be true, and readers
+then ignore the header.
 """
 
 from __future__ import annotations
@@ -28,10 +32,10 @@ from kmqpy.kafka.markers.codec import Headers, runs_of
 COPY = "kmq-copy"
 ANCESTORS = "kmq-ancestors"
 
-MAX_ANCESTORS = 1_000
-"""The longest `kmq-ancestors` that is read, in bytes."""
-MAX_COPIES = 1_000_000
-"""Bytes of a `kmq-copy` that is read; a range of MAX_SPAN messages needs less."""
+MAX_ANCESTORS_BYTES = 1_000
+"""Ancestors that do not fit into this are not written, and read_ancestors() refuses a longer header."""
+MAX_COPIES_BYTES = 1_000_000
+"""A longer `kmq-copy` is not read. For MAX_SPAN messages it is shorter if offsets have at most 14 digits."""
 
 _PLACE = re.compile(rb"(?:([a-zA-Z0-9._-]{1,249}):)?([0-9]{1,10}):([0-9]{1,19})")
 _COPIES = re.compile(rb"(?:([a-zA-Z0-9._-]{1,249}):)?([0-9]{1,10}):([0-9,-]+)")
@@ -39,7 +43,7 @@ _RUN = re.compile(rb"([0-9]{1,19})(?:-([0-9]{1,19}))?")
 
 
 class RecordPlace(NamedTuple):
-    """A record of Kafka."""
+    """Where a record of Kafka stands."""
 
     topic: str
     partition: int
@@ -47,9 +51,10 @@ class RecordPlace(NamedTuple):
 
 
 def copy_header(own_topic: str, topic: str, copies: Sequence[tuple[int, int] | None]) -> Headers:
-    """The header for an end marker of `own_topic`'s messages, whose copies are these records of `topic`.
+    """The header for an end marker of messages in `own_topic`, whose copies are these records of `topic`.
 
-    `copies`: partition and offset of each. Empty where one is unknown, or they are in several partitions.
+    `copies` are partition and offset of each copy. Returns no header if a copy is unknown, or if the copies
+    are in several partitions.
     """
     known = [copy for copy in copies if copy is not None]
     if not known or len(known) < len(copies):
@@ -66,7 +71,7 @@ def copy_header(own_topic: str, topic: str, copies: Sequence[tuple[int, int] | N
 
 def read_copies(data: bytes, own_topic: str, count: int) -> list[RecordPlace]:
     """The copies that an end marker of `count` messages names in `kmq-copy`; raises DecodeError."""
-    found = _COPIES.fullmatch(data) if len(data) <= MAX_COPIES else None
+    found = _COPIES.fullmatch(data) if len(data) <= MAX_COPIES_BYTES else None
     if found is None:
         raise DecodeError(f"header {COPY}: {len(data)} bytes that name no copies", data)
     topic = found[1].decode() if found[1] else own_topic
@@ -90,15 +95,15 @@ def read_copies(data: bytes, own_topic: str, count: int) -> list[RecordPlace]:
 def ancestors_header(
     copy_topic: str, ancestors: Sequence[RecordPlace], original: RecordPlace
 ) -> tuple[str, bytes]:
-    """The header for a copy, in `copy_topic`, of `original`, which has these ancestors.
+    """The header for a copy in `copy_topic` of `original`, which has these ancestors.
 
-    The module's docstring says what is left out where they are many.
+    If there are many ancestors, some are left out; see the module's docstring.
     """
-    newest = _text(copy_topic, original)
+    newest = _place_text(copy_topic, original)
     if not ancestors:
         return ANCESTORS, newest
-    oldest, *others = [_text(copy_topic, one) for one in ancestors]
-    left = MAX_ANCESTORS - len(newest) - len(oldest) - 1
+    oldest, *others = [_place_text(copy_topic, one) for one in ancestors]
+    left = MAX_ANCESTORS_BYTES - len(newest) - len(oldest) - 1
     if left < 0:
         return ANCESTORS, newest
     kept = [newest]
@@ -111,15 +116,15 @@ def ancestors_header(
 
 
 def read_ancestors(data: bytes | None, record: RecordPlace) -> tuple[RecordPlace, ...]:
-    """The ancestors that `kmq-ancestors` of this record names, the oldest first; empty where it is absent.
+    """The ancestors in the `kmq-ancestors` header of this record, the oldest first; empty without a header.
 
-    Raises DecodeError, also where they can't be its ancestors: copies stand behind their originals, so that
-    the offsets in each partition ascend.
+    Raises DecodeError, also if the offsets in a partition do not ascend up to that of the record: copies
+    stand behind their originals.
     """
     if data is None:
         return ()
-    if len(data) > MAX_ANCESTORS:
-        raise DecodeError(f"header {ANCESTORS}: {len(data)} bytes, more than {MAX_ANCESTORS}", data)
+    if len(data) > MAX_ANCESTORS_BYTES:
+        raise DecodeError(f"header {ANCESTORS}: {len(data)} bytes, more than {MAX_ANCESTORS_BYTES}", data)
     return tuple(_ancestors(data, record))
 
 
@@ -136,10 +141,10 @@ def _ancestors(data: bytes, record: RecordPlace) -> Iterable[RecordPlace]:
         yield place
 
 
-def _text(own_topic: str, place: RecordPlace) -> bytes:
+def _place_text(own_topic: str, place: RecordPlace) -> bytes:
     return b"%s%d:%d" % (prefix_of(own_topic, place.topic), place.partition, place.offset)
 
 
 def prefix_of(own_topic: str, topic: str) -> bytes:
-    """The topic with which the text of a place in `topic` begins, unless that is `own_topic`."""
+    """The text before partition and offset of a place in `topic`: empty if that is `own_topic`."""
     return b"" if topic == own_topic else topic.encode() + b":"

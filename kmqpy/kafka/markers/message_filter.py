@@ -14,9 +14,10 @@ from kmqpy.kafka.markers.records import read_marker
 
 
 class MessageFilter:
-    """Picks the markers that speak of some messages of one partition.
+    """Picks the markers that name some given messages of one partition.
 
-    Markers of other messages are skipped by their bytes, which is several times as fast as decoding them.
+    A single marker of another message is skipped by the bytes of its key, which is several times as fast as
+    decoding it. Range markers are decoded if their lowest offset is near the given messages.
     """
 
     def __init__(self, partition: int, offsets: Iterable[int]) -> None:
@@ -28,7 +29,7 @@ class MessageFilter:
         self.add(offsets)
 
     def add(self, offsets: Iterable[int]) -> None:
-        """Pick the markers of these messages from now on, too; may be called while pick() runs."""
+        """Pick the markers of these messages, too, from now on; may be called while pick() runs."""
         new = sorted(set(offsets) - self.offsets)
         if new:
             self.offsets.update(new)
@@ -37,9 +38,9 @@ class MessageFilter:
             self._lowest, self._highest = min(self._lowest, new[0]), max(self._highest, new[-1])
 
     def pick(self, records: Iterable[Any]) -> Iterator[tuple[Any, Marker, OffsetRuns]]:
-        """Yield each record that speaks of any of the messages, with its marker and these messages.
+        """Yield each record whose marker names some of the messages, with its marker and their offsets.
 
-        Records that can't be decoded speak of none.
+        Records that can't be decoded are skipped.
         """
         for record in records:
             key, value = record.key(), record.value()
@@ -52,7 +53,7 @@ class MessageFilter:
                     yield record, marker, about
 
     def _is_near(self, key: bytes | None) -> bool:
-        """Return True if a range marker with this key can speak of one of these messages."""
+        """Return True if a range marker with this key may name one of the messages."""
         try:
             _, first = codec.decode_key(key)
         except DecodeError:

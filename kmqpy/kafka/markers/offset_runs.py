@@ -1,7 +1,7 @@
-"""A set of offsets that is small when these are close together. Pure.
+"""A set of offsets that takes little memory if many offsets are close together. Pure: no I/O.
 
 Each block of 1,024 offsets that has a member is one integer with a bit for each offset. One million offsets
-in a row, added one by one in any order, take 0.2 MB; a run of 65,536 takes 64 references to one integer.
+in a row, added one by one in any order, take 0.2 MB. Full blocks that are added as a run share one integer.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ _FULL = (1 << _BLOCK) - 1
 
 
 class OffsetRuns:
-    """A set of offsets, any integers. Not for use by several threads while one changes it.
+    """A set of integers, for offsets. Not for use by several threads while one of them changes it.
 
-    `add`, `discard` and `in` look at one block; methods that take runs, at the blocks of these runs.
+    add(), discard() and `in` look at one block. Methods that take runs look at the blocks of these runs.
     """
 
     __slots__ = ("_blocks",)
@@ -30,7 +30,7 @@ class OffsetRuns:
         self._blocks[block] = self._blocks.get(block, 0) | 1 << bit
 
     def add_runs(self, runs: Iterable[tuple[int, int]]) -> None:
-        """Add runs (first, count), in any order; they may overlap what is there, and each other."""
+        """Add the offsets of runs (first, count); the runs may be in any order, and overlap."""
         blocks = self._blocks
         for first, count in runs:
             if count == 1:  # the most frequent case by far
@@ -54,12 +54,12 @@ class OffsetRuns:
             block += 1
 
     def discard(self, offset: int) -> None:
-        """Remove one offset, if it is there."""
+        """Remove one offset, if it is in the set."""
         block, bit = divmod(offset, _BLOCK)
         self._keep(block, ~(1 << bit))
 
     def discard_runs(self, runs: Iterable[tuple[int, int]]) -> None:
-        """Remove the offsets of runs (first, count), as far as they are there."""
+        """Remove the offsets of runs (first, count) that are in the set."""
         for block, mask in block_masks(runs, _BLOCK):
             self._keep(block, ~mask)
 
@@ -91,7 +91,7 @@ class OffsetRuns:
         return both
 
     def __sub__(self, other: OffsetRuns) -> OffsetRuns:
-        """The offsets that are not in `other`."""
+        """The offsets of this set that are not in `other`."""
         rest = OffsetRuns()
         for block, mask in self._blocks.items():
             if left := mask & ~other._blocks.get(block, 0):
@@ -101,14 +101,14 @@ class OffsetRuns:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OffsetRuns) and self._blocks == other._blocks
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__ = None  # type: ignore[assignment]  # a set changes
 
     def __contains__(self, offset: int) -> bool:
         block, bit = divmod(offset, _BLOCK)
         return bool(self._blocks.get(block, 0) >> bit & 1)
 
     def __len__(self) -> int:
-        """How many offsets there are; looks at every block."""
+        """The number of offsets; looks at every block."""
         return sum(map(int.bit_count, self._blocks.values()))
 
     def __bool__(self) -> bool:
@@ -141,9 +141,9 @@ class OffsetRuns:
             yield first, count
 
     def bits(self) -> tuple[int, int]:
-        """The lowest offset, and a number whose bit i stands for that offset + i; there must be one.
+        """The lowest offset, and a number whose bit i stands for the lowest offset + i. Not of an empty set.
 
-        The number is as long as the offsets are far apart.
+        The number has as many bits as there are offsets from the lowest to the highest.
         """
         lowest, size = min(self._blocks), _BLOCK // 8
         data = bytearray((max(self._blocks) - lowest + 1) * size)
@@ -155,24 +155,24 @@ class OffsetRuns:
 
     @property
     def block_count(self) -> int:
-        """How many blocks of 1,024 offsets have a member: a measure of the memory."""
+        """The number of blocks of 1,024 offsets that have a member: a measure of the memory."""
         return len(self._blocks)
 
     @property
     def first(self) -> int:
-        """The lowest offset; there must be one."""
+        """The lowest offset. Not of an empty set."""
         block = min(self._blocks)
         mask = self._blocks[block]
         return block * _BLOCK + (mask & -mask).bit_length() - 1
 
     @property
     def highest(self) -> int:
-        """The highest offset; there must be one."""
+        """The highest offset. Not of an empty set."""
         block = max(self._blocks)
         return block * _BLOCK + self._blocks[block].bit_length() - 1
 
     def count_from(self, floor: int) -> int:
-        """How many offsets are `floor` or above."""
+        """The number of offsets that are `floor` or above."""
         lowest, bit = divmod(floor, _BLOCK)
         above = sum(mask.bit_count() for block, mask in self._blocks.items() if block > lowest)
         return above + (self._blocks.get(lowest, 0) >> bit).bit_count()
@@ -188,6 +188,7 @@ class OffsetRuns:
             block, bit = block + 1, 0
 
     def _keep(self, block: int, mask: int) -> None:
+        """Remove the offsets of `block` whose bits in `mask` are 0."""
         if kept := self._blocks.get(block, 0) & mask:
             self._blocks[block] = kept
         else:
@@ -195,7 +196,7 @@ class OffsetRuns:
 
 
 def block_masks(runs: Iterable[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
-    """The blocks of `size` offsets that runs (first, count) touch, each with its bits that are in them."""
+    """The blocks of `size` offsets that runs (first, count) touch, each with the bits of their offsets."""
     current = bits = 0
     for first, count in runs:
         end = first + count

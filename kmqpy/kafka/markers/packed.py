@@ -1,10 +1,11 @@
-"""Entries of one partition, packed: by queue offset, by the offset of their take, by when they are due.
+"""Stores the messages in flight of one partition in little memory. Pure: no I/O, no clock.
 
-Pure: no I/O, no clock. What markers mean is not known here; see `kmqpy.kafka.markers.inflight`.
+PackedEntries finds entries (messages in flight) by queue offset, by the markers offset of their take, and by
+deadline. It does not know what markers mean; `kmqpy.kafka.markers.inflight` does.
 
-Entries are kept in groups (see `kmqpy.kafka.markers.entry_groups`), in the order in which they came. That is
-nearly the order of their takes and, for each length of lease, of their deadlines; so a heap of groups serves
-instead of a heap of entries.
+Entries are stored in groups (see `kmqpy.kafka.markers.entry_groups`), in the order in which they were added.
+This is nearly the order of their takes and, among entries with the same length of lease, of their deadlines.
+So a heap of groups does the work of a much larger heap of entries.
 """
 
 from __future__ import annotations
@@ -24,42 +25,43 @@ from kmqpy.kafka.markers.lazy_min_heap import LazyMinHeap
 from kmqpy.kafka.markers.offset_runs import OffsetRuns, block_masks
 
 MIN_RUN = 16
-"""Messages taken together that are worth a run."""
+"""If at least this many messages of a block were taken together, they become a Run; fewer become rows."""
 
-_ROWS = 64
-"""Rows in a group: few enough to be searched one by one."""
+_MAX_ROWS = 64
+"""When an EntryArray has this many rows, further rows go to a new array. More would be slow to search."""
 
-_FEW = 8
-"""A group of no more rows is not worth its overhead; they move to another."""
+_TOO_FEW_ROWS = 8
+"""When an EntryArray has shrunk to this many rows, they move to the open one, which saves its overhead."""
 
-_KNOWN_RESTS = 1024
-"""How many combinations of state, counts, reason and holder are interned, so that equal ones are one."""
+_MAX_KNOWN_RESTS = 1024
+"""When this many combinations of state, counts, reason and holder are interned, all are forgotten, and later
+entries share new ones."""
 
 Group = Run | EntryArray
 
 
 class PackedEntries:
-    """The entries of one partition, one for each queue offset.
+    """Stores the entries of one partition, at most one for each queue offset, and hands out due entries.
 
-    An entry waits until it is due. Once handed out for redelivery it is still there, but no longer due;
-    entries that are handed out are not packed, since they are few at a time and soon gone.
+    An entry waits until it is due. An entry that was handed out for redelivery stays here, but counts as due
+    no longer. Such entries are in no group, since they are few at a time and soon removed.
 
-    Invariants: an offset is in at most one of `handed_out`, a run of its block, and the index of its block.
-    Every group that is not empty is in both heaps. `_count` is the number of entries in groups. Each group
-    but `_open`, to which rows are added, has more than `_FEW` rows.
+    Invariants: an offset is in at most one of `handed_out`, a Run of its block, and the index of its block.
+    Every group that is not empty is in both heaps. `_count` is the number of entries in groups. Each
+    EntryArray but `_open_array`, to which rows are added, has more than `_TOO_FEW_ROWS` rows.
     """
 
     def __init__(self) -> None:
         self._count = 0
         self._runs: dict[int, list[Run]] = {}  # by block
         self._indexes: dict[int, BlockIndex] = {}
-        self._open = EntryArray()  # the group that new rows go to
+        self._open_array = EntryArray()  # new rows are added to it
         self._by_take = LazyMinHeap[Group](lambda group: group.taken_at())
         self._by_due = LazyMinHeap[Group](lambda group: group.due_ms())
-        self._rests: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-        self._leased: tuple[Any, ...] = (EntryState.LEASED, True, None, None)
+        self._rests: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # interned, see _interned()
+        self._last_leased: tuple[Any, ...] = (EntryState.LEASED, True, None, None)
         self.handed_out: dict[int, Entry] = {}
-        """The entries that hand_out() returned and that are still there, by offset; only to be read."""
+        """By offset, the entries that hand_out() returned and nobody has removed; read-only for others."""
 
     def __len__(self) -> int:
         return self._count + len(self.handed_out)
@@ -70,16 +72,16 @@ class PackedEntries:
             yield from group
 
     def in_order(self) -> Iterator[Entry]:
-        """Yield all entries in the order of their takes; the first few cost little."""
-        return self._in_order(iter)
+        """Yield all entries in the order of their takes; reading only the first few costs little."""
+        return self._merged_by_take(iter)
 
     def first_rows(self, limit: int) -> list[SnapshotRow]:
-        """The `limit` rows whose takes came first, for a snapshot; costs no more than those."""
-        rows = self._in_order(lambda group: (group.row(),) if isinstance(group, Run) else group)
+        """The first `limit` rows of a snapshot, by their oldest take; the other rows cost nothing."""
+        rows = self._merged_by_take(lambda group: (group.row(),) if isinstance(group, Run) else group)
         return list(itertools.islice(rows, limit))
 
-    def _in_order(self, rows_of: Callable[[Group], Iterable[Any]]) -> Iterator[Any]:
-        # A heap of what was read of the groups so far; offsets break ties between those of one take.
+    def _merged_by_take(self, rows_of: Callable[[Group], Iterable[Any]]) -> Iterator[Any]:
+        # A heap of the rows read from groups so far; offsets break ties between rows of one take.
         found: list[Any] = [(entry.taken_at, entry.offset, entry) for entry in self.handed_out.values()]
         heapq.heapify(found)
         for at_least, group in self._by_take.ascending():
@@ -91,7 +93,7 @@ class PackedEntries:
             yield heapq.heappop(found)[2]
 
     def set_back(self, by_ms: int) -> None:
-        """Move all deadlines and times of taking back by so many ms."""
+        """Move the deadlines and the times of the takes back by `by_ms`, but not below 0."""
         self.handed_out = {
             offset: entry._replace(
                 since_ms=max(0, entry.since_ms - by_ms), due_ms=max(0, entry.due_ms - by_ms)
@@ -104,7 +106,7 @@ class PackedEntries:
             self._by_due.add(group, group.due_ms())
 
     def count(self, until_ms: int) -> tuple[Counter[EntryState], int]:
-        """How many entries there are in each state, and how many are due at `until_ms`."""
+        """The number of entries in each state, and of entries whose deadline is at or before `until_ms`."""
         states = Counter(entry.state for entry in self.handed_out.values())
         due = sum(entry.due_ms <= until_ms for entry in self.handed_out.values())
         for group in self._by_take.groups():
@@ -125,19 +127,19 @@ class PackedEntries:
         index = self._indexes.get(block)
         if index is not None and index.mask >> bit & 1:
             return index.groups[index.rank(bit)].get(offset)
-        run = self._run(block, bit)
+        run = self._run_with(block, bit)
         return None if run is None else run.entry(bit)
 
     def has_any(self, runs: Runs) -> bool:
-        """Return True if any of the ranges holds an entry."""
+        """Return True if any of these offsets has an entry."""
         return bool(self._handed_out_in(runs)) or any(
             (block in self._indexes and self._indexes[block].mask & mask)
             or any(run.alive & mask for run in self._runs.get(block, ()))
             for block, mask in _masks(runs)
         )
 
-    def rows_in(self, runs: Runs) -> list[Entry]:
-        """Return the entries of `runs` that are stored as rows, not as runs."""
+    def single_entries_in(self, runs: Runs) -> list[Entry]:
+        """Return the entries of these offsets that are in no Run: rows, and entries that were handed out."""
         there = ((block, mask, self._indexes.get(block)) for block, mask in _masks(runs))
         return [self.handed_out[offset] for offset in self._handed_out_in(runs)] + [
             index.groups[index.rank(bit)].get(block * entry_groups.BLOCK + bit)
@@ -147,21 +149,21 @@ class PackedEntries:
         ]
 
     def put_leased(self, offset: int, taken_at: int, since_ms: int, due_ms: int, holder: str | None) -> bool:
-        """Add the entry of a leased message; False when there is one already."""
+        """Add the entry of a leased message; returns False if the offset has an entry already."""
         block, bit = divmod(offset, entry_groups.BLOCK)
         index = self._indexes.get(block)
         if index is not None and index.mask >> bit & 1:
             return False
-        if offset in self.handed_out or self._run(block, bit) is not None:
+        if offset in self.handed_out or self._run_with(block, bit) is not None:
             return False
-        if holder is not self._leased[3]:
-            self._leased = self._interned((EntryState.LEASED, True, None, holder))
-        self._append(offset, taken_at, since_ms, due_ms, self._leased)
+        if holder is not self._last_leased[3]:
+            self._last_leased = self._interned((EntryState.LEASED, True, None, holder))
+        self._append(offset, taken_at, since_ms, due_ms, self._last_leased)
         self._count += 1
         return True
 
     def put(self, entry: Entry, *, waiting: bool = True) -> None:
-        """Add an entry of an offset that has none."""
+        """Add the entry of an offset that has none; `waiting` False: the entry counts as handed out."""
         if not waiting:
             self.handed_out[entry.offset] = entry
             return
@@ -170,13 +172,16 @@ class PackedEntries:
         self._count += 1
 
     def replace(self, entry: Entry) -> None:
-        """Put an entry in the place of what there may be; it waits unless that was handed out."""
+        """Replace the entry of an offset, or add one. It waits unless the replaced entry was handed out."""
         waiting = entry.offset not in self.handed_out
         self.discard(entry.offset)
         self.put(entry, waiting=waiting)
 
     def put_together(self, taken: TakenRun, min_run: int | None = None) -> None:
-        """Add entries of offsets that have none; fewer than `min_run` of a block become rows."""
+        """Add messages that were taken together, whose offsets have no entries: as Runs, or as rows.
+
+        Fewer messages of a block than `min_run` (MIN_RUN if it is None) become rows.
+        """
         min_run = MIN_RUN if min_run is None else min_run
         first, bits, taken_at = taken[:3]
         while bits:
@@ -198,14 +203,14 @@ class PackedEntries:
             )
 
     def put_range(self, runs: Runs, taken_at: int, since_ms: int, due_ms: int, holder: str | None) -> None:
-        """Add a range of offsets that have none, all taken by the marker at `taken_at`."""
+        """Add messages whose offsets have no entries, all taken by the range marker at `taken_at`."""
         for block, mask in _masks(runs):
             self.put_together(
                 TakenRun(block * entry_groups.BLOCK, mask, taken_at, 0, since_ms, due_ms, holder)
             )
 
     def discard(self, offset: int) -> bool:
-        """Remove an entry; returns whether there was one."""
+        """Remove the entry of an offset; returns False if there was none."""
         if self.handed_out.pop(offset, None) is not None:
             return True
         block, bit = divmod(offset, entry_groups.BLOCK)
@@ -213,14 +218,14 @@ class PackedEntries:
         if index is not None and index.mask >> bit & 1:
             self._discard_row(index, block, bit)
             return True
-        run = self._run(block, bit)
+        run = self._run_with(block, bit)
         if run is None:
             return False
         self._clear(run, 1 << bit)
         return True
 
     def discard_range(self, runs: Runs, removed: OffsetRuns | None = None) -> int:
-        """Remove the entries of a range of offsets; returns how many, and adds their offsets to `removed`."""
+        """Remove the entries of these offsets; returns their number, and adds their offsets to `removed`."""
         before = len(self)
         for offset in self._handed_out_in(runs):
             del self.handed_out[offset]
@@ -250,12 +255,12 @@ class PackedEntries:
         return min(candidates, key=lambda entry: entry.taken_at, default=None)
 
     def next_due_ms(self) -> int | None:
-        """When the first of the waiting entries is due; None when none waits."""
+        """When the waiting entry with the earliest deadline is due, in ms; None if no entry waits."""
         due_ms, group = self._by_due.first()
         return None if group is None else due_ms
 
     def hand_out(self, now_ms: int, limit: int) -> list[Entry]:
-        """Return up to `limit` entries that are due, the longest overdue first; they are handed out then."""
+        """Hand out up to `limit` entries that are due, the longest overdue first; returns these entries."""
         taken: list[Entry] = []
         while len(taken) < limit:
             due_ms, group = self._by_due.first()
@@ -277,14 +282,14 @@ class PackedEntries:
         everything = itertools.chain.from_iterable(range(first, first + count) for first, count in runs)
         return [offset for offset in everything if offset in self.handed_out]
 
-    def _run(self, block: int, bit: int) -> Run | None:
+    def _run_with(self, block: int, bit: int) -> Run | None:
         for run in self._runs.get(block, ()):
             if run.alive >> bit & 1:
                 return run
         return None
 
     def _clear(self, run: Run, bits: int) -> None:
-        """Remove messages from a run that has all of them."""
+        """Remove the messages of these bits from a run, which must have them all."""
         run.alive ^= bits
         self._count -= bits.bit_count()
         if not run.alive:
@@ -296,16 +301,16 @@ class PackedEntries:
             self._by_due.remove(run)
 
     def _interned(self, rest: tuple[Any, ...]) -> tuple[Any, ...]:
-        """An equal tuple that was seen before, if there is one, so that equal ones are kept once."""
-        if len(self._rests) >= _KNOWN_RESTS:
+        """Return an equal tuple from an earlier call, if one is known, so that entries share it."""
+        if len(self._rests) >= _MAX_KNOWN_RESTS:
             self._rests.clear()
         return self._rests.setdefault(rest, rest)
 
     def _append(self, offset: int, taken_at: int, since_ms: int, due_ms: int, rest: tuple[Any, ...]) -> None:
-        """Add a row to the open group and to the index, in place of the group that had the offset before."""
-        group = self._open
-        if len(group.rests) >= _ROWS:
-            group = self._open = EntryArray()
+        """Add a row to the open array. The index of the block names this array for the offset from now on."""
+        group = self._open_array
+        if len(group.rests) >= _MAX_ROWS:
+            group = self._open_array = EntryArray()
         group.values.extend((offset, taken_at, since_ms, due_ms))
         group.rests.append(rest)
         self._by_take.add(group, taken_at)
@@ -323,13 +328,14 @@ class PackedEntries:
             index.groups.insert(rank, group)
 
     def _discard_row(self, index: BlockIndex, block: int, bit: int) -> None:
+        """Remove a row. If its array then has too few rows, move these to the open array."""
         group = index.groups.pop(index.rank(bit))
         index.mask ^= 1 << bit
         if not index.mask:
             del self._indexes[block]
         group.remove(block * entry_groups.BLOCK + bit)
         self._count -= 1
-        if len(group) > (0 if group is self._open else _FEW):
+        if len(group) > (0 if group is self._open_array else _TOO_FEW_ROWS):
             return
         for row, rest in enumerate(group.rests):
             offset, taken_at, since_ms, due_ms = group.values[4 * row : 4 * row + 4]
@@ -339,7 +345,7 @@ class PackedEntries:
 
 
 def _masks(runs: Runs) -> Iterator[tuple[int, int]]:
-    """The blocks of a range of offsets, each with its bits that are in the range."""
+    """The blocks in which these offsets lie, each with a bit for each of the offsets."""
     return block_masks(runs, entry_groups.BLOCK)
 
 

@@ -1,7 +1,7 @@
-"""Kafka records as confluent_kafka gives them: their headers, the marker in one, their offsets.
+"""Reads headers, markers and offsets from Kafka records, as confluent_kafka returns them.
 
-Anybody can write to the topics, so a record may hold what confluent_kafka can't read. It is judged alone
-(rule R21): what is wrong with one record stops no other.
+Anybody can write to the topics, so confluent_kafka may be unable to read a record. These functions judge each
+record alone (rule R21 of docs/rules.md): an unreadable record does not keep others from being read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Headers, Marker
 
 UNREADABLE: Final = object()
-"""In place of the headers of a record if not all of them can be read; equal to nothing else."""
+"""Stands for the headers of a record of which at least one can't be read; equal to nothing else."""
 
 _raw_headers = methodcaller("headers")
 _partition = methodcaller("partition")
@@ -26,12 +26,12 @@ _offset = methodcaller("offset")
 
 
 def read_headers(record: Any) -> tuple[Headers, int]:
-    """The headers of `record` that can be read, and how many can't: those whose name is not UTF-8.
+    """The headers of `record` that can be read, and the number of others: their names are not UTF-8.
 
-    Only this module may call `record.headers()`. For such a name, confluent_kafka raises a SystemError at the
-    first call; with a plain method call in a loop, Python 3.11 and later may raise it at a later statement
-    instead. Further calls return pairs whose name is a null pointer, which crashes the process when it is
-    used; gc.get_referents() leaves it out.
+    Only this module may call `record.headers()`. For a name that is not UTF-8, confluent_kafka raises a
+    SystemError at the first call. With a plain method call in a loop, Python 3.11 and later may raise this
+    error at a later statement. Further calls return pairs whose name is a null pointer, which crashes the
+    process when it is used; gc.get_referents() leaves null pointers out.
     """
     try:
         headers = _raw_headers(record)
@@ -44,7 +44,7 @@ def read_headers(record: Any) -> tuple[Headers, int]:
 
 
 def headers_of_each(records: Sequence[Any]) -> list[Any]:
-    """The headers of each record as confluent_kafka gives them (None: none), or UNREADABLE."""
+    """The headers of each record: as confluent_kafka returns them, None if it has none, or UNREADABLE."""
     found: list[Any]
     try:
         found = list(map(_raw_headers, records))
@@ -57,7 +57,7 @@ def headers_of_each(records: Sequence[Any]) -> list[Any]:
 
 
 def message_headers(record: Any) -> message.Headers:
-    """The headers of a message, as far as they can be read."""
+    """The headers of a message that can be read."""
     return message.headers_of(read_headers(record)[0])
 
 
@@ -70,10 +70,10 @@ def have_headers(records: Sequence[Any]) -> bool:
 
 
 def read_marker(record: Any) -> Marker:
-    """The marker in a record of a markers topic; all reading of single markers goes through this.
+    """The marker in a record of a markers topic.
 
     Raises DecodeError, also for headers that can't be read and for a key that names another partition
-    than the record's; UnsupportedMarker for a marker of a newer version.
+    than the record's. Raises UnsupportedMarker for a marker of a newer version.
     """
     headers, unreadable = read_headers(record)
     key = record.key()
@@ -87,9 +87,9 @@ def _is_readable(headers: Headers) -> bool:
 
 
 def offsets_of_records(records: list[Any]) -> dict[int, Sequence[int]]:
-    """The ascending offsets of Kafka records by partition; ranges where none is missing.
+    """The ascending offsets of Kafka records, by partition; a `range` if no offset in between is missing.
 
-    The records of each partition are in the order of its log, and have no error.
+    The records of each partition must be in the order of its log, and have no error.
     """
     partitions = list(map(_partition, records))
     if partitions and partitions.count(partitions[0]) == len(partitions):

@@ -1,7 +1,8 @@
-"""Computes the in-flight state of a partition from the records of its markers. Pure: no I/O.
+"""Applies the records of a markers partition to the in-flight state of the partition. Pure: no I/O.
 
-The hot path of a tracker. Clients write their markers in batches, so most records say the same of the
-next message as the one before; such a series is applied at once, with nothing decoded twice.
+This is the hot path of a tracker. Clients write their markers in batches, so most records differ from the
+record before only in the message that their key names. replay_markers() applies a series of such records at
+once, and decodes their common value and headers only once.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from kmqpy.kafka.markers.lineage import COPY
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import UNREADABLE, headers_of_each, read_marker
 
-_TOUCHING = (Op.TAKE, Op.DELAY, Op.END)
+_TOUCHING_OPS = (Op.TAKE, Op.DELAY, Op.END)
 _KEY = struct.Struct(">iq")
 _START_SIZE = 9
-_SOME_KEY = codec.encode_key(0, 0)
-_END = codec.encode_end()
-_END_BY_TRACKER = codec.encode(codec.tick(0))[2]
-_HOLDER = codec.encode(Marker(0, 0, Op.TAKE, holder=""))[2][0][0]
+_ANY_KEY = codec.encode_key(0, 0)
+_END_VALUE = codec.encode_end()
+_TRACKER_HEADERS = codec.encode(codec.tick(0))[2]
+_HOLDER_HEADER = codec.encode(Marker(0, 0, Op.TAKE, holder=""))[2][0][0]
 
 
 @dataclass(frozen=True, slots=True)
 class QueueEnd:
-    """The end offset of the queue partition, at the moment when it was asked for (rule R22).
+    """The end offset of the queue partition, as Kafka told it at some moment (rule R22 of docs/rules.md).
 
-    Markers at markers offsets below `decides_below` were written before that moment: the messages that they
-    name are below `offset`, or never existed. Later markers may name newer messages.
+    Markers below markers offset `decides_below` were written before that moment. The messages that these
+    markers name are below `offset`, or did not exist. Later markers may name messages sent after that moment.
     """
 
     offset: int
@@ -42,21 +43,25 @@ class QueueEnd:
 
 
 ALL_EXIST = QueueEnd(INT64_MAX + 1, INT64_MAX + 1)
-"""Every message that a marker names counts as existing; for callers that do not check."""
+"""With this end, every message that a marker names counts as existing; for callers that do not check."""
 
 
 @dataclass(slots=True)
 class Applied:
-    """The outcome of applying a batch of records.
+    """What replay_markers() has done with a batch of records.
 
-    records         how many of them were applied; the next one, if any, needs a newer QueueEnd
-    late_acks       acknowledged messages that were not in flight (any more)
-    in_ranges       of how many messages range markers spoke
-    newer           markers offsets of what only a newer kmqpy understands; the state is pinned there
-    undecodable     markers offsets of what was skipped
-    failed          markers offsets of what could not be applied by a bug of kmqpy; pinned there, too
-    touched         if the caller asks for it: all messages that were taken, delayed or ended, even if that
-                    did not change the state
+    records         how many records it has processed, with those in the three lists below; if others are
+                    left, it has stopped before them
+    late_acks       the number of messages that clients acknowledged and that were not in flight
+    in_ranges       the number of messages that range markers named
+    newer           markers offset and error of each marker that only a newer kmqpy can read
+    undecodable     markers offset and error of each record that was skipped: it can't be decoded, or takes a
+                    message that did not exist
+    failed          markers offset and error of each marker that a bug of kmqpy kept from being applied
+    touched         the set that the caller gave, to which all existing messages were added that markers
+                    took, delayed or ended, even if that did not change the state; else None
+
+    Records in `newer` and `failed` pin the state: the safe offset stays at or before the first of them.
     """
 
     records: int = 0
@@ -76,10 +81,11 @@ def replay_markers(
     touched: OffsetRuns | None = None,
     most: int | None = None,
 ) -> Applied:
-    """Take in `records` (confluent_kafka.Message, in log order, no errors) of one markers partition.
+    """Apply `records` (confluent_kafka.Message, in log order, without errors) of one markers partition.
 
-    Stops at the first marker for which `queue_end` can't tell whether its message exists; end markers pass.
-    Stops, too, where the range markers among them have spoken of more than `most` messages.
+    Stops before the first marker of which `queue_end` can't tell whether its messages exist; end markers are
+    not checked. Stops also before the next marker that is in no series, when range markers have named more
+    than `most` messages. `touched`: see Applied.
     """
     applied = Applied(touched=touched)
     for group in _grouped(partition, records, queue_end):
@@ -93,13 +99,14 @@ def replay_markers(
 
 
 class _MarkerSeries(NamedTuple):
-    """Markers that follow each other without a gap and say the same, each of one message.
+    """Markers at consecutive markers offsets that differ only in the message that each of them names.
 
-    start           the markers offset of the first
-    length          how many they are
-    value           that of each record
-    headers         those of each record; of a tracker's end markers without what names the copy
-    runs            the messages that they name, with the timestamps of the markers
+    start           the markers offset of the first marker
+    length          the number of markers
+    value           the value of each record
+    headers         the headers of each record; of a tracker's end markers without the header that names the
+                    copy, which may differ
+    runs            the messages that the markers name, with the timestamps of the markers
     """
 
     start: int
@@ -110,24 +117,24 @@ class _MarkerSeries(NamedTuple):
 
 
 def _grouped(partition: int, records: Sequence[Any], queue_end: QueueEnd) -> Iterator[_MarkerSeries | Any]:
-    """The records in their order: as series where they are alike, else one by one."""
+    """Yield the records in their order: as a _MarkerSeries where markers are alike, else one by one."""
     # The open series: records with `value` and the headers `alike`, at markers offsets from `start` to before
     # `end` (-1: none is open). Its last run is not in `runs` yet: `count` messages from `first` on.
-    start, end, value, alike = -1, -1, _END, None
+    start, end, value, alike = -1, -1, _END_VALUE, None
     runs: list[MarkerRun] = []
     first = count = stamp = -1
-    limit = 0  # messages of the series stand below this queue offset
+    limit = 0  # messages of the series lie below this queue offset
     for record, headers in zip(records, headers_of_each(records), strict=True):
         key, found = record.key(), record.value()
         at, timestamp_ms = record.offset(), record.timestamp()[1]
         if key is not None and found is not None and len(key) == _KEY.size:
-            number, offset = _KEY.unpack(key)
-            if number == partition:
+            named_partition, offset = _KEY.unpack(key)
+            if named_partition == partition:
                 if (
                     found == value
                     and at == end
                     and 0 <= offset < limit
-                    and (headers == alike or (alike is _END_BY_TRACKER and _is_by_tracker(headers)))
+                    and (headers == alike or (alike is _TRACKER_HEADERS and _is_by_tracker(headers)))
                 ):
                     end += 1
                     if offset == first + count and timestamp_ms == stamp:
@@ -137,13 +144,13 @@ def _grouped(partition: int, records: Sequence[Any], queue_end: QueueEnd) -> Ite
                         first, count, stamp = offset, 1, timestamp_ms
                     continue
                 # The end marker of a message that does not exist changes no state.
-                below = INT64_MAX + 1 if found == _END else queue_end.offset
+                below = INT64_MAX + 1 if found == _END_VALUE else queue_end.offset
                 if offset < below and _can_be_in_series(offset, found, headers):
                     if end >= 0:
                         runs.append((first, count, stamp))
                         yield _MarkerSeries(start, end - start, value, alike, runs)
                     start, end, value, limit = at, at + 1, found, below
-                    alike = _END_BY_TRACKER if found == _END and headers else headers
+                    alike = _TRACKER_HEADERS if found == _END_VALUE and headers else headers
                     runs, first, count, stamp = [], offset, 1, timestamp_ms
                     continue
         if end >= 0:
@@ -157,21 +164,24 @@ def _grouped(partition: int, records: Sequence[Any], queue_end: QueueEnd) -> Ite
 
 
 def _can_be_in_series(offset: int, value: bytes, headers: Any) -> bool:
-    """Return True for an end marker, and for a take whose only header names the holder."""
+    """Return True for an end marker and a take that have no headers, or only those that a series may have.
+
+    A take may have the header that names the holder; for an end marker see _is_by_tracker().
+    """
     if headers is UNREADABLE:
         return False
-    if value == _END:
+    if value == _END_VALUE:
         return headers is None or _is_by_tracker(headers)
-    is_take = headers is None or (len(headers) == 1 and headers[0][0] == _HOLDER)
+    is_take = headers is None or (len(headers) == 1 and headers[0][0] == _HOLDER_HEADER)
     return is_take and offset >= 0 and len(value) == _START_SIZE and value[0] == 1
 
 
 def _is_by_tracker(headers: Any) -> bool:
-    """Return True if the only headers of an end marker say that a tracker wrote it, and where the copy is."""
+    """Return True if an end marker has the header of trackers, perhaps one that names copies, no other."""
     return (
         bool(headers)
         and headers is not UNREADABLE
-        and headers[0] == _END_BY_TRACKER[0]
+        and headers[0] == _TRACKER_HEADERS[0]
         and (len(headers) == 1 or (len(headers) == 2 and headers[1][0] == COPY))
     )
 
@@ -182,7 +192,7 @@ def _apply_series(state: InFlight, applied: Applied, series: _MarkerSeries, queu
         applied.touched.add_runs(_below(queue_end.offset, runs))
     after_ms = codec.decode_value(series.value)
     if after_ms is not None:
-        holder = codec.decode(_SOME_KEY, series.value, series.headers).holder if series.headers else None
+        holder = codec.decode(_ANY_KEY, series.value, series.headers).holder if series.headers else None
         state.apply_takes(series.runs, after_ms, series.start, holder)
     else:
         ended = state.apply_ends(series.runs, series.start)
@@ -192,12 +202,12 @@ def _apply_series(state: InFlight, applied: Applied, series: _MarkerSeries, queu
 
 
 def _below(end: int, runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The runs as far as they are below `end`."""
+    """The parts of these runs that are below `end`."""
     return ((first, min(count, end - first)) for first, count in runs if first < end)
 
 
 def _apply_one(state: InFlight, applied: Applied, record: Any, queue_end: QueueEnd) -> bool:
-    """Apply one record; False if that needs a newer end of the queue."""
+    """Apply one record; returns False instead if `queue_end` can't tell whether its messages exist."""
     at, timestamp_ms = record.offset(), record.timestamp()[1]
     try:
         marker = read_marker(record)
@@ -220,7 +230,7 @@ def _apply_one(state: InFlight, applied: Applied, record: Any, queue_end: QueueE
         applied.failed.append((at, error))
     else:
         applied.in_ranges += marker.count if marker.runs else 0
-        if applied.touched is not None and marker.op in _TOUCHING:
+        if applied.touched is not None and marker.op in _TOUCHING_OPS:
             applied.touched.add_runs(_below(queue_end.offset, marker.offset_runs))
         if marker.op is Op.END and not marker.by_tracker:
             applied.late_acks += marker.count - changed

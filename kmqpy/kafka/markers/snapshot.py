@@ -1,10 +1,11 @@
-"""The text form of a snapshot of the in-flight state, kept beside the safe offset. Pure: no I/O.
+"""Converts snapshots, the messages in flight of a partition, to text and back. Pure: no I/O.
 
-A state is a function of the markers up to some offset, so offset and rows, written together in one
-znode, are always consistent, whoever wrote them (rule R17 without generations).
+A tracker stores the text in one znode, together with the markers offset from which another tracker reads on.
+The messages in flight depend only on the markers before some markers offset. So text and offset always fit
+together, whichever tracker wrote them (rule R17 of docs/rules.md).
 
-Base64 of deflated JSON: a list of rows, where a list of 7 values is a `TakenRun` (its bits in
-hexadecimal) and one of 8 is an `Entry`.
+The text is Base64 of deflated JSON: a list of rows, each of which is a list. A row of 7 values is a
+`TakenRun`, with its bits in hexadecimal; a row of 8 values is an `Entry`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.markers.entry import Entry, EntryState, SnapshotRow, TakenRun
 
 _MAX_JSON_BYTES = 16_000_000
+"""unpack() refuses a text whose JSON is longer than this."""
 _MAX_BITS = 1 << 16
+"""unpack() refuses a TakenRun whose bits span more offsets than this."""
 _BLOCK = 1024
+"""The number of offsets that _check_once() looks at together."""
 
 
 def pack(rows: Iterable[SnapshotRow]) -> str:
-    """The rows as text; empty when there are none."""
+    """The rows as text, which is empty if there are no rows."""
     values: list[tuple[Any, ...]] = [
         row._replace(bits=f"{row.bits:x}") if isinstance(row, TakenRun) else row  # type: ignore[arg-type]
         for row in rows
@@ -36,7 +40,7 @@ def pack(rows: Iterable[SnapshotRow]) -> str:
 
 
 def unpack(text: str) -> list[SnapshotRow]:
-    """The rows in a text; raises ValueError, also when a message is in two rows."""
+    """The rows in a text; raises ValueError for any other text, also if a message is in two rows."""
     if not text:
         return []
     inflater = zlib.decompressobj()
@@ -71,7 +75,7 @@ def _row(values: Any) -> SnapshotRow:
 
 
 def _check_once(rows: Iterable[SnapshotRow]) -> None:
-    """Raise ValueError if a message is in two rows: it would be redelivered for each of them, repeatedly."""
+    """Raise ValueError if a message is in two rows: trackers would redeliver it for each row, repeatedly."""
     seen: dict[int, int] = {}
     for row in rows:
         first, bits = row[0], row.bits if isinstance(row, TakenRun) else 1

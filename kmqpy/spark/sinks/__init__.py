@@ -1,4 +1,4 @@
-"""Sinks of the pipeline, by name."""
+"""Makes the Target of each kind of sink: the code that writes the rows of a pipeline there."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ _TARGETS: Mapping[str, Callable[[Sink], Target]] = {
     "jdbc": JdbcTarget,
     "kafka": KafkaTarget,
 }
-IN_FOLDERS = (*FORMATS, "delta")
+FOLDER_FORMATS = (*FORMATS, "delta")
+"""Formats whose sinks are folders: they can have their checkpoint beside them."""
 
 NAMES = tuple(_TARGETS)
+"""The formats of all sinks."""
 
 
 def target_of(sink: Sink, connection: KafkaConnection) -> Target:
-    """The sink of that name, at that place; raises ConfigError, MissingExtra."""
+    """The Target that writes to `sink`; raises ConfigError for an unknown format, and MissingExtra."""
     if sink.format not in _TARGETS:
         raise ConfigError(f"format: {sink.format!r} is no sink; there are {', '.join(NAMES)}")
     if sink.format == "kafka":
@@ -43,10 +45,10 @@ def target_of(sink: Sink, connection: KafkaConnection) -> Target:
 
 
 def checkpoint_of(sink: Sink) -> str:
-    """The folder of the checkpoint; raises ConfigError where there is none."""
+    """The folder of the checkpoint; raises ConfigError if none is named and the sink is no folder."""
     if sink.checkpoint:
         return sink.checkpoint
-    if sink.format not in IN_FOLDERS:
+    if sink.format not in FOLDER_FORMATS:
         raise ConfigError(
             f"checkpoint: name a folder (--checkpoint); a sink {sink.format} has none of its own"
         )

@@ -1,7 +1,8 @@
-"""Delta tables: a micro-batch is one commit, which its number makes unique.
+"""Writes micro-batches to Delta tables: each is one commit, with the number of the micro-batch.
 
-Delta says nothing when it ignores a micro-batch, since the table has one of that number or a later one. So
-the number is noted beside the table before it is written; where it was noted before, the table is searched.
+Delta ignores a micro-batch, without a word, if the table has one with that number or a higher one. So this
+sink notes the number in a file beside the table before it writes. If the number was noted before, the sink
+searches the table for messages of the micro-batch, and appends those that are missing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pyspark.sql.types import StructType
 from kmqpy.errors import ConfigError
 from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.sinks.files import (
-    FIRST_GUESS,
+    ASSUMED_ROW_BYTES,
     arranged,
     check_owner,
     check_partitioning,
@@ -33,7 +34,7 @@ from kmqpy.spark.sinks.target import Target
 
 @dataclass(frozen=True)
 class DeltaTarget(Target):
-    """A Delta table in a folder; Delta ignores a micro-batch if it has that one or a later one already."""
+    """Writes to a Delta table in a folder, which it creates if there is none."""
 
     settings: ClassVar[Mapping[str, str]] = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -41,7 +42,7 @@ class DeltaTarget(Target):
     }
 
     def check(self, spark: SparkSession, schema: StructType) -> None:
-        """See Target. Makes the table, so that the first micro-batch finds one."""
+        """See Target. Creates the table, so that the first micro-batch finds one."""
         check_partitioning(self.sink, schema)
         try:
             empty = spark.createDataFrame([], schema)
@@ -56,22 +57,23 @@ class DeltaTarget(Target):
         again = is_begun(place_of(self.sink.path), run, number)
         once = {"txnAppId": f"kmq-{run}", "txnVersion": str(number)}
         with persisted(batch) as rows:
-            self._append(self._unknown(rows, again=again), rows.count(), once)
-            # Delta ignores the append if it has this number already. Then no other driver can add it, either.
-            if again and not (missing := self._unknown(rows, again=True)).isEmpty():
+            self._append(self._without_known(rows, again=again), rows.count(), once)
+            # Delta ignored the append if it had this number already. Then no other driver can add it, either.
+            if again and not (missing := self._without_known(rows, again=True)).isEmpty():
                 self._append(missing, rows.count(), {})
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
         """See Target."""
         return spark.read.format("delta").load(self._uri).select(*schema.names)
 
-    def _unknown(self, rows: DataFrame, *, again: bool) -> DataFrame:
+    def _without_known(self, rows: DataFrame, *, again: bool) -> DataFrame:
+        """The rows of messages that the table does not have; see without_known()."""
         return without_known(
             rows, lambda *_: rows.sparkSession.read.format("delta").load(self._uri), again=again
         )
 
     def _append(self, rows: DataFrame, count: int, once: Mapping[str, str]) -> None:
-        new = arranged(rows, self.sink, count, FIRST_GUESS)
+        new = arranged(rows, self.sink, count, ASSUMED_ROW_BYTES)
         writer = new.write.format("delta").options(**{**self.sink.options, **once}).mode("append")
         writer.partitionBy(*self.sink.partition_by).save(self._uri)
 

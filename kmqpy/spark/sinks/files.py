@@ -1,11 +1,11 @@
-"""Parquet, ORC, JSON and CSV, so that any reader of the folder sees each row once.
+"""Writes Parquet, ORC, JSON and CSV files, so that any reader of the folder sees each row once.
 
-Spark writes a micro-batch into a folder beside the target; the finished files are moved from there. A list
-of the files of the last micro-batch (last.json) tells the next one what to remove if the driver died while it
-moved them. If all of them were moved they stay, and a rerun adds the messages that are missing.
+Spark writes a micro-batch into a folder beside the target, from where the driver moves the finished files.
+The driver lists these files in last.json before it moves them. If it died meanwhile, the next micro-batch
+removes the files in that list. If all files were moved, they stay, and a rerun adds missing messages.
 
-The list also holds the latest number that its run has written: smaller ones come from an old copy of the
-checkpoint, and their messages may be there.
+last.json also has the highest number of a micro-batch that its run (see sinks/identity.py) has written. Lower
+numbers come from an old copy of the checkpoint: the folder may have messages of such a micro-batch.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from kmqpy.spark.sinks.target import Sink, Target
 
 FORMATS = ("parquet", "orc", "json", "csv")
 
-_LAST, _QUEUE, _OWNER = "last.json", "queue.json", "owner.json"
-FIRST_GUESS = 100
-"""Bytes of a row, assumed until a written file tells."""
+_LAST_BATCH_FILE, _QUEUE_FILE, _OWNER_FILE = "last.json", "queue.json", "owner.json"
+"""Files beside the target: the last micro-batch, whose rows these are, and which run may write."""
+ASSUMED_ROW_BYTES = 100
+"""Bytes of a row that are assumed where no written file has told how many they are."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Files:
-    """A folder of finished files, as Spark and as Arrow name it."""
+class _Folder:
+    """A folder: `uri` is its name for Spark, `root` its name in Arrow's file system `system`."""
 
     system: fs.FileSystem
     uri: str
@@ -48,7 +49,7 @@ class _Files:
 
 @dataclass(frozen=True)
 class FileTarget(Target):
-    """A folder of files."""
+    """Writes files of one format into a folder."""
 
     def check(self, spark: SparkSession, schema: StructType) -> None:
         """See Target."""
@@ -64,26 +65,32 @@ class FileTarget(Target):
     def write(self, batch: DataFrame, number: int, run: str) -> None:
         """See Target."""
         place = self._place()
-        staging, last = f"{place.root}.kmq/staging", f"{place.root}.kmq/{_LAST}"
-        prefix = _prefix(run, number)
+        staging, last = f"{place.root}.kmq/staging", f"{place.root}.kmq/{_LAST_BATCH_FILE}"
+        prefix = _file_prefix(run, number)
         with _unavailable(self.sink.path), persisted(batch) as rows:
-            # Read before the check, so that it is no list of a pipeline that takes the folder over now.
+            # Read before the check, so that it is not the list of a pipeline that takes the folder over now.
             before = _object_in(place.system, last)
             check_owner(place, run)
             latest = before.get("latest") if before.get("run") == run else None
-            # Where another run has written last, nobody knows what this one has written before.
+            # If another run has written last, the list does not say what this run has written.
             again = bool(before) and not (isinstance(latest, int) and latest < number)
             if _is_half_moved(before, run, number):
-                for name in _names(before, last):
+                for name in _listed_names(before, last):
                     _remove(place.system, f"{place.root}/{name}")
             count = rows.count()
             if not count:
                 return
             new = without_known(rows, lambda *_: self.read(batch.sparkSession, _fields(batch)), again=again)
-            size = found if isinstance(found := before.get("row_bytes"), int) and found > 0 else FIRST_GUESS
+            size = (
+                found
+                if isinstance(found := before.get("row_bytes"), int) and found > 0
+                else ASSUMED_ROW_BYTES
+            )
             self._stage(arranged(new, self.sink, count, size), place, size)
             staged = data_files(place.system, staging)
-            moves = {info.path: _named(info.path.removeprefix(f"{staging}/"), prefix) for info in staged}
+            moves = {
+                info.path: _with_prefix(info.path.removeprefix(f"{staging}/"), prefix) for info in staged
+            }
             told = {
                 "run": run,
                 "batch": number,
@@ -98,7 +105,7 @@ class FileTarget(Target):
                 place.system.create_dir(target.rpartition("/")[0], recursive=True)
                 place.system.move(path, target)
             _replace(place.system, last, json.dumps({**told, "moved": True}).encode())
-            # A pipeline that took the folder over before this list was there may have removed the files.
+            # A pipeline that took the folder over before the list said `moved` may have removed the files.
             check_owner(place, run)
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
@@ -114,27 +121,27 @@ class FileTarget(Target):
     def _noted_queue(self, queue: str) -> str:
         return noted_queue(self._place(), queue)
 
-    def _stage(self, rows: DataFrame, place: _Files, row_bytes: int = FIRST_GUESS) -> None:
+    def _stage(self, rows: DataFrame, place: _Folder, row_bytes: int = ASSUMED_ROW_BYTES) -> None:
         most = {"maxRecordsPerFile": str(max(1, self.sink.file_bytes // row_bytes))}
         writer = rows.write.format(self.sink.format).options(**most, **self.sink.options).mode("overwrite")
         writer.partitionBy(*self.sink.partition_by).save(f"{place.uri}.kmq/staging")
 
-    def _place(self) -> _Files:
+    def _place(self) -> _Folder:
         return place_of(self.sink.path)
 
 
-def place_of(path: str, option: str = "out") -> _Files:
+def place_of(path: str, option: str = "out") -> _Folder:
     """The folder at a path or URI; raises ConfigError where Arrow can't reach it."""
     local = path.removeprefix("file:").removeprefix("//") if path.startswith("file:") else path
     if "://" not in local:  # Spark takes a path as it stands, where Arrow would read %20 as a space
         root = str(Path(local).absolute())
-        return _Files(fs.LocalFileSystem(), f"file://{root}", root)
+        return _Folder(fs.LocalFileSystem(), f"file://{root}", root)
     uri = path.rstrip("/")
     try:
         system, root = fs.FileSystem.from_uri(uri.replace("s3a://", "s3://", 1))
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{option}: {path!r} can't be used: {one_line(error)}") from None
-    return _Files(system, uri, root)
+    return _Folder(system, uri, root)
 
 
 def check_partitioning(sink: Sink, schema: StructType) -> None:
@@ -147,7 +154,7 @@ def check_partitioning(sink: Sink, schema: StructType) -> None:
 
 
 def arranged(rows: DataFrame, sink: Sink, count: int, row_bytes: int) -> DataFrame:
-    """The `count` rows in few partitions, those of one folder together."""
+    """The `count` rows in as few partitions, and so files, as their size allows; those of a folder in one."""
     if sink.partition_by:
         return rows.repartition(*sink.partition_by)
     return rows.coalesce(max(1, math.ceil(count * row_bytes / sink.file_bytes)))
@@ -165,14 +172,15 @@ def persisted(batch: DataFrame) -> Iterator[DataFrame]:
 
 @contextmanager
 def _unavailable(path: str) -> Iterator[None]:
+    """Raise Unavailable for errors of Arrow and of the file system."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
         raise Unavailable(f"out: {path}: {one_line(error)}") from error
 
 
-def _refuse_foreign(place: _Files, form: str) -> None:
-    """Raise ConfigError where the folder holds files that no pipeline has written there."""
+def _refuse_foreign(place: _Folder, form: str) -> None:
+    """Raise ConfigError if the folder has files that no pipeline with the format `form` has written."""
     for info in _listed(place.system, place.root):
         name = info.path.removeprefix(f"{place.root}/")
         is_ours = name.rpartition("/")[2].startswith("kmq-")
@@ -189,17 +197,17 @@ def _listed(system: fs.FileSystem, root: str) -> list[Any]:
 
 
 def data_files(system: fs.FileSystem, root: str) -> list[Any]:
-    """The files with rows that Spark has written into a folder, as Arrow tells of them."""
+    """The files with rows that Spark has written into a folder, as Arrow's FileInfo."""
     return [i for i in _listed(system, root) if not i.path.rpartition("/")[2].startswith(("_", "."))]
 
 
-def _named(path: str, prefix: str) -> str:
+def _with_prefix(path: str, prefix: str) -> str:
     folder, slash, name = path.rpartition("/")
     return f"{folder}{slash}{prefix}{name}"
 
 
 def _is_half_moved(last: Mapping[str, Any], run: str, number: int) -> bool:
-    """Return True if the driver died while it moved these files, so that they are to be removed.
+    """Return True if a driver died while it moved the files in this list: then they must be removed.
 
     A list without `moved` is of an older kmqpy, which removed them only in a rerun of the same micro-batch.
     """
@@ -210,9 +218,9 @@ def _fields(batch: DataFrame) -> StructType:
     return StructType([field for field in batch.schema if field.name != COPY])
 
 
-def noted_queue(place: _Files, queue: str) -> str:
-    """Return the queue that a file beside the folder names; write `queue` to it if there is none."""
-    path = f"{place.root}.kmq/{_QUEUE}"
+def noted_queue(place: _Folder, queue: str) -> str:
+    """Return the queue that a file beside the folder names; if there is no file, write it with `queue`."""
+    path = f"{place.root}.kmq/{_QUEUE_FILE}"
     with _unavailable(path):
         found = _object_in(place.system, path)
         if not found:
@@ -220,16 +228,16 @@ def noted_queue(place: _Files, queue: str) -> str:
         return str(found.get("queue", queue))
 
 
-def take_over(place: _Files, run: str) -> None:
-    """Note that a run writes into the folder from now on, and no other."""
-    path = f"{place.root}.kmq/{_OWNER}"
+def take_over(place: _Folder, run: str) -> None:
+    """Note that from now on this run alone may write into the folder."""
+    path = f"{place.root}.kmq/{_OWNER_FILE}"
     with _unavailable(path):
         _replace(place.system, path, json.dumps({"run": run}).encode())
 
 
-def check_owner(place: _Files, run: str) -> None:
+def check_owner(place: _Folder, run: str) -> None:
     """Raise ConfigError where another run has taken the folder over."""
-    path = f"{place.root}.kmq/{_OWNER}"
+    path = f"{place.root}.kmq/{_OWNER_FILE}"
     with _unavailable(path):
         owner = _object_in(place.system, path).get("run", run)
     if owner != run:
@@ -239,10 +247,10 @@ def check_owner(place: _Files, run: str) -> None:
         )
 
 
-def is_begun(place: _Files, run: str, number: int) -> bool:
-    """Return True if this micro-batch, or a later one of the run, may have been begun; note that it is now.
+def is_begun(place: _Folder, run: str, number: int) -> bool:
+    """Return True if the run may have begun this micro-batch, or a later one, before; else note it as begun.
 
-    Without a note only the first micro-batch is known to be new.
+    Without a note, only micro-batch 0 is known to be new.
     """
     path = f"{place.root}.kmq/begun-{run}.json"
     with _unavailable(path):
@@ -254,7 +262,7 @@ def is_begun(place: _Files, run: str, number: int) -> bool:
 
 
 def _object_in(system: fs.FileSystem, path: str) -> dict[str, Any]:
-    """The JSON object in a file, empty without one; raises ConfigError where it holds something else."""
+    """The JSON object in a file, empty if there is no file; raises ConfigError if the file has no object."""
     if system.get_file_info(path).type != fs.FileType.File:
         return {}
     with system.open_input_file(path) as file:
@@ -271,13 +279,13 @@ def _object_in(system: fs.FileSystem, path: str) -> dict[str, Any]:
 _CHANGED = "somebody has changed it: put back what it was, or name a new folder, and a new checkpoint"
 
 
-def _prefix(run: object, number: object) -> str:
+def _file_prefix(run: object, number: object) -> str:
     return f"kmq-{run}-{number!s:0>9}-"
 
 
-def _names(last: dict[str, Any], path: str) -> list[str]:
-    """The files of the last micro-batch; raises ConfigError unless they are of its naming."""
-    names, prefix = last.get("files"), _prefix(last.get("run"), last.get("batch"))
+def _listed_names(last: dict[str, Any], path: str) -> list[str]:
+    """The names in the list of the last micro-batch; raises ConfigError for one that kmqpy would not give."""
+    names, prefix = last.get("files"), _file_prefix(last.get("run"), last.get("batch"))
     for name in names if isinstance(names, list) else [names]:
         *folders, file = str(name).split("/")
         if ".." in folders or not file.startswith(prefix):

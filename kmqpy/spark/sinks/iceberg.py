@@ -1,6 +1,7 @@
-"""Iceberg tables, by pyiceberg: Spark writes the files, the driver adds them in one commit with their number.
+"""Writes micro-batches to Iceberg tables: Spark writes files, and the driver adds them in one commit.
 
-There is no runtime of Iceberg for Spark 4.2, so Spark sees Parquet files, and Python asks the catalog.
+The driver uses pyiceberg, and Spark sees Parquet files only: there is no Iceberg runtime for Spark 4.2. A
+commit has the number of its micro-batch, and the run: the name of the checkpoint that counts these numbers.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from pyspark.sql.types import StructType
 from kmqpy.errors import ConfigError, KmqError, MissingExtra, NotSupported, Unavailable
 from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.sinks.files import (
-    FIRST_GUESS,
+    ASSUMED_ROW_BYTES,
     arranged,
     check_partitioning,
     data_files,
     persisted,
     place_of,
 )
-from kmqpy.spark.sinks.origin import COPY, offsets_of, origin_schema, without
+from kmqpy.spark.sinks.origin import COPY, offsets_of, origin_schema, without_written
 from kmqpy.spark.sinks.target import Target
 
 try:
@@ -44,26 +45,26 @@ except ImportError:
 
 _log = logging.getLogger(__name__)
 
-_TRIES = 10
-"""How often a commit is tried where another commit comes first."""
+_MAX_COMMIT_TRIES = 10
+"""How often a commit is tried if another commit comes first each time; then Unavailable is raised."""
 
-_RUN, _BATCH, _TRY = "kmq.run", "kmq.batch", "kmq.try"
-"""Keys in the summary of a snapshot: its checkpoint, its micro-batch, and the folder of this try."""
+_RUN_KEY, _BATCH_KEY, _TRY_KEY = "kmq.run", "kmq.batch", "kmq.try"
+"""Keys in the summary of a snapshot of the table: the run, its micro-batch, and the folder of the try."""
 
-_QUEUE = "kmq.queue"
-"""The property that says of which queue the rows are."""
+_QUEUE_PROPERTY = "kmq.queue"
+"""The property of a table that names the queue of its rows."""
 
 _TRY_NAME = re.compile("[0-9a-f]{32}")
-_DIGITS = 19
-"""A number with as many may be too large for a micro-batch."""
+_TOO_MANY_DIGITS = 19
+"""A number with so many digits is not taken for that of a micro-batch: it may be too large for one."""
 
-_FOLDER = "kmq_folder_"
-"""Prefix of copies of columns, which name folders. Spark leaves those out of files; Iceberg needs them."""
+_FOLDER_COLUMN_PREFIX = "kmq_folder_"
+"""Begins the names of copies of columns: Spark names folders by them, and leaves them out of the files."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Near:
-    """Files of the table that may hold messages of a micro-batch, and its original offsets in question."""
+class _SearchedFiles:
+    """The files of the table that may have messages with original offsets in `span`, lowest to highest."""
 
     span: tuple[int, int] = (0, 0)
     files: frozenset[str] = frozenset()
@@ -71,34 +72,34 @@ class _Near:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Staged:
-    """Files that are written, and no part of the table yet."""
+    """Files that are written, and not yet part of the table; `name` is the folder of this try."""
 
     name: str
     paths: list[str]
-    near: _Near
+    searched: _SearchedFiles
 
 
 @dataclass(frozen=True)
 class IcebergTarget(Target):
-    """An Iceberg table, `path` its name (`namespace.table`); options are those of its catalog in pyiceberg.
+    """Writes to an Iceberg table; `path` is its name (`namespace.table`), options are those of its catalog.
 
-    The option `catalog` names one of pyiceberg's configuration; it is "default" without it. The table's
-    property `kmq.batch.<run>` is the largest number of a micro-batch that it has: of that one, and of smaller
-    ones, only messages are added that it does not have.
+    The option `catalog` names a catalog of pyiceberg's configuration, by default "default". The table's
+    property `kmq.batch.<run>` is the highest number of a micro-batch of that run in the table. Of
+    micro-batches up to that number, only messages that the table lacks are added.
     """
 
     # Spark's default, INT96, is no type of Iceberg.
     settings: ClassVar[Mapping[str, str]] = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 
     def check(self, spark: SparkSession, schema: StructType) -> None:
-        """See Target. Makes the table where there is none."""
+        """See Target. Creates the table if there is none."""
         check_partitioning(self.sink, schema)
         for name, value in self.settings.items():
             if (found := spark.conf.get(name)) != value:
                 raise ConfigError(f"Spark: {name} is {found}; an Iceberg table needs {value}")
-        with self._told(ConfigError):
-            table = self._made(to_arrow_schema(schema, timezone="UTC"))
-            # What Spark can't write there fails here, not in the first micro-batch.
+        with self._errors_as(ConfigError):
+            table = self._create_or_check(to_arrow_schema(schema, timezone="UTC"))
+            # A schema that Spark can't write there fails here, not in the first micro-batch.
             staged = f"{table.location()}/data/kmq-check-{uuid.uuid4().hex}"
             spark.createDataFrame([], schema).write.parquet(place_of(staged).uri)
             place = place_of(staged)
@@ -111,8 +112,8 @@ class IcebergTarget(Target):
                 self._add(rows, count, run, number)
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
-        """See Target. Raises NotSupported where rows of files were deleted, which Spark would not see."""
-        with self._told(Unavailable):
+        """See Target. Raises NotSupported if rows of files were deleted: Spark would still read them."""
+        with self._errors_as(Unavailable):
             tasks = list(self._table().scan().plan_files())
         if any(task.delete_files for task in tasks):
             raise NotSupported(
@@ -123,17 +124,17 @@ class IcebergTarget(Target):
     def _add(self, rows: DataFrame, count: int, run: str, number: int) -> None:
         """Add the rows of messages that the table does not have, in one commit.
 
-        The commit holds only for the table that was searched for messages it has; where another one comes
-        first, the table is searched again.
+        The commit is valid only for the state of the table that was searched for these messages. If another
+        commit comes first, the table is searched again.
         """
         staged: _Staged | None = None
-        for left in reversed(range(_TRIES)):
-            with self._told(Unavailable):
+        for left in reversed(range(_MAX_COMMIT_TRIES)):
+            with self._errors_as(Unavailable):
                 table = self._table()
-            near = self._near(table, rows, run, again=_may_have(table, run, number))
-            if staged is None or staged.near != near:
-                staged = self._stage(rows, count, near, _folder_of(table, run, number))
-            with self._told(Unavailable):
+            searched = self._files_to_search(table, rows, run, again=_may_have(table, run, number))
+            if staged is None or staged.searched != searched:
+                staged = self._stage(rows, count, searched, _folder_of(table, run, number))
+            with self._errors_as(Unavailable):
                 try:
                     if staged.paths:
                         _commit(table, staged, run, number)
@@ -142,62 +143,64 @@ class IcebergTarget(Target):
                         raise
                 else:
                     break
-        with self._told(Unavailable):
-            self._tidy(self._table(), run, number)
+        with self._errors_as(Unavailable):
+            self._delete_failed_tries(self._table(), run, number)
 
-    def _near(self, table: Table, rows: DataFrame, run: str, *, again: bool) -> _Near:
-        """Return the files of the table that may hold messages of these rows.
+    def _files_to_search(self, table: Table, rows: DataFrame, run: str, *, again: bool) -> _SearchedFiles:
+        """Return the files of the table that may have messages of these rows.
 
         again  whether the table may have this micro-batch
 
-        If not, and if the newest commit is the run's own, only copies can be of messages that the table has,
-        so only these are looked for. If another run has committed since, all rows are.
+        If it has not, and this run made the newest commit, the table can have only messages of which these
+        rows are copies, so only copies are looked for. Otherwise all rows are.
         """
         newest = table.current_snapshot()
         if newest is None:
-            return _Near()
-        is_last = newest.summary is not None and newest.summary.get(_RUN) == run
+            return _SearchedFiles()
+        is_last = newest.summary is not None and newest.summary.get(_RUN_KEY) == run
         span = offsets_of(rows.where(COPY) if is_last and not again else rows)
         if span is None:
-            return _Near()
+            return _SearchedFiles()
         low, high = span
         between = f"original_offset >= {low} and original_offset <= {high}"
-        with self._told(Unavailable):
+        with self._errors_as(Unavailable):
             files = {task.file.file_path for task in table.scan(row_filter=between).plan_files()}
-        return _Near(span, frozenset(files))
+        return _SearchedFiles(span, frozenset(files))
 
-    def _stage(self, rows: DataFrame, count: int, near: _Near, parent: str) -> _Staged:
-        """Write the rows of messages that are in none of the files `near` into a folder in `parent`."""
-        # A name of its own for each try: a driver that was thought dead may still add its files.
+    def _stage(self, rows: DataFrame, count: int, searched: _SearchedFiles, parent: str) -> _Staged:
+        """Write the rows of messages that are in none of the files `searched` into a folder in `parent`."""
+        # Each try has its own folder: a driver that seemed dead may still add the files of its try.
         name = uuid.uuid4().hex
         new = rows.drop(COPY)
-        if near.files:
-            new = without(rows, _rows_of(rows.sparkSession, sorted(near.files), origin_schema()), near.span)
+        if searched.files:
+            new = without_written(
+                rows, _rows_of(rows.sparkSession, sorted(searched.files), origin_schema()), searched.span
+            )
             if new.isEmpty():
-                return _Staged(name=name, paths=[], near=near)
-        copies = {f"{_FOLDER}{name}": F.col(name) for name in self.sink.partition_by}
-        new = arranged(new, self.sink, count, FIRST_GUESS).withColumns(copies)
+                return _Staged(name=name, paths=[], searched=searched)
+        copies = {f"{_FOLDER_COLUMN_PREFIX}{name}": F.col(name) for name in self.sink.partition_by}
+        new = arranged(new, self.sink, count, ASSUMED_ROW_BYTES).withColumns(copies)
         folder = place_of(f"{parent}/{name}")
         new.write.partitionBy(*copies).parquet(folder.uri)
-        with self._told(Unavailable):
+        with self._errors_as(Unavailable):
             found = data_files(folder.system, folder.root)
         paths = [f"{folder.uri}{info.path.removeprefix(folder.root)}" for info in found]
-        return _Staged(name=name, paths=paths, near=near)
+        return _Staged(name=name, paths=paths, searched=searched)
 
-    def _tidy(self, table: Table, run: str, number: int) -> None:
-        """Delete files that tries to write a micro-batch have left, and that are no part of the table.
+    def _delete_failed_tries(self, table: Table, run: str, number: int) -> None:
+        """Delete the files of failed tries to write a micro-batch, which are no part of the table.
 
-        Drivers that died leave such files, and tries that another commit came before. Nothing is deleted if
-        no snapshot of the micro-batch is left, since that says which try counts.
+        Drivers that died leave such files, and tries before which another commit came. Nothing is deleted if
+        no snapshot of the micro-batch is left, since only a snapshot says which try succeeded.
         """
         try:
-            own = [one.summary for one in table.snapshots() if one.summary and one.summary[_RUN] == run]
-            kept = {summary[_TRY] for summary in own if summary[_BATCH] == str(number)} - {None}
+            own = [one.summary for one in table.snapshots() if one.summary and one.summary[_RUN_KEY] == run]
+            kept = {summary[_TRY_KEY] for summary in own if summary[_BATCH_KEY] == str(number)} - {None}
             folder = place_of(_folder_of(table, run, number))
             found = folder.system.get_file_info(fs.FileSelector(folder.root, allow_not_found=True))
             names = {one.base_name for one in found if _TRY_NAME.fullmatch(one.base_name)} - kept
             if kept and names:
-                # A number may have been written several times, and the first snapshots of it have expired.
+                # A micro-batch may have been written several times, and its first snapshots may have expired.
                 for task in table.scan().plan_files():
                     names -= {*task.file.file_path.split("/")}
             for name in names if kept else ():
@@ -205,8 +208,8 @@ class IcebergTarget(Target):
         except (pa.ArrowException, OSError) as error:
             _log.warning("Iceberg table %s: files of failed tries stay there: %s", self.sink.path, error)
 
-    def _made(self, columns: pa.Schema) -> Table:
-        """The table, with these columns; raises ConfigError where it has others, or other partitions."""
+    def _create_or_check(self, columns: pa.Schema) -> Table:
+        """The table, created if need be; raises ConfigError if it has other columns or partitions."""
         catalog, name = self._catalog(), self.sink.path
         if "." not in name:
             raise ConfigError(f"out: {name!r} names no Iceberg table; write it as namespace.table")
@@ -217,7 +220,7 @@ class IcebergTarget(Target):
                     specification.add_identity(column)
         table = catalog.load_table(name)
         theirs = table.schema()
-        ours = pyarrow_to_schema(columns, name_mapping=theirs.name_mapping)  # with the ids that they have
+        ours = pyarrow_to_schema(columns, name_mapping=theirs.name_mapping)  # with the table's field ids
         for field in ours.fields:
             kind = theirs.find_field(field.field_id).field_type
             if kind != field.field_type:
@@ -240,12 +243,12 @@ class IcebergTarget(Target):
         return table
 
     def _noted_queue(self, queue: str) -> str:
-        with self._told(ConfigError):
+        with self._errors_as(ConfigError):
             table = self._table()
-            if _QUEUE not in table.properties:
+            if _QUEUE_PROPERTY not in table.properties:
                 with table.transaction() as transaction:
-                    transaction.set_properties({_QUEUE: queue})
-            return table.properties.get(_QUEUE, queue)
+                    transaction.set_properties({_QUEUE_PROPERTY: queue})
+            return table.properties.get(_QUEUE_PROPERTY, queue)
 
     def _table(self) -> Table:
         return self._catalog().load_table(self.sink.path)
@@ -255,7 +258,7 @@ class IcebergTarget(Target):
         return load_catalog(self.sink.options.get("catalog", "default"), **properties)
 
     @contextmanager
-    def _told(self, kind: type[KmqError]) -> Iterator[None]:
+    def _errors_as(self, kind: type[KmqError]) -> Iterator[None]:
         """Raise `kind` for whatever pyiceberg, the clients of catalogs, and Arrow raise."""
         try:
             yield
@@ -266,17 +269,17 @@ class IcebergTarget(Target):
 
 
 def _may_have(table: Table, run: str, number: int) -> bool:
-    """Return True if the table may have this micro-batch, or a later one."""
-    latest = _latest(table, run)
+    """Return True if the table may have this micro-batch of the run, or a later one."""
+    latest = _latest_batch(table, run)
     return latest is None or latest >= number
 
 
-def _latest(table: Table, run: str) -> int | None:
-    """The latest micro-batch that the table has; -1: none, None: somebody has changed the property."""
+def _latest_batch(table: Table, run: str) -> int | None:
+    """The latest micro-batch of the run in the table; -1 if none, None if the property is no such number."""
     value = table.properties.get(f"kmq.batch.{run}")
     if value is None:
         return -1
-    is_number = value.isascii() and value.isdecimal() and len(value) < _DIGITS
+    is_number = value.isascii() and value.isdecimal() and len(value) < _TOO_MANY_DIGITS
     return int(value) if is_number else None
 
 
@@ -287,15 +290,17 @@ def _folder_of(table: Table, run: str, number: int) -> str:
 
 def _commit(table: Table, staged: _Staged, run: str, number: int) -> None:
     """Add the files to the table as it was loaded; raises CommitFailedException if it has changed since."""
-    # Otherwise pyiceberg would add them to a newer state of the table, which was not searched.
+    # With retries, pyiceberg would add the files to a newer state of the table, which was not searched.
     properties = {**table.metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
     table.metadata = table.metadata.model_copy(update={"properties": properties})
-    told = {_RUN: run, _BATCH: str(number), _TRY: staged.name}
+    told = {_RUN_KEY: run, _BATCH_KEY: str(number), _TRY_KEY: staged.name}
     with table.transaction() as transaction:
-        # Their names are new, so they are not looked for in the whole table.
+        # The names of the files are new, so pyiceberg need not look for them in the whole table.
         transaction.add_files(staged.paths, snapshot_properties=told, check_duplicate_files=False)
         # Never smaller than before: an old copy of a checkpoint repeats numbers.
-        transaction.set_properties({f"kmq.batch.{run}": str(max(number, _latest(table, run) or number))})
+        transaction.set_properties(
+            {f"kmq.batch.{run}": str(max(number, _latest_batch(table, run) or number))}
+        )
 
 
 def _rows_of(spark: SparkSession, paths: Sequence[str], schema: StructType) -> DataFrame:

@@ -1,4 +1,4 @@
-"""The name of a checkpoint: micro-batches are numbered within one."""
+"""Gives each checkpoint a name, the `run` of sinks: micro-batches are numbered within a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def identity_of(spark: SparkSession, checkpoint: str) -> str:
     try:
         made.write.mode("ignore").text(path)
         found = spark.read.text(path).collect()
-        if not found:  # somebody was killed while writing it
+        if not found:  # a driver was killed while it wrote the file
             made.write.mode("overwrite").text(path)
             found = spark.read.text(path).collect()
     except (PySparkException, Py4JError) as error:

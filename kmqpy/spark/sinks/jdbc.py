@@ -1,8 +1,8 @@
 # ruff: noqa: S608 # names are quoted, values are not in the statements
-"""PostgreSQL and SQLite: executors fill a stage table; the driver takes it over in one transaction.
+"""Writes rows to PostgreSQL and SQLite: executors fill a stage table, from which the driver copies new rows.
 
-A message whose rows the table has is left as it is, so that a micro-batch that comes again, and a message
-that was redelivered, change nothing.
+The driver copies in one transaction, and leaves out messages of which the table has rows already. So a
+micro-batch that is repeated changes nothing, nor does a redelivered message.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from pyspark.sql.types import ArrayType, AtomicType, DataType, StructType
 
 from kmqpy.errors import ConfigError, MissingExtra, Unavailable
 from kmqpy.spark.checkpoint import one_line
-from kmqpy.spark.sinks.origin import COPY, MESSAGE, ORIGIN
+from kmqpy.spark.sinks.origin import COPY, MESSAGE_COLUMNS, ORIGIN
 from kmqpy.spark.sinks.target import Target
 
 POSTGRESQL, SQLITE = "jdbc:postgresql:", "jdbc:sqlite:"
 PASSWORD = "KMQ_SINK_PASSWORD"  # noqa: S105
-"""The variable that holds the password, which a command line would show."""
+"""The environment variable with the password, which other users could see on a command line."""
 
 _DRIVERS = {POSTGRESQL: "org.postgresql.Driver", SQLITE: "org.sqlite.JDBC"}
 _JARS = {POSTGRESQL: "spark-postgresql", SQLITE: "spark-sqlite"}
-_TIMEOUT_S = 30
+_CONNECT_TIMEOUT_S = 30
+"""Seconds to wait for a connection to PostgreSQL, or for another writer of the SQLite database."""
 
 
 @dataclass(frozen=True)
 class JdbcTarget(Target):
-    """A table of a database; `path` is its JDBC URL, the option `table` the table."""
+    """Writes to a table of a database; `path` is the JDBC URL, the option `table` names the table."""
 
     def __post_init__(self) -> None:
         if not self.sink.path.startswith(tuple(_DRIVERS)):
@@ -48,7 +49,7 @@ class JdbcTarget(Target):
             raise ConfigError("partition by: a table of a database has no folders")
 
     def check(self, spark: SparkSession, schema: StructType) -> None:
-        """See Target. Makes the table, by way of a stage table without rows."""
+        """See Target. Creates the table with the columns of a stage table without rows."""
         for field in schema:
             if not _storable(field.dataType, arrays=self._kind == POSTGRESQL):
                 raise ConfigError(
@@ -57,7 +58,7 @@ class JdbcTarget(Target):
                 )
         try:
             self._stage(spark.createDataFrame([], schema))
-            self._take_over(schema.names)
+            self._insert_new(schema.names)
         except (PySparkException, Py4JError) as error:
             raise ConfigError(f"out: table {self.sink.options['table']!r}: {one_line(error)}") from None
 
@@ -65,7 +66,7 @@ class JdbcTarget(Target):
         """See Target."""
         rows = batch.drop(COPY)
         self._stage(rows)
-        self._take_over(rows.columns)
+        self._insert_new(rows.columns)
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
         """See Target."""
@@ -97,16 +98,17 @@ class JdbcTarget(Target):
 
     def _stage(self, rows: DataFrame) -> None:
         if self._kind == SQLITE:
-            rows = rows.coalesce(1)  # it has one writer at a time
-            with self._connected() as connection:  # and Spark does not understand that a table is not there
+            rows = rows.coalesce(1)  # SQLite has one writer at a time
+            with self._connected() as connection:  # Spark can't tell that a table of SQLite is missing
                 connection.execute(f"create table if not exists {self._table('_kmq_stage')} (id int)")
         rows.write.jdbc(self.sink.path, self._table("_kmq_stage"), "overwrite", self._properties())
 
-    def _take_over(self, columns: Sequence[str]) -> None:
+    def _insert_new(self, columns: Sequence[str]) -> None:
+        """Copy from the stage table the rows of messages of which the table has no rows."""
         table, stage = self._table(""), self._table("_kmq_stage")
         index = _quoted(f"{self.sink.options['table'].rpartition('.')[2]}_kmq_origin")
         names, key = ", ".join(map(_quoted, columns)), ", ".join(map(_quoted, ORIGIN))
-        same = " and ".join(f"known.{_quoted(name)} = stage.{_quoted(name)}" for name in MESSAGE)
+        same = " and ".join(f"known.{_quoted(name)} = stage.{_quoted(name)}" for name in MESSAGE_COLUMNS)
         with self._connected() as connection:
             connection.execute("begin")
             connection.execute(f"create table if not exists {table} as select * from {stage} where 1 = 0")
@@ -130,13 +132,13 @@ class JdbcTarget(Target):
 
     @contextmanager
     def _connected(self) -> Iterator[Any]:
-        """A connection without transactions of its own; raises Unavailable, ConfigError."""
+        """A connection that begins no transaction by itself; raises Unavailable, MissingExtra."""
         connection: Any = None
         errors: tuple[type[Exception], ...] = (sqlite3.Error,)
         try:
             if self._kind == SQLITE:
                 path = self.sink.path.removeprefix(SQLITE).partition("?")[0]
-                connection = sqlite3.connect(path, timeout=_TIMEOUT_S, isolation_level=None)
+                connection = sqlite3.connect(path, timeout=_CONNECT_TIMEOUT_S, isolation_level=None)
             else:
                 try:
                     psycopg = import_module("psycopg")
@@ -147,7 +149,7 @@ class JdbcTarget(Target):
                     self.sink.path.removeprefix("jdbc:"),
                     user=self.sink.options.get("user"),
                     password=self._password(),
-                    connect_timeout=_TIMEOUT_S,
+                    connect_timeout=_CONNECT_TIMEOUT_S,
                     autocommit=True,
                 )
             yield connection

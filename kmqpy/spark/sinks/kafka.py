@@ -1,4 +1,4 @@
-"""A topic of Kafka, at least once: Spark's Kafka sink has no transactions."""
+"""Writes rows to a topic of Kafka, at least once: Spark's Kafka sink has no transactions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from kmqpy.spark.sinks.target import Target
 
 @dataclass(frozen=True)
 class KafkaTarget(Target):
-    """A topic, `path`, of the queue's Kafka, unless the option kafka.bootstrap.servers names another.
+    """Writes records to the topic `path`, in the queue's Kafka or in that of kafka.bootstrap.servers.
 
-    The columns `key` and `value` of a row are the record's; without `value` it is the row as JSON. The
-    headers original_partition, original_offset and original_row name the row.
+    The columns `key` and `value` of a row become the key and value of the record. Without a column `value`,
+    the record's value is the row as JSON. The headers original_partition, original_offset and original_row
+    identify the row.
     """
 
     def __post_init__(self) -> None:

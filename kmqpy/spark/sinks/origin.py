@@ -1,4 +1,4 @@
-"""Columns that name a row of output for good, and what a sink does with messages that it has already."""
+"""Adds columns that identify each row across redeliveries; leaves out messages that a sink has already."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pyspark.sql.types import BooleanType, DataType, IntegerType, LongType, Stru
 from kmqpy.errors import ConfigError
 from kmqpy.spark.frame_function import Frames
 
-MESSAGE = ("original_partition", "original_offset")
-"""Columns that name a message, across its redeliveries."""
+MESSAGE_COLUMNS = ("original_partition", "original_offset")
+"""Columns that identify a message: where it was first sent. Redeliveries keep them."""
 
-ORIGIN = (*MESSAGE, "original_row")
-"""Columns that name a row."""
+ORIGIN = (*MESSAGE_COLUMNS, "original_row")
+"""Columns that identify a row: its message, and its number among the rows of that message."""
 
 COPY = "original_copied"
-"""True where the message is a copy of an earlier one, whose rows a sink may have; sinks do not write it."""
+"""True where the message is a copy, redelivered or redriven: a sink may have its rows. Sinks drop it."""
 
 _TYPES: dict[str, DataType] = {
     "original_partition": IntegerType(),
@@ -32,14 +32,14 @@ _TYPES: dict[str, DataType] = {
 
 @dataclass(frozen=True)
 class WithOrigin:
-    """Adds the columns ORIGIN and COPY to what `function` returns."""
+    """A function for KmqSpark.process: adds the columns ORIGIN and COPY to the result of `function`."""
 
     function: Frames
 
     def __call__(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """For KmqSpark.process."""
+        """Process a frame of messages."""
         partition, offset, row = ORIGIN
-        origin = frame[[*MESSAGE]].copy()
+        origin = frame[[*MESSAGE_COLUMNS]].copy()
         origin[COPY] = (frame[partition] != frame["partition"]) | (frame[offset] != frame["offset"])
         found = self.function(frame)
         if not isinstance(found, pd.DataFrame) or (len(found) and found.index.name != frame.index.name):
@@ -48,55 +48,55 @@ class WithOrigin:
             return found.reindex(columns=[*found.columns, *ORIGIN, COPY])
         origin = origin.reindex(found.index)
         return found.assign(
-            **{name: origin[name] for name in (*MESSAGE, COPY)},
+            **{name: origin[name] for name in (*MESSAGE_COLUMNS, COPY)},
             **{row: found.groupby(level=0).cumcount()},
         )
 
 
 def with_origin(schema: StructType) -> StructType:
-    """The schema with the columns ORIGIN, as sinks have it; raises ConfigError where it names one itself."""
+    """`schema` with the columns ORIGIN, which sinks write; raises ConfigError if it has one of them."""
     if taken := {name.lower() for name in schema.names} & _TYPES.keys():
         raise ConfigError(f"schema: column {min(taken)!r} is added by the pipeline; name yours otherwise")
     return StructType([*schema.fields, *(StructField(name, _TYPES[name]) for name in ORIGIN)])
 
 
 def origin_schema() -> StructType:
-    """The columns MESSAGE alone."""
-    return StructType([StructField(name, _TYPES[name]) for name in MESSAGE])
+    """The schema of the columns MESSAGE_COLUMNS alone."""
+    return StructType([StructField(name, _TYPES[name]) for name in MESSAGE_COLUMNS])
 
 
 def with_copy(schema: StructType) -> StructType:
-    """Return `schema` with the columns ORIGIN and COPY: that of the rows that a pipeline makes."""
+    """`schema` with the columns ORIGIN and COPY: the schema of the rows that a pipeline makes."""
     return StructType([*with_origin(schema).fields, StructField(COPY, _TYPES[COPY])])
 
 
 def without_known(
     batch: DataFrame, written: Callable[[int, int], DataFrame], *, again: bool = False
 ) -> DataFrame:
-    """The rows of `batch` except those of messages that the sink has rows of; without the column COPY.
+    """The rows of `batch` whose messages the sink has no rows of; without the column COPY.
 
     batch    must be persisted, because it is evaluated twice
-    written  called with two original offsets, returns the sink's rows between them, and maybe others
-    again    whether the micro-batch may have been written before. If not, the sink can only have rows of
-             messages of which the batch has copies; without copies, `written` is not called
+    written  a function of two original offsets: returns the sink's rows between them, and maybe others
+    again    whether the micro-batch may have been written before. If not, the sink can have rows of
+             messages only of which the batch has copies; without copies, `written` is not called
     """
     span = offsets_of(batch if again else batch.where(COPY))
-    return batch.drop(COPY) if span is None else without(batch, written(*span), span)
+    return batch.drop(COPY) if span is None else without_written(batch, written(*span), span)
 
 
 def offsets_of(batch: DataFrame) -> tuple[int, int] | None:
-    """The lowest and the highest original offset; None without a row."""
+    """The lowest and the highest original offset in `batch`; None if it has no rows."""
     found = batch.agg(F.min("original_offset"), F.max("original_offset")).first()
     assert found is not None
     low, high = found
     return None if low is None else (low, high)
 
 
-def without(batch: DataFrame, written: DataFrame, span: tuple[int, int]) -> DataFrame:
-    """The rows of `batch` except those of messages in `written`; without the column COPY.
+def without_written(batch: DataFrame, written: DataFrame, span: tuple[int, int]) -> DataFrame:
+    """The rows of `batch` whose messages are not in `written`; without the column COPY.
 
-    span  the lowest and the highest original offset that is looked for in `written`
+    span  the lowest and the highest original offset to look for in `written`
     """
     rows = batch.drop(COPY)
-    near = written.where(F.col("original_offset").between(*span)).select(*MESSAGE)
-    return rows.join(near, [*MESSAGE], "left_anti").select(*rows.columns)
+    near = written.where(F.col("original_offset").between(*span)).select(*MESSAGE_COLUMNS)
+    return rows.join(near, [*MESSAGE_COLUMNS], "left_anti").select(*rows.columns)

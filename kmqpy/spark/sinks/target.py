@@ -1,4 +1,4 @@
-"""The interface of a sink, as the pipeline uses it."""
+"""Sink: the place to which a pipeline writes rows. Target: the interface of the code that writes there."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from pyspark.sql.types import StructType
 from kmqpy.errors import ConfigError, NotSupported, shown
 
 DEFAULT_FILE_BYTES = 128 * 2**20
+"""See Sink.file_bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sink:
-    """Where the rows go.
+    """The place to which a pipeline writes its rows, as the user describes it.
 
-    path          a folder, the URL of a database (`jdbc:…`), a table or topic: what `format` takes
+    path          a folder, the URL of a database (`jdbc:…`), a table or a topic, as `format` requires
     format        one of kmqpy.spark.sinks.NAMES
-    options       what Spark's writer of that format takes
-    partition_by  columns that name the folders of the files
-    file_bytes    size that each file of a micro-batch should have, in bytes
-    checkpoint    its folder; by default `<path>.kmq/checkpoint` where `path` is a folder
+    options       of Spark's writer of that format; for "iceberg" of the catalog, for "jdbc" with `table`
+    partition_by  columns by whose values the files are sorted into folders
+    file_bytes    the size in bytes that files should have, where a micro-batch has enough rows
+    checkpoint    the folder of Spark's checkpoint; by default `<path>.kmq/checkpoint` if `path` is a folder
     """
 
     path: str
@@ -37,7 +38,7 @@ class Sink:
 
 @dataclass(frozen=True)
 class Target(ABC):
-    """Writes micro-batches to a sink. Spark may repeat one that was written, with the same number."""
+    """Writes micro-batches to a sink. Spark may repeat a micro-batch that was written, under its number."""
 
     sink: Sink
 
@@ -46,18 +47,19 @@ class Target(ABC):
 
     @property
     def jar_sets(self) -> tuple[str, ...]:
-        """The sets of jars (kmqpy/dev/jars.json) that the session must have."""
+        """The sets of jars, listed in kmqpy/dev/jars.json, that the Spark session must have."""
         return ()
 
     @abstractmethod
     def check(self, spark: SparkSession, schema: StructType) -> None:
-        """Make the place ready; raise ConfigError unless rows of this schema can be written there."""
+        """Make the sink ready; raise ConfigError unless rows of this schema can be written to it."""
 
     def bind(self, queue: str, topic_id: str) -> None:
-        """Note that the rows are of this queue; raise ConfigError where there are rows of another one.
+        """Note at the sink that its rows are of this queue; raise ConfigError if another queue is noted.
 
-        Rows name their messages by partition and offset, so those of two queues would be taken for copies of
-        each other, and be left out. The topic of a queue that was recreated counts as another queue.
+        Rows identify their messages by partition and offset. With rows of two queues in one sink, messages of
+        one queue would be taken for redeliveries of the other's, and be left out. A queue whose topic was
+        recreated (deleted and made again) counts as another queue.
         """
         noted = self._noted_queue(f"{queue} {topic_id}")
         name, _, noted_id = noted.partition(" ")
@@ -69,27 +71,30 @@ class Target(ABC):
         raise ConfigError(f"out: {self.sink.path!r} has rows {whose}; name another place")
 
     def take_over(self, run: str) -> None:  # noqa: B027 (most sinks need nothing)
-        """Note that this run writes here from now on, in sinks that only one run can write to.
+        """Note, in sinks to which only one run may write, that this run writes from now on.
 
-        Other runs fail there at their next micro-batch. They would search the sink for messages before their
-        commit, and not see those that this run adds meanwhile.
+        run  the name of the checkpoint
+
+        Other runs fail at their next micro-batch: they search the sink for messages before they commit, and
+        would not see messages that this run adds meanwhile.
         """
 
     def _noted_queue(self, queue: str) -> str:
-        """The name and topic id that are noted there; notes `queue` where nothing is."""
+        """The queue name and topic id noted at the sink; notes those in `queue` if there is no note."""
         return queue
 
     @abstractmethod
     def write(self, batch: DataFrame, number: int, run: str) -> None:
-        """Write the rows of a micro-batch, which is evaluated once.
+        """Write the rows of a micro-batch, and evaluate its plan only once.
 
-        run  names the checkpoint within which `number` says which micro-batch it is
+        number  of the micro-batch within its checkpoint
+        run     the name of the checkpoint
 
-        The sink may already have a micro-batch of this number, with other messages: this one may add those
-        for which the function failed before or, after the checkpoint was replaced by an old copy, new ones.
-        Rows of messages that the sink has are left out, all others are written.
+        The sink may already have a micro-batch with this number, but with other messages: messages for which
+        the function failed the first time, or new ones after an old copy has replaced the checkpoint. Rows of
+        messages that the sink has are left out; all other rows are written.
         """
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:  # noqa: ARG002
-        """The rows that were written; raises NotSupported where Spark can't read them."""
+        """The rows that were written; raises NotSupported if Spark can't read them."""
         raise NotSupported(f"format: {self.sink.format} is not read back")

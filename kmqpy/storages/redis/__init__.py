@@ -1,4 +1,4 @@
-"""Queues on Redis (7 or newer) and Valkey: what `redis://user:password@host:6379/0` opens."""
+"""Queues on Redis (7 or newer) and Valkey: open_storage() opens `redis://user:password@host:6379/0`."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from kmqpy.telemetry.base import Telemetry
 if TYPE_CHECKING:
     from kmqpy.storages.redis.server import ServerSettings
 
-_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-_SETTINGS = ("prefix", "pool_size", "timeout")
+_TLS_SETTINGS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_STORAGE_SETTINGS = ("prefix", "pool_size", "timeout")
 
 
 def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredStorage:
-    """Open the storage of a url; `rediss:` and `valkeys:` are with TLS.
+    """Open the storage of a url; `rediss:` and `valkeys:` use TLS.
 
-    prefix                     with which all keys begin; `kmq`
-    pool_size                  connections at most, and one more where somebody waits; 10
-    timeout                    how long a call tries before it raises Unavailable; 10s
+    prefix                     the text with which all keys begin; default `kmq`
+    pool_size                  the most connections for calls, beside one for threads that wait; default 10
+    timeout                    how long a call tries before it raises Unavailable; default 10s
     ssl_ca_certs, ssl_certfile, ssl_keyfile  files in PEM format, with TLS
 
-    Raises ConfigError, MissingExtra without redis-py, and what RedisEngine raises.
+    Raises ConfigError, MissingExtra without redis-py, Unavailable, AccessDenied.
     """
     secure = url.scheme in ("rediss", "valkeys")
-    url.refuse_unknown([*_SETTINGS, *(_TLS if secure else ()), *URL_SETTINGS])
+    url.refuse_unknown([*_STORAGE_SETTINGS, *(_TLS_SETTINGS if secure else ()), *URL_SETTINGS])
     prefix = url.settings.get("prefix", "kmq")
     if not prefix or not prefix.isprintable() or set(prefix) & set("{} "):
         raise ConfigError(
@@ -55,7 +55,7 @@ def _server_settings(url: QueueUrl, *, secure: bool) -> ServerSettings:
 
     example = f"write it like {url.scheme}://user:password@host:6379/0?queue=name"
     host, colon, port = url.address.rpartition(":")
-    if not colon or port.endswith("]"):  # [::1]
+    if not colon or port.endswith("]"):  # an IPv6 address without a port
         host, port = url.address, "6379"
     host = host.removeprefix("[").removesuffix("]")
     db = url.path.removeprefix("/") or "0"
@@ -78,6 +78,6 @@ def _server_settings(url: QueueUrl, *, secure: bool) -> ServerSettings:
         db=int(db),
         user=url.user,
         password=url.password,
-        tls={key: url.settings[key] for key in _TLS if key in url.settings} if secure else None,
+        tls={key: url.settings[key] for key in _TLS_SETTINGS if key in url.settings} if secure else None,
         **more,
     )

@@ -1,9 +1,12 @@
-"""Tells threads of messages that arrive, by Redis' channels: one connection and one thread for all queues.
+"""Wakes threads that wait for messages in Redis: one thread subscribes for all queues, by one connection.
 
-The functions publish on the channel of a queue, which is named like its key: `a <number>` for the first row
-that is ready in an empty queue, where the number grows with each, and `d <ms>` when a row becomes ready by
-itself sooner than the waiting threads were told. The thread subscribes to a channel while somebody waits,
-and for a while after, since takers wait again and again.
+functions.lua publishes on the channel of a queue, which is named like the queue's key:
+
+    a <number>  a row has become ready in a queue without ready rows; the number grows with each such arrival
+    d <ms>      a row becomes ready by itself in this many ms, sooner than waiting threads were told
+
+The thread subscribes to a channel when another thread waits for the queue. It keeps the subscription for a
+while afterwards, since takers wait again and again.
 """
 
 from __future__ import annotations
@@ -19,31 +22,36 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 if TYPE_CHECKING:
     from redis.connection import Connection
 
-_LINGER_S = 60.0
-_SILENCE_S = 10.0
-"""After that long without a message the server is asked whether it is still there."""
+_UNUSED_CHANNEL_S = 60.0
+"""The thread unsubscribes a channel that nobody has used for this many seconds, when the server is silent."""
+_PING_AFTER_S = 10.0
+"""The thread pings the server after this many seconds of silence; after as many more, it connects anew."""
 _BACKOFF = Backoff(first=0.05, maximum=2.0)
 
 
 @dataclass(eq=False, slots=True)
 class _Channel:
-    """The state of a queue that this process knows.
+    """What this process has heard on the channel of a queue, and the threads that wait for the queue.
 
-    latest   number of the last arrival
-    due      when a row becomes ready sooner than its takers knew (monotonic, in s)
-    resumed  counts the subscriptions: what came between two of them was not heard
+    heard     wakes the waiting threads
+    waiting   how many threads wait
+    latest    number of the last arrival
+    due       when a row becomes ready sooner than its takers knew (monotonic, in s); None: no such row
+    rechecks  how often all waiting threads had to take: when a row was due, when the subscriber lost its
+              connection, and when it subscribed, since it may have missed an arrival before
+    used      when a thread last stopped waiting (monotonic, in s)
     """
 
     heard: threading.Condition
     waiting: int = 0
     latest: int = 0
     due: float | None = None
-    resumed: int = 0
+    rechecks: int = 0
     used: float = 0.0
 
 
 class ArrivalSubscriber:
-    """Lets threads wait for arrivals; `connect` returns a new connection, which only this object uses."""
+    """Lets threads wait for arrivals; `connect` makes a connection, which nothing else uses. Thread-safe."""
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
@@ -56,30 +64,31 @@ class ArrivalSubscriber:
 
     @property
     def wakes(self) -> int:
-        """How often wake() was called; a thread notes it before its take, for wait()."""
+        """How often wake() was called, for any channel; a thread reads this before its take, for wait()."""
         return self._wakes
 
     def wait(self, name: bytes, seen: int, wakes: int, seconds: float) -> bool:
-        """Wait for an arrival after number `seen` or a call of wake() after `wakes` of them.
+        """Wait for an arrival with a number above `seen`, or until wake() was called more than `wakes` times.
 
-        Also returns True when an arrival may have been missed; False after `seconds`.
+        Also returns True when a row is due, when an arrival may have been missed, and after close(). Returns
+        False after `seconds`.
         """
         until = SYSTEM_CLOCK.monotonic() + seconds
         with self._lock:
             channel = self._channel(name)
-            resumed = channel.resumed
+            rechecks = channel.rechecks
             channel.waiting += 1
             try:
                 while not (
                     channel.latest > seen
                     or self._wakes != wakes
-                    or channel.resumed != resumed
+                    or channel.rechecks != rechecks
                     or self._stopped.is_set()
                 ):
                     now = SYSTEM_CLOCK.monotonic()
                     if channel.due is not None and channel.due <= now:
                         channel.due = None
-                        channel.resumed += 1  # all threads take, in case that one of them dies
+                        channel.rechecks += 1  # all threads look again, in case the one that takes dies
                         channel.heard.notify_all()
                         return True
                     if until <= now:
@@ -91,14 +100,14 @@ class ArrivalSubscriber:
                 channel.used = SYSTEM_CLOCK.monotonic()
 
     def wake(self, name: bytes) -> None:
-        """Let those who wait for this channel return."""
+        """Let the threads that wait for this channel return."""
         with self._lock:
             self._wakes += 1
             if name in self._channels:
                 self._channels[name].heard.notify_all()
 
     def close(self) -> None:
-        """End the thread, and let all return who wait."""
+        """End the thread, and let all waiting threads return."""
         with self._lock:
             self._stopped.set()
             for channel in self._channels.values():
@@ -116,7 +125,7 @@ class ArrivalSubscriber:
             if self._connection is not None:
                 try:
                     self._connection.send_command("SUBSCRIBE", name)
-                except Exception:  # the thread meets the same error, and subscribes anew
+                except Exception:  # the thread meets the same error, connects and subscribes anew
                     self._connection = None
         if self._thread is None:
             self._thread = threading.Thread(target=self._listen, name="kmqpy-redis-arrivals", daemon=True)
@@ -135,11 +144,11 @@ class ArrivalSubscriber:
                 while not self._stopped.is_set():
                     self._read(connection)
                     failures = 0
-            except Exception:  # threads that wait take, and that raises what is wrong
+            except Exception:  # waiting threads look again; their takes raise the error
                 failures += 1
             with self._lock:
                 self._connection = None
-                self._resume_all()
+                self._recheck_all()
             if connection is not None:
                 connection.disconnect()
             if failures:
@@ -155,12 +164,12 @@ class ArrivalSubscriber:
         from redis.exceptions import TimeoutError as ReadTimeout
 
         try:
-            kind, *rest = connection.read_response(timeout=_SILENCE_S, disconnect_on_error=False)
+            kind, *rest = connection.read_response(timeout=_PING_AFTER_S, disconnect_on_error=False)
         except ReadTimeout:
             with self._lock:
                 self._unsubscribe_idle(connection)
                 connection.send_command("PING")
-            kind, *rest = connection.read_response(timeout=_SILENCE_S, disconnect_on_error=False)
+            kind, *rest = connection.read_response(timeout=_PING_AFTER_S, disconnect_on_error=False)
         if kind not in (b"message", b"subscribe"):
             return
         with self._lock:
@@ -168,7 +177,7 @@ class ArrivalSubscriber:
             if channel is None:
                 return
             if kind == b"subscribe":
-                channel.resumed += 1
+                channel.rechecks += 1
             elif rest[1].startswith(b"a "):
                 channel.latest = int(rest[1][2:])
             elif rest[1].startswith(b"d "):
@@ -176,14 +185,14 @@ class ArrivalSubscriber:
                 channel.due = due if channel.due is None else min(channel.due, due)
             channel.heard.notify_all()
 
-    def _resume_all(self) -> None:
+    def _recheck_all(self) -> None:
         for channel in self._channels.values():
-            channel.resumed += 1
+            channel.rechecks += 1
             channel.latest = 0  # a server that took over may have an older number
             channel.heard.notify_all()
 
     def _unsubscribe_idle(self, connection: Connection) -> None:
-        long_ago = SYSTEM_CLOCK.monotonic() - _LINGER_S
+        long_ago = SYSTEM_CLOCK.monotonic() - _UNUSED_CHANNEL_S
         idle = [name for name, one in self._channels.items() if not one.waiting and one.used < long_ago]
         if idle:
             connection.send_command("UNSUBSCRIBE", *idle)

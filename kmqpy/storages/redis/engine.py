@@ -1,4 +1,4 @@
-"""The engine over Redis and Valkey: calls functions.lua, to keep the promises of kmqpy.storages.engine."""
+"""Implements Engine over Redis and Valkey: each call is a function of functions.lua, or several."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from kmqpy.storages.redis.server import Server
 from kmqpy.storages.settings import StoredQueueSettings
 
 _FORMAT = 1
-"""The version of the keys; a storage with a larger one is of a newer kmqpy."""
+"""The format of the keys. A storage with a larger one is of a newer kmqpy, and is refused."""
 _MAX_BODY_BYTES = 2**26
 _MAX_PUT_BYTES = 2**29
-_NUMBERS = 2**16
-"""How many numbers of messages and places a queue gets at a time."""
-_STEP = 1000
+"""put() of more bytes, bodies, keys and headers together, raises MessageError."""
+_NUMBERS_PER_BLOCK = 2**16
+"""How many numbers, for ids and places of messages, a queue gets from the storage at a time."""
+_REDRIVEN_PER_CALL = 1000
+"""redrive() of more dead letters calls its function several times."""
 
 
 class RedisEngine:
-    """See Engine. All keys begin with `prefix`; see functions.lua for what they are.
+    """Implements Engine. All keys begin with `prefix`; functions.lua describes them.
 
-    A storage of several servers (Redis Cluster) has the names of the queues in one hash slot, and each queue
-    in its own. So making and deleting a queue are several steps; where a process dies between two of
-    them, the queue is not there, and whoever looks for it next removes what is left of it.
+    The names of the queues are in one hash slot (of Redis Cluster), and each queue is in its own. So making
+    and deleting a queue take several steps. A queue exists once its name is registered. If a process dies
+    before that step, Redis removes the queue's key within the hour. If a process dies between the two steps
+    of a deletion, the next find_queue() removes the name.
 
-    Raises ConfigError for a server that would lose messages (it evicts keys), is too old, or has keys of a
-    newer kmqpy or of somebody else.
+    RedisEngine() raises ConfigError for a server that may evict keys, and messages with them, or is too old,
+    and for keys of a newer kmqpy or of another program.
     """
 
     def __init__(self, server: Server, *, prefix: str = "kmq") -> None:
@@ -41,7 +44,7 @@ class RedisEngine:
         self._prefix = prefix
         self._registry = (f"{prefix}:{{queues}}", f"{prefix}:{{queues}}:names")
         self._arrivals = ArrivalSubscriber(server.connection)
-        facts = _facts(server)
+        facts = _checked_info(server)
         self._storage_id = self._open()
         self._capabilities = Capabilities(
             durable=facts.get("aof_enabled") == "1" and _appendfsync(server) == "always",
@@ -64,10 +67,13 @@ class RedisEngine:
     def create_queue(self, settings: StoredQueueSettings) -> bool:
         """See Engine."""
         generation = uuid.uuid4().hex
-        key, first = self._key(generation), int(self._storage_function("allot", _NUMBERS, 0)) - _NUMBERS
+        key, first = (
+            self._key(generation),
+            int(self._storage_function("allot", _NUMBERS_PER_BLOCK, 0)) - _NUMBERS_PER_BLOCK,
+        )
         fields: dict[str, object] = {
             "number": first,
-            "last_number": first + _NUMBERS,
+            "last_number": first + _NUMBERS_PER_BLOCK,
             "arrivals": 0,
             "largest": 1,
             "max_redeliveries": "" if settings.max_redeliveries is None else settings.max_redeliveries,
@@ -98,7 +104,7 @@ class RedisEngine:
                 f"restore the key from a backup, or delete all keys {key + ':*'!r} and create the queue anew"
             )
         if not settled:
-            self._forget(name, generation)  # who made or deleted it died halfway
+            self._forget(name, generation)  # the process that made or deleted it died halfway
             return None
         return QueueRow(generation, StoredQueueSettings.from_json(settings, name))
 
@@ -130,7 +136,7 @@ class RedisEngine:
         """See Engine."""
         wakes = self._arrivals.wakes
         now_ms, due_ms, arrivals, rows = self._call(queue, "take", limit, lease_ms)
-        return Taken(read_rows(rows), now_ms, due_ms if due_ms >= 0 else None, _Seen(arrivals, wakes))
+        return Taken(read_rows(rows), now_ms, due_ms if due_ms >= 0 else None, _SeenArrivals(arrivals, wakes))
 
     def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:  # noqa: ARG002
         """See Engine."""
@@ -223,12 +229,12 @@ class RedisEngine:
         """See Engine. Many rows are redriven in several steps."""
         if ids is not None:
             chosen = list(dict.fromkeys(ids))[:limit]
-            parts = [chosen[at : at + _STEP] for at in range(0, len(chosen), _STEP)]
+            parts = [chosen[at : at + _REDRIVEN_PER_CALL] for at in range(0, len(chosen), _REDRIVEN_PER_CALL)]
             return sum(int(self._call(queue, "redrive", ",".join(map(str, part)), 0)) for part in parts)
         left = self.counts(queue).dead if limit is None else limit
         redriven = 0
         while left > 0:
-            done = int(self._call(queue, "redrive", "", min(left, _STEP)))
+            done = int(self._call(queue, "redrive", "", min(left, _REDRIVEN_PER_CALL)))
             if not done:
                 break
             redriven += done
@@ -246,7 +252,7 @@ class RedisEngine:
         until_due = None if taken.next_due_ms is None else (taken.next_due_ms - taken.now_ms) / 1000 + 0.001
         is_due_first = until_due is not None and until_due < seconds
         patience = until_due if until_due is not None and is_due_first else seconds
-        wakes = taken.seen.wakes if isinstance(taken.seen, _Seen) else 0
+        wakes = taken.seen.wakes if isinstance(taken.seen, _SeenArrivals) else 0
         key = self._key(queue.generation).encode()
         return self._arrivals.wait(key, taken.seen, wakes, patience) or is_due_first
 
@@ -265,6 +271,7 @@ class RedisEngine:
         return f"{self._prefix}:{{{generation}}}"
 
     def _call(self, queue: QueueRow, name: str, *arguments: Any, repeatable: bool = True) -> Any:
+        """Call a function on a queue; get the queue more numbers if it runs out of them."""
         keys = (self._key(queue.generation),)
         while True:
             try:
@@ -275,11 +282,12 @@ class RedisEngine:
                 raise _not_found(queue)
             if kind != "KMQNUMBERS":
                 raise Unavailable(f"{self._server.name}: {kind} {' '.join(numbers)}")
-            size = _NUMBERS + int(numbers[1])
+            size = _NUMBERS_PER_BLOCK + int(numbers[1])
             last = int(self._storage_function("allot", size, numbers[0]))
             self._server.function("number", keys, last - size, last)
 
     def _storage_function(self, name: str, *arguments: Any) -> Any:
+        """Call a function on the keys of the storage; make these anew if somebody has emptied the server."""
         while True:
             try:
                 return self._server.function(name, self._registry, *arguments)
@@ -301,19 +309,19 @@ class RedisEngine:
         return str(storage_id.decode())
 
 
-class _Seen(int):
-    """Number of the last arrival that a take has seen, and how often wake() was called before."""
+class _SeenArrivals(int):
+    """The number of the last arrival that a take has seen, and how often wake() was called before."""
 
     wakes: int
 
-    def __new__(cls, arrivals: int, wakes: int) -> _Seen:
+    def __new__(cls, arrivals: int, wakes: int) -> _SeenArrivals:
         made = super().__new__(cls, arrivals)
         made.wakes = wakes
         return made
 
 
-def _facts(server: Server) -> dict[str, str]:
-    """The answer to INFO; raises ConfigError when the server may evict keys."""
+def _checked_info(server: Server) -> dict[str, str]:
+    """The answer to INFO; raises ConfigError if the server is too old or may evict keys."""
     lines = (line.partition(":") for line in server.call("INFO").decode().splitlines())
     facts = {name: value for name, _, value in lines}
     version = facts.get("redis_version", "0")
@@ -332,7 +340,7 @@ def _appendfsync(server: Server) -> str:
     try:
         found = server.call("CONFIG", "GET", "appendfsync")
     except (AccessDenied, ResponseError):
-        return ""  # a hosted server, which does not tell
+        return ""  # a hosted server that does not tell its settings
     return found[1].decode() if len(found) == 2 else ""
 
 

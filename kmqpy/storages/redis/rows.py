@@ -1,7 +1,7 @@
-"""Rows as bytes, the same as in functions.lua. Pure: no I/O.
+"""Encodes messages for functions.lua, and decodes the rows in its replies. Pure: no I/O.
 
-A row in Redis is the time at which it was put, which Lua adds, and what row_bytes() makes: length of the
-key + 1 (0: no key), length of the headers, key, headers, body.
+functions.lua stores a row as the time at which it was put, followed by the result of row_bytes(): length of
+the key + 1 (0: no key), length of the headers, key, headers, body.
 """
 
 from __future__ import annotations
@@ -12,44 +12,44 @@ from itertools import chain
 from struct import Struct
 
 from kmqpy.message import Headers
-from kmqpy.storages.damage import no_headers
+from kmqpy.storages.damage import replace_unreadable_headers
 from kmqpy.storages.engine import MessageRow, NewRow, TakeRef
 
-_LENGTHS = Struct(">II")
-_BARE = _LENGTHS.pack(0, 0)
-_SHOWN = Struct(">QQIIxBIIQQQ8xB")
-"""Before a row in a reply: its id, bytes of the body if that is left out, lengths of state and row; then of
-the state priority, take, requeues, times, whether there is a reason."""
-_BEFORE_STATE = 24
-_ROW = Struct(">QII")
-_NAME = Struct(">I")
-_NO_VALUE = 2**32 - 1
+_KEY_AND_HEADERS_LENGTHS = Struct(">II")
+_NO_KEY_NO_HEADERS = _KEY_AND_HEADERS_LENGTHS.pack(0, 0)
+_REPLY_ROW = Struct(">QQIIxBIIQQQ8xB")
+"""The head of each row in a reply: id, bytes of the body (of a dead row, else 0), lengths of state and row.
+Then, of the state: priority, take, requeues, three times, whether there is a reason."""
+_STATE_AT = 24
+_STORED_ROW = Struct(">QII")
+_HEADER_LENGTH = Struct(">I")
+_LENGTH_OF_NONE = 2**32 - 1
 
 
 def row_bytes(row: NewRow) -> bytes:
-    """A message as it is stored."""
+    """The bytes of a message, as an argument of the function `put`."""
     if row.key is None and not row.headers:
-        return _BARE + row.body
+        return _NO_KEY_NO_HEADERS + row.body
     headers = b"".join(chain.from_iterable(map(_header_bytes, row.headers)))
     key = row.key or b""
-    lengths = _LENGTHS.pack(0 if row.key is None else len(key) + 1, len(headers))
+    lengths = _KEY_AND_HEADERS_LENGTHS.pack(0 if row.key is None else len(key) + 1, len(headers))
     return b"".join((lengths, key, headers, row.body))
 
 
 def put_options(rows: Sequence[NewRow]) -> bytes:
-    """`delay priority` of each row; empty if there are none."""
+    """The argument `delay priority,…` of the function `put`; empty if all delays and priorities are 0."""
     if not any(row.delay_ms or row.priority for row in rows):
         return b""
     return b",".join(b"%d %d" % (row.delay_ms, row.priority) for row in rows)
 
 
 def take_refs(takes: Iterable[TakeRef]) -> bytes:
-    """Takes as an argument."""
+    """Takes as an argument of a function: `id take,…`."""
     return ",".join([f"{message_id} {take}" for message_id, take in takes]).encode()
 
 
 def read_rows(data: bytes) -> list[MessageRow]:
-    """The rows in a reply."""
+    """The rows in a reply of functions.lua."""
     rows, at = [], 0
     while at < len(data):
         (
@@ -64,11 +64,11 @@ def read_rows(data: bytes) -> list[MessageRow]:
             since,
             until,
             has_reason,
-        ) = _SHOWN.unpack_from(data, at)
-        row_at = at + _BEFORE_STATE + state_length
-        reason = data[at + _SHOWN.size : row_at].decode(errors="replace") if has_reason else None
-        first, key_length, headers_length = _ROW.unpack_from(data, row_at)
-        body_at = row_at + _ROW.size
+        ) = _REPLY_ROW.unpack_from(data, at)
+        row_at = at + _STATE_AT + state_length
+        reason = data[at + _REPLY_ROW.size : row_at].decode(errors="replace") if has_reason else None
+        first, key_length, headers_length = _STORED_ROW.unpack_from(data, row_at)
+        body_at = row_at + _STORED_ROW.size
         at = row_at + row_length
         key: bytes | None = None
         headers: Headers = ()
@@ -77,7 +77,7 @@ def read_rows(data: bytes) -> list[MessageRow]:
         if headers_length:
             headers = _headers(data[body_at : (body_at := body_at + headers_length)])
         if body_at > at:  # another program wrote the lengths; behind them are bytes of the next message
-            key, headers = None, no_headers(ValueError("key and headers longer than the row"))
+            key, headers = None, replace_unreadable_headers(ValueError("key and headers longer than the row"))
         rows.append(
             MessageRow(
                 row_id,
@@ -100,26 +100,26 @@ def read_rows(data: bytes) -> list[MessageRow]:
 
 def _header_bytes(header: tuple[str, bytes | None]) -> tuple[bytes, ...]:
     name, value = header[0].encode(), header[1]
-    length = _NO_VALUE if value is None else len(value)
-    return _NAME.pack(len(name)), name, _NAME.pack(length), value or b""
+    length = _LENGTH_OF_NONE if value is None else len(value)
+    return _HEADER_LENGTH.pack(len(name)), name, _HEADER_LENGTH.pack(length), value or b""
 
 
 def _headers(data: bytes) -> Headers:
     try:
         return tuple(_each_header(data))
     except (struct.error, UnicodeDecodeError, AttributeError) as error:  # another program wrote them
-        return no_headers(error)
+        return replace_unreadable_headers(error)
 
 
 def _each_header(data: bytes) -> Iterator[tuple[str, bytes | None]]:
     at = 0
     while at < len(data):
-        name, at = _counted(data, at)
-        value, at = _counted(data, at)
+        name, at = _length_prefixed(data, at)
+        value, at = _length_prefixed(data, at)
         yield name.decode(), value  # type: ignore[union-attr] # of None: AttributeError
 
 
-def _counted(data: bytes, at: int) -> tuple[bytes | None, int]:
-    (length,) = _NAME.unpack_from(data, at)
-    at += _NAME.size
-    return (None, at) if length == _NO_VALUE else (data[at : at + length], at + length)
+def _length_prefixed(data: bytes, at: int) -> tuple[bytes | None, int]:
+    (length,) = _HEADER_LENGTH.unpack_from(data, at)
+    at += _HEADER_LENGTH.size
+    return (None, at) if length == _LENGTH_OF_NONE else (data[at : at + length], at + length)

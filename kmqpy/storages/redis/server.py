@@ -1,4 +1,4 @@
-"""Talks to a Redis or Valkey server: connections, retries, and errors in the words of kmqpy."""
+"""Sends commands to a Redis or Valkey server, repeats them after failures, and raises errors of kmqpy."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 
 _BACKOFF = Backoff(first=0.02, maximum=1.0)
-_NOT_DONE = (BusyLoadingError, ReadOnlyError, ClusterDownError, TryAgainError)
-"""Errors of a server that can't serve at the moment: it starts, or another server takes over."""
-_DENIED = (AuthenticationError, AuthorizationError, NoPermissionError)
+_TEMPORARY_ERRORS = (BusyLoadingError, ReadOnlyError, ClusterDownError, TryAgainError)
+"""Errors of a server that has not carried out a command, since it starts or another one takes over."""
+_DENIED_ERRORS = (AuthenticationError, AuthorizationError, NoPermissionError)
 _PLACEHOLDER = "kmqpy_library"
+"""The name of the library in functions.lua, which _library() replaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Where a server is.
+    """The address of a server, and how to connect to it.
 
-    timeout_s  how long a call tries before it raises Unavailable
-    pool_size  how many connections it has at most, and one more where somebody waits for a message
+    timeout_s  how many seconds a call tries before it raises Unavailable
+    pool_size  the most connections for calls, beside one for threads that wait for messages
     tls        None: without; else the arguments of redis.SSLConnection
     """
 
@@ -57,7 +58,7 @@ class ServerSettings:
 
 
 class Server:
-    """Safe to use from any thread; connects at the first call."""
+    """A client of one server. Safe to use from any thread; connects at the first call."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
@@ -81,9 +82,9 @@ class Server:
         return connection
 
     def function(self, name: str, keys: tuple[str, ...], *arguments: Any, repeatable: bool = True) -> Any:
-        """Call a function of functions.lua; `name` is that in the file.
+        """Call a function of functions.lua by its name there; load the library if the server lacks it.
 
-        Raises what call() does. An error whose text begins with KMQ, apart from KMQAGAIN, is the caller's.
+        Raises the errors of call(). A ResponseError whose text begins with KMQ is for the caller to handle.
         """
         library, code = _library()
         command = ("FCALL", f"{library}_{name}", len(keys), *keys, *arguments)
@@ -94,7 +95,7 @@ class Server:
                 text = str(error)
                 if text.startswith("KMQAGAIN"):  # more delays and leases have ended than one step carries out
                     continue
-                if "Function not found" in text:  # new, emptied, or another server took over
+                if "Function not found" in text:  # the server is new, was emptied, or took over
                     self._load(code)
                     continue
                 raise
@@ -102,17 +103,17 @@ class Server:
     def call(self, *command: Any, repeatable: bool = True) -> Any:
         """Send a command; returns the answer.
 
-        Tries for `timeout_s`: again after each failure if the command is `repeatable`, else only while it is
-        certain that the server has not carried it out.
+        It sends the command again after a failure, for `timeout_s`. A command that is not `repeatable` it
+        sends again only if the server has certainly not carried it out.
 
-        Raises Unavailable, AccessDenied, ConfigError for keys that are not of kmqpy, ResponseError for an
-        error of functions.lua or a command that the server does not know.
+        Raises Unavailable; AccessDenied; ConfigError for keys that are not of kmqpy, or a node of a cluster;
+        ResponseError for an error of functions.lua or a command that the server does not know.
         """
         until = SYSTEM_CLOCK.monotonic() + self._settings.timeout_s
         for attempts in count(1):
             try:
                 return self._call(command)
-            except _Failed as failed:
+            except _CallFailed as failed:
                 delay = _BACKOFF.delay(attempts)
                 if not (repeatable or failed.not_done) or SYSTEM_CLOCK.monotonic() + delay > until:
                     unsure = "" if failed.not_done else "; whether the server did it is not known"
@@ -143,7 +144,7 @@ class Server:
             return connection.read_response()
         except (RedisError, OSError) as error:
             if not isinstance(error, ResponseError) or isinstance(error, ReadOnlyError | MovedError):
-                connection.disconnect()  # the next one may lead to the server that took over
+                connection.disconnect()  # the next connection may lead to the server that took over
             raise self._translated(error, not_done=False) from None
         except BaseException:  # Ctrl-C: the answer must not be taken for that of another call
             connection.disconnect()
@@ -154,10 +155,10 @@ class Server:
     def _translated(self, error: Exception, *, not_done: bool) -> Exception:
         """The exception to raise for an error of redis-py."""
         text = str(error)
-        if isinstance(error, _DENIED):
+        if isinstance(error, _DENIED_ERRORS):
             return AccessDenied(f"{self.name}: {text}")
-        if isinstance(error, _NOT_DONE) or text.startswith("BUSY "):
-            return _Failed(error, not_done=True)
+        if isinstance(error, _TEMPORARY_ERRORS) or text.startswith("BUSY "):
+            return _CallFailed(error, not_done=True)
         if isinstance(error, OutOfMemoryError):
             return Unavailable(f"{self.name}: its memory is full (maxmemory), nothing was done: {text}")
         if isinstance(error, MovedError):
@@ -172,7 +173,7 @@ class Server:
             )
         if text.startswith(("MISCONF", "NOREPLICAS")):
             return Unavailable(f"{self.name}: nothing was done: {text}")
-        return error if isinstance(error, ResponseError) else _Failed(error, not_done=not_done)
+        return error if isinstance(error, ResponseError) else _CallFailed(error, not_done=not_done)
 
     def _arguments(self) -> dict[str, Any]:
         settings = self._settings
@@ -185,13 +186,13 @@ class Server:
             "socket_timeout": settings.timeout_s,
             "socket_connect_timeout": min(5.0, settings.timeout_s),
             "protocol": 2,
-            "retry": Retry(NoBackoff(), 0),  # call() does it
+            "retry": Retry(NoBackoff(), 0),  # call() repeats
             **(settings.tls or {}),
         }
 
 
-class _Failed(Exception):
-    """A call without an answer; `not_done`: it is certain that the server has not carried it out."""
+class _CallFailed(Exception):
+    """A call failed. `not_done`: it is certain that the server has not carried it out."""
 
     def __init__(self, cause: Exception, *, not_done: bool) -> None:
         super().__init__(str(cause))
@@ -201,14 +202,14 @@ class _Failed(Exception):
 
 @cache
 def _library() -> tuple[str, str]:
-    """The name of the library, which says what is in it, and its code."""
+    """The name of the library, which contains a digest of its code, and the code."""
     code = (files(__package__) / "functions.lua").read_text(encoding="utf-8")
     name = f"kmqpy_{hashlib.sha256(code.encode()).hexdigest()[:16]}"
     return name, code.replace(_PLACEHOLDER, name)
 
 
 def _advice(error: BaseException) -> str:
-    if isinstance(error, ResponseError | BusyLoadingError):  # of a server that answers
+    if isinstance(error, ResponseError | BusyLoadingError):  # the server answers, so its address is right
         return ""
     if "No connection available" in str(error):  # what redis-py says when the pool is empty
         return "; all connections of this process are in use: raise pool_size"

@@ -1,4 +1,10 @@
-"""Wakes threads that wait for messages, sent by this process or by others."""
+"""Wakes threads that wait for messages, sent by this process or by others.
+
+An *arrival* is an event after which a take may find more in a queue: a message was sent, given back or
+redriven. ArrivalCounts counts arrivals and wakes threads. Listener and Notifier (PostgreSQL) and Watcher
+(SQLite) let processes learn of each other's arrivals. Queues are named by their generations
+(QueueRow.generation).
+"""
 
 from __future__ import annotations
 
@@ -11,36 +17,37 @@ import sqlalchemy
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
 
-_ALL = ""
+_EVERY_QUEUE = ""
+"""The key, in place of a generation, under which arrivals are counted that may be in any queue."""
 
 
 class ArrivalCounts:
-    """Counts the arrivals in each queue, by its generation, as far as this process knows of them."""
+    """Counts the arrivals in each queue that this process knows of. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._counts: dict[str, int] = {}
 
     def seen(self, generation: str) -> int:
-        """The number of arrivals so far."""
-        return self._counts.get(generation, 0) + self._counts.get(_ALL, 0)
+        """How many arrivals this process has counted in this queue so far."""
+        return self._counts.get(generation, 0) + self._counts.get(_EVERY_QUEUE, 0)
 
-    def note(self, generation: str = _ALL) -> None:
-        """Count an arrival in this queue; without a generation, in every queue."""
+    def note(self, generation: str = _EVERY_QUEUE) -> None:
+        """Count an arrival in this queue, or, without a generation, in every queue; wake waiting threads."""
         with self._changed:
             self._counts[generation] = self._counts.get(generation, 0) + 1
             self._changed.notify_all()
 
     def wait(self, generation: str, seen: int, seconds: float) -> bool:
-        """Wait up to `seconds`; True when there was an arrival after the first `seen` ones."""
+        """Wait until the number of arrivals is no longer `seen`; returns False after `seconds`."""
         with self._changed:
             return self._changed.wait_for(lambda: self.seen(generation) != seen, seconds)
 
 
 class Listener:
-    """Learns of the arrivals of other processes by LISTEN, on one connection beside the pool.
+    """Hears of arrivals in other processes by PostgreSQL's LISTEN, in a thread with a connection of its own.
 
-    It begins with the first wait.
+    SqlEngine starts the thread when a caller first waits.
     """
 
     def __init__(self, pool: sqlalchemy.Engine, channel: str, arrivals: ArrivalCounts) -> None:
@@ -52,14 +59,14 @@ class Listener:
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Listen, unless it does so already."""
+        """Start the thread, unless it runs already."""
         with self._lock:
             if self._thread is None and not self._stopped.is_set():
                 self._thread = threading.Thread(target=self._run, name="kmqpy-sql-listener", daemon=True)
                 self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening and close the connection."""
+        """End the thread, which closes its connection; waits for the thread for 10 s at most."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(10)
@@ -68,7 +75,7 @@ class Listener:
         attempts = 0
         while not self._stopped.is_set():
             attempts += 1
-            with suppress(Exception):  # the pool's users report that the server is away
+            with suppress(Exception):  # calls of the engine report that the server is away
                 proxy = self._pool.raw_connection()
                 proxy.detach()
                 try:
@@ -80,44 +87,46 @@ class Listener:
 
     def _listen(self, connection: Any) -> None:
         connection.execute(f'LISTEN "{self._channel}"')
-        self._arrivals.note()  # what came before was not heard
+        self._arrivals.note()  # earlier arrivals were not heard
         while not self._stopped.is_set():
             for notice in connection.notifies(timeout=0.2):
                 self._arrivals.note(notice.payload)
 
 
 class Notifier:
-    """Tells other processes by NOTIFY, on one connection beside the pool, from the first arrival on.
+    """Tells other processes of arrivals by PostgreSQL's NOTIFY, in a thread with a connection of its own.
 
-    PostgreSQL commits transactions with a NOTIFY one after the other, each with its sync. So the
-    transactions of senders have none. A thread notifies just after them, for many at once, without a sync.
-    If it is killed in between, those who wait look again by themselves.
+    PostgreSQL commits transactions with a NOTIFY one after the other, and syncs its log for each. So the
+    engine's own transactions have no NOTIFY; only a put() in the application's transaction has one. The
+    thread notifies just after the transactions, for many of them at once and without a sync. If the process
+    is killed in between, waiting takers look again after Dialect.waits_ms.
     """
 
     PAUSE_S = 0.005
+    """The shortest pause between two NOTIFYs, in seconds."""
 
     def __init__(self, pool: sqlalchemy.Engine, statement: str, channel: str) -> None:
         self._pool = pool
         self._statement = statement
         self._channel = channel
         self._changed = threading.Condition()
-        self._untold: set[str] = set()
+        self._untold_queues: set[str] = set()
         self._thread: threading.Thread | None = None
         self._stopped = False
 
     def tell(self, generation: str) -> None:
-        """Tell other processes of an arrival in this queue, which is committed."""
-        if generation in self._untold:
+        """Let the thread tell other processes of a committed arrival in this queue."""
+        if generation in self._untold_queues:
             return
         with self._changed:
-            self._untold.add(generation)
+            self._untold_queues.add(generation)
             if self._thread is None and not self._stopped:
                 self._thread = threading.Thread(target=self._run, name="kmqpy-sql-notifier", daemon=True)
                 self._thread.start()
             self._changed.notify()
 
     def stop(self) -> None:
-        """Tell the arrivals that are left, and close the connection."""
+        """Let the thread tell of the arrivals that are left, and end; waits for it for 10 s at most."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
@@ -129,10 +138,10 @@ class Notifier:
         cursor: Any = None
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._untold or self._stopped)
-                if not self._untold:
+                self._changed.wait_for(lambda: self._untold_queues or self._stopped)
+                if not self._untold_queues:
                     break
-                generations, self._untold = self._untold, set()
+                generations, self._untold_queues = self._untold_queues, set()
             try:
                 if connection is None:
                     connection = self._pool.raw_connection()
@@ -140,7 +149,7 @@ class Notifier:
                     cursor = connection.dbapi_connection.cursor()
                     cursor.execute("SET synchronous_commit = off")
                 cursor.execute(self._statement, {"channel": self._channel, "arrived": list(generations)})
-            except Exception:  # the pool's users report that the server is away; who waits looks again
+            except Exception:  # calls of the engine report it; waiting takers look again
                 if connection is not None:
                     with suppress(Exception):
                         connection.close()
@@ -151,9 +160,10 @@ class Notifier:
 
 
 class Watcher:
-    """Notices that another connection has changed SQLite's file, when a thread that waits looks."""
+    """Notices that another connection has changed SQLite's file; waiting threads call look() for that."""
 
     PERIOD_S = 0.01
+    """look() asks SQLite at most once in this many seconds."""
 
     def __init__(self, pool: sqlalchemy.Engine, statement: str, arrivals: ArrivalCounts) -> None:
         self._pool = pool
@@ -165,7 +175,7 @@ class Watcher:
         self._looked_at = 0.0
 
     def look(self) -> None:
-        """Note an arrival in each queue if the file was changed since the last look."""
+        """Note an arrival in every queue at the first look, and if the file was changed since the last."""
         with self._lock:
             now = SYSTEM_CLOCK.monotonic()
             if now - self._looked_at < self.PERIOD_S:

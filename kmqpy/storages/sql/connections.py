@@ -1,4 +1,4 @@
-"""The pool of connections: one transaction at a time on each, tried again where that is harmless."""
+"""Runs transactions on a pool of connections, and repeats failed ones where that is harmless."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ from kmqpy.storages.sql.dialect import Cursor, Dialect, Fate
 
 T = TypeVar("T")
 _BACKOFF = Backoff(0.02, 2, 1)
-_IDLE_S = 1.0
-"""A connection that was not used for longer is asked whether it works before a message is sent by it."""
+_CHECK_AFTER_IDLE_S = 1.0
+"""A connection that was idle for longer is checked before a transaction that must not be repeated."""
 
 
 class Connections:
-    """Runs transactions; safe to use from any thread.
+    """Runs transactions. Safe to use from any thread.
 
-    timeout_s  for how long one is tried, waiting for a connection included, before Unavailable
+    timeout_s  how many seconds a transaction is tried, waiting for a connection included, before Unavailable
     """
 
     def __init__(self, dialect: Dialect, timeout_s: float) -> None:
         self.dialect = dialect
         self.pool = dialect.engine()
         self._timeout_s = timeout_s
-        # SQLite has one writer at a time: threads wait here in turn, not by trying again and again.
+        # SQLite has one writer at a time: threads wait for this lock instead of trying again and again.
         self._writing: AbstractContextManager[Any] = (
             threading.Lock() if dialect.name == "sqlite" else nullcontext()
         )
 
     def run(self, work: Callable[[Cursor], T], *, several: bool = False, repeatable: bool = True) -> T:
-        """The result of `work(cursor)`, committed.
+        """Run `work(cursor)`, commit, and return the result of `work`.
 
-        several     it executes several statements, which need a transaction around them
-        repeatable  a repetition is harmless where it is not known whether the first attempt counted
+        several     True: `work` executes several statements, which need a transaction around them
+        repeatable  False: run() does not repeat an attempt of unknown outcome, since that could do harm
 
-        Raises Unavailable after `timeout_s`, at once where it is not known and not repeatable.
+        Raises Unavailable after `timeout_s`. Raises Unavailable or AccessDenied at once if the database
+        refuses, and after an attempt of unknown outcome that is not `repeatable`.
         """
         deadline = SYSTEM_CLOCK.monotonic() + self._timeout_s
         attempts = 0
@@ -50,7 +51,7 @@ class Connections:
             attempts += 1
             try:
                 return self._attempt(work, several=several, check=not repeatable)
-            except _Failed as failed:
+            except _TransactionFailed as failed:
                 again = failed.fate is Fate.UNDONE or (failed.fate is Fate.UNKNOWN and repeatable)
                 pause_s = _BACKOFF.delay(attempts)
                 if not again or SYSTEM_CLOCK.monotonic() + pause_s > deadline:
@@ -58,13 +59,13 @@ class Connections:
             SYSTEM_CLOCK.sleep(pause_s)
 
     def within(self, connection: Any, work: Callable[[Cursor], T]) -> T:
-        """The result of `work(cursor)` in the transaction of the application, which commits it or not."""
+        """Return the result of `work(cursor)`, which runs in the application's own transaction."""
         with self._translated(), closing(self._cursor_on(connection)) as cursor:
             return work(cursor)
 
     @contextmanager
     def inspect(self) -> Iterator[sqlalchemy.Inspector]:
-        """An inspector of the tables; raises as run() does."""
+        """Give an inspector of the tables. Raises Unavailable at the first error; nothing is tried again."""
         with self._translated(), self.pool.connect() as connection:
             yield sqlalchemy.inspect(connection)
 
@@ -74,7 +75,7 @@ class Connections:
         try:
             yield
         except Exception as error:
-            failed = self._failed(error, connected=True)
+            failed = self._as_failure(error, connected=True)
             if failed is None:
                 raise
             raise failed.shown(self.pool.url) from failed.cause
@@ -89,7 +90,7 @@ class Connections:
         try:
             if isinstance(connection, sqlalchemy.Connection):
                 if not connection.in_transaction():
-                    connection.begin()  # as for its own statements: else its commit() would do nothing
+                    connection.begin()  # as SQLAlchemy does: without it, commit() would do nothing
                 driver = connection.connection.driver_connection
             return self.dialect.cursor(driver)
         except sqlalchemy.exc.InvalidRequestError as error:  # closed, or failed and not rolled back
@@ -104,11 +105,11 @@ class Connections:
         try:
             proxy = self.pool.raw_connection()
         except Exception as error:
-            raise self._failed(error, connected=False) or error from None
+            raise self._as_failure(error, connected=False) or error from None
         try:
             cursor = proxy.info.pop("cursor", None) or self.dialect.cursor(proxy.driver_connection)
-            if check and SYSTEM_CLOCK.monotonic() - proxy.info.get("used", 0) > _IDLE_S:
-                self._ask(cursor)
+            if check and SYSTEM_CLOCK.monotonic() - proxy.info.get("used", 0) > _CHECK_AFTER_IDLE_S:
+                self._check_alive(cursor)
             result = self._transaction(cursor, work) if several else work(cursor)
             if self.dialect.keeps(cursor):
                 proxy.info["cursor"] = cursor
@@ -116,10 +117,10 @@ class Connections:
                 cursor.close()
             proxy.info["used"] = SYSTEM_CLOCK.monotonic()
         except BaseException as error:
-            failed = self._failed(error, connected=True)
-            # Of an error of ours, only those that interrupt leave a connection in the middle of something.
+            failed = self._as_failure(error, connected=True)
+            # Of errors from elsewhere, only interruptions (Ctrl-C) may leave a connection in mid-statement.
             broken = not isinstance(error, Exception) if failed is None else failed.is_broken
-            self._abandon(proxy, broken=broken)
+            self._give_back_after_error(proxy, broken=broken)
             if failed is None or failed is error:
                 raise
             raise failed from None
@@ -133,37 +134,37 @@ class Connections:
                 result = work(cursor)
                 cursor.execute("COMMIT")
             except BaseException:
-                with suppress(Exception):  # of a broken connection, too; the first error counts
+                with suppress(Exception):  # fails on a broken connection; the first error counts
                     cursor.execute("ROLLBACK")
                 raise
         return result
 
-    def _ask(self, cursor: Cursor) -> None:
+    def _check_alive(self, cursor: Cursor) -> None:
         try:
             cursor.execute("SELECT 1")
             cursor.fetchall()
         except Exception as error:
-            failed = self._failed(error, connected=False)
+            failed = self._as_failure(error, connected=False)
             if failed is None:
                 raise
             failed.is_broken = True
             raise failed from None
 
-    def _failed(self, error: BaseException, *, connected: bool) -> _Failed | None:
+    def _as_failure(self, error: BaseException, *, connected: bool) -> _TransactionFailed | None:
         """The exception to raise for an error of the driver or the pool; None for an error from elsewhere."""
-        if isinstance(error, _Failed):
+        if isinstance(error, _TransactionFailed):
             return error
         if isinstance(error, sqlalchemy.exc.DBAPIError) and error.orig is not None:
             error = error.orig
         if isinstance(error, sqlalchemy.exc.TimeoutError):
-            return _Failed(Fate.REFUSED, error)
+            return _TransactionFailed(Fate.REFUSED, error)
         fate = self.dialect.fate(error)
         if fate is None:
             return None
-        return _Failed(Fate.UNDONE if fate is Fate.UNKNOWN and not connected else fate, error)
+        return _TransactionFailed(Fate.UNDONE if fate is Fate.UNKNOWN and not connected else fate, error)
 
-    def _abandon(self, proxy: Any, *, broken: bool) -> None:
-        """Give a connection back after an error; if it broke, others did, too, and all are closed."""
+    def _give_back_after_error(self, proxy: Any, *, broken: bool) -> None:
+        """Give a connection back after an error. If it broke, close the idle ones, which broke with it."""
         with suppress(Exception):
             if broken:
                 proxy.invalidate()
@@ -171,8 +172,8 @@ class Connections:
             proxy.close()
 
 
-class _Failed(Exception):
-    """An error of the driver, with what it means."""
+class _TransactionFailed(Exception):
+    """An error of the driver or the pool, with the outcome of the transaction that it implies."""
 
     def __init__(self, fate: Fate, cause: BaseException) -> None:
         super().__init__(str(cause))
@@ -181,6 +182,7 @@ class _Failed(Exception):
         self.is_broken = fate is Fate.UNKNOWN
 
     def shown(self, url: sqlalchemy.URL) -> Unavailable:
+        """The error to raise to the caller."""
         name = _name(url)
         if isinstance(self.cause, sqlalchemy.exc.TimeoutError):
             return Unavailable(f"{name}: all connections of this process are in use; raise pool_size")

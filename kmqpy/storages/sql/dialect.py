@@ -1,4 +1,4 @@
-"""`Dialect`: the operations that differ between databases, and code that its implementations share."""
+"""`Dialect`, the protocol of the operations that differ between databases, and code that dialects share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sqlalchemy
 
 from kmqpy.message import Headers
 from kmqpy.queue import Capabilities
-from kmqpy.storages.damage import no_headers
+from kmqpy.storages.damage import replace_unreadable_headers
 from kmqpy.storages.engine import MessageRow, NewRow, TakeRef
 from kmqpy.storages.sql.statements import DialectName
 
@@ -21,9 +21,9 @@ Cursor = Any
 Parameters = Mapping[str, Any]
 
 CHUNK = 10_000
-"""How many delays and leases that have ended one statement carries out."""
+"""The most rows whose delays or leases have ended that one statement makes ready or dead."""
 MAX_BODY_BYTES = 2**28
-"""A body is copied several times on its way; the databases themselves take a gigabyte at the most."""
+"""The largest body: it is copied several times on its way, and databases take a gigabyte at most."""
 
 
 class Fate(Enum):
@@ -32,14 +32,16 @@ class Fate(Enum):
     UNDONE = "undone"  # it did not happen, and may be tried again
     UNKNOWN = "unknown"  # the connection broke; it may have happened
     REFUSED = "refused"  # it did not happen, and would not the next time
-    DENIED = "denied"  # we may not do it, or are not who we say
+    DENIED = "denied"  # the user lacks the right, or was not authenticated
 
 
 class Picked(NamedTuple):
-    """The result of a take: rows in order; or none, and the state of the queue just after that.
+    """The result of a take: rows in order. If there are none, the state of the queue just afterwards.
 
-    due_ms        when the next delay or lease ends; None: there is none, or there are rows
-    has_ready     the queue has ready rows nevertheless: other takers had locked them, or they became ready
+    now_ms        the time by the storage's clock
+    due_ms        when the next delay or lease ends; None: none ends, or the take has rows
+    has_ready     True: the queue has ready rows that the take did not find, since other takers had locked
+                  them, or since they have just become ready
     """
 
     rows: Sequence[MessageRow]
@@ -50,15 +52,15 @@ class Picked(NamedTuple):
 
     @property
     def is_due(self) -> bool:
-        """True if a delay or lease has ended whose consequence is not carried out yet."""
+        """True if a delay or lease has ended that pass_time() has not carried out yet."""
         return self.due_ms is not None and self.due_ms <= self.now_ms
 
 
 class Dialect(Protocol):
-    """A kind of database.
+    """The operations that differ between databases, one class for each kind of database.
 
     is_one_statement  whether put() and take() are one statement each, which needs no transaction around it
-    waits_ms          how long a taker waits at most before it looks again by itself
+    waits_ms          the longest time in ms that a waiting taker goes without looking again by itself
     """
 
     name: DialectName
@@ -80,11 +82,11 @@ class Dialect(Protocol):
         ...
 
     def keeps(self, cursor: Cursor) -> bool:
-        """Return True if the next statement on its connection is to use this cursor, not a new one."""
+        """Return True if the next call on the connection is to use this cursor again, not a new one."""
         ...
 
     def begin(self, cursor: Cursor) -> None:
-        """Begin a transaction for several statements; without it each is one by itself."""
+        """Begin a transaction for several statements; without it, each statement commits by itself."""
         ...
 
     def fate(self, error: BaseException) -> Fate | None:
@@ -96,32 +98,35 @@ class Dialect(Protocol):
         ...
 
     def refs(self, takes: Sequence[TakeRef]) -> dict[str, Any]:
-        """The parameters that name takes."""
+        """Parameters with the ids and numbers of takes."""
         ...
 
     def ids(self, ids: Sequence[int]) -> Any:
-        """The parameter :ids."""
+        """The value of the parameter :ids of `redrive_ids`."""
         ...
 
     def put(self, cursor: Cursor, parameters: Parameters, rows: Sequence[NewRow]) -> list[int]:
-        """Insert rows; no ids: there is no such queue."""
+        """Insert rows, and return their ids; no ids if the queue does not exist."""
         ...
 
     def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:
-        """Take rows; unless `late`, none where a delay or lease has ended that is not carried out yet."""
+        """Take rows; `for_good`: delete them.
+
+        Unless `late`, it takes no rows while a delay or lease has ended that pass_time() has not carried out.
+        """
         ...
 
     def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
-        """Carry out delays and leases that have ended, at most CHUNK; returns how many."""
+        """Make rows ready or dead whose delays or leases have ended, CHUNK at most; returns how many."""
         ...
 
     def change(self, cursor: Cursor, name: str, parameters: Parameters) -> int:
-        """Execute a statement that changes rows; returns how many."""
+        """Execute the statement `name`, which changes rows; returns how many it changed."""
         ...
 
 
 def picked(cursor: Cursor, sql: Mapping[str, str], parameters: Parameters, *, for_good: bool) -> Picked:
-    """Take rows by one statement; where it finds none, another asks why."""
+    """Take rows by one statement. If it finds none, read the state of the queue by another."""
     cursor.execute(sql["take_for_good" if for_good else "take"], parameters)
     rows = message_rows(cursor.fetchall())
     if rows:
@@ -130,7 +135,7 @@ def picked(cursor: Cursor, sql: Mapping[str, str], parameters: Parameters, *, fo
 
 
 def situation(cursor: Cursor, sql: Mapping[str, str], parameters: Parameters) -> Picked:
-    """The state of a queue, with no rows."""
+    """The state of a queue, as the result of a take that found no rows."""
     cursor.execute(sql["situation"], parameters)
     now_ms, due_ms, exists, has_ready = cursor.fetchone()
     return Picked([], now_ms, due_ms, bool(exists), bool(has_ready))
@@ -173,14 +178,14 @@ def headers_bytes(headers: Headers) -> bytes | None:
 
 
 def headers_of(data: bytes) -> Headers:
-    """The reverse of headers_bytes(). None at all, and a log line, where another program wrote them."""
+    """The reverse of headers_bytes(). Headers of another program that it can't read become empty."""
     try:
         return tuple(
             (_text(name), None if value is None else value.encode("latin-1"))
             for name, value in json.loads(data)
         )
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        return no_headers(error)
+        return replace_unreadable_headers(error)
 
 
 def _text(name: object) -> str:

@@ -1,4 +1,4 @@
-"""The SQL engine: the primitives of `Engine` as transactions."""
+"""Implements Engine over a SQL database: each call runs statements of statements.py in transactions."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 class SqlEngine:
-    """See Engine.
+    """Implements Engine over the database of a dialect, in the tables of `names`.
 
-    timeout_s  how long a call is tried before it raises Unavailable
-    patience   as of MemoryEngine, for a clock that stands still
+    timeout_s  how many seconds a transaction is tried before it raises Unavailable
+    patience   the most seconds for which wait() really waits; for tests, whose clock stands still
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SqlEngine:
             cursor.execute(self._sql["create_queue"], {**parameters, "settings": text})
             return bool(cursor.rowcount)
 
-        # Not repeatable: the second try would find the name taken by the first.
+        # Not repeatable: a second attempt would find the name taken by the first.
         return self._run(create, repeatable=False)
 
     def find_queue(self, name: str) -> QueueRow | None:
@@ -104,7 +104,7 @@ class SqlEngine:
 
         def delete(cursor: Cursor) -> None:
             if not self._dialect.change(cursor, "delete_queue", parameters):
-                raise _deleted(queue)
+                raise _not_found(queue)
             for name in ("purge_ready", "purge_unready", "purge_dead"):
                 self._dialect.change(cursor, name, parameters)
 
@@ -122,12 +122,12 @@ class SqlEngine:
         def put(cursor: Cursor) -> list[int]:
             ids = self._dialect.put(cursor, parameters, rows)
             if not ids:
-                raise _deleted(queue)
+                raise _not_found(queue)
             return ids
 
         def put_and_tell(cursor: Cursor) -> list[int]:
             ids = put(cursor)
-            if "notify" in self._sql:  # others hear of it when the application commits
+            if "notify" in self._sql:  # other processes hear of the rows when the application commits
                 cursor.execute(self._sql["notify"], {**parameters, "arrived": [queue.generation]})
             return ids
 
@@ -144,7 +144,7 @@ class SqlEngine:
         if picked.is_due:
             self._pass_time(queue)
         if picked.is_due or picked.has_ready:
-            # A lease that ends only now waits for the next take: in a busy queue some lease always ends.
+            # A lease that ends only now is left to the next take: in a busy queue some lease always ends.
             picked = self._pick(queue, limit, lease_ms, late=True)
         return Taken(picked.rows, picked.now_ms, picked.due_ms, seen)
 
@@ -160,16 +160,16 @@ class SqlEngine:
         return self._change(queue, "give_back", takes, asked=len(takes), **given)
 
     def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> list[TakeRef]:
-        """See Engine. Where some are lost, another statement asks which: they do not become taken again."""
+        """See Engine. If some takes are lost, a second statement finds out which; they stay lost."""
         if self._change(queue, "extend", takes, lease_ms=min(lease_ms, NO_LIMIT)) == len(takes):
             return []
         parameters = self._parameters(queue, **self._dialect.refs(takes))
 
-        def held(cursor: Cursor) -> set[TakeRef]:
+        def still_taken(cursor: Cursor) -> set[TakeRef]:
             cursor.execute(self._sql["still_taken"], parameters)
             return {TakeRef(*one) for one in cursor.fetchall()}
 
-        found = self._run(held)
+        found = self._run(still_taken)
         return [one for one in takes if one not in found]
 
     def bury(self, queue: QueueRow, takes: Sequence[TakeRef], reason: str) -> int:
@@ -178,7 +178,7 @@ class SqlEngine:
 
     def release_all(self, queue: QueueRow) -> int:
         """See Engine."""
-        released = self._after_time(
+        released = self._after_passing_time(
             queue, lambda cursor, given: self._dialect.change(cursor, "release_all", given)
         )
         self._arrived(queue)
@@ -186,7 +186,7 @@ class SqlEngine:
 
     def peek(self, queue: QueueRow, limit: int) -> list[MessageRow]:
         """See Engine."""
-        return self._after_time(queue, self._rows("peek"), limit=min(limit, NO_LIMIT))
+        return self._after_passing_time(queue, self._row_reader("peek"), limit=min(limit, NO_LIMIT))
 
     def counts(self, queue: QueueRow, limit: int | None = None) -> Counts:
         """See Engine."""
@@ -195,7 +195,7 @@ class SqlEngine:
             cursor.execute(self._sql["counts" if limit is None else "some_counts"], parameters)
             return Counts(*cursor.fetchone())
 
-        return self._after_time(queue, count, limit=min(limit or 0, NO_LIMIT))
+        return self._after_passing_time(queue, count, limit=min(limit or 0, NO_LIMIT))
 
     def taken_rows(
         self,
@@ -207,9 +207,9 @@ class SqlEngine:
         queued_before_ms: int | None = None,
     ) -> list[MessageRow]:
         """See Engine."""
-        return self._after_time(
+        return self._after_passing_time(
             queue,
-            self._rows("taken_rows"),
+            self._row_reader("taken_rows"),
             limit=limit,
             after=after,
             taken_for_ms=-NO_LIMIT if taken_for_ms is None else min(taken_for_ms, NO_LIMIT),
@@ -223,17 +223,17 @@ class SqlEngine:
             names = ("purge_ready", "purge_unready")
             return sum(self._dialect.change(cursor, name, parameters) for name in names)
 
-        return self._after_time(queue, purge)
+        return self._after_passing_time(queue, purge)
 
     # --- dead letters -----------------------------------------------------------------------------
 
     def dead_rows(self, queue: QueueRow, limit: int, *, with_bodies: bool) -> list[MessageRow]:
         """See Engine."""
         name = "dead_rows" if with_bodies else "dead_rows_without_bodies"
-        rows = self._after_time(queue, self._rows(name), limit=min(limit, NO_LIMIT))
+        rows = self._after_passing_time(queue, self._row_reader(name), limit=min(limit, NO_LIMIT))
         if with_bodies:
             return [row._replace(until_ms=0, size=len(row.body)) for row in rows]
-        # In place of the body stands its length.
+        # This statement gives the length of a body in its place.
         return [row._replace(until_ms=0, size=int(row.body), body=b"") for row in rows]
 
     def redrive(self, queue: QueueRow, *, ids: Sequence[int] | None, limit: int | None) -> int:
@@ -242,7 +242,7 @@ class SqlEngine:
         if ids is not None:
             given["ids"] = self._dialect.ids(ids)
         name = "redrive" if ids is None else "redrive_ids"
-        redriven = self._after_time(
+        redriven = self._after_passing_time(
             queue, lambda cursor, parameters: self._dialect.change(cursor, name, parameters), **given
         )
         self._arrived(queue)
@@ -250,7 +250,7 @@ class SqlEngine:
 
     def purge_dead(self, queue: QueueRow) -> int:
         """See Engine."""
-        return self._after_time(
+        return self._after_passing_time(
             queue, lambda cursor, parameters: self._dialect.change(cursor, "purge_dead", parameters)
         )
 
@@ -258,15 +258,15 @@ class SqlEngine:
 
     def wait(self, queue: QueueRow, taken: Taken, seconds: float) -> bool:
         """See Engine."""
-        until = min(seconds, self._dialect.waits_ms / 1000)
+        pause_s = min(seconds, self._dialect.waits_ms / 1000)
         if taken.next_due_ms is not None:
-            until = min(until, max(0, taken.next_due_ms - taken.now_ms) / 1000 + 0.001)
+            pause_s = min(pause_s, max(0, taken.next_due_ms - taken.now_ms) / 1000 + 0.001)
         if self._patience is not None:
             seconds = min(seconds, self._patience)
-            until = min(until, seconds)
+            pause_s = min(pause_s, seconds)
         if self._listener is not None:
             self._listener.start()
-        return self._wait(queue.generation, taken.seen, until) or until < seconds
+        return self._wait(queue.generation, taken.seen, pause_s) or pause_s < seconds
 
     def wake(self, queue: QueueRow) -> None:
         """See Engine."""
@@ -316,13 +316,13 @@ class SqlEngine:
             several=not self._dialect.is_one_statement,
         )
         if not picked.queue_exists:
-            raise _deleted(queue)
+            raise _not_found(queue)
         return picked
 
     def _change(
         self, queue: QueueRow, name: str, takes: Sequence[TakeRef], *, connection: Any = None, **more: Any
     ) -> int:
-        """Change the rows of takes by one statement."""
+        """Change the rows of takes by the statement `name`; returns how many it changed."""
         parameters = self._parameters(queue, **self._dialect.refs(takes), **more)
 
         def change(cursor: Cursor) -> int:
@@ -338,10 +338,10 @@ class SqlEngine:
             self._arrived(queue)
         return done
 
-    def _after_time(
+    def _after_passing_time(
         self, queue: QueueRow, work: Callable[[Cursor, dict[str, Any]], T], **parameters: Any
     ) -> T:
-        """The result of `work(cursor, parameters)`, once what has ended is carried out."""
+        """Call _pass_time(), then return the result of `work(cursor, parameters)`."""
         self._pass_time(queue)
 
         def checked(cursor: Cursor) -> T:
@@ -359,7 +359,9 @@ class SqlEngine:
         while self._run(pass_time, several=True) == CHUNK:
             pass
 
-    def _rows(self, name: str) -> Callable[[Cursor, dict[str, Any]], list[MessageRow]]:
+    def _row_reader(self, name: str) -> Callable[[Cursor, dict[str, Any]], list[MessageRow]]:
+        """A function that reads the rows of the statement `name`."""
+
         def rows(cursor: Cursor, parameters: dict[str, Any]) -> list[MessageRow]:
             cursor.execute(self._sql[name], parameters)
             return [message_row(one) for one in cursor.fetchall()]
@@ -369,16 +371,16 @@ class SqlEngine:
     def _check_exists(self, cursor: Cursor, queue: QueueRow) -> None:
         cursor.execute(self._sql["queue_exists"], {"queue": int(queue.generation)})
         if not cursor.fetchone()[0]:
-            raise _deleted(queue)
+            raise _not_found(queue)
 
     def _arrived(self, queue: QueueRow) -> None:
-        """Wake who waits, here and elsewhere."""
+        """Wake threads that wait for the queue, here and, on PostgreSQL, in other processes."""
         self._arrivals.note(queue.generation)
         if self._notifier is not None:
             self._notifier.tell(queue.generation)
 
 
-def _deleted(queue: QueueRow) -> KmqError:
+def _not_found(queue: QueueRow) -> KmqError:
     return QueueNotFound(f"queue {queue.name!r} was deleted")
 
 

@@ -1,4 +1,4 @@
-"""MariaDB by PyMySQL. Its UPDATE returns no rows, so a take is a transaction of several statements."""
+"""The dialect of MariaDB, by PyMySQL. An UPDATE returns no rows, so a take is several statements."""
 
 from __future__ import annotations
 
@@ -31,20 +31,22 @@ _SESSION = (
     sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,SIMULTANEOUS_ASSIGNMENT',
     innodb_lock_wait_timeout = 5""",
 )
-_DENIED = {1044, 1045, 1142, 1143, 1227, 1370, 1698}
-_UNDONE = {1020, 1040, 1203, 1205, 1213, 2002, 2003, 2005}
-_BROKEN = {0, 1053, 1152, 1153, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 2014, 4031}
-_PUT_BYTES, _PUT_ROWS = 2**20, 1_000
-"""One INSERT holds no more rows, and no more bytes unless a single row does."""
+# The numbers of errors, of the server and of the client, by the Fate that they imply.
+_DENIED_CODES = {1044, 1045, 1142, 1143, 1227, 1370, 1698}
+_UNDONE_CODES = {1020, 1040, 1203, 1205, 1213, 2002, 2003, 2005}
+_BROKEN_CODES = {0, 1053, 1152, 1153, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 2014, 4031}
+_MAX_INSERT_BYTES, _MAX_INSERT_ROWS = 2**20, 1_000
+"""The most bytes and rows of one INSERT; a single larger row gets an INSERT of its own."""
 MAX_MESSAGE_BYTES = 7 * 2**20
-"""Bodies are sent as hexadecimal digits, in packets of 16 MiB by default (max_allowed_packet)."""
-_NOBODY = ((0, 0),)
-_ANSWER_S = 60.0
-"""How long a server may be silent until a connection counts as broken: purges of large queues take long."""
+"""The largest message, in packets of 16 MiB (max_allowed_packet): a body is sent as hexadecimal digits."""
+_NO_TAKES = ((0, 0),)
+"""Stands for an empty list, which SQL lacks: no row has the id 0."""
+_ANSWER_TIMEOUT_S = 60.0
+"""A connection without an answer for this many seconds counts as broken: purges of large queues take long."""
 
 
 class MariaDb:
-    """See Dialect."""
+    """Implements Dialect for MariaDB."""
 
     name: DialectName = "mariadb"
     capabilities = Capabilities(transactions=True, max_body_bytes=MAX_MESSAGE_BYTES)
@@ -58,7 +60,7 @@ class MariaDb:
 
     def engine(self) -> sqlalchemy.Engine:
         """See Dialect."""
-        answer_s = max(_ANSWER_S, self._pool["pool_timeout"])
+        answer_s = max(_ANSWER_TIMEOUT_S, self._pool["pool_timeout"])
         made = sqlalchemy.create_engine(
             self._url,
             connect_args={
@@ -90,11 +92,11 @@ class MariaDb:
         if not isinstance(error, pymysql.err.Error):
             return None
         code = error.args[0] if error.args else None
-        if code in _DENIED:
+        if code in _DENIED_CODES:
             return Fate.DENIED
-        if code in _UNDONE:
+        if code in _UNDONE_CODES:
             return Fate.UNDONE
-        broken = code in _BROKEN or isinstance(error, pymysql.err.InterfaceError)
+        broken = code in _BROKEN_CODES or isinstance(error, pymysql.err.InterfaceError)
         return Fate.UNKNOWN if broken else Fate.REFUSED
 
     def defaults(self) -> dict[str, Any]:
@@ -106,7 +108,7 @@ class MariaDb:
         ids = tuple(one.id for one in takes)
         return {
             "ids": ids or (0,),
-            "takes": tuple(map(tuple, takes)) or _NOBODY,
+            "takes": tuple(map(tuple, takes)) or _NO_TAKES,
             "order": ",".join(map(str, ids)),
         }
 
@@ -166,6 +168,7 @@ class MariaDb:
 
 
 def _portions(rows: Sequence[NewRow]) -> Iterator[list[NewRow]]:
+    """The rows in groups, one for each INSERT; raises MessageError for a row that is too large."""
     portion: list[NewRow] = []
     size = 0
     for row in rows:
@@ -174,7 +177,7 @@ def _portions(rows: Sequence[NewRow]) -> Iterator[list[NewRow]]:
             raise MessageError(
                 f"message: {more} bytes with key and headers are more than MariaDB takes, {MAX_MESSAGE_BYTES}"
             )
-        if portion and (len(portion) >= _PUT_ROWS or size + more > _PUT_BYTES):
+        if portion and (len(portion) >= _MAX_INSERT_ROWS or size + more > _MAX_INSERT_BYTES):
             yield portion
             portion, size = [], 0
         portion.append(row)

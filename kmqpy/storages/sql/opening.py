@@ -1,4 +1,4 @@
-"""Functions that open the storages of `postgresql:`, `mariadb:` and `sqlite:`."""
+"""Opens the storages of urls `postgresql:`, `mariadb:` and `sqlite:`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ except ImportError as error:  # pragma: no cover
     raise MissingExtra("sql", "queues in a SQL database") from None
 
 SETTINGS = ("prefix", "schema", "pool_size", "timeout_ms")
-"""Settings of the storage in a url: names of the tables, connections, how long a call is tried."""
-_LEAST_CONNECTIONS = 2  # one inspects the tables while another holds the lock on them
-_MOST_CONNECTIONS = 100
+"""Settings of the storage in a url: names of the tables, number of connections, timeout of a call."""
+_MIN_POOL_SIZE = 2  # one connection reads the tables' columns while another one has their lock
+_MAX_POOL_SIZE = 100
 
 
 def open_storage(
@@ -35,8 +35,9 @@ def open_storage(
 ) -> StoredStorage:
     """Open the storage of `postgresql://user:password@host:5432/database` and the like, or `sqlite:///file`.
 
-    It connects, and creates or migrates the tables if need be. `clock` is that of leases in SQLite, which has
-    no server. Raises ConfigError, Unavailable, AccessDenied, QueueNotFound as refuse_missing_file() does.
+    It connects, and creates or migrates the tables if need be. `clock` gives the time for leases in SQLite,
+    which has no server. Raises ConfigError, Unavailable, AccessDenied, MissingExtra; and QueueNotFound if the
+    url names a queue without `create=true`, and SQLite's file is missing.
     """
     url.refuse_unknown((*SETTINGS, *URL_SETTINGS))
     timeout_s = _timeout_ms(url) / 1000
@@ -47,7 +48,7 @@ def open_storage(
 
 
 def refuse_missing_file(url: QueueUrl) -> None:
-    """Raise QueueNotFound where SQLite would make a new, empty file; ConfigError for a bad url."""
+    """Raise QueueNotFound if SQLite would make a new, empty file, and ConfigError for a bad url of SQLite."""
     if url.scheme != "sqlite":
         return
     dialect_of(url)  # raises for a bad url
@@ -64,16 +65,16 @@ def refuse_missing_file(url: QueueUrl) -> None:
 
 
 def dialect_of(url: QueueUrl, clock: Clock = SYSTEM_CLOCK) -> Dialect:
-    """The dialect of a url, with the connections that it asks for. Raises ConfigError, MissingExtra."""
+    """The dialect of a url, with a pool of the size in the url. Raises ConfigError, MissingExtra."""
     size = convert("pool_size", url.settings.get("pool_size", "10"), int)
-    if not _LEAST_CONNECTIONS <= size <= _MOST_CONNECTIONS:
-        raise ConfigError(f"pool_size: {size} is not from {_LEAST_CONNECTIONS} to {_MOST_CONNECTIONS}")
+    if not _MIN_POOL_SIZE <= size <= _MAX_POOL_SIZE:
+        raise ConfigError(f"pool_size: {size} is not from {_MIN_POOL_SIZE} to {_MAX_POOL_SIZE}")
     pool = {
         "pool_size": size,
         "max_overflow": 0,
         "pool_timeout": _timeout_ms(url) / 1000,
         "pool_use_lifo": True,
-        "pool_reset_on_return": None,  # what was not committed is rolled back already
+        "pool_reset_on_return": None,  # Connections has rolled back what was not committed
     }
     return _dialect(url, Names.of(url.scheme, url.settings), clock, pool)
 

@@ -1,4 +1,4 @@
-"""PostgreSQL by psycopg: each call is one statement, and so one round trip and one transaction."""
+"""The dialect of PostgreSQL, by psycopg: a put or take is one statement, so one round trip."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from kmqpy.storages.sql.dialect import (
 from kmqpy.storages.sql.statements import DialectName, Names, statements
 
 SESSION = (
-    "SET enable_seqscan = off",  # statistics of a queue are old by nature, and a plan is kept
+    "SET enable_seqscan = off",  # a queue's statistics are always old, and plans are kept
     "SET enable_bitmapscan = off",
     "SET plan_cache_mode = force_generic_plan",
     "SET jit = off",
 )
-_UNDONE = ("40", "53", "55P03", "57P03")
-_DENIED = ("28", "42501")
-_BROKEN = ("08", "57P01", "57P02", "57P04", "57P05")
+# SQLSTATEs of errors, or how these begin, by the Fate that they imply.
+_UNDONE_STATES = ("40", "53", "55P03", "57P03")
+_DENIED_STATES = ("28", "42501")
+_BROKEN_STATES = ("08", "57P01", "57P02", "57P04", "57P05")
 
 
-class _Cursors:
-    """The cursor of a connection: one of psycopg for each statement, with the last result of one of them.
+class _CursorPerStatement:
+    """Acts as one cursor; it has a cursor of psycopg for each statement, and gives the last one's result.
 
-    A cursor forgets how parameters and columns are converted when it is given another statement.
+    A cursor of psycopg that is given another statement forgets how it converts parameters and columns.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -65,7 +66,7 @@ class _Cursors:
         return found
 
     def free_result(self) -> None:
-        """Forget the last result, which may be large, and which its cursor would keep."""
+        """Free the last result, which may be large; its cursor would keep it."""
         if self._current.pgresult is not None:
             self._current.pgresult.clear()
 
@@ -78,7 +79,7 @@ class _Cursors:
 
 
 class PostgreSql:
-    """See Dialect."""
+    """Implements Dialect for PostgreSQL."""
 
     name: DialectName = "postgresql"
     capabilities = Capabilities(transactions=True, blocking_take=True, max_body_bytes=MAX_BODY_BYTES)
@@ -100,7 +101,7 @@ class PostgreSql:
                 "autocommit": True,
                 "prepare_threshold": 1,
                 "connect_timeout": max(2, min(5, int(timeout_s))),  # at least 2 s, as libpq wants it
-                # A machine or network that is gone without a word: else the kernel waits for 15 minutes.
+                # Else the kernel waits for 15 minutes for a machine or network that is gone without a word.
                 "tcp_user_timeout": min(int(timeout_s * 1000), 2**31 - 1),  # libpq refuses larger ones
                 "keepalives_idle": 10,
                 "keepalives_interval": 5,
@@ -113,10 +114,10 @@ class PostgreSql:
 
     def cursor(self, connection: Any) -> Cursor:
         """See Dialect."""
-        return _Cursors(connection)
+        return _CursorPerStatement(connection)
 
     def keeps(self, cursor: Cursor) -> bool:
-        """See Dialect. A cursor knows how types are converted; results are not kept."""
+        """See Dialect. A cursor is kept, since it knows how types are converted; its result is freed."""
         cursor.free_result()
         return True
 
@@ -133,11 +134,11 @@ class PostgreSql:
             if "authentication failed" in str(error) or "no password supplied" in str(error):
                 return Fate.DENIED
             return Fate.UNKNOWN if isinstance(error, psycopg.OperationalError) else Fate.REFUSED
-        if state.startswith(_DENIED):
+        if state.startswith(_DENIED_STATES):
             return Fate.DENIED
-        if state.startswith(_UNDONE):
+        if state.startswith(_UNDONE_STATES):
             return Fate.UNDONE
-        return Fate.UNKNOWN if state.startswith(_BROKEN) else Fate.REFUSED
+        return Fate.UNKNOWN if state.startswith(_BROKEN_STATES) else Fate.REFUSED
 
     def defaults(self) -> dict[str, Any]:
         """See Dialect."""
@@ -169,7 +170,7 @@ class PostgreSql:
         return [one for (one,) in cursor.fetchall()]
 
     def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:  # noqa: ARG002
-        """See Dialect; `late` is in the parameters, too."""
+        """See Dialect. The statement reads `late` from the parameters."""
         return picked(cursor, self.sql, parameters, for_good=for_good)
 
     def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
@@ -184,7 +185,7 @@ class PostgreSql:
 
 
 def _columns(rows: Sequence[NewRow]) -> tuple[list[bytes] | list[bytes | None] | str | None, ...]:
-    """The columns as arrays; None for one that says nothing, which unnest() fills with NULL."""
+    """The fields of rows as arrays, one per column; None for a column of defaults: unnest() gives NULL."""
     bodies, keys, headers, delays, priorities = zip(*rows, strict=True)
     return (
         list(bodies),
@@ -196,7 +197,7 @@ def _columns(rows: Sequence[NewRow]) -> tuple[list[bytes] | list[bytes | None] |
 
 
 def _array(numbers: Iterable[int]) -> str:
-    """An array as text: made faster than the binary form, and of one type however large the numbers are."""
+    """An array as text, which is made faster than the binary form, and has one type for all numbers."""
     return f"{{{','.join(map(str, numbers))}}}"
 
 

@@ -17,13 +17,13 @@ from kmqpy.storages.sql.statements import SCHEMA_VERSION, DialectName, Names, sc
 
 Migrations = Mapping[int, Mapping[DialectName, Sequence[str]]]
 MIGRATIONS: Migrations = {}
-"""From which version to the next: the statements. None was released before version 1."""
+"""By version, the statements that lead to the next one. Empty, since version 1 is the only one so far."""
 
 
 class Schema:
-    """The tables of one storage.
+    """Creates, migrates and checks the tables of one storage.
 
-    version, migrations  those of this kmqpy; others for tests
+    version, migrations  those of this kmqpy; tests give others
     """
 
     def __init__(
@@ -43,25 +43,25 @@ class Schema:
     def prepare(self) -> str:
         """Create or migrate the tables if need be; returns the storage's id.
 
-        Any number of processes may do it at once: one does, the others wait. Raises ConfigError for tables
-        of a newer kmqpy, and for those of another program, which are left as they are.
+        Any number of processes may call it at once: one works, the others wait. Raises ConfigError for tables
+        of a newer kmqpy or of another program, which it leaves as they are.
         """
         found = self._connections.run(self._storage_id) if self._is_prepared() else None
-        return found or self._connections.run(self._prepared, several=True)
+        return found or self._connections.run(self._prepare_locked, several=True)
 
     def _is_prepared(self) -> bool:
-        """True if the tables are those of this version; an error is found again when nobody else writes."""
+        """True if the tables have this version. False if that can only be told under the lock."""
         try:
             return self._found_version() == self._version
-        except ConfigError:  # it may have seen a part of the tables that another process is creating
+        except ConfigError:  # perhaps another process is just creating the tables, and has made some
             return False
         except Unavailable:
-            # SQLite is busy at once while another process creates the file; then run() tries again.
+            # SQLite is busy, without a wait, while another process creates the file; run() tries again.
             if self._dialect.name != "sqlite":
                 raise
             return False
 
-    def _prepared(self, cursor: Cursor) -> str:
+    def _prepare_locked(self, cursor: Cursor) -> str:
         lock = f"{self._names.qualified['meta']} of kmqpy"
         sql = self._dialect.sql
         if "lock_schema" in sql:
@@ -70,18 +70,18 @@ class Schema:
             cursor.execute(sql["lock_schema"], {"lock": by})
             cursor.fetchall()
         try:
-            return self._prepared_alone(cursor)
+            return self._create_or_migrate(cursor)
         finally:
             if "unlock_schema" in sql:
                 cursor.execute(sql["unlock_schema"], {"lock": lock[:64]})
 
-    def _prepared_alone(self, cursor: Cursor) -> str:
+    def _create_or_migrate(self, cursor: Cursor) -> str:
         sql = self._dialect.sql
         version = self._found_version()
         if version is None:
             for text in schema(self._dialect.name, self._names):
                 cursor.execute(text)
-            self._describe(cursor, "schema_version", str(self._version))
+            self._write_meta(cursor, "schema_version", str(self._version))
         else:
             for older in range(version, self._version):
                 for text in self._migrations[older][self._dialect.name]:
@@ -90,10 +90,10 @@ class Schema:
         found = self._storage_id(cursor)
         if found is None:
             found = uuid.uuid4().hex
-            self._describe(cursor, "storage_id", found)
+            self._write_meta(cursor, "storage_id", found)
         return found
 
-    def _describe(self, cursor: Cursor, name: str, value: str) -> None:
+    def _write_meta(self, cursor: Cursor, name: str, value: str) -> None:
         cursor.execute(self._dialect.sql["describe_storage"], {"name": name, "value": value})
 
     def _storage_id(self, cursor: Cursor) -> str | None:
@@ -102,11 +102,11 @@ class Schema:
         if row is None:
             return None
         if not isinstance(row[0], str):
-            raise _foreign(self._names.tables["meta"])
+            raise _foreign_table(self._names.tables["meta"])
         return row[0]
 
     def _found_version(self) -> int | None:
-        """The version of the tables; None: they are to be created. Raises ConfigError."""
+        """The version of the tables; None if there are none yet. Raises ConfigError, Unavailable."""
         tables = self._names.tables
         with self._connections.inspect() as found:
             schema_name = self._names.schema or None
@@ -118,14 +118,14 @@ class Schema:
             others = [tables[what] for what in there if not self._is_ours(found, tables[what])]
         if "meta" not in there:
             if others:
-                raise _foreign(others[0])
+                raise _foreign_table(others[0])
             return None
         if sorted(there["meta"]) != ["name", "value"]:
-            raise _foreign(tables["meta"])
+            raise _foreign_table(tables["meta"])
         version = self._connections.run(self._version_text)
         number = parse_number(version)
         if not number:
-            raise _foreign(tables["meta"])
+            raise _foreign_table(tables["meta"])
         if number > self._version:
             raise ConfigError(
                 f"table {tables['meta']!r}: its schema version {version} is of a newer kmqpy; this one knows "
@@ -139,14 +139,14 @@ class Schema:
         return None if row is None else row[0]
 
     def _is_ours(self, found: sqlalchemy.Inspector, table: str) -> bool:
-        """True for a table of a creation that did not end; only MariaDB leaves such."""
+        """True for a table that an interrupted creation by kmqpy has left; only MariaDB leaves such."""
         if self._dialect.name != "mariadb":
             return False
         comment: dict[str, Any] = dict(found.get_table_comment(table))
         return comment.get("text") == "kmqpy"
 
 
-def _foreign(table: str) -> ConfigError:
+def _foreign_table(table: str) -> ConfigError:
     return ConfigError(
         f"table {table!r}: it is not one of kmqpy; give kmqpy another name by prefix=…, or another schema"
     )

@@ -1,4 +1,4 @@
-"""SQLite by Python's own module: one writer at a time, in transactions that begin as writers."""
+"""The dialect of SQLite, by Python's own module: one writer at a time, so transactions begin as writers."""
 
 from __future__ import annotations
 
@@ -26,29 +26,30 @@ from kmqpy.storages.sql.dialect import (
 )
 from kmqpy.storages.sql.statements import DialectName, Names, statements
 
-_OLDEST = (3, 37)  # has STRICT
+_MIN_VERSION = (3, 37)  # has STRICT
 _SESSION = (
     "PRAGMA journal_mode = WAL",  # readers and the writer do not wait for each other
     "PRAGMA synchronous = FULL",  # what was committed outlives the machine
 )
-_PLACING = frozenset({"pass_time", "give_back", "release_all", "redrive", "redrive_ids"})
-"""These may give places."""
-_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_NUMBERED_STATEMENTS = frozenset({"pass_time", "give_back", "release_all", "redrive", "redrive_ids"})
+"""Statements that may give rows new places, for which change() gets numbers."""
+_BUSY_CODES = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 class Sqlite:
-    """See Dialect. `clock` is that of the storage: there is no server to have one."""
+    """Implements Dialect for SQLite. `clock` is the storage's clock, since there is no server to have one."""
 
     name: DialectName = "sqlite"
     capabilities = Capabilities(transactions=True, blocking_take=True, max_body_bytes=MAX_BODY_BYTES)
     is_one_statement = False
     waits_ms = 2_000
     _file: tuple[int, int] | None = None
+    """The identity of the file when it was first opened."""
 
     def __init__(self, url: sqlalchemy.URL, names: Names, clock: Clock, **pool: Any) -> None:
-        if sqlite3.sqlite_version_info < _OLDEST:
+        if sqlite3.sqlite_version_info < _MIN_VERSION:
             raise ConfigError(
-                f"SQLite {sqlite3.sqlite_version} is older than {'.'.join(map(str, _OLDEST))}: "
+                f"SQLite {sqlite3.sqlite_version} is older than {'.'.join(map(str, _MIN_VERSION))}: "
                 "use a Python with a newer one"
             )
         self._url = url.set(drivername="sqlite+pysqlite")
@@ -80,7 +81,7 @@ class Sqlite:
         return False
 
     def begin(self, cursor: Cursor) -> None:
-        """See Dialect. Raises Unavailable if the file is another one now: what is written to ours is lost."""
+        """See Dialect. Raises Unavailable if the file was deleted or replaced: what we write is lost."""
         if _identity(self._path) != self._file:
             raise Unavailable(
                 f"{self._path} was deleted or replaced while it was open; close the storage and open it again"
@@ -92,7 +93,7 @@ class Sqlite:
         if not isinstance(error, sqlite3.Error):
             return None
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        return Fate.UNDONE if code in _BUSY else Fate.REFUSED
+        return Fate.UNDONE if code in _BUSY_CODES else Fate.REFUSED
 
     def defaults(self) -> dict[str, Any]:
         """See Dialect."""
@@ -128,7 +129,7 @@ class Sqlite:
         return ids if cursor.rowcount else []
 
     def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:  # noqa: ARG002
-        """See Dialect; `late` is in the parameters, too."""
+        """See Dialect. The statement reads `late` from the parameters."""
         return picked(cursor, self.sql, parameters, for_good=for_good)
 
     def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
@@ -137,16 +138,16 @@ class Sqlite:
 
     def change(self, cursor: Cursor, name: str, parameters: Parameters) -> int:
         """See Dialect."""
-        if name not in _PLACING:
+        if name not in _NUMBERED_STATEMENTS:
             return int(cursor.execute(self.sql[name], parameters).rowcount)
         numbered = {**parameters, "number": self._draw(cursor, 0)}
         changed: int = cursor.execute(self.sql[name], numbered).rowcount
-        # give_back() numbers what it does not change, too: as many as were asked for.
+        # give_back uses a number for each take that it is asked for, also for those it does not change.
         self._draw(cursor, max(changed, parameters.get("asked", 0)))
         return changed
 
     def _draw(self, cursor: Cursor, count: int) -> int:
-        """The first of the next `count` numbers."""
+        """Take the next `count` numbers from the table of numbers; returns the first of them."""
         found = cursor.execute(self.sql["draw"], {"count": count}).fetchall()
         if len(found) != 1 or not isinstance(found[0][0], int):
             raise ConfigError(
@@ -163,7 +164,7 @@ class Sqlite:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """A key of the file at a path, which another file there would not have; None: there is none."""
+    """Device and inode of the file at a path, which a later file there would not have; None: no file."""
     try:
         found = path.stat()
     except OSError:

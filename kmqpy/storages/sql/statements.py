@@ -1,12 +1,12 @@
-"""Every SQL statement, for each dialect. Pure: no I/O.
+"""All SQL statements of all dialects, by name. Pure: no I/O.
 
-A parameter is written `:name`; `{…}` is put in when the texts are made. What the dialects share is written
-once. The words of docs/storages.md (section SQL) describe the tables.
+`:name` is a parameter of a statement; statements() fills in `{…}`. Texts that dialects share stand here once.
+docs/storages.md (section SQL) describes the tables. Three of their columns:
 
 state     0 ready, 1 delayed, 2 taken, 3 dead
 place     among the rows of one priority, the smallest is taken first
 until_ms  of a delayed row, when it is due; of a taken one, when its lease ends; of a dead one, when it was
-          buried; of a ready one, 0. One index serves all three
+          buried; of a ready one, 0. One index serves the first three
 
 Ids and places come from one sequence of numbers, so a row that is put has its id as its place.
 """
@@ -26,22 +26,22 @@ DialectName = Literal["postgresql", "mariadb", "sqlite"]
 DIALECTS: tuple[DialectName, ...] = ("postgresql", "mariadb", "sqlite")
 
 NO_LIMIT = 2**62
-"""For a number of rows, of redeliveries or of ms: more than there ever are."""
+"""Stands for no limit of rows, redeliveries or ms: more than there ever are."""
 
 
-_NAME = re.compile(r"[a-z_][a-z0-9_]{0,30}")
+_NAME_PATTERN = re.compile(r"[a-z_][a-z0-9_]{0,30}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """The names of the tables: `prefix`, then what each holds, in `schema` (empty: the default)."""
+    """The names of the tables: `prefix`, then the content, in `schema` (empty: the default schema)."""
 
     prefix: str = "kmq_"
     schema: str = ""
 
     def __post_init__(self) -> None:
         for setting, value in (("prefix", self.prefix), ("schema", self.schema or "none")):
-            if not _NAME.fullmatch(value):
+            if not _NAME_PATTERN.fullmatch(value):
                 raise ConfigError(f"{setting}: {value!r} is no name; 1 to 31 of a to z, 0 to 9 and _ are")
 
     @classmethod
@@ -70,20 +70,20 @@ COLUMNS = (
     "id, take, body, message_key, headers, minus_priority, requeues, enqueued_ms, first_enqueued_ms, "
     "since_ms, until_ms, reason, place"
 )
-_WITHOUT_BODY = COLUMNS.replace("body", "length(body)", 1).replace("headers", "NULL", 1)
+_COLUMNS_WITHOUT_BODY = COLUMNS.replace("body", "length(body)", 1).replace("headers", "NULL", 1)
 
-_GONE = (
+_GONE_ROW = (
     COLUMNS.replace("take", "take + 1", 1)
     .replace("since_ms", "{now}", 1)
     .replace("until_ms", "{now} + :lease_ms", 1)
 )
-"""The columns of rows that are deleted as they are taken, with the values that a take would have set."""
+"""COLUMNS of rows that are deleted as they are taken, with the values that a take would have set."""
 
 _OVER_THE_LIMIT = "requeues >= :most"
-_ENDED = "state = 2 AND :automatic = 1 AND until_ms <= {now}"
-"""A lease that has ended and was not carried out yet."""
-_CURRENT = f"queue = :queue AND state <> 3 AND NOT ({_ENDED} AND {_OVER_THE_LIMIT})"
-# For rows that are looked up by their ids: `+ 0` keeps the database from reading all that are taken instead.
+_LEASE_ENDED = "state = 2 AND :automatic = 1 AND until_ms <= {now}"
+"""The condition of a row whose lease has ended, before pass_time has changed the row."""
+_IS_CURRENT = f"queue = :queue AND state <> 3 AND NOT ({_LEASE_ENDED} AND {_OVER_THE_LIMIT})"
+# For rows that are looked up by id: `+ 0` keeps the database from reading all taken rows instead.
 _STILL_TAKEN = "queue = :queue AND state + 0 = 2 AND (:automatic = 0 OR until_ms > {now})"
 _DUE = "queue = :queue AND until_ms <= {now} AND (state = 1 OR (state = 2 AND :automatic = 1))"
 
@@ -127,8 +127,8 @@ _ONE_IS_DUE = (
     "EXISTS (SELECT 1 FROM {{messages}} WHERE queue = :queue AND {{not_ready}}state = {state} "
     "AND until_ms <= {{now}})"
 )
-# Nothing where a delay or lease has ended (unless :late): that comes first.
-_NEXT = f"""{_READY} AND (:late = 1 OR NOT (
+# Finds no rows if a delay or lease has ended (unless :late): pass_time comes first.
+_NEXT_READY = f"""{_READY} AND (:late = 1 OR NOT (
         {_ONE_IS_DUE.format(state=1)}
         OR (:automatic = 1 AND {_ONE_IS_DUE.format(state=2)})
     )) ORDER BY minus_priority, place LIMIT :limit"""
@@ -164,7 +164,7 @@ WHERE queue = :queue AND {{not_ready}}state = 2 AND id > :after
 ORDER BY id LIMIT :limit""",
     "dead_rows": f"""SELECT {COLUMNS} FROM {{messages}} WHERE queue = :queue AND {{not_ready}}state = 3
 ORDER BY until_ms, id LIMIT :limit""",
-    "dead_rows_without_bodies": f"""SELECT {_WITHOUT_BODY} FROM {{messages}}
+    "dead_rows_without_bodies": f"""SELECT {_COLUMNS_WITHOUT_BODY} FROM {{messages}}
 WHERE queue = :queue AND {{not_ready}}state = 3 ORDER BY until_ms, id LIMIT :limit""",
     # Two statements, each by an index.
     "purge_ready": "DELETE FROM {messages} WHERE queue = :queue AND state = 0",
@@ -247,19 +247,19 @@ CROSS JOIN (
 ) AS new
 RETURNING id""",
     "take": f"""UPDATE {{messages}} SET {_TAKE} WHERE id = ANY (ARRAY(
-    SELECT id {_NEXT} FOR UPDATE SKIP LOCKED
+    SELECT id {_NEXT_READY} FOR UPDATE SKIP LOCKED
 )) RETURNING {COLUMNS}""",
     "take_for_good": f"""DELETE FROM {{messages}} WHERE id = ANY (ARRAY(
-    SELECT id {_NEXT} FOR UPDATE SKIP LOCKED
-)) RETURNING {_GONE}""",
+    SELECT id {_NEXT_READY} FOR UPDATE SKIP LOCKED
+)) RETURNING {_GONE_ROW}""",
     "pass_time": _chosen(_PASS_TIME, f"WHERE {_DUE} ORDER BY until_ms, place LIMIT :limit", " SKIP LOCKED"),
     "finish": "DELETE FROM {messages} AS m USING unnest(CAST(:ids AS bigint[]), CAST(:takes AS bigint[])) "
-    f"AS ref(ref_id, ref_take) WHERE id = ANY (ARRAY[ref_id]) AND take = ref_take AND {_CURRENT}",
+    f"AS ref(ref_id, ref_take) WHERE id = ANY (ARRAY[ref_id]) AND take = ref_take AND {_IS_CURRENT}",
     "extend": _BY_REFS.format(change=_EXTEND, where=_STILL_TAKEN),
     "still_taken": "SELECT id, take FROM unnest(CAST(:ids AS bigint[]), CAST(:takes AS bigint[])) "
     f"AS ref(ref_id, ref_take) JOIN {{messages}} ON id = ANY (ARRAY[ref_id]) AND take = ref_take "
     f"WHERE {_STILL_TAKEN}",
-    "bury": _BY_REFS.format(change=_BURY, where=_CURRENT),
+    "bury": _BY_REFS.format(change=_BURY, where=_IS_CURRENT),
     "give_back": f"""WITH chosen AS MATERIALIZED (
     SELECT id, nextval('{{numbers}}') AS number FROM (
         SELECT m.id FROM {_REFS} JOIN {{messages}} AS m ON m.id = ANY (ARRAY[ref.id]) AND m.take = ref.take
@@ -280,15 +280,15 @@ FROM chosen WHERE m.id = ANY (ARRAY[chosen.id])""",
 
 # --- MariaDB ------------------------------------------------------------------------------------------
 
-_MARK = "COMMENT = 'kmqpy'"
-"""Tells our tables from those of others while they are being created; no transaction does."""
+_OUR_COMMENT = "COMMENT = 'kmqpy'"
+"""Marks tables of kmqpy, also while they are being created, which is no transaction in MariaDB."""
 _MARIADB_SCHEMA = (
     f"""CREATE TABLE IF NOT EXISTS {{queues}} (
     id bigint PRIMARY KEY,
     name varchar(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL UNIQUE,
     settings mediumtext CHARACTER SET utf8mb4 NOT NULL
-) ENGINE = InnoDB {_MARK}""",
-    f"CREATE SEQUENCE IF NOT EXISTS {{numbers}} ENGINE = InnoDB {_MARK}",
+) ENGINE = InnoDB {_OUR_COMMENT}""",
+    f"CREATE SEQUENCE IF NOT EXISTS {{numbers}} ENGINE = InnoDB {_OUR_COMMENT}",
     f"""CREATE TABLE IF NOT EXISTS {{messages}} (
     id bigint PRIMARY KEY,
     queue bigint NOT NULL,
@@ -307,10 +307,10 @@ _MARIADB_SCHEMA = (
     body longblob NOT NULL,
     INDEX {{messages_index}}_ready (queue, state, minus_priority, place),
     INDEX {{messages_index}}_until (queue, state, until_ms)
-) ENGINE = InnoDB ROW_FORMAT = DYNAMIC {_MARK}""",
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC {_OUR_COMMENT}""",
     f"""CREATE TABLE IF NOT EXISTS {{meta}} (
     name varchar(100) CHARACTER SET ascii PRIMARY KEY, value varchar(100) CHARACTER SET ascii NOT NULL
-) ENGINE = InnoDB {_MARK}""",
+) ENGINE = InnoDB {_OUR_COMMENT}""",
 )
 
 
@@ -335,10 +335,10 @@ _MARIADB = {
     "due": f"SELECT id FROM {{messages}} WHERE {_DUE} ORDER BY until_ms, place LIMIT :limit "
     "FOR UPDATE SKIP LOCKED",
     "pass_time": _in_order(_PASS_TIME, "WHERE id IN :ids ORDER BY until_ms, place"),
-    "finish": f"DELETE FROM {{messages}} WHERE {_PAIRS} AND {_CURRENT}",
+    "finish": f"DELETE FROM {{messages}} WHERE {_PAIRS} AND {_IS_CURRENT}",
     "extend": f"UPDATE {{messages}} SET {_EXTEND} WHERE {_PAIRS} AND {_STILL_TAKEN}",
     "still_taken": f"SELECT id, take FROM {{messages}} WHERE {_PAIRS} AND {_STILL_TAKEN}",
-    "bury": f"UPDATE {{messages}} SET {_BURY} WHERE {_PAIRS} AND {_CURRENT}",
+    "bury": f"UPDATE {{messages}} SET {_BURY} WHERE {_PAIRS} AND {_IS_CURRENT}",
     "give_back": _in_order(_GIVE_BACK, f"WHERE {_PAIRS} AND {_STILL_TAKEN} ORDER BY find_in_set(id, :order)"),
     "release_all": _in_order(_RELEASE, "WHERE queue = :queue AND state = 2 ORDER BY place"),
     "redrive": _in_order(_REDRIVE, "WHERE queue = :queue AND state = 3 ORDER BY until_ms, id LIMIT :limit"),
@@ -408,15 +408,15 @@ _SQLITE = {
 SELECT :id, id, :id, CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 END, 0, {now}, {now},
     0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 0 END, -:priority, :key, :headers, :body
 FROM {queues} WHERE id = :queue""",
-    "take": f"UPDATE {{messages}} SET {_TAKE} WHERE id IN (SELECT id {_NEXT}) RETURNING {COLUMNS}",
-    "take_for_good": f"DELETE FROM {{messages}} WHERE id IN (SELECT id {_NEXT}) RETURNING {_GONE}",
+    "take": f"UPDATE {{messages}} SET {_TAKE} WHERE id IN (SELECT id {_NEXT_READY}) RETURNING {COLUMNS}",
+    "take_for_good": f"DELETE FROM {{messages}} WHERE id IN (SELECT id {_NEXT_READY}) RETURNING {_GONE_ROW}",
     "pass_time": _numbered(
         _PASS_TIME, "until_ms, place", f"WHERE {_SQLITE_DUE} ORDER BY until_ms, place LIMIT :limit"
     ),
-    "finish": f"DELETE FROM {{messages}} WHERE {_LISTED_REFS} AND {_CURRENT}",
+    "finish": f"DELETE FROM {{messages}} WHERE {_LISTED_REFS} AND {_IS_CURRENT}",
     "extend": f"UPDATE {{messages}} SET {_EXTEND} WHERE {_LISTED_REFS} AND {_STILL_TAKEN}",
     "still_taken": f"SELECT id, take FROM {{messages}} WHERE {_LISTED_REFS} AND {_STILL_TAKEN}",
-    "bury": f"UPDATE {{messages}} SET {_BURY} WHERE {_LISTED_REFS} AND {_CURRENT}",
+    "bury": f"UPDATE {{messages}} SET {_BURY} WHERE {_LISTED_REFS} AND {_IS_CURRENT}",
     "give_back": "UPDATE {messages} AS m SET "
     + _GIVE_BACK.replace("{number}", "ref_number")
     + " FROM (SELECT json_extract(value, '$[0]') AS ref_id, json_extract(value, '$[1]') AS ref_take, "
@@ -452,18 +452,18 @@ _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 
 def statements(dialect: DialectName, names: Names) -> dict[str, str]:
-    """Every statement by its name, as the driver wants its parameters."""
+    """All statements of a dialect by name, with parameters in the form of its driver."""
     texts = {**_SHARED, **_OWN[dialect]}
     return {name: _driver_text(dialect, _filled(dialect, names, text)) for name, text in texts.items()}
 
 
 def schema(dialect: DialectName, names: Names) -> list[str]:
-    """The statements that create the tables, without what describes the storage."""
+    """The statements that create the tables, but not the rows of the meta table."""
     return [_filled(dialect, names, text) for text in _SCHEMAS[dialect]]
 
 
 def script(dialect: DialectName, names: Names) -> str:
-    """The statements that `kmq sql schema` prints: schema(), and the rows of the meta table."""
+    """The text that `kmq sql schema` prints: schema(), and the row with the schema version."""
     version = (
         f"INSERT INTO {names.qualified['meta']} (name, value) VALUES ('schema_version', '{SCHEMA_VERSION}')"
     )

@@ -1,4 +1,7 @@
-"""Queues in ZooKeeper itself: what `zookeeper://host:2181/kmqpy` opens. For some 10,000s of messages."""
+"""Queues in ZooKeeper itself, for up to some 10,000s of messages.
+
+open_storage() opens urls like `zookeeper://host:2181/kmqpy`.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,19 @@ from kmqpy.storages.stored_storage import URL_SETTINGS, StoredStorage
 from kmqpy.telemetry.base import Telemetry
 from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity
 
-_SECURITY = ("scheme", "ca", "certificate", "key", "tls")
-_SETTINGS = ("timeout", "max_packet_bytes", *_SECURITY)
-_ROOT = "/kmqpy"
+_SECURITY_SETTINGS = ("scheme", "ca", "certificate", "key", "tls")
+_STORAGE_SETTINGS = ("timeout", "max_packet_bytes", *_SECURITY_SETTINGS)
+_DEFAULT_ROOT = "/kmqpy"
 _NOT_IN_PATHS = re.compile("[\0-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff]")
-"""Characters that ZooKeeper refuses in paths: control characters, and what is not one unit of UTF-16."""
+"""Characters that ZooKeeper refuses in paths: controls, surrogates, private, special and beyond U+FFFF."""
 
 
 def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredStorage:
-    """Open the storage of a url. The url's path is the znode below which all others are; default `/kmqpy`.
+    """Open the storage of a url. Its path is the znode below which all others are; default `/kmqpy`.
 
     timeout           how long a call tries before it raises Unavailable; default 10s
-    max_packet_bytes  the largest request; give the servers' jute.maxbuffer where it is not the default
-    scheme, tls, ca, certificate, key  as of ZooKeeperSecurity; user and password stand in the url
+    max_packet_bytes  the largest request; say it if the servers' jute.maxbuffer is not ZooKeeper's default
+    scheme, tls, ca, certificate, key  fields of ZooKeeperSecurity; the url holds user and password
 
     Raises ConfigError, Unavailable, AccessDenied.
     """
@@ -35,8 +38,8 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredSto
     from kmqpy.zookeeper.multi_read import MultiReadProbe
     from kmqpy.zookeeper.session import connect
 
-    url.refuse_unknown([*_SETTINGS, *URL_SETTINGS])
-    root = url.path.rstrip("/") or _ROOT
+    url.refuse_unknown([*_STORAGE_SETTINGS, *URL_SETTINGS])
+    root = url.path.rstrip("/") or _DEFAULT_ROOT
     is_bad = any(part in (".", "..", "zookeeper") for part in root.split("/"))
     if "//" in root or is_bad or _NOT_IN_PATHS.search(root):
         raise ConfigError(
@@ -61,7 +64,7 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredSto
 
 
 def _connection(url: QueueUrl) -> ZooKeeperConnection:
-    given: dict[str, Any] = {name: url.settings[name] for name in _SECURITY if name in url.settings}
+    given: dict[str, Any] = {name: url.settings[name] for name in _SECURITY_SETTINGS if name in url.settings}
     if "tls" in given:
         given["tls"] = convert("tls", given["tls"], bool)
     security = ZooKeeperSecurity(username=url.user or "", password=url.password or "", **given)

@@ -1,4 +1,7 @@
-"""Bodies that this process has sent or read lately, so that a take need not read them. Pure, thread-safe."""
+"""Caches bodies that this process has sent or read lately, so that a take need not read them. Pure.
+
+The unit is the *pack*, a znode with the bodies of messages that one call has sent (see rows.py).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ Key = tuple[str, int, int]
 
 
 class BodyCache:
-    """Keeps the packs that were used last, up to `most_bytes`."""
+    """Keeps the most recently used packs, up to `most_bytes` in all. Thread-safe."""
 
     def __init__(self, most_bytes: int = 2**24) -> None:
         self._most_bytes = most_bytes

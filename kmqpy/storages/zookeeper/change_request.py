@@ -1,4 +1,4 @@
-"""A change of a queue that a thread asks for, and its outcome."""
+"""A change of a queue that one thread asks for and perhaps another carries out, and its outcome."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ T = TypeVar("T")
 class ChangeRequest(Generic[T]):
     """A change that a thread asks for; the thread that has the lock of the queue carries it out.
 
-    work  makes the change in a draft, anew each time somebody else was faster
-    ids   how many new messages it adds
+    work  makes the change in a draft; called again with a new draft each time another process was faster
+    ids   how many new messages `work` adds
     """
 
     def __init__(self, work: Callable[[Draft], T], ids: int) -> None:
         self.work = work
         self.ids = ids
         self.is_done = False
-        self._news = threading.Event()
+        self._woken = threading.Event()
         self._result: tuple[T, int] | Exception
 
     def succeed(self, result: T, version: int) -> None:
-        """End with a result, and the version of the directory that has the change."""
+        """End with the result of `work`, and the version of the directory that it saw or wrote."""
         self._result = result, version
         self.is_done = True
-        self._news.set()
+        self._woken.set()
 
     def fail(self, error: Exception) -> None:
         """End with an exception."""
         self._result = error
         self.is_done = True
-        self._news.set()
+        self._woken.set()
 
     def wake(self) -> None:
-        """Let its thread look whether it can carry it out."""
-        self._news.set()
+        """Let the thread that asked check whether it can carry out the change itself."""
+        self._woken.set()
 
     def wait(self, timeout: float) -> None:
-        """Wait until it is done, or wake() is called, at most `timeout` s."""
-        self._news.wait(timeout)
-        self._news.clear()
+        """Wait until the change is done, or wake() is called, for `timeout` seconds at most."""
+        self._woken.wait(timeout)
+        self._woken.clear()
 
     def outcome(self) -> tuple[T, int]:
-        """The result, or its exception raised."""
+        """Return what succeed() was given, or raise the exception that fail() was given."""
         if isinstance(self._result, Exception):
             raise self._result
         return self._result

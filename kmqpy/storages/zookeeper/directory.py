@@ -1,12 +1,13 @@
-"""The directory of a queue: one znode that counts its messages and says what is in which page. Pure.
+"""The directory of a queue: one znode that sums up the queue's pages, and so counts its messages. Pure.
 
-Each change of a queue writes the directory, on condition that nobody has written it since it was read. So all
-changes of a queue happen one after the other, and none is based on an older state.
+A *page* is a znode with the states of some messages (see rows.py). A *commit* is the transaction that changes
+a queue: it writes the directory, on condition that nobody has written it since it was read. So all commits
+happen one after the other, and none is based on an older state.
 
-What is said of many pages is in a znode of its own, the *table*; the directory then holds what has changed
-since the table was written. So a change writes little, however many messages there are; once in MOST_CHANGED
-pages it writes the table, too. The directory names the commit that has written its table, so no other table
-is taken for it.
+A directory of many pages keeps most of them in a second znode, the *table*. The directory itself then holds
+only the pages that have changed since the table was written. So a commit writes little, however many messages
+there are. It writes the table, too, when more than MOST_CHANGED_PAGES have changed. The directory names the
+commit that has written its table, so no other table is mistaken for it.
 """
 
 from __future__ import annotations
@@ -25,25 +26,29 @@ from kmqpy.storages.zookeeper.rows import Page, Row, Status, not_ours
 COMMITS_REMEMBERED = 64
 """How many commits a directory names, the latest of each author.
 
-An author is a process with a queue open. When it has lost the answer to its commit, it looks for it there.
+An author is a process that has the queue open. If it loses the answer to a commit, it looks for the commit's
+name in the directory.
 """
 AUTHOR_BYTES = 8
 COMMIT_BYTES = AUTHOR_BYTES + 4
-"""A commit is named by its author and a number."""
+"""The name of a commit is its author and a number."""
 
-MOST_INLINE = 32
-"""The most pages of a queue without a table. It gets one when it has more, and keeps it until it has half."""
-MOST_CHANGED = 32
-"""The most pages that may have changed since the table was written."""
+MOST_PAGES_WITHOUT_TABLE = 32
+"""A queue with more pages than this gets a table, and keeps the table until it has half as many pages."""
+MOST_CHANGED_PAGES = 32
+"""The most pages that may differ from the table. A commit that would leave more writes a new table."""
 NO_TABLE = bytes(COMMIT_BYTES)
 
 _FORMAT = 2
-_WITHOUT_TABLES = 1
-"""The format of directories that hold all pages; they are read, and written in the present one."""
-_NEWEST = 15
-"""The largest format that a newer kmqpy may have; what looks like a larger one is damaged."""
-_MOST = 2**62
-"""Ids and places of all queues are smaller."""
+_FORMAT_WITHOUT_TABLES = 1
+"""The format of directories that hold all pages. They are read, and then written in the present format."""
+_LAST_PLAUSIBLE_FORMAT = 15
+"""A directory with a format above _FORMAT, up to this one, counts as written by a newer kmqpy.
+
+A directory with a larger format counts as damaged.
+"""
+_NUMBER_LIMIT = 2**62
+"""All ids and places are smaller; a directory with a larger one is damaged."""
 _HEADER = struct.Struct(">BQQQH")
 _TABLE_HEADER = struct.Struct(f">B{COMMIT_BYTES}s")
 _PAGE_FORMAT = "QIHHHHBQQ"
@@ -51,11 +56,11 @@ _PAGE = struct.Struct(">" + _PAGE_FORMAT)
 
 
 class PageSummary(NamedTuple):
-    """Counts and the next events of one page.
+    """What a directory says of one page: how many rows are in each state, and which is ready or due next.
 
-    version         grows with each change of the page
-    priority, place  of the first row that is ready, if there is one
-    due_ms          when the next delay or lease ends, in ms of the server's clock; 0: none does by itself
+    version         grows with each change of the page, modulo 2**32
+    priority, place  those of the first ready row, if there is one
+    due_ms          when the next delay or lease ends by itself, in ms of the server's clock; 0: none does
     """
 
     version: int
@@ -69,19 +74,19 @@ class PageSummary(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """True when it has no rows."""
+        """True if the page has no rows."""
         return not (self.ready or self.delayed or self.taken or self.dead)
 
     def in_state(self, status: Status) -> int:
-        """How many rows are in a state."""
+        """How many rows of the page are in a state."""
         return (self.ready, self.delayed, self.taken, self.dead)[status]
 
 
 class Pages(dict[int, PageSummary]):
-    """The summaries of a queue's pages by page number, and two sorted lists of them. Not changed once made.
+    """The summaries of a queue's pages by page number, and two sorted lists of pages. Not changed once made.
 
-    There may be thousands of pages, and a commit changes a few. So `changed` corrects the sorted lists of the
-    pages before, which is faster than sorting again.
+    A queue may have thousands of pages, of which a commit changes a few. So changed() corrects copies of the
+    sorted lists, which is faster than sorting again.
     """
 
     __slots__ = ("_due", "_ready")
@@ -106,7 +111,7 @@ class Pages(dict[int, PageSummary]):
         return self._due
 
     def changed(self, pages: Mapping[int, PageSummary | None]) -> Pages:
-        """A copy in which these pages are replaced, and those that are None removed."""
+        """A copy in which these pages are replaced, or, where the value is None, removed."""
         made = Pages(self)
         made._ready = None if self._ready is None else self._ready.copy()
         made._due = None if self._due is None else self._due.copy()
@@ -134,22 +139,22 @@ def _ready_entry(number: int, page: PageSummary) -> tuple[tuple[int, int], int]:
     return (-page.priority, page.place), number
 
 
-_GONE = PageSummary(0, 0, 0, 0, 0)
-"""Stands in a directory with a table for a page that the table has, and that is gone: none is empty."""
+_REMOVED_PAGE = PageSummary(0, 0, 0, 0, 0)
+"""Stands, in a directory with a table, for a page that was removed since. No other page is empty."""
 ReadTable = Callable[[bytes], Mapping[int, PageSummary]]
-"""Gives the pages of the table that a commit has written."""
+"""Reads the table that the commit of this name has written, and gives its pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directory:
-    """The directory of a queue.
+    """The content of a directory, and of its table.
 
-    next_id, end_id  ids that the queue may give to new messages: from next_id on, below end_id
+    next_id, end_id  the queue may give new messages the ids from next_id on, below end_id
     next_place       the place of the next message that is put or goes to the back
-    commits          the latest commits, one of each author
-    pages            by the first id that each may hold, in order
-    table            the commit that has written the table; NO_TABLE: there is none
-    changed          the pages that are not as the table has them; those that are gone, too
+    commits          names of the latest commits, one of each author
+    pages            all pages, by the first id that each may hold, in order
+    table            the name of the commit that has written the table; NO_TABLE: there is no table
+    changed          numbers of the pages that differ from the table, removed ones included
     """
 
     next_id: int = 0
@@ -173,49 +178,55 @@ class Directory:
 
     @property
     def has_table(self) -> bool:
-        """True when a table holds what is not said here."""
+        """True if the unchanged pages are in a table."""
         return self.table != NO_TABLE
 
     @property
     def full_bytes(self) -> int:
-        """The size of the largest znode that a commit may have to write of it."""
+        """The most bytes that a commit may have to write for the directory or the table."""
         return _HEADER.size + COMMITS_REMEMBERED * COMMIT_BYTES + len(self.pages) * _PAGE.size
 
     def changed_by(self, commit: bytes, pages: Pages, changed: Iterable[int]) -> Directory:
-        """The directory with other pages, some of them `changed`; a new table is named after the commit."""
+        """The directory after a commit, with all pages that there are then, of which it has `changed` some.
+
+        It decides whether the directory has a table, and whether the commit writes one.
+        """
         now_changed = self.changed.union(changed)
-        if len(pages) <= (MOST_INLINE // 2 if self.has_table else MOST_INLINE):
+        if len(pages) <= (MOST_PAGES_WITHOUT_TABLE // 2 if self.has_table else MOST_PAGES_WITHOUT_TABLE):
             return replace(self, pages=pages, table=NO_TABLE, changed=frozenset())
-        if self.has_table and len(now_changed) <= MOST_CHANGED:
+        if self.has_table and len(now_changed) <= MOST_CHANGED_PAGES:
             return replace(self, pages=pages, changed=now_changed)
         return replace(self, pages=pages, table=commit, changed=frozenset())
 
     def to_bytes(self) -> bytes:
-        """The directory as it is stored."""
+        """The directory as it is stored, without the table."""
         commits = self.commits[-COMMITS_REMEMBERED:]
         header = _HEADER.pack(_FORMAT, self.next_id, self.end_id, self.next_place, len(commits))
         pages: Mapping[int, PageSummary] = self.pages
         if self.has_table:
-            pages = {number: self.pages.get(number, _GONE) for number in sorted(self.changed)}
+            pages = {number: self.pages.get(number, _REMOVED_PAGE) for number in sorted(self.changed)}
         return b"".join([header, *commits, self.table, _pages_bytes(pages)])
 
     def table_bytes(self) -> bytes:
-        """The table of these pages as it is stored, by the commit that `table` names."""
+        """A table of all pages as it is stored, written by the commit that `table` names."""
         return _TABLE_HEADER.pack(_FORMAT, self.table) + _pages_bytes(self.pages)
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str, read_table: ReadTable | None = None) -> Directory:
-        """The reverse of to_bytes(); raises ConfigError naming the znode, and what `read_table` raises."""
-        if data and _FORMAT < data[0] <= _NEWEST:
+        """The reverse of to_bytes(); without `read_table`, pages that are in a table are left out.
+
+        Raises ConfigError, which names the znode, and the errors of `read_table`.
+        """
+        if data and _FORMAT < data[0] <= _LAST_PLAUSIBLE_FORMAT:
             raise ConfigError(
                 f"znode {path}: it is of a newer kmqpy (format {data[0]}, this one knows {_FORMAT}), or "
                 "damaged; update kmqpy"
             )
         try:
             found, next_id, end_id, next_place, commits = _HEADER.unpack_from(data)
-            if found not in (_FORMAT, _WITHOUT_TABLES):
+            if found not in (_FORMAT, _FORMAT_WITHOUT_TABLES):
                 raise ValueError(f"format {found}; this kmqpy knows {_FORMAT}")
-            if max(next_id, end_id, next_place) >= _MOST:
+            if max(next_id, end_id, next_place) >= _NUMBER_LIMIT:
                 raise ValueError("numbers that no queue reaches")
             at = _HEADER.size + commits * COMMIT_BYTES
             names = _pieces(data[_HEADER.size : at], COMMIT_BYTES)
@@ -244,7 +255,7 @@ class Directory:
 
 
 def read_table(data: bytes, path: str) -> tuple[bytes, dict[int, PageSummary]]:
-    """The commit that has written a table, and its pages; raises ConfigError naming the znode."""
+    """The name of the commit that has written a table, and its pages. Raises ConfigError."""
     try:
         found, commit = _TABLE_HEADER.unpack_from(data)
         if found != _FORMAT:

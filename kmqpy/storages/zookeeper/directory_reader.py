@@ -1,4 +1,4 @@
-"""Reads the directory of a queue, and its table where it names another one than before."""
+"""Reads the directory of a queue, and the table of its pages if that is not the one read last."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from kmqpy.storages.zookeeper.znodes import Znodes
 
 
 class DirectoryReader:
-    """Reads the directory of one queue; keeps the last table that it read. For one thread at a time."""
+    """Reads the directory of one queue, and keeps the last table. For one thread at a time."""
 
     def __init__(self, znodes: Znodes, generation: str) -> None:
         self._znodes = znodes
         self._generation = generation
         self.path = znodes.directory_path(generation)
         self.table_path = f"{self.path}/table"
-        self._named = NO_TABLE
+        self._table_commit = NO_TABLE
         self._table: Mapping[int, PageSummary] = {}
 
     def read(self, known: int | None) -> tuple[Directory | None, int] | None:
-        """The directory and its version; the version alone if it is the `known` one; None: it was deleted.
+        """The directory and its version; (None, version) for the `known` one; None if the queue was deleted.
 
-        Raises ConfigError for a directory or a table that can't be read, Unavailable.
+        Raises ConfigError for a damaged directory or table, and Unavailable.
         """
         deadline = SYSTEM_CLOCK.monotonic() + self._znodes.timeout_s
-        looked_at = None
+        retried_version = None
         while True:
             found = self._znodes.read_directory(self._generation)
             if found is None:
@@ -39,29 +39,29 @@ class DirectoryReader:
             try:
                 return Directory.from_bytes(data, self.path, self._read_table), version
             except _OtherTable as error:
-                if version == looked_at:
+                if version == retried_version:
                     raise not_ours(self.table_path, str(error)) from None
                 if SYSTEM_CLOCK.monotonic() > deadline:
                     raise Unavailable(f"znode {self.path}: others change it all the time") from None
-                looked_at = version  # others may have changed both since the directory was read
+                retried_version = version  # perhaps others have changed both since: read both again
 
     def keep(self, directory: Directory) -> None:
-        """Keep the table of a directory that was just committed with it."""
-        self._named, self._table = directory.table, directory.pages
+        """Keep the table that a commit of this process has just written with this directory."""
+        self._table_commit, self._table = directory.table, directory.pages
 
     def forget(self) -> None:
-        """Read the table again when it is needed next."""
-        self._named = NO_TABLE
+        """Forget the table, so that the next read() reads it again."""
+        self._table_commit = NO_TABLE
 
-    def _read_table(self, named: bytes) -> Mapping[int, PageSummary]:
-        if named != self._named:
+    def _read_table(self, commit: bytes) -> Mapping[int, PageSummary]:
+        if commit != self._table_commit:
             (data,) = self._znodes.read([self.table_path])
             if data is None:
                 raise _OtherTable("it is missing")
             found, table = read_table(data, self.table_path)
-            if found != named:
+            if found != commit:
                 raise _OtherTable("it is not the one that the directory means")
-            self._named, self._table = named, table
+            self._table_commit, self._table = commit, table
         return self._table
 
 

@@ -8,10 +8,10 @@ from typing import Any
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.storages.zookeeper.znodes import Znodes
 
-_VERSION = 0xFFFFFFFF
-"""The bits of `seen` that are the directory's version; the higher ones count the calls of wake()."""
-UNKNOWN_VERSION = _VERSION
-"""A version that no directory has: a thread that has seen this one does not wait."""
+_VERSION_MASK = 0xFFFFFFFF
+"""The bits of `seen` that hold the directory's version; the higher bits count calls of wake()."""
+UNKNOWN_VERSION = _VERSION_MASK
+"""A version that no directory has: wait() for a thread that has seen it returns at once."""
 
 
 class DirectoryWatch:
@@ -26,13 +26,13 @@ class DirectoryWatch:
         self._wakes = 0
 
     def seen(self, version: int) -> int:
-        """For wait(): the version of the directory, and how often wake() was called."""
-        return self._wakes << 32 | version & _VERSION
+        """The argument of wait() for a thread that has seen this version of the directory."""
+        return self._wakes << 32 | version & _VERSION_MASK
 
     def wait(self, seen: int, seconds: float) -> bool:
-        """Wait until the directory has another version than the one seen; False: not within `seconds`."""
+        """Wait until the directory has another version than `seen`, or wake(); False after `seconds`."""
         deadline = SYSTEM_CLOCK.monotonic() + seconds
-        if self._is_changed(seen):
+        if self._is_woken(seen):
             return True
         if not self._is_watched:
             self._is_watched, self._watched_version = True, None
@@ -41,12 +41,12 @@ class DirectoryWatch:
             except BaseException:
                 self._is_watched = False
                 raise
-            self._watched_version = None if found is None else found[1] & _VERSION
-        if self._watched_version != seen & _VERSION:
+            self._watched_version = None if found is None else found[1] & _VERSION_MASK
+        if self._watched_version != seen & _VERSION_MASK:
             return True
         with self._changed:
             left_s = deadline - SYSTEM_CLOCK.monotonic()
-            return self._changed.wait_for(lambda: self._is_changed(seen), max(0.0, left_s))
+            return self._changed.wait_for(lambda: self._is_woken(seen), max(0.0, left_s))
 
     def wake(self) -> None:
         """Let every wait() return."""
@@ -54,7 +54,7 @@ class DirectoryWatch:
             self._wakes += 1
             self._changed.notify_all()
 
-    def _is_changed(self, seen: int) -> bool:
+    def _is_woken(self, seen: int) -> bool:
         return self._wakes != seen >> 32
 
     def _on_change(self, _event: Any) -> None:

@@ -1,4 +1,4 @@
-"""A change of a queue before it is written: the rules of `Engine`, over pages. Pure, but loads pages."""
+"""Works out a change of a queue before it is written: the rules of `Engine`, over pages (see rows.py)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from kmqpy.storages.zookeeper.directory import (
 )
 from kmqpy.storages.zookeeper.rows import PAGE_ROWS, Page, Row, Status, pack_bytes, packs, page_bytes
 
-MOST_PAGES = 20
-"""The most pages that one commit changes, so that it fits into a request; larger changes take several."""
+MOST_PAGES_PER_COMMIT = 20
+"""The most pages that a commit changes, to fit into a request. Larger changes take several commits."""
 
-_AT_ONCE = 50
-"""How many pages are read at a time."""
+_PAGES_PER_READ = 50
+"""How many pages rows_of() reads at a time."""
 
 LoadPages = Callable[[Sequence[int]], Sequence[Page | ConfigError]]
 """Reads pages by their numbers; an error stands for a page that can't be read."""
@@ -35,7 +35,7 @@ EXPIRED = "expired"
 
 
 class Now(NamedTuple):
-    """The server's clock, of which only bounds are known, in ms.
+    """The time by the server's clock, of which only bounds are known, in ms.
 
     low   the earliest time it may be: leases and delays that end by then are over
     high  the latest time it may be: new leases and delays begin then, so none is shorter than asked
@@ -47,10 +47,14 @@ class Now(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """The content of a commit. Packs are named by page and first id; `None` as data deletes a page.
+    """The znodes that a commit writes and deletes.
 
-    table      the new table of the directory; None: it stays, or is deleted
-    had_table  there is a table already
+    table       the bytes of a new table; None: the table stays, is deleted, or there is none
+    had_table   there was a table before
+    pages       the bytes of changed pages by number; None: the page is deleted
+    new_pages   those of `pages` that did not exist
+    new_packs   the bytes of new packs, by number of the page and first id
+    gone_packs  packs whose last message is deleted
     """
 
     directory: Directory
@@ -63,9 +67,12 @@ class Changes:
 
 
 class Draft:
-    """The pages of one change; the caller writes `changes()`, or throws the draft away.
+    """One change of a queue: reads pages and changes copies of them.
 
-    Pages that can't be read are left out; `damage` is the error of one of them.
+    The caller commits changes(), or drops the draft.
+
+    load    reads pages; a draft does no other I/O
+    damage  the error of a page that a method left out, since it can't be read; None: there is no such page
     """
 
     def __init__(
@@ -74,7 +81,7 @@ class Draft:
         settings: StoredQueueSettings,
         now: Now,
         load: LoadPages,
-        most_pages: int = MOST_PAGES,
+        most_pages: int = MOST_PAGES_PER_COMMIT,
     ) -> None:
         self.directory = directory
         self.now = now
@@ -108,7 +115,7 @@ class Draft:
     # --- the rules --------------------------------------------------------------------------------
 
     def pass_time(self) -> None:
-        """Carry out delays and leases that are over, until the draft is full."""
+        """Make rows ready whose delay is over, and requeue rows whose lease is, until the draft is full."""
         due = [
             number for _, number in takewhile(lambda one: one[0] <= self.now.low, self.directory.pages.due)
         ]
@@ -120,7 +127,7 @@ class Draft:
                 self.requeue(row, row.until_ms, delay_ms=0, count=True, reason=EXPIRED)
 
     def put(self, rows: Sequence[NewRow]) -> list[int]:
-        """Add messages; the directory has ids for all of them."""
+        """Add messages, and return their ids. The caller makes sure that the directory has enough ids."""
         ids = [*range(self._next_id, self._next_id + len(rows))]
         self._next_id += len(rows)
         last = self._numbers[-1] if self._numbers else None
@@ -141,7 +148,7 @@ class Draft:
         return ids
 
     def ready_rows(self) -> Iterator[Row]:
-        """Rows in the order in which they are taken."""
+        """Ready rows in the order in which they are taken."""
         changed = frozenset(self._changed)
         others = (one for one in self.directory.pages.ready if one[1] not in changed)
         rows = {number: self._sorted_ready(number) for number in self._changed}
@@ -163,8 +170,8 @@ class Draft:
         """All rows of a state, page by page, in the order of their ids."""
         pages = self.directory.pages
         wanted = [one for one in self._numbers if one in self._changed or pages[one].in_state(status)]
-        for at in range(0, len(wanted), _AT_ONCE):
-            rows = self._rows(wanted[at : at + _AT_ONCE])
+        for at in range(0, len(wanted), _PAGES_PER_READ):
+            rows = self._rows(wanted[at : at + _PAGES_PER_READ])
             yield from [row for row in rows if row.status is status]
 
     def counts(self) -> Counts:
@@ -172,28 +179,28 @@ class Draft:
         return self._now_directory().counts
 
     def next_due_ms(self) -> int | None:
-        """When the next delay or lease ends by itself."""
+        """When the next delay or lease ends by itself; None: none does."""
         due = self._now_pages().due
         return due[0][0] if due else None
 
     def row(self, row_id: int) -> Row | None:
-        """The row of an id; raises ConfigError if its page can't be read."""
+        """The row of an id, or None. Raises ConfigError if its page can't be read."""
         at = bisect_right(self._numbers, row_id)
         return self._page(self._numbers[at - 1]).get(row_id) if at else None
 
-    def dead(self, row_id: int) -> Row | None:
+    def dead_row(self, row_id: int) -> Row | None:
         """The row of an id, if it is dead."""
         row = self.row(row_id)
         return row if row is not None and row.status is Status.DEAD else None
 
-    def current(self, ref: TakeRef) -> Row | None:
-        """The row whose latest take this is, also after it was given back; None if it is dead or gone."""
+    def current_row(self, ref: TakeRef) -> Row | None:
+        """The row whose latest take this is, also if it was given back; None if it is dead or gone."""
         row = self.row(ref.id)
         is_current = row is not None and row.take == ref.take > 0 and row.status is not Status.DEAD
         return row if is_current else None
 
     def requeue(self, row: Row, at_ms: int, *, delay_ms: int, count: bool, reason: str | None) -> None:
-        """Give a message back, or dead-letter it over the limit: rule 4 of Engine."""
+        """Give a row back, or bury it over the limit of redeliveries: rule 4 of kmqpy.storages.engine."""
         settings = self._settings
         most = settings.max_redeliveries
         if count and most is not None and row.requeues >= most:
@@ -212,7 +219,7 @@ class Draft:
         )
 
     def replace(self, row: Row) -> None:
-        """Change the row of this id."""
+        """Put this row in the place of the one with its id."""
         self._page_of(row)[row.id] = row
 
     def remove(self, row: Row) -> None:
@@ -227,7 +234,7 @@ class Draft:
     # --- the outcome ------------------------------------------------------------------------------
 
     def changes(self, commit: bytes) -> Changes:
-        """The changes to write; `commit` is the name by which the commit is found again."""
+        """The changes to write by the commit of this name."""
         gone: list[tuple[int, int]] = []
         for number, page in self._changed.items():
             kept = {row.pack for row in page.values()}
@@ -261,7 +268,7 @@ class Draft:
         return row.id >= self.directory.next_id
 
     def body_place(self, row: Row) -> tuple[int, int, int]:
-        """Where a row's body is: page, pack, number in the pack."""
+        """Where a row's body is: number of the page, first id of the pack, index in the pack."""
         return self._number_of(row), row.pack, row.nth
 
     def _now_directory(self) -> Directory:
@@ -317,6 +324,7 @@ class Draft:
         return self._loaded[number]
 
     def _readable(self, number: int) -> Page | None:
+        """A page; None, and its error in `damage`, if it can't be read."""
         try:
             return self._page(number)
         except ConfigError as error:
@@ -345,6 +353,6 @@ class Draft:
 
 
 def _with_latest(commits: Iterable[bytes], commit: bytes) -> tuple[bytes, ...]:
-    """The commits with the latest one, which replaces the former one of its author."""
+    """The names of commits with the latest one, which replaces the former one of its author."""
     others = [one for one in commits if one[:AUTHOR_BYTES] != commit[:AUTHOR_BYTES]]
     return (*others, commit)[-COMMITS_REMEMBERED:]

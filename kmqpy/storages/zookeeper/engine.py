@@ -1,4 +1,4 @@
-"""The ZooKeeper engine: the primitives of `Engine` as changes of a queue's directory."""
+"""Implements Engine over ZooKeeper: calls change a queue by commits of its directory."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from kmqpy.storages.zookeeper.znodes import Znodes
 
 log = logging.getLogger(__name__)
 
-_ROOM_BYTES = 128 * 1024
-"""Bytes of a request that are left for the states and the directory, which are written with a body."""
-_MOST_DUE_MS = 2**62
+_RESERVED_BYTES = 128 * 1024
+"""Bytes of a request that a body leaves for the states and the directory, which are written with it."""
+_MOST_DELAY_MS = 2**62
+"""Longer delays and leases are cut to this, so that the times of their ends fit into the bytes of a row."""
 
 K = TypeVar("K")
 Rows = list[tuple[Row, BodyPlace]]
@@ -36,7 +37,7 @@ Contents = Sequence[Content | ConfigError]
 
 
 class ZooKeeperEngine:
-    """See Engine."""
+    """Implements Engine in the znodes of `znodes`."""
 
     def __init__(self, znodes: Znodes) -> None:
         self._znodes = znodes
@@ -47,7 +48,7 @@ class ZooKeeperEngine:
         self._turns = Turns(znodes)
         self._is_cleaned_up = False
         self._capabilities = Capabilities(
-            blocking_take=True, max_body_bytes=znodes.max_packet_bytes - _ROOM_BYTES
+            blocking_take=True, max_body_bytes=znodes.max_packet_bytes - _RESERVED_BYTES
         )
         self._storage_id = znodes.prepare()
 
@@ -96,13 +97,13 @@ class ZooKeeperEngine:
 
     def put(self, queue: QueueRow, rows: Sequence[NewRow], connection: Any = None) -> list[int]:  # noqa: ARG002
         """See Engine."""
-        rows = [row._replace(delay_ms=min(row.delay_ms, _MOST_DUE_MS)) for row in rows]
+        rows = [row._replace(delay_ms=min(row.delay_ms, _MOST_DELAY_MS)) for row in rows]
         return self._live(queue).change(lambda draft: draft.put(rows), ids=len(rows))[0] if rows else []
 
     def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:
         """See Engine."""
         live = self._live(queue)
-        lease_ms = min(lease_ms, _MOST_DUE_MS)
+        lease_ms = min(lease_ms, _MOST_DELAY_MS)
         at_most_once = not queue.settings.ephemeral
 
         def take(draft: Draft) -> tuple[Rows, Contents, int, int | None]:
@@ -117,7 +118,7 @@ class ZooKeeperEngine:
                 taken.append((changed, draft.body_place(row)))
             if not taken and draft.damage is not None:
                 raise draft.damage
-            # Bodies that are deleted with their rows have to be read before.
+            # Bodies that the commit deletes with their rows have to be read before it.
             bodies = live.contents([place for _, place in taken]) if at_most_once else []
             for row, _ in taken:
                 draft.replace(row)
@@ -136,7 +137,7 @@ class ZooKeeperEngine:
         return Taken(shown, now_ms, due_ms, live.watch.seen(version))
 
     def _bury_damaged(self, queue: QueueRow, taken: Mapping[int, tuple[Row, Content | ConfigError]]) -> None:
-        """Make messages dead letters whose bodies can't be read; not those that were finished meanwhile."""
+        """Make messages dead letters whose bodies can't be read, unless they were finished meanwhile."""
         errors = {key: body for key, (_, body) in taken.items() if isinstance(body, ConfigError)}
 
         def bury(draft: Draft, row: Row) -> None:
@@ -157,7 +158,7 @@ class ZooKeeperEngine:
         self, queue: QueueRow, takes: Sequence[TakeRef], *, delay_ms: int, count: bool, reason: str | None
     ) -> int:
         """See Engine."""
-        delay_ms = min(delay_ms, _MOST_DUE_MS)
+        delay_ms = min(delay_ms, _MOST_DELAY_MS)
 
         def give_back(draft: Draft, row: Row) -> None:
             draft.requeue(row, draft.now.high, delay_ms=delay_ms, count=count, reason=reason)
@@ -165,14 +166,14 @@ class ZooKeeperEngine:
         return self._change_takes(queue, takes, give_back, late=False)
 
     def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> list[TakeRef]:
-        """See Engine. Where some are lost, another look tells which: they do not become taken again."""
-        lease_ms = min(lease_ms, _MOST_DUE_MS)
+        """See Engine. If some takes are lost, a second look finds out which; they stay lost."""
+        lease_ms = min(lease_ms, _MOST_DELAY_MS)
 
         def extend(draft: Draft, row: Row) -> None:
             draft.replace(row._replace(until_ms=draft.now.high + lease_ms))
 
         def lost(draft: Draft) -> list[TakeRef]:
-            return [one for one in takes if _taken(draft, one) is None]
+            return [one for one in takes if _taken_row(draft, one) is None]
 
         if self._change_takes(queue, takes, extend, late=False) == len(takes):
             return []
@@ -196,7 +197,7 @@ class ZooKeeperEngine:
 
     def peek(self, queue: QueueRow, limit: int) -> list[MessageRow]:
         """See Engine."""
-        return _readable(self._with_bodies(queue, lambda draft: islice(draft.ready_rows(), limit)))
+        return _shown_rows(self._with_bodies(queue, lambda draft: islice(draft.ready_rows(), limit)))
 
     def counts(self, queue: QueueRow, limit: int | None = None) -> Counts:  # noqa: ARG002 - counting costs nothing
         """See Engine."""
@@ -229,7 +230,7 @@ class ZooKeeperEngine:
             rows = self._with_bodies(queue, matching)
             if not rows:
                 break
-            found += _readable(rows)
+            found += _shown_rows(rows)
             last_id = rows[-1][0].id
         return found
 
@@ -242,7 +243,7 @@ class ZooKeeperEngine:
 
     def dead_rows(self, queue: QueueRow, limit: int, *, with_bodies: bool) -> list[MessageRow]:
         """See Engine."""
-        found = self._with_bodies(queue, lambda draft: _oldest(draft, limit))
+        found = self._with_bodies(queue, lambda draft: _oldest_dead(draft, limit))
         rows = [row.shown(body if isinstance(body, Content) else Content()) for row, body in found]
         rows = [row._replace(size=len(row.body)) for row in rows]
         return rows if with_bodies else [row._replace(body=b"", headers=()) for row in rows]
@@ -252,7 +253,7 @@ class ZooKeeperEngine:
         chosen = None if ids is None else frozenset(ids)
 
         def wanted(draft: Draft) -> list[Row]:
-            found = _oldest(draft, None)
+            found = _oldest_dead(draft, None)
             return [row for row in found if chosen is None or row.id in chosen][:limit]
 
         rows = self._live(queue).change(wanted)[0]
@@ -269,7 +270,7 @@ class ZooKeeperEngine:
                 )
             )
 
-        return self._change_each(queue, takes, lambda draft, one: draft.dead(one), redrive)
+        return self._change_each(queue, takes, lambda draft, one: draft.dead_row(one), redrive)
 
     def purge_dead(self, queue: QueueRow) -> int:
         """See Engine."""
@@ -279,10 +280,10 @@ class ZooKeeperEngine:
 
     def wait(self, queue: QueueRow, taken: Taken, seconds: float) -> bool:
         """See Engine."""
-        until = seconds
+        pause_s = seconds
         if taken.next_due_ms is not None:
-            until = min(seconds, max(0, taken.next_due_ms - taken.now_ms) / 1000 + 0.001)
-        return self._live(queue).watch.wait(taken.seen, until) or until < seconds
+            pause_s = min(seconds, max(0, taken.next_due_ms - taken.now_ms) / 1000 + 0.001)
+        return self._live(queue).watch.wait(taken.seen, pause_s) or pause_s < seconds
 
     def wake(self, queue: QueueRow) -> None:
         """See Engine."""
@@ -294,7 +295,7 @@ class ZooKeeperEngine:
         self._closing.close()
 
     def on_close(self, call: Callable[[], object]) -> None:
-        """Let close() call this."""
+        """Register a function that close() calls."""
         self._closing.callback(call)
 
     # --- what they share --------------------------------------------------------------------------
@@ -308,7 +309,7 @@ class ZooKeeperEngine:
             return found
 
     def _fitting(self, draft: Draft) -> Iterator[Row]:
-        """Rows in order, as many as a commit can change."""
+        """Ready rows in order, as many as a commit can change; not those that the same commit puts."""
         pages: set[int] = set()
         for row in draft.ready_rows():
             pages.add(draft.body_place(row)[0])
@@ -319,7 +320,7 @@ class ZooKeeperEngine:
     def _with_bodies(
         self, queue: QueueRow, choose: Callable[[Draft], Iterable[Row]]
     ) -> list[tuple[Row, Content | ConfigError]]:
-        """The rows that `choose` gives, with their bodies; raises ConfigError if it only finds damage."""
+        """Rows that `choose` gives, with their bodies. Raises ConfigError if there are only damaged pages."""
         live = self._live(queue)
 
         def chosen(draft: Draft) -> Rows:
@@ -335,13 +336,13 @@ class ZooKeeperEngine:
     def _change_takes(
         self, queue: QueueRow, takes: Sequence[TakeRef], change: Callable[[Draft, Row], None], *, late: bool
     ) -> int:
-        """Change the rows of current takes; `late`: also those that were given back."""
-        return self._change_each(queue, takes, Draft.current if late else _taken, change)
+        """Change the rows of current takes; `late`: also rows that were given back."""
+        return self._change_each(queue, takes, Draft.current_row if late else _taken_row, change)
 
     def _change_all(
         self, queue: QueueRow, states: tuple[Status, ...], change: Callable[[Draft, Row], None]
     ) -> int:
-        """Change all rows that are in one of these states now; raises ConfigError if it can't read some."""
+        """Change all rows in one of these states. Raises ConfigError in the end, if it can't read some."""
 
         def chosen(draft: Draft) -> tuple[list[int], ConfigError | None]:
             return [row.id for one in states for row in draft.rows_of(one)], draft.damage
@@ -364,15 +365,15 @@ class ZooKeeperEngine:
         find: Callable[[Draft, K], Row | None],
         change: Callable[[Draft, Row], None],
     ) -> int:
-        """Change the row of each key that has one, in as many commits as it takes; returns how many.
+        """Change the rows that `find` gives for the keys, in as many commits as need be; returns how many.
 
-        Raises ConfigError in the end, if some could not be read.
+        Raises ConfigError in the end, if pages of some could not be read.
         """
         live = self._live(queue)
         done = begin = 0
         damage: ConfigError | None = None
 
-        def some(draft: Draft) -> tuple[int, int, ConfigError | None]:
+        def change_some(draft: Draft) -> tuple[int, int, ConfigError | None]:
             changed, error = 0, None
             for used, key in enumerate(keys[begin:]):
                 if draft.is_full:
@@ -388,7 +389,7 @@ class ZooKeeperEngine:
             return changed, len(keys) - begin, error
 
         while begin < len(keys):
-            (changed, used, error), _ = live.change(some)
+            (changed, used, error), _ = live.change(change_some)
             done += changed
             begin += used
             damage = damage or error
@@ -397,18 +398,18 @@ class ZooKeeperEngine:
         return done
 
 
-def _taken(draft: Draft, ref: TakeRef) -> Row | None:
+def _taken_row(draft: Draft, ref: TakeRef) -> Row | None:
     """The row of a current take, unless it was given back."""
-    row = draft.current(ref)
+    row = draft.current_row(ref)
     return row if row is not None and row.status is Status.TAKEN else None
 
 
-def _readable(rows: Iterable[tuple[Row, Content | ConfigError]]) -> list[MessageRow]:
+def _shown_rows(rows: Iterable[tuple[Row, Content | ConfigError]]) -> list[MessageRow]:
     return [row.shown(body) for row, body in rows if isinstance(body, Content)]
 
 
-def _oldest(draft: Draft, limit: int | None) -> list[Row]:
-    """Dead rows, those first that were buried first."""
+def _oldest_dead(draft: Draft, limit: int | None) -> list[Row]:
+    """Dead rows, `limit` at most, those that were buried first before others."""
     rows = draft.rows_of(Status.DEAD)
 
     def age(row: Row) -> tuple[int, int]:

@@ -1,4 +1,9 @@
-"""A queue as this process knows it: reads it, changes it, and finds out what a lost answer said."""
+"""Reads and changes one queue for all threads of this process, by commits (see directory.py).
+
+LiveQueue bases a commit on the directory that it knows. If another process was faster, ZooKeeper refuses the
+commit (a *conflict*); LiveQueue then reads the directory and tries again. If the answer to a commit is lost,
+LiveQueue finds out from the directory whether the commit happened.
+"""
 
 from __future__ import annotations
 
@@ -26,42 +31,49 @@ from kmqpy.storages.zookeeper.directory import (
 )
 from kmqpy.storages.zookeeper.directory_reader import DirectoryReader
 from kmqpy.storages.zookeeper.directory_watch import UNKNOWN_VERSION, DirectoryWatch
-from kmqpy.storages.zookeeper.draft import MOST_PAGES, Changes, Draft
+from kmqpy.storages.zookeeper.draft import MOST_PAGES_PER_COMMIT, Changes, Draft
 from kmqpy.storages.zookeeper.rows import PAGE_ROWS, Content, Page, not_ours, read_pack, read_page
 from kmqpy.storages.zookeeper.turns import Turns
 from kmqpy.storages.zookeeper.znodes import Conflict, Lost, Znodes
 
 T = TypeVar("T")
 
-_CONFLICT = Backoff(first=0.002, factor=1.5, maximum=0.1, jitter=1.0)
-_IDS = 10_000
-"""How many ids a queue draws from the storage at a time."""
-_PAGES = 2_000
-"""The most pages of a queue that are cached."""
-_LATE_S = 0.3
-"""After so much time a process that was late each time asks for its turn."""
-_TRIES = 8
-"""How often a process that has asked for its turn tries again at once, before it asks again."""
-_ROOM_BYTES = 128 * 1024
-"""No message is added to a directory that would not leave so much of a request for a page."""
-_LOOK_S = 0.1
-"""How often a thread that waits for another one to carry out its request looks itself."""
-_SUSPICIOUS = 3
-"""After so many conflicts it is looked whether somebody has made or deleted znodes of the queue."""
+_CONFLICT_BACKOFF = Backoff(first=0.002, factor=1.5, maximum=0.1, jitter=1.0)
+"""Pauses after a commit that was refused, since another process was faster."""
+_IDS_PER_DRAW = 10_000
+"""How many ids a queue draws from the storage at a time. A larger put() draws as many as it needs."""
+_MOST_CACHED_PAGES = 2_000
+"""The most pages of a queue that this process caches. It drops the pages that it stored first."""
+_ASK_FOR_TURN_AFTER_S = 0.3
+"""A change that other processes have overtaken for this many seconds asks for its turn (see turns.py)."""
+_TRIES_PER_ROUND = 8
+"""How often such a change tries with pauses, before it asks for its turn and tries as often without pauses.
+
+Then it begins again with pauses.
+"""
+_ROOM_FOR_PAGES_BYTES = 128 * 1024
+"""put() raises MessageError if the directory leaves fewer bytes than this of a request for other znodes."""
+_LOOK_AGAIN_S = 0.1
+"""A thread that waits for another one to carry out its request checks again after this many seconds."""
+_SUSPICIOUS_CONFLICTS = 3
+"""After every this many conflicts, a change checks whether others have made or deleted znodes of the queue.
+
+Such znodes would make all its commits fail.
+"""
 
 BodyPlace = tuple[int, int, int]
 """Where a body is: number of the page, first id of the pack, index in the pack."""
 
 
 class _TooMuch(Exception):
-    """The requests of several threads don't fit into one commit."""
+    """The requests of several threads don't fit into one commit. Each of them then gets its own."""
 
 
 class LiveQueue:
-    """One queue; its lock lets one thread of this process change it at a time.
+    """One queue of the storage; a lock lets one thread of this process change it at a time.
 
-    The thread that gets the lock carries out what others have asked for meanwhile, in the same commit. Then
-    it wakes one of those that have asked since.
+    The thread that gets the lock also carries out the changes that other threads have asked for meanwhile, in
+    the same commit. Then it wakes one of the threads that have asked since.
     """
 
     def __init__(self, znodes: Znodes, row: QueueRow, bodies: BodyCache, turns: Turns) -> None:
@@ -74,13 +86,13 @@ class LiveQueue:
         self._directory: Directory | None = None
         self._version = -1
         self._pages: OrderedDict[int, tuple[int, Page]] = OrderedDict()
-        """The last known version of each page."""
+        """The last known version and content of pages."""
         self._author = os.urandom(AUTHOR_BYTES)
         self._commits = 0
-        self._refused: Changes | None = None
+        self._refused_changes: Changes | None = None
         """The last commit that was refused."""
         self._undeletable: set[str] = set()
-        """Znodes that a commit can't delete: packs that are gone, pages with znodes of others below them."""
+        """Paths of znodes that a commit can't delete: they are gone, or have znodes of others below them."""
         self._bodies = bodies
         self._turns = turns
         self._has_competitors = False
@@ -89,20 +101,21 @@ class LiveQueue:
     # --- changes ----------------------------------------------------------------------------------
 
     def change(self, work: Callable[[Draft], T], *, ids: int = 0) -> tuple[T, int]:
-        """The result of `work` on the queue as it is, and the version of the directory after it.
+        """Change the queue by `work`; return its result, and the version of the directory afterwards.
 
-        `work` is called anew when somebody else was faster. Delays and leases that are over are carried out
-        before. `ids`: how many new messages it adds.
+        Delays and leases that are over are carried out first. `work` is called again with a new draft if
+        another process was faster. `ids`: how many new messages it adds. The version may be UNKNOWN_VERSION.
 
-        Raises QueueNotFound, Unavailable (then it is not known whether it happened), what `work` raises.
+        Raises QueueNotFound; Unavailable, after which nobody knows whether the change happened; and the
+        errors of `work`.
         """
         request = ChangeRequest(work, ids)
         self._requests.append(request)
         try:
             while not request.is_done:
-                # Nobody waits for the lock itself: a thread that is done would wait for the next commit.
+                # No thread waits for the lock: one whose change is done would wait for the next commit.
                 if not self._lock.acquire(blocking=False):
-                    request.wait(_LOOK_S)
+                    request.wait(_LOOK_AGAIN_S)
                     continue
                 try:
                     if not request.is_done:
@@ -111,7 +124,7 @@ class LiveQueue:
                     self._lock.release()
         except BaseException:
             with suppress(ValueError):
-                self._requests.remove(request)  # nobody has begun it
+                self._requests.remove(request)  # no thread has begun it
             raise
         finally:
             with suppress(IndexError):
@@ -119,7 +132,7 @@ class LiveQueue:
         return request.outcome()
 
     def contents(self, places: Sequence[BodyPlace]) -> list[Content | ConfigError]:
-        """The bodies at these places; an error for each that is gone or can't be read."""
+        """The bodies at these places; in place of one that is gone or can't be read, an error."""
         packs = dict.fromkeys(place[:2] for place in places)
         kept = {pack: self._bodies.get(self._body_key(pack)) for pack in packs}
         found = {pack: contents for pack, contents in kept.items() if contents is not None}
@@ -128,7 +141,7 @@ class LiveQueue:
         paths = [self._pack_path(*pack) for pack in missing]
         for pack, path, data in zip(missing, paths, self._znodes.read(paths), strict=True):
             try:
-                found[pack] = self._remember(pack, path, data)
+                found[pack] = self._cache_pack(pack, path, data)
             except ConfigError as error:
                 errors[pack] = error
         return [
@@ -139,7 +152,7 @@ class LiveQueue:
     # --- carrying out -----------------------------------------------------------------------------
 
     def _carry_out(self, requests: Sequence[ChangeRequest[Any]]) -> None:
-        """Carry out requests of several threads by one commit; one by one, if that can't be done."""
+        """Carry out requests of several threads by one commit, or, if they don't fit into it, by one each."""
         try:
             self._carry_out_together(requests)
         except BaseException:
@@ -165,18 +178,18 @@ class LiveQueue:
             for one in requests:
                 one.fail(error)
         else:
-            # A take may have found nothing just before another's messages came by the same commit.
+            # A take may have found nothing, just before another thread's put() in the same commit.
             seen = version if len(requests) == 1 else UNKNOWN_VERSION
             for one, result in zip(requests, results, strict=True):
                 one.succeed(result, seen)
 
     def _results(self, requests: Sequence[ChangeRequest[Any]]) -> tuple[Sequence[Any], int]:
-        """The results, and the version of the directory that they have seen."""
+        """The results of the requests, and the version of the directory after them."""
         if self._has_competitors:
             self._turns.give_way(self.row.generation)
         started = SYSTEM_CLOCK.monotonic()
         ids = sum(one.ids for one in requests)
-        conflicts, lost, most_pages = 0, 0, MOST_PAGES
+        conflicts, lost, most_pages = 0, 0, MOST_PAGES_PER_COMMIT
         is_fresh = self._directory is None
         while True:
             draft = self._draft(ids, most_pages)
@@ -210,21 +223,23 @@ class LiveQueue:
                 if late_s > self._znodes.timeout_s:
                     raise Unavailable(
                         f"queue {self.row.name!r}: a change was not done in {self._znodes.timeout_s:g} s; "
-                        f"{_why(conflicts, lost)}"
+                        f"{_conflict_summary(conflicts, lost)}"
                     ) from None
-                self._come_again(conflicts, late_s)
+                self._pause_before_retry(conflicts, late_s)
                 self._directory, is_fresh = None, True
-                if conflicts % _SUSPICIOUS == 0:
-                    self._look_around()
+                if conflicts % _SUSPICIOUS_CONFLICTS == 0:
+                    self._recheck_znodes()
             else:
                 return results, version
 
-    def _come_again(self, conflicts: int, late_s: float) -> None:
-        """Wait before the next try; after many, ask for a turn, and then try again at once a few times."""
+    def _pause_before_retry(self, conflicts: int, late_s: float) -> None:
+        """Wait before the next try, or, after many, ask for a turn or try at once (see _TRIES_PER_ROUND)."""
         self._has_competitors = True
-        round_, number = divmod(conflicts, _TRIES)
-        if late_s < _LATE_S or round_ % 2 == 0:
-            SYSTEM_CLOCK.sleep(_CONFLICT.delay(number if late_s >= _LATE_S else conflicts))
+        round_, number = divmod(conflicts, _TRIES_PER_ROUND)
+        if late_s < _ASK_FOR_TURN_AFTER_S or round_ % 2 == 0:
+            SYSTEM_CLOCK.sleep(
+                _CONFLICT_BACKOFF.delay(number if late_s >= _ASK_FOR_TURN_AFTER_S else conflicts)
+            )
         elif number == 0:
             self._turns.ask(self.row.generation)
 
@@ -244,13 +259,13 @@ class LiveQueue:
         return self._directory
 
     def raise_deleted(self) -> NoReturn:
-        """Raise QueueNotFound."""
+        """Forget what is cached of the queue, and raise QueueNotFound."""
         self._directory = None
         self._pages.clear()
         raise QueueNotFound(f"queue {self.row.name!r} was deleted")
 
     def _is_outdated(self) -> bool:
-        """Read the directory again; True if it has changed."""
+        """Read the directory again; return True if it has changed."""
         version = self._version
         self._read()
         return self._version != version
@@ -258,7 +273,7 @@ class LiveQueue:
     def _with_ids(self, directory: Directory, count: int) -> Directory:
         if directory.end_id - directory.next_id >= count:
             return directory
-        drawn = max(count, _IDS)
+        drawn = max(count, _IDS_PER_DRAW)
         first = self._znodes.draw_ids(drawn, at_least=directory.end_id)
         return replace(directory, next_id=first, end_id=first + drawn)
 
@@ -281,11 +296,11 @@ class LiveQueue:
                 found[number] = error
             else:
                 found[number] = page
-                self._keep(number, summaries[number].version, page)
+                self._cache_page(number, summaries[number].version, page)
         return [found[number] for number in numbers]
 
     def _page(self, number: int, path: str, data: bytes | None, expected: PageSummary) -> Page:
-        """The page that was read; raises ConfigError if it is not the one that the directory means."""
+        """Parse a page. Raises ConfigError if it is missing, damaged or not the one in the directory."""
         if data is None:
             raise not_ours(path, "it is missing")
         page = read_page(data, path)
@@ -301,10 +316,10 @@ class LiveQueue:
         self._bodies.remove(self._body_key((page, pack)))
         return not_ours(self._pack_path(page, pack), f"it has no message {index}")
 
-    def _keep(self, number: int, version: int, page: Page) -> None:
+    def _cache_page(self, number: int, version: int, page: Page) -> None:
         self._pages[number] = version, page
         self._pages.move_to_end(number)
-        while len(self._pages) > _PAGES:
+        while len(self._pages) > _MOST_CACHED_PAGES:
             self._pages.popitem(last=False)
 
     def _body_key(self, pack: tuple[int, int]) -> tuple[str, int, int]:
@@ -319,7 +334,7 @@ class LiveQueue:
     # --- writing ----------------------------------------------------------------------------------
 
     def _commit(self, draft: Draft) -> int:
-        """Write a draft; returns the version of the directory that has it, and no change of others since."""
+        """Write a draft. Returns the version of the directory with it, or UNKNOWN_VERSION."""
         self._commits = (self._commits + 1) % 2**32
         name = self._author + self._commits.to_bytes(COMMIT_BYTES - AUTHOR_BYTES)
         changes = draft.changes(name)
@@ -330,10 +345,10 @@ class LiveQueue:
             self._version, self._directory = outcome(), changes.directory
             version = self._version
         except Conflict:
-            self._refused = changes
+            self._refused_changes = changes
             raise
         except Lost as lost:
-            self._read()  # which tells what happened, and to what version it led
+            self._read()  # this tells whether it happened, and gives the present version
             if not self._has_happened(name, sent_at):
                 raise Conflict from lost
             version = UNKNOWN_VERSION
@@ -342,9 +357,9 @@ class LiveQueue:
         for number in changes.pages:
             self._pages.pop(number, None)
         for number, page in draft.changed_pages().items():
-            self._keep(number, changes.directory.pages[number].version, page)
+            self._cache_page(number, changes.directory.pages[number].version, page)
         for pack, data in changes.new_packs.items():
-            self._remember(pack, self._pack_path(*pack), data)
+            self._cache_pack(pack, self._pack_path(*pack), data)
         for pack in changes.gone_packs:
             self._bodies.remove(self._body_key(pack))
         return version
@@ -352,13 +367,16 @@ class LiveQueue:
     def _send(self, changes: Changes) -> Callable[[], int]:
         multi = self._znodes.zk.transaction()
         directory = changes.directory.to_bytes()
-        if changes.new_packs and changes.directory.full_bytes > self._znodes.max_packet_bytes - _ROOM_BYTES:
+        if (
+            changes.new_packs
+            and changes.directory.full_bytes > self._znodes.max_packet_bytes - _ROOM_FOR_PAGES_BYTES
+        ):
             raise MessageError(
                 f"queue {self.row.name!r}: it is full, with {len(changes.directory.pages)} pages of up to "
                 f"{PAGE_ROWS} messages; nothing was sent. Finish some, or use another queue"
             )
         multi.set_data(self._path, directory, self._version)
-        for path in self._gone(changes):
+        for path in self._paths_to_delete(changes):
             multi.delete(path)
         if changes.table is not None:
             write = multi.set_data if changes.had_table else multi.create
@@ -372,28 +390,28 @@ class LiveQueue:
         return self._znodes.send(multi, f"queue {self.row.name!r}")
 
     def _has_happened(self, name: bytes, sent_at: int) -> bool:
-        """True if a commit without an answer happened; raises Unavailable if nobody can tell any more."""
+        """True if a commit without an answer happened. Raises Unavailable if that can't be told any more."""
         assert self._directory is not None
         if name in self._directory.commits:
             return True
-        # One of ours that is still there is an older one, and would have been replaced.
+        # If an older commit of ours is still there, the one in question did not replace it.
         is_remembered = any(one.startswith(self._author) for one in self._directory.commits)
         if not is_remembered and (self._version - sent_at) % 2**32 >= COMMITS_REMEMBERED:
             raise Unavailable(f"queue {self.row.name!r}: it is not known whether a change happened")
         return False
 
-    def _look_around(self) -> None:
-        """Learn anew which znodes there are: what somebody has made or deleted holds up every commit."""
+    def _recheck_znodes(self) -> None:
+        """Forget cached pages, and find znodes that others have made or deleted, so that commits fail."""
         self._pages.clear()
         self._reader.forget()
-        if self._refused is None:
+        if self._refused_changes is None:
             return
-        gone, self._refused = self._gone(self._refused), None
+        gone, self._refused_changes = self._paths_to_delete(self._refused_changes), None
         for path, below in zip(gone, self._znodes.children(gone), strict=True):
             if below is None or any(f"{path}/{name}" not in gone for name in below):
                 self._undeletable.add(path)
 
-    def _gone(self, changes: Changes) -> list[str]:
+    def _paths_to_delete(self, changes: Changes) -> list[str]:
         """The znodes that a commit deletes: packs, then pages, then the table."""
         packs = [self._pack_path(*pack) for pack in changes.gone_packs]
         pages = [self._page_path(number) for number, data in changes.pages.items() if data is None]
@@ -401,7 +419,7 @@ class LiveQueue:
             pages.append(self._reader.table_path)
         return [path for path in [*packs, *pages] if path not in self._undeletable]
 
-    def _remember(self, pack: tuple[int, int], path: str, data: bytes | None) -> Sequence[Content]:
+    def _cache_pack(self, pack: tuple[int, int], path: str, data: bytes | None) -> Sequence[Content]:
         if data is None:
             raise not_ours(path, "it is missing")
         found = read_pack(data, path)
@@ -409,7 +427,7 @@ class LiveQueue:
         return found
 
 
-def _why(conflicts: int, lost: int) -> str:
-    if conflicts == lost >= _SUSPICIOUS:
+def _conflict_summary(conflicts: int, lost: int) -> str:
+    if conflicts == lost >= _SUSPICIOUS_CONFLICTS:
         return "the connection broke each time; is the servers' jute.maxbuffer less than max_packet_bytes?"
     return f"others were faster {conflicts - lost} times, and the connection broke {lost} times"

@@ -1,8 +1,8 @@
-"""Messages as bytes in znodes: pages of states, and packs of bodies. Pure.
+"""Encodes messages for znodes: pages of states, and packs of bodies. Pure.
 
-A *page* holds the states of up to PAGE_ROWS messages of neighbouring ids; it is rewritten with each change.
-A *pack* holds key, headers and body of messages of one page that were sent in one call; it is written once
-and deleted with the last of them.
+A *page* holds the states of up to PAGE_ROWS messages of neighbouring ids. Each change of a state rewrites it.
+A *pack* holds keys, headers and bodies of messages of one page that one call has sent. It is written once,
+and deleted with the last of its messages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kmqpy.message import Headers
 from kmqpy.storages.engine import MessageRow, NewRow
 
 PAGE_ROWS = 100
-"""Messages of a page. Each change rewrites the pages that it changes, and the directory counts the pages."""
+"""The most messages of a page. Larger pages make each change larger; smaller ones, the directory."""
 
 
 class Status(IntEnum):
@@ -53,7 +53,7 @@ class Row(NamedTuple):
 
     @property
     def order(self) -> tuple[int, int]:
-        """Rows are taken by this, the smallest first."""
+        """The key by which rows are taken, the smallest first."""
         return (-self.priority, self.place)
 
     def shown(self, content: Content) -> MessageRow:
@@ -87,23 +87,23 @@ Page = Mapping[int, Row]
 
 _ROW = struct.Struct(">QQHBBIIQQQQQh")
 _NO_REASON = -1
-_MOST_COUNT = 2**31
-"""No message is taken or requeued so often."""
+_COUNT_LIMIT = 2**31
+"""A page with a message that was taken or requeued so often is damaged."""
 MOST_REASON_BYTES = 1_000
-"""Longer reasons are cut."""
-_PAGE_BYTES = 64 * 1024
+"""A longer reason is cut to this."""
+_LARGE_PAGE_BYTES = 64 * 1024
 _SHORT_REASON_BYTES = 250
-"""Reasons are cut to this in a page that would be larger, so that a body fits into a request beside it."""
+"""In a page above _LARGE_PAGE_BYTES, reasons are cut to this: a request has to hold a body, too."""
 PACK_BYTES = 32 * 1024
-"""Bodies of a pack. A message that stays for long, a dead letter for example, keeps its pack for so long."""
+"""The most bytes of bodies in a pack of several messages. A message that stays long keeps its whole pack."""
 _CONTENT = struct.Struct(">qII")
 _NO_KEY = -1
 
 
 def page_bytes(page: Page) -> bytes:
-    """A page as it is stored."""
+    """A page as it is stored, with reasons cut to the lengths above."""
     data = b"".join(_row_bytes(row, MOST_REASON_BYTES) for row in page.values())
-    if len(data) <= _PAGE_BYTES:
+    if len(data) <= _LARGE_PAGE_BYTES:
         return data
     return b"".join(_row_bytes(row, _SHORT_REASON_BYTES) for row in page.values())
 
@@ -117,7 +117,7 @@ def read_page(data: bytes, path: str) -> dict[int, Row]:
 
 
 def packs(rows: Sequence[NewRow]) -> Iterator[Sequence[NewRow]]:
-    """The messages in groups, one for each pack."""
+    """The messages of a page in groups, one for each pack."""
     begin = size = 0
     for at, row in enumerate(rows):
         size += len(row.body)
@@ -146,7 +146,7 @@ def read_pack(data: bytes, path: str) -> Sequence[Content]:
 
 
 def not_ours(path: str, error: Exception | str, delete: str = "the queue") -> ConfigError:
-    """The error of a znode that kmqpy has not written; `delete` says what to delete if it is lost."""
+    """The error for a znode that kmqpy has not written, or damaged; `delete` says what may be deleted."""
     return ConfigError(
         f"znode {path}: it is not one of kmqpy, or damaged: {error}; restore it, or delete {delete}"
     )
@@ -186,7 +186,7 @@ def _rows(data: bytes) -> Iterator[Row]:
             reason = data[at : at + length].decode(errors="ignore")
             at += length
         row = Row(*numbers, reason)  # type: ignore[call-arg]
-        if max(row.take, row.requeues) >= _MOST_COUNT:
+        if max(row.take, row.requeues) >= _COUNT_LIMIT:
             raise ValueError("a message that was taken too often")
         yield row._replace(status=Status(row.status))
 

@@ -1,4 +1,4 @@
-"""The clock of ZooKeeper's leader, as far as it can be known: by the times of znodes that we write."""
+"""Estimates the clock of ZooKeeper's leader, by the times that it gives to znodes that we write."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import threading
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.storages.zookeeper.draft import Now
 
-_GOOD_FOR_S = 5.0
-"""How long an answer is good for: the clocks of two machines run at the same speed for that long."""
+_ANSWER_VALID_S = 5.0
+"""How many seconds an answer is used: for that long, clocks of two machines run at the same speed."""
 
 
 class ServerClock:
-    """Bounds of the server's clock. Thread-safe."""
+    """Knows the earliest and latest time that the server's clock may show. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -20,7 +20,7 @@ class ServerClock:
         self._sent_s = self._received_s = float("-inf")
 
     def note(self, server_ms: int, sent_s: float) -> None:
-        """A request, sent at `sent_s` (monotonic) and answered now, was handled at `server_ms`."""
+        """Learn from a request: it was sent at `sent_s` (monotonic), handled at `server_ms`, answered now."""
         received_s = SYSTEM_CLOCK.monotonic()
         with self._lock:
             self._server_ms, self._sent_s, self._received_s = server_ms, sent_s, received_s
@@ -28,7 +28,7 @@ class ServerClock:
     @property
     def is_known(self) -> bool:
         """True if a request was answered lately."""
-        return SYSTEM_CLOCK.monotonic() - self._received_s < _GOOD_FOR_S
+        return SYSTEM_CLOCK.monotonic() - self._received_s < _ANSWER_VALID_S
 
     def now(self) -> Now:
         """The earliest and the latest time that the server's clock may show."""

@@ -3,7 +3,7 @@
 /ROOT/storage                    JSON: format, id of the storage
 /ROOT/ids                        the first id that no queue has been given
 /ROOT/clock                      written to learn the server's time
-/ROOT/turn                       written by who asks for its turn (see turns.py)
+/ROOT/turn                       the last request of a process for its turn (see turns.py)
 /ROOT/names/q-NAME               JSON: generation and settings of a queue; NAME is percent-encoded
 /ROOT/queues/GENERATION          a directory (see directory.py)
 /ROOT/queues/GENERATION/table    the table of a directory with many pages
@@ -50,32 +50,39 @@ T = TypeVar("T")
 
 _FORMAT = 2
 _OLDER_FORMATS = (1,)
-"""Formats that are read, too; a storage of them is made one of the present format when it is opened."""
-_LOST = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, OperationTimeoutError, KazooTimeoutError)
+"""Formats that are read, too. Opening a storage of such a format gives it the present one."""
+_LOST_ANSWER_ERRORS = (
+    ConnectionLoss,
+    ConnectionClosedError,
+    SessionExpiredError,
+    OperationTimeoutError,
+    KazooTimeoutError,
+)
 """Errors after which a request may have been carried out."""
-_RETRY = Backoff(first=0.02, factor=2.0, maximum=0.5)
-_AT_ONCE = 500
-_MOST_DIGITS = 18
-"""Ids have no more digits."""
+_RETRY_BACKOFF = Backoff(first=0.02, factor=2.0, maximum=0.5)
+_REQUESTS_AT_ONCE = 500
+"""How many requests clean() and clean_up() send before they wait for the answers."""
+_MAX_ID_DIGITS = 18
+"""The znode `ids` is damaged if it has more digits."""
 _GENERATION = re.compile(r"[0-9a-f]{32}")
 _DELETED = b"deleted"
 """The content of a directory whose queue was deleted."""
 
 
 class Conflict(Exception):
-    """Somebody else changed what a commit is based on."""
+    """A commit was refused, since others have changed what it is based on."""
 
 
 class Lost(Exception):
-    """The answer to a commit was lost."""
+    """The answer to a commit was lost, so nobody knows yet whether the commit happened."""
 
 
 class Znodes:
-    """The znodes below one root. Thread-safe.
+    """Reads and writes the znodes below one root. Thread-safe.
 
-    greeting  that of the client, if it has one; without it, znodes are read one by one
+    greeting  the probe with which the client was connected; None: each znode is read by a request of its own
 
-    Every method raises Unavailable when ZooKeeper has not answered within `timeout_s`.
+    Methods raise Unavailable if ZooKeeper has not answered within `timeout_s`; a commit raises Lost.
     """
 
     def __init__(
@@ -98,20 +105,20 @@ class Znodes:
         self._is_closed = False
 
     def close(self) -> None:
-        """Let calls under way end; they raise Closed."""
+        """Let calls under way raise Closed at their next failure, instead of trying again."""
         self._is_closed = True
 
     # --- the storage ------------------------------------------------------------------------------
 
     def prepare(self) -> str:
-        """Make what is missing of the storage; returns its id. Raises ConfigError for one of others."""
+        """Make missing znodes; return the storage's id. Raises ConfigError for a newer or foreign storage."""
         path = f"{self._root}/storage"
         content = json.dumps({"format": _FORMAT, "id": uuid.uuid4().hex}).encode()
 
         made = {"names": b"", "queues": b"", "ids": b"1", "clock": b"", "turn": b"", "storage": content}
 
         def prepare() -> tuple[bytes, int]:
-            # Who may not make znodes can use those that are there.
+            # Without the right to make znodes, one can still use those that are there.
             there = [self.zk.exists_async(f"{self._root}/{name}") for name in made]
             for name, stat in zip(made, there, strict=True):
                 if self._wait(stat) is None:
@@ -132,17 +139,17 @@ class Znodes:
         return str(found["id"])
 
     def _upgrade(self, path: str, content: dict[str, Any], version: int) -> None:
-        """Tell older clients, when they open the storage, that they are too old."""
+        """Write the present format, so that older clients fail when they open the storage."""
 
         def upgrade() -> None:
-            with suppress(BadVersionError):  # somebody else did it, or an earlier try whose answer was lost
+            with suppress(BadVersionError):  # another client has done so, or an earlier try
                 self._wait(self.zk.set_async(path, json.dumps(content).encode(), version))
 
-        with suppress(AccessDenied):  # then they are told by the first directory that they can't read
+        with suppress(AccessDenied):  # then the first directory of the present format tells them
             self.repeated(upgrade)
 
     def now(self) -> Now:
-        """The server's clock."""
+        """The time by the server's clock; asks for it if no request was answered lately."""
         if not self._clock.is_known:
             self.repeated(self._read_clock)
         return self._clock.now()
@@ -150,14 +157,13 @@ class Znodes:
     def draw_ids(self, count: int, *, at_least: int) -> int:
         """Return the first of `count` ids that no message of the storage has had; it is `at_least` or larger.
 
-        A queue asks for ids beyond those that it has given, which matters if somebody has set the znode
-        back.
+        `at_least` keeps a queue from ids that it has given before, if somebody has set the znode back.
         """
         path = f"{self._root}/ids"
 
         def draw() -> int | None:
             data, stat = self._wait(self.zk.get_async(path))
-            if not data.isdigit() or len(data) > _MOST_DIGITS:
+            if not data.isdigit() or len(data) > _MAX_ID_DIGITS:
                 raise not_ours(path, "it must hold a number", "the znode")
             first = max(int(data), at_least)
             try:
@@ -172,11 +178,11 @@ class Znodes:
         return first
 
     def ask_for_turn(self, asked: bytes) -> None:
-        """Write that the process `asked` asks for its turn."""
+        """Write a request for a turn; `asked` is a generation and a name of the request."""
         self.repeated(lambda: self._wait(self.zk.set_async(f"{self._root}/turn", asked)))
 
     def turn(self, watch: Callable[[Any], None]) -> bytes:
-        """Return the process that asked for its turn last; call `watch` when another one asks."""
+        """Return the last request for a turn; call `watch` at the next one."""
 
         def read() -> bytes:
             found: bytes = self._wait(self.zk.get_async(f"{self._root}/turn", watch))[0]
@@ -187,7 +193,7 @@ class Znodes:
     # --- queues -----------------------------------------------------------------------------------
 
     def create_queue(self, name: str, settings: dict[str, Any], directory: bytes) -> bool:
-        """Make a queue of a new generation; False if there is one of this name."""
+        """Make a queue of a new generation; False if a queue of this name exists already."""
         generation = uuid.uuid4().hex
         content = json.dumps({"generation": generation, "settings": settings}, sort_keys=True).encode()
 
@@ -207,7 +213,7 @@ class Znodes:
         return self.repeated(create)
 
     def find_queue(self, name: str) -> tuple[str, dict[str, Any]] | None:
-        """The generation and the settings of a queue."""
+        """The generation and the settings of a queue; None if there is none of this name."""
         path = self._name(name)
 
         def find() -> bytes | None:
@@ -215,7 +221,7 @@ class Znodes:
             return self._data(self.zk.get_async(path))
 
         data = self.repeated(find)
-        return None if data is None else _named(data, path)
+        return None if data is None else _parsed_queue(data, path)
 
     def queue_names(self) -> list[str]:
         """The names of all queues."""
@@ -237,7 +243,7 @@ class Znodes:
             self._sync(path)
             found, named = self.zk.exists_async(directory), self.zk.get_async(path)
             stat, data = self._wait(found), self._data(named)
-            if data is None or _named(data, path)[0] != generation:
+            if data is None or _parsed_queue(data, path)[0] != generation:
                 return tries > 0  # by a try whose answer was lost
             # A znode with children can't be deleted: the directory is marked here, its pages go afterwards.
             # The version tells that nobody else has deleted this queue and made another of its name.
@@ -271,7 +277,7 @@ class Znodes:
                 pages = [f"{directory}/{page}" for page in self._wait(self.zk.get_children_async(directory))]
             except NoNodeError:
                 return
-            for some in _chunks(pages, _AT_ONCE):
+            for some in _chunks(pages, _REQUESTS_AT_ONCE):
                 listings = [self.zk.get_children_async(page) for page in some]
                 packs = [
                     f"{page}/{pack}"
@@ -285,12 +291,12 @@ class Znodes:
         self.repeated(clean)
 
     def clean_up(self) -> None:
-        """Delete what is left of queues whose deletion was interrupted, as far as we may."""
+        """Delete the znodes of queues whose deletion was interrupted, if the user has the right to."""
 
         def deleted() -> list[str]:
             names = self._wait(self.zk.get_children_async(self._queues))
             found: list[str] = []
-            for some in _chunks([name for name in names if _GENERATION.fullmatch(name)], _AT_ONCE):
+            for some in _chunks([name for name in names if _GENERATION.fullmatch(name)], _REQUESTS_AT_ONCE):
                 stats = [self.zk.exists_async(f"{self._queues}/{one}") for one in some]
                 found += [
                     one for one, stat in zip(some, stats, strict=True) if _may_be_deleted(self._wait(stat))
@@ -313,7 +319,7 @@ class Znodes:
     def read_directory(
         self, generation: str, watch: Callable[[Any], None] | None = None
     ) -> tuple[bytes, int] | None:
-        """A directory as it is stored, and its version; None: the queue was deleted."""
+        """A directory as it is stored, and its version; None if the queue was deleted."""
         path = self.directory_path(generation)
 
         def read() -> tuple[bytes, int] | None:
@@ -348,9 +354,10 @@ class Znodes:
         return self.repeated(children) if paths else []
 
     def send(self, multi: TransactionRequest, what: str) -> Callable[[], int]:
-        """Send a commit; the function that is returned gives the new version of what it sets first.
+        """Send a commit. The returned function waits for the answer, and raises Conflict or Lost.
 
-        It raises Conflict, or Lost. Raises MessageError at once, if it is too large.
+        It returns the new version of the znode that the commit writes first. send() itself raises
+        MessageError for a commit that is too large.
         """
         check_multi(multi, self.max_packet_bytes, what)
         sent_s = SYSTEM_CLOCK.monotonic()
@@ -359,7 +366,7 @@ class Znodes:
         def outcome() -> int:
             try:
                 results = self._wait(result)
-            except _LOST as error:
+            except _LOST_ANSWER_ERRORS as error:
                 raise Lost from error
             except KazooException:
                 with unavailable(self.zk):
@@ -377,20 +384,20 @@ class Znodes:
         return outcome
 
     def repeated(self, call: Callable[[], T]) -> T:
-        """The result of a call that may be repeated when its answer is lost."""
+        """Return the result of `call`, which is repeated for `timeout_s` while its answer is lost."""
         deadline = SYSTEM_CLOCK.monotonic() + self.timeout_s
         tries = 0
         while True:
             try:
                 return call()
-            except _LOST:
+            except _LOST_ANSWER_ERRORS:
                 if self._is_closed:
                     raise Closed("the storage was closed") from None
                 check_access(self.zk)
                 tries += 1
                 if SYSTEM_CLOCK.monotonic() >= deadline:
                     raise no_answer(self.zk) from None
-                SYSTEM_CLOCK.sleep(_RETRY.delay(tries))
+                SYSTEM_CLOCK.sleep(_RETRY_BACKOFF.delay(tries))
             except NoNodeError:
                 raise ConfigError(
                     f"znodes below {self._root} are missing: somebody has deleted them; restore them, or "
@@ -422,15 +429,15 @@ class Znodes:
         self._clock.note(stat.mtime, sent_s)
 
     def _sync(self, path: str) -> None:
-        self.zk.sync_async(path)  # what follows in the session sees all that was committed before
+        self.zk.sync_async(path)  # later reads of the session see all earlier commits
 
     def _name(self, name: str) -> str:
         return f"{self._names}/q-{quote(name, safe=' ')}"
 
     def _delete_all(self, paths: Sequence[str]) -> None:
-        for some in _chunks(paths, _AT_ONCE):
+        for some in _chunks(paths, _REQUESTS_AT_ONCE):
             for result in [self.zk.delete_async(path) for path in some]:
-                with suppress(NoNodeError, NotEmptyError):  # below it are znodes of others
+                with suppress(NoNodeError, NotEmptyError):  # gone already, or znodes of others are below it
                     self._wait(result)
 
 
@@ -444,8 +451,8 @@ def _json(data: bytes, path: str) -> dict[str, Any]:
     return found
 
 
-def _named(data: bytes, path: str) -> tuple[str, dict[str, Any]]:
-    """The generation and the settings that a name says."""
+def _parsed_queue(data: bytes, path: str) -> tuple[str, dict[str, Any]]:
+    """The generation and the settings in the znode of a name; raises ConfigError."""
     found = _json(data, path)
     generation, settings = found.get("generation"), found.get("settings")
     if (

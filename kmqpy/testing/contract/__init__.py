@@ -1,6 +1,7 @@
-"""The contract suite: what every storage must do, as pytest tests over a `Target`.
+"""The contract suite: pytest tests of the promises that every storage must keep.
 
-Run it on a url with `pytest --kmq-storage=URL`; or in a test module of a storage:
+A `Target` describes the storage under test. `pytest --kmq-storage=URL` runs the suite on the storage of a
+url. A test module of a storage runs the suite like this:
 
     import pytest
 

@@ -1,4 +1,4 @@
-"""Queues of a storage: making, opening, deleting, closing; capabilities, codec, sharing."""
+"""Tests how a storage makes, opens, deletes and closes queues, and its capabilities, codecs and threads."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ from kmqpy.testing.contract.target import (
     PATIENCE_S,
     MakeQueue,
     Target,
+    assert_dead,
+    assert_sizes,
     drain,
-    has,
-    has_dead,
-    needs,
     new_name,
+    skip_without,
     take,
     take_one,
 )
 
-MOST_THREADS = MOST_CONNECTIONS = 20
-_WAITING = 50
-_MANY = 1_000
-_SOME = 100
-"""Where each queue costs requests; one connection or thread for four queues is found out, too."""
+MAX_THREADS = MAX_CONNECTIONS = 20
+"""The most threads and connections that a storage may use in test_many_queues_…, for all queues together."""
+_WAITING_TAKERS = 50
+"""The number of queues of that test on which a receive() waits, each in a thread of the test."""
+_QUEUES = 1_000
+"""The number of queues of that test, in a storage whose clock the test moves (in memory)."""
+_QUEUES_IN_REAL_TIME = 100
+"""The number of queues in other storages, where each queue costs requests."""
 
 
 def test_a_queue_is_made_described_and_deleted(kmq_storage: Storage) -> None:
@@ -42,8 +45,8 @@ def test_a_queue_is_made_described_and_deleted(kmq_storage: Storage) -> None:
     queue.send_many(["x"] * 4)
     queue.dead_letter(take_one(queue, lease=60), wait=True)
     take_one(queue, lease=60)
-    has_dead(queue, 1)
-    has(queue, 2, 1)
+    assert_dead(queue, 1)
+    assert_sizes(queue, 2, 1)
     found = kmq_storage.describe(name)
     assert (found.name, found.settings["redeliver_after_ms"]) == (name, 5000)
     assert (found.settings["max_redeliveries"], found.settings["requeue_to"]) == (None, "back")
@@ -91,8 +94,8 @@ def test_a_queue_keeps_its_messages_and_settings_when_it_is_opened_again(
     queue.nack(messages[b"ready"], wait=True)
     queue.close()
     with kmq_target.open() as storage, storage.open(queue.name) as again:
-        has(again, 1, 1)
-        assert [one.reason for one in has_dead(again, 1)] == ["rejected: no"]
+        assert_sizes(again, 1, 1)
+        assert [one.reason for one in assert_dead(again, 1)] == ["rejected: no"]
         again.ack(messages[b"taken"].receipt, wait=True)
         assert (take_one(again, lease=60).attempts, again.in_flight()) == (2, 1)
         assert storage.describe(queue.name).settings["max_redeliveries"] == 1
@@ -130,7 +133,7 @@ def test_a_closed_queue_refuses_every_call(queue: Queue) -> None:
 
 
 def test_a_deleted_queue_refuses_every_call(kmq_target: Target, queue: Queue) -> None:
-    needs(queue.capabilities, "bound_handles")
+    skip_without(queue.capabilities, "bound_handles")
     queue.send("x")
     message = take_one(queue, lease=60)
     with kmq_target.open() as elsewhere:
@@ -150,7 +153,7 @@ def test_a_recreated_queue_has_nothing_of_the_former_one(kmq_target: Target, que
         elsewhere.delete(queue.name)
         elsewhere.create(queue.name)
         with elsewhere.open(queue.name) as anew:
-            has(anew, 0, 0)
+            assert_sizes(anew, 0, 0)
 
 
 def test_closing_ends_a_receive_that_waits(queue: Queue) -> None:
@@ -231,20 +234,20 @@ def test_any_order_delivers_each_message_once(make_queue: MakeQueue) -> None:
 def test_many_queues_share_the_threads_and_connections_of_their_storage(
     kmq_target: Target, kmq_storage: Storage
 ) -> None:
-    needs(kmq_storage.capabilities, "many_queues")
+    skip_without(kmq_storage.capabilities, "many_queues")
     before = threading.active_count()
     queues = []
-    for _ in range(_SOME if kmq_target.real_time else _MANY):
+    for _ in range(_QUEUES_IN_REAL_TIME if kmq_target.real_time else _QUEUES):
         name = new_name()
         kmq_storage.create(name)
         queues.append(kmq_storage.open(name))
-    with ThreadPoolExecutor(_WAITING) as takers:
-        found = [takers.submit(take_one, queue, wait=1) for queue in queues[:_WAITING]]
-        SYSTEM_CLOCK.sleep(0.3)  # they wait by now; if not, the test proves less, and passes
-        assert threading.active_count() - before - _WAITING <= MOST_THREADS
+    with ThreadPoolExecutor(_WAITING_TAKERS) as takers:
+        found = [takers.submit(take_one, queue, wait=1) for queue in queues[:_WAITING_TAKERS]]
+        SYSTEM_CLOCK.sleep(0.3)  # the takers wait by now; if not, the test proves less, and passes
+        assert threading.active_count() - before - _WAITING_TAKERS <= MAX_THREADS
         if kmq_target.connections is not None:
-            assert kmq_target.connections() <= MOST_CONNECTIONS
-        for queue in queues[:_WAITING]:
+            assert kmq_target.connections() <= MAX_CONNECTIONS
+        for queue in queues[:_WAITING_TAKERS]:
             queue.send("x")
         for queue, taken in zip(queues, found, strict=False):
             queue.ack(taken.result(PATIENCE_S), wait=True)

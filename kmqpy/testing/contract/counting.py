@@ -1,4 +1,4 @@
-"""Sizes, orphans, dead letters, purge."""
+"""Tests of sizes, of messages in flight (orphans), of dead letters, and of purge and release_all."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kmqpy.testing.contract.target import (
     PATIENCE_S,
     MakeQueue,
     Target,
+    assert_becomes,
+    assert_dead,
+    assert_sizes,
     at_once,
     drain,
-    has,
-    has_dead,
     own_headers,
-    settles,
     take,
     take_one,
 )
@@ -31,8 +31,8 @@ def test_the_size_is_what_is_neither_in_flight_nor_dead(queue: Queue) -> None:
     messages = take(queue, 4, lease=60)
     queue.dead_letter(messages[0], wait=True)
     queue.ack(messages[1], wait=True)
-    has_dead(queue, 1)
-    has(queue, 6, 2)
+    assert_dead(queue, 1)
+    assert_sizes(queue, 6, 2)
     assert [queue.size(limit) for limit in (1, 5, 6, 100)] == [1, 5, 6, 6]
     with pytest.raises(ConfigError):
         queue.size(0)
@@ -64,7 +64,7 @@ def test_sizes_are_exact_under_load(queue: Queue) -> None:
     finally:
         done.set()
     assert sum(acked) == 400
-    has(queue, 0, 0)
+    assert_sizes(queue, 0, 0)
 
 
 def test_orphans_are_all_that_is_taken_and_not_finished(kmq_target: Target, queue: Queue) -> None:
@@ -85,7 +85,7 @@ def test_orphans_are_all_that_is_taken_and_not_finished(kmq_target: Target, queu
     assert orphans[1000].message is not None
     orphans[1000].message.ack(wait=True)
     queue.nack([one.receipt for one in orphans[1001:]], count=False, wait=True)
-    has(queue, 248, 0)
+    assert_sizes(queue, 248, 0)
     assert queue.orphans() == []
 
 
@@ -116,7 +116,7 @@ def test_what_is_redelivered_is_no_orphan(kmq_target: Target, queue: Queue) -> N
     queue.send("x")
     take_one(queue)
     kmq_target.pass_time(OVER_S)
-    settles(queue, lambda: len(queue.orphans()), 0)
+    assert_becomes(queue, lambda: len(queue.orphans()), 0)
 
 
 def test_dead_letters_are_kept_with_their_reason(kmq_target: Target, queue: Queue) -> None:
@@ -125,7 +125,7 @@ def test_dead_letters_are_kept_with_their_reason(kmq_target: Target, queue: Queu
     queue.dead_letter(first, reason="bad \ud800body", wait=True)
     kmq_target.pass_time(0.01)
     queue.dead_letter(second.receipt, wait=True)
-    listed, peeked = has_dead(queue, 2), queue.dead_letters.peek()
+    listed, peeked = assert_dead(queue, 2), queue.dead_letters.peek()
     assert [(one.size, one.attempts, one.key) for one in listed] == [(1, 1, b"k"), (2, 1, b"k")]
     assert [one.id for one in listed] == ids or not queue.capabilities.stable_ids
     assert [one.reason for one in listed] == ["rejected: bad ?body", "rejected"]
@@ -151,24 +151,24 @@ def test_dead_letters_are_redriven_as_new(kmq_target: Target, make_queue: MakeQu
     for message in taken:
         queue.nack(message, wait=True)
         kmq_target.pass_time(0.01)
-    has_dead(queue, 4)
+    assert_dead(queue, 4)
     ids = {one.body: one.id for one in queue.dead_letters.peek()}
     sent_ms = {one.body: one.first_enqueued_ms for one in taken}
     last = ids[taken[3].body]
     assert queue.dead_letters.redrive([last, last, "0", "99999999", "x", ""]) == 1
     assert queue.redrive(1) == 1
-    left = {one.id for one in has_dead(queue, 2)}
+    left = {one.id for one in assert_dead(queue, 2)}
     assert left == {ids[one.body] for one in taken[1:3]}
     again = take(queue, 2, lease=60)
     assert {one.body for one in again} == {taken[0].body, taken[3].body}
     for message in again:
         assert message.attempts == 1
         assert message.enqueued_ms > message.first_enqueued_ms == sent_ms[message.body]
-    queue.ack(taken, wait=True)  # by receipts of the takes before
-    has(queue, 0, 2)
+    queue.ack(taken, wait=True)  # by receipts of takes before the redrive
+    assert_sizes(queue, 0, 2)
     assert queue.redrive() == 2
     assert (queue.redrive(), queue.dead_letters.redrive([])) == (0, 0)
-    has(queue, 2, 2)
+    assert_sizes(queue, 2, 2)
     for wrong in (0, -1, True):
         with pytest.raises(ConfigError):
             queue.redrive(wrong)
@@ -177,24 +177,24 @@ def test_dead_letters_are_redriven_as_new(kmq_target: Target, make_queue: MakeQu
 def test_dead_letters_can_be_purged(queue: Queue) -> None:
     queue.send_many(["a", "b", "c"])
     queue.dead_letter(take(queue, 2), wait=True)
-    has_dead(queue, 2)
+    assert_dead(queue, 2)
     assert queue.dead_letters.purge() == 2
     assert queue.dead_letters.purge() == 0
-    has_dead(queue, 0)
-    has(queue, 1, 0)
+    assert_dead(queue, 0)
+    assert_sizes(queue, 1, 0)
 
 
 def test_purge_removes_all_but_dead_letters(kmq_target: Target, queue: Queue) -> None:
     queue.send_many(["x"] * 9)
-    # What is redelivered during a purge may stay, as what is sent.
+    # A message that is sent or redelivered during a purge may stay.
     messages = take(queue, 4, lease=LEASE_S if queue.capabilities.immediate else 60)
     queue.dead_letter(messages[0], wait=True)
-    has_dead(queue, 1)
+    assert_dead(queue, 1)
     if queue.capabilities.delay:
         queue.nack(messages[1], delay=60, wait=True)
     assert queue.purge() == 8
-    has(queue, 0, 0)
-    has_dead(queue, 1)
+    assert_sizes(queue, 0, 0)
+    assert_dead(queue, 1)
     queue.nack(messages[2], wait=True)
     queue.extend(messages[2], lease=60, wait=True)
     queue.ack(messages[3], wait=True)
@@ -209,15 +209,15 @@ def test_release_all_gives_back_what_is_in_flight_uncounted(queue: Queue) -> Non
     taken = take(queue, 3, lease=3600)
     assert queue.release_all() == 3
     assert queue.release_all() == 0
-    has(queue, 5, 0)
+    assert_sizes(queue, 5, 0)
     assert [one.attempts for one in take(queue, 5, lease=60)] == [1] * 5
     queue.ack(taken, wait=True)
-    has(queue, 0, 5)
+    assert_sizes(queue, 0, 5)
 
 
 def test_a_peeked_dead_letter_has_no_receipt(queue: Queue) -> None:
     queue.send("x")
     queue.dead_letter(take_one(queue), wait=True)
-    has_dead(queue, 1)
+    assert_dead(queue, 1)
     with pytest.raises(ReceiptError):
         queue.ack(queue.dead_letters.peek()[0].id)

@@ -1,4 +1,4 @@
-"""Leases, redelivery, giving back, and receipts."""
+"""Tests when messages are redelivered (end of a lease, nack, dead letter), and which receipts are valid."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kmqpy.testing.contract.target import (
     OVER_S,
     MakeQueue,
     Target,
+    assert_becomes,
+    assert_dead,
+    assert_sizes,
     at_once,
     drain,
-    has,
-    has_dead,
-    needs,
     new_name,
     own_headers,
-    settles,
+    skip_without,
     take,
     take_one,
 )
@@ -29,7 +29,7 @@ def test_a_message_is_redelivered_when_its_lease_is_over(kmq_target: Target, que
     first = take_one(queue)
     assert queue.receive(wait=0) == []
     kmq_target.pass_time(OVER_S)
-    has(queue, 1, 0)
+    assert_sizes(queue, 1, 0)
     again = take_one(queue)
     assert (again.body, again.key, own_headers(again)) == (b"x", b"k", (("h", b"1"),))
     assert again.id == sent or not queue.capabilities.stable_ids
@@ -49,7 +49,7 @@ def test_an_acknowledged_message_is_not_redelivered(kmq_target: Target, queue: Q
     queue.ack([], wait=True)
     kmq_target.pass_time(OVER_S)
     assert queue.receive(wait=0) == []
-    has(queue, 0, 0)
+    assert_sizes(queue, 0, 0)
 
 
 def test_each_receive_has_a_lease_of_its_own(kmq_target: Target, queue: Queue) -> None:
@@ -60,7 +60,7 @@ def test_each_receive_has_a_lease_of_its_own(kmq_target: Target, queue: Queue) -
     kmq_target.pass_time(OVER_S)
     again = take_one(queue, lease=60)
     assert (again.body, again.attempts) == (short.body, 2)
-    has(queue, 0, 2)
+    assert_sizes(queue, 0, 2)
     queue.ack(long, wait=True)
 
 
@@ -98,11 +98,11 @@ def test_what_is_finished_cannot_be_extended(kmq_target: Target, queue: Queue) -
     queue.ack(messages[0], wait=True)
     queue.nack(messages[1], wait=True)
     queue.extend(messages, lease=60, wait=True)
-    has(queue, 1, 0)
+    assert_sizes(queue, 1, 0)
 
 
 def test_an_extension_says_which_messages_are_no_longer_the_callers(kmq_target: Target, queue: Queue) -> None:
-    needs(queue.capabilities, "tells_lost")
+    skip_without(queue.capabilities, "tells_lost")
     queue.send_many([*"abcde"])
     messages = take(queue, 5)
     kept = [messages[0].receipt, messages[2].receipt, messages[4].receipt]
@@ -147,11 +147,11 @@ def test_a_silent_nack_changes_neither_number_nor_time(kmq_target: Target, queue
 
 
 def test_a_nack_with_a_delay_is_redelivered_after_it(kmq_target: Target, queue: Queue) -> None:
-    needs(queue.capabilities, "delay")
+    skip_without(queue.capabilities, "delay")
     queue.send("x")
     queue.nack(take_one(queue), delay=LEASE_S, wait=True)
     assert queue.receive(wait=0) == []
-    has(queue, 1, 0)
+    assert_sizes(queue, 1, 0)
     kmq_target.pass_time(OVER_S)
     assert take_one(queue, lease=60).attempts == 2
     with pytest.raises(ConfigError, match=r"^delay: "):
@@ -159,7 +159,7 @@ def test_a_nack_with_a_delay_is_redelivered_after_it(kmq_target: Target, queue: 
 
 
 def test_a_requeued_message_goes_to_the_back(kmq_target: Target, queue: Queue) -> None:
-    needs(queue.capabilities, "fifo")
+    skip_without(queue.capabilities, "fifo")
     queue.send_many(["a", "b", "c", "d"])
     first, _ = take(queue, 2)
     queue.nack(first, wait=True)
@@ -170,7 +170,7 @@ def test_a_requeued_message_goes_to_the_back(kmq_target: Target, queue: Queue) -
 def test_a_requeued_message_goes_to_its_place_at_the_front(
     kmq_target: Target, make_queue: MakeQueue, kmq_storage: Storage
 ) -> None:
-    needs(kmq_storage.capabilities, "fifo", "requeue_to_front")
+    skip_without(kmq_storage.capabilities, "fifo", "requeue_to_front")
     queue = make_queue(requeue_to="front")
     queue.send_many(["a", "b", "c", "d"])
     first, second = take(queue, 2)
@@ -192,9 +192,9 @@ def test_what_fails_too_often_is_a_dead_letter(kmq_target: Target, make_queue: M
             queue.nack(message, reason="no\x00good", wait=True)
         else:
             kmq_target.pass_time(OVER_S)
-    (letter,) = has_dead(queue, 1)
+    (letter,) = assert_dead(queue, 1)
     assert queue.receive(wait=0) == []
-    has(queue, 0, 0)
+    assert_sizes(queue, 0, 0)
     assert (letter.attempts, letter.size) == (3, 3)
     assert letter.reason == ("expired" if how == "lease" else "nack: no\N{REPLACEMENT CHARACTER}good")
 
@@ -205,8 +205,8 @@ def test_the_limit_of_redeliveries_can_be_none_or_nothing(make_queue: MakeQueue,
     queue.send("x")
     for _ in range(1 if most == 0 else 10):
         queue.nack(take_one(queue), wait=True)
-    has_dead(queue, 1 if most == 0 else 0)
-    has(queue, 0 if most == 0 else 1, 0)
+    assert_dead(queue, 1 if most == 0 else 0)
+    assert_sizes(queue, 0 if most == 0 else 1, 0)
     if most == 0:
         assert queue.receive(wait=0) == []
 
@@ -214,7 +214,7 @@ def test_the_limit_of_redeliveries_can_be_none_or_nothing(make_queue: MakeQueue,
 def test_manual_redelivery_leaves_it_to_the_application(
     kmq_target: Target, make_queue: MakeQueue, kmq_storage: Storage
 ) -> None:
-    needs(kmq_storage.capabilities, "manual_redelivery")
+    skip_without(kmq_storage.capabilities, "manual_redelivery")
     queue = make_queue(redelivery="manual")
     queue.send_many(["a", "b"])
     take(queue, 2)
@@ -229,7 +229,7 @@ def test_manual_redelivery_leaves_it_to_the_application(
 def test_a_late_acknowledgement_counts_until_the_message_is_taken_anew(
     kmq_target: Target, queue: Queue
 ) -> None:
-    needs(queue.capabilities, "late_ack")
+    skip_without(queue.capabilities, "late_ack")
     queue.send("x")
     message = take_one(queue)
     kmq_target.pass_time(OVER_S)
@@ -249,12 +249,12 @@ def test_a_receipt_never_touches_the_take_of_another(kmq_target: Target, queue: 
     queue.extend(late, lease=0, wait=True)
     queue.dead_letter(late, wait=True)
     kmq_target.pass_time(OVER_S)
-    has(queue, 0, 1)
+    assert_sizes(queue, 0, 1)
     assert len(queue.dead_letters.list()) == 0
     queue.nack(current, wait=True)
     assert take_one(queue, lease=60).attempts == 3
     queue.ack(current, wait=True)
-    has(queue, 0, 1)
+    assert_sizes(queue, 0, 1)
 
 
 def test_a_nack_counts_once_however_often_it_is_given(make_queue: MakeQueue) -> None:
@@ -264,7 +264,7 @@ def test_a_nack_counts_once_however_often_it_is_given(make_queue: MakeQueue) -> 
         message = take_one(queue, lease=60)
         assert message.attempts == attempt
         at_once(4, lambda _, message=message: queue.nack(message, wait=True))  # type: ignore[misc]
-    has(queue, 1, 0)
+    assert_sizes(queue, 1, 0)
 
 
 def test_of_many_who_finish_one_message_one_wins(queue: Queue) -> None:
@@ -273,14 +273,14 @@ def test_of_many_who_finish_one_message_one_wins(queue: Queue) -> None:
         how = [queue.ack, queue.nack, queue.dead_letter, queue.ack]
         at_once(4, lambda number, how=how, message=message: how[number](message))  # type: ignore[misc]
     queue.flush()
-    settles(queue, queue.in_flight, 0)
+    assert_becomes(queue, queue.in_flight, 0)
 
     def doubled() -> int:
-        """How many are there twice, in the queue or among its dead letters."""
+        """The number of messages that are in the queue or the dead letters more than once."""
         dead, ready = queue.dead_letters.peek(), queue.peek(100)
         return len(dead) + queue.size() - len({one.body for one in dead} | {one.body for one in ready})
 
-    settles(queue, doubled, 0)
+    assert_becomes(queue, doubled, 0)
 
 
 def test_a_receipt_is_good_in_another_handle(kmq_target: Target, queue: Queue) -> None:
@@ -289,7 +289,7 @@ def test_a_receipt_is_good_in_another_handle(kmq_target: Target, queue: Queue) -
     with kmq_target.open() as elsewhere, elsewhere.open(queue.name) as other:
         other.ack(first, wait=True)
         other.nack(second, wait=True)
-    has(queue, 1, 0)
+    assert_sizes(queue, 1, 0)
 
 
 def test_what_is_no_receipt_of_the_queue_is_refused_and_finishes_nothing(
@@ -327,15 +327,15 @@ def test_what_is_no_receipt_of_the_queue_is_refused_and_finishes_nothing(
             with pytest.raises(ReceiptError):
                 refuse.nack(mine if refuse is queue else old, wrong)  # type: ignore[arg-type]
     for one in (queue, other, anew):
-        has(one, 0, 1)
+        assert_sizes(one, 0, 1)
 
 
 def test_a_seen_message_is_not_taken(queue: Queue) -> None:
     queue.send("x")
     for _ in range(2):
-        settles(queue, lambda: [(one.body, one.attempts) for one in queue.peek()], [(b"x", 1)])
+        assert_becomes(queue, lambda: [(one.body, one.attempts) for one in queue.peek()], [(b"x", 1)])
         (seen,) = queue.peek()
         with pytest.raises(ReceiptError):
             queue.ack(seen)
         queue.nack(take_one(queue), count=False, wait=True)
-    has(queue, 1, 0)
+    assert_sizes(queue, 1, 0)

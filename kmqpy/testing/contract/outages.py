@@ -1,4 +1,7 @@
-"""Killed takers and servers, cut connections, wrong clocks. They need hooks of Target, or other processes."""
+"""Tests killed clients and servers, cut connections and wrong clocks.
+
+Most of these tests need a hook of `Target`; a test is skipped where its hook is missing.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from kmqpy.errors import Unavailable
 from kmqpy.message import Message
 from kmqpy.queue import Queue
 from kmqpy.testing import ManualClock
-from kmqpy.testing.contract.target import LEASE_S, OVER_S, Target, needs, take, take_one
+from kmqpy.testing.contract.target import LEASE_S, OVER_S, Target, skip_without, take, take_one
 
-_TAKER = """
+_KILLED_TAKER_PROGRAM = """
 import os, signal, sys
 from kmqpy.queue import storage_for
 queue = storage_for(sys.argv[1]).open(sys.argv[2])
@@ -29,11 +32,11 @@ _HOUR_S = 3600
 
 
 def test_what_a_killed_taker_had_is_redelivered_after_its_lease(kmq_target: Target, queue: Queue) -> None:
-    needs(queue.capabilities, "shared")
+    skip_without(queue.capabilities, "shared")
     if kmq_target.url is None:
         pytest.skip("the target has no url for other processes")
     queue.send_many(["x"] * 5)
-    command = [sys.executable, "-c", _TAKER, kmq_target.url, queue.name, str(3 * LEASE_S)]
+    command = [sys.executable, "-c", _KILLED_TAKER_PROGRAM, kmq_target.url, queue.name, str(3 * LEASE_S)]
     taker = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert taker.returncode == -9, taker.stderr
     assert (queue.receive(wait=0), queue.in_flight()) == ([], 5)
@@ -42,7 +45,7 @@ def test_what_a_killed_taker_had_is_redelivered_after_its_lease(kmq_target: Targ
 
 
 def test_what_was_confirmed_outlives_a_killed_server(kmq_target: Target, queue: Queue) -> None:
-    needs(queue.capabilities, "durable")
+    skip_without(queue.capabilities, "durable")
     if kmq_target.kill_server is None:
         pytest.skip("the target has no kill_server")
     ids = queue.send_many(["x"] * 100)
@@ -84,7 +87,7 @@ def test_cut_connections_lose_and_double_nothing(kmq_target: Target, queue: Queu
     stop = threading.Event()
 
     def cutting() -> None:
-        # Each costs one batch of 10 at most, so half of the messages get through on the slowest machine.
+        # 15 cuts cost at most 15 batches of 10, so half of the 400 messages get through on any machine.
         for _ in range(15):
             if stop.wait(0.05):
                 return
@@ -106,10 +109,10 @@ def test_cut_connections_lose_and_double_nothing(kmq_target: Target, queue: Queu
         stop.set()
         cutter.join()
     assert len(acked) == len({*acked}) >= 200
-    _retried(queue.release_all)  # what a cut receive() had taken, too
+    _retried(queue.release_all)  # also messages that a cut receive() took
     left = {one.id for one in _all(queue)}
     assert not left & {*acked}
-    # An ack that was cut may have counted; nothing else may be gone.
+    # Messages may be gone only where a cut ack() may have counted.
     assert {*ids} - left - {*acked} <= unsure
 
 

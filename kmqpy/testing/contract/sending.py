@@ -1,4 +1,4 @@
-"""Messages are received as they were sent, in order, once."""
+"""Tests that messages are received as they were sent: complete, in order, on time, and once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kmqpy.testing.contract.target import (
     PATIENCE_S,
     MakeQueue,
     Target,
+    assert_becomes,
+    assert_sizes,
     at_once,
     drain,
-    has,
-    needs,
-    settles,
+    skip_without,
     take,
     take_one,
 )
@@ -34,8 +34,8 @@ BODIES = {
     "1 MiB": b"\x00\xff" * 2**19,
 }
 
-_SERIES = 8
-"""How many messages are sent to receives that wait, one after the other, to learn how late they come."""
+_SERIES_LENGTH = 8
+"""The number of messages that are sent one by one to measure how late a waiting receive() returns them."""
 
 
 def test_bodies_come_as_they_were_sent(queue: Queue) -> None:
@@ -105,7 +105,7 @@ def test_receive_takes_no_more_than_asked_and_returns_nothing_where_nothing_is(q
     assert queue.receive(wait=0) == []
     queue.send_many(["x"] * 10)
     take(queue, 3, lease=60)
-    has(queue, 7, 3)
+    assert_sizes(queue, 7, 3)
 
 
 BAD_NUMBERS: list[dict[str, Any]] = [
@@ -128,7 +128,7 @@ def test_receive_refuses_bad_numbers_and_takes_nothing(queue: Queue) -> None:
 
 
 def test_messages_are_taken_in_the_order_they_were_sent(queue: Queue) -> None:
-    needs(queue.capabilities, "fifo")
+    skip_without(queue.capabilities, "fifo")
     queue.send_many([b"%d" % number for number in range(20)])
     for number in range(20, 40):
         queue.send(b"%d" % number)
@@ -140,7 +140,7 @@ def test_messages_are_taken_in_the_order_they_were_sent(queue: Queue) -> None:
 
 
 def test_a_higher_priority_is_taken_first(queue: Queue) -> None:
-    needs(queue.capabilities, "priority", "fifo")
+    skip_without(queue.capabilities, "priority", "fifo")
     queue.send_many([OutgoingMessage("a"), OutgoingMessage("b", priority=9), OutgoingMessage("c")])
     queue.send_many(["d", "e"], priority=3)
     assert [one.body for one in queue.peek()] == [b"b", b"d", b"e", b"a", b"c"]
@@ -148,7 +148,7 @@ def test_a_higher_priority_is_taken_first(queue: Queue) -> None:
 
 
 def test_a_delayed_message_comes_when_it_is_due(kmq_target: Target, queue: Queue) -> None:
-    needs(queue.capabilities, "delay")
+    skip_without(queue.capabilities, "delay")
     queue.send_many([OutgoingMessage("in an hour", delay=3600), "now"])
     assert queue.size() == 2
     assert [one.body for one in queue.peek()] == [b"now"]
@@ -165,28 +165,28 @@ def test_a_delayed_message_comes_when_it_is_due(kmq_target: Target, queue: Queue
 
 
 def test_messages_far_in_the_future_do_not_hide_those_of_now(queue: Queue) -> None:
-    needs(queue.capabilities, "delay")
+    skip_without(queue.capabilities, "delay")
     queue.send_many(["later"] * 300, delay=3600)
     queue.send("now")
     assert drain(queue, 1) == [b"now"]
-    settles(queue, queue.size, 300)
+    assert_becomes(queue, queue.size, 300)
 
 
 def test_a_waiting_receive_returns_as_soon_as_a_message_is_sent(kmq_target: Target, queue: Queue) -> None:
     if not kmq_target.real_time:
         pytest.skip("the clock of the storage stands still")
-    # One series of three is enough: a busy machine is slow at times.
+    # One of three series must be in time: a busy machine is slow at times.
     soon_s = 0.25 if queue.capabilities.blocking_take else 2
-    assert any(_series_is_in_time(queue, _SERIES * soon_s) for _ in range(3))
+    assert any(_series_is_in_time(queue, _SERIES_LENGTH * soon_s) for _ in range(3))
 
 
 def _series_is_in_time(queue: Queue, limit_s: float) -> bool:
-    """True if a series of messages, all together, comes less than `limit_s` late.
+    """Return True if the messages of a series are less than `limit_s` late, added up.
 
-    A storage that looks for messages once a second is in time for one of them, but not for a series.
+    A storage that looks for messages once a second may be in time for one message, but not for a series.
     """
     late_s = 0.0
-    for _ in range(_SERIES):
+    for _ in range(_SERIES_LENGTH):
         late_s += _late_s(queue)
         if late_s >= limit_s:
             return False
@@ -194,7 +194,7 @@ def _series_is_in_time(queue: Queue, limit_s: float) -> bool:
 
 
 def _late_s(queue: Queue) -> float:
-    """How many seconds after the send a waiting receive has got the message."""
+    """Seconds from a send until a receive() that waits has returned the message."""
     sent_at: list[float] = []
 
     def send() -> None:
@@ -211,7 +211,7 @@ def _late_s(queue: Queue) -> float:
 
 
 def test_a_waiting_receive_returns_when_a_message_is_due(kmq_target: Target, queue: Queue) -> None:
-    needs(queue.capabilities, "delay")
+    skip_without(queue.capabilities, "delay")
     if not kmq_target.real_time:
         pytest.skip("the clock of the storage stands still")
     queue.send("delayed", delay=0.3)
@@ -242,14 +242,14 @@ def test_eight_takers_get_nothing_twice_within_its_lease(queue: Queue) -> None:
 
     at_once(8, taker)
     assert sorted(found) == sorted(ids)
-    has(queue, 0, 2000)
+    assert_sizes(queue, 0, 2000)
 
 
 def test_takers_do_not_wait_for_one_row(queue: Queue) -> None:
-    needs(queue.capabilities, "immediate")
+    skip_without(queue.capabilities, "immediate")
     for _ in range(20):
         queue.send_many(["x"] * 8)
-        # None is told that there is nothing, because another was just taking the first.
+        # No taker may get nothing because another taker was just taking the first message.
         found = at_once(8, lambda _: queue.receive(1, wait=0, lease=600))
         assert [len(part) for part in found] == [1] * 8
         assert len({one.id for part in found for one in part}) == 8
@@ -257,7 +257,7 @@ def test_takers_do_not_wait_for_one_row(queue: Queue) -> None:
 
 def test_at_most_once_forgets_what_is_taken(kmq_target: Target, make_queue: MakeQueue) -> None:
     with kmq_target.open() as storage:
-        needs(storage.capabilities, "at_most_once")
+        skip_without(storage.capabilities, "at_most_once")
     queue = make_queue(ephemeral=False)
     queue.send_many(["a", "b"])
     message = take_one(queue)

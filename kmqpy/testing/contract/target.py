@@ -1,4 +1,4 @@
-"""The `Target` that describes a storage to the contract suite, its fixtures, and helpers of its tests."""
+"""The `Target` that describes a storage to the contract suite; the fixtures and helpers of the suite."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from kmqpy.queue import Capabilities, DeadLetter, Queue, Storage, storage_for
 
 T = TypeVar("T")
 LEASE_S = 1.0
-"""The lease of the queues under test."""
+"""The lease of the queues under test, in seconds."""
 OVER_S = 1.3
-"""After that a lease of LEASE_S is over, also on a slow machine."""
+"""Seconds that a test lets pass so that a lease of LEASE_S is over, also on a slow machine."""
 PATIENCE_S = 60.0
-"""How long what must come may take."""
-_LOOK_EVERY_S = 0.25
+"""Seconds that a test waits for an expected message or state before the test fails."""
+_CHECK_INTERVAL_S = 0.25
+"""Seconds between two checks of assert_becomes()."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A storage under test. Tests whose hook is None are skipped.
+    """Tells the suite how to open a storage, and how to disturb it. A test whose hook is None is skipped.
 
-    open             opens the storage; each call gives one of its own, over the same queues
-    url              its url without `queue=`, for tests with other processes
-    pass_time        lets seconds pass on the storage's clock
-    real_time        False: the clock stands still but for pass_time
-    open_with_clock  opens the storage as from a machine with this clock
+    open             opens the storage; each call returns another Storage object with the same queues
+    url              url of the storage without `queue=`, for tests that start other processes
+    pass_time        lets the given number of seconds pass on the storage's clock
+    real_time        False: the storage's clock moves only by pass_time
+    open_with_clock  opens the storage with this clock as the clock of the client's machine
     kill_server      kills the server with -9, and starts it again
-    cut_connections  breaks all connections to the server; new ones work
-    connections      how many connections to the server this process has
+    cut_connections  breaks all connections to the server; new connections work
+    connections      returns the number of connections of this process to the server
     """
 
     open: Callable[[], Storage]
@@ -50,14 +51,14 @@ class Target:
 
 
 class MakeQueue(Protocol):
-    """Makes an empty queue with these settings, and opens it."""
+    """The type of the fixture make_queue: makes an empty queue with these settings, and opens it."""
 
     def __call__(self, **settings: Any) -> Queue: ...  # noqa: D102
 
 
 @pytest.fixture
 def kmq_target(request: pytest.FixtureRequest) -> Target:
-    """The storage of `--kmq-storage`; a test module of a storage overrides it, to give hooks."""
+    """The Target of `--kmq-storage=URL`; a test module of a storage overrides this fixture to add hooks."""
     url = request.config.getoption("--kmq-storage", default=None)
     if url is None:
         pytest.skip("no storage given; run pytest --kmq-storage=URL")
@@ -66,21 +67,22 @@ def kmq_target(request: pytest.FixtureRequest) -> Target:
 
 @pytest.fixture
 def kmq_storage(kmq_target: Target) -> Iterator[Storage]:
-    """The storage under test; the queues that the test made are deleted."""
+    """The storage under test; afterwards the fixture deletes the queues that the test made."""
     with kmq_target.open() as storage:
         before = set(storage.list())
         yield storage
         for name in set(storage.list()) - before:
-            if name.startswith(PREFIX):  # others may use the storage, too
+            if name.startswith(PREFIX):  # other programs may use the storage, too
                 storage.delete(name)
 
 
 PREFIX = "kmq-contract-"
+"""The beginning of the names of all queues that the suite makes."""
 
 
 @pytest.fixture
 def make_queue(kmq_storage: Storage) -> MakeQueue:
-    """Makes queues with leases of LEASE_S, unless the test says otherwise."""
+    """A function that makes queues; their lease is LEASE_S unless the test gives another."""
 
     def make(**settings: Any) -> Queue:
         name = new_name()
@@ -92,24 +94,24 @@ def make_queue(kmq_storage: Storage) -> MakeQueue:
 
 @pytest.fixture
 def queue(make_queue: MakeQueue) -> Queue:
-    """An empty queue."""
+    """An empty queue with a lease of LEASE_S."""
     return make_queue()
 
 
 def new_name() -> str:
-    """A name for a queue that no other has."""
+    """A new name for a queue."""
     return PREFIX + uuid4().hex[:12]
 
 
-def needs(capabilities: Capabilities, *names: str) -> None:
-    """Skip the test unless the storage can do all of these."""
+def skip_without(capabilities: Capabilities, *names: str) -> None:
+    """Skip the test if the storage lacks one of these capabilities."""
     for name in names:
         if not getattr(capabilities, name):
             pytest.skip(f"the storage says that it can't: {name}")
 
 
 def take(queue: Queue, number: int = 1, **arguments: Any) -> list[Message]:
-    """Take that many messages, in as many calls as it needs."""
+    """Take `number` messages, in as many calls of receive() as are needed."""
     found: list[Message] = []
     deadline = SYSTEM_CLOCK.monotonic() + PATIENCE_S
     while len(found) < number:
@@ -124,41 +126,41 @@ def take_one(queue: Queue, **arguments: Any) -> Message:
 
 
 def drain(queue: Queue, count: int) -> list[bytes]:
-    """Acknowledge all messages, which are `count`; returns the bodies in the order in which they came."""
+    """Take and acknowledge `count` messages, and assert that no other comes; returns the bodies in order."""
     messages = take(queue, count, lease=60)
     queue.ack(messages, wait=True)
     assert queue.receive(wait=0) == []
     return [message.body for message in messages]
 
 
-def settles(queue: Queue, look: Callable[[], T], expected: T) -> None:
-    """Assert that `look()` is `expected`: now, or a moment later where the storage is not immediate."""
+def assert_becomes(queue: Queue, look: Callable[[], T], expected: T) -> None:
+    """Assert that `look()` returns `expected`: now, or in PATIENCE_S if the storage is not `immediate`."""
     deadline = SYSTEM_CLOCK.monotonic() + PATIENCE_S
     while (found := look()) != expected and not queue.capabilities.immediate:
         if SYSTEM_CLOCK.monotonic() > deadline:
             break
-        SYSTEM_CLOCK.sleep(_LOOK_EVERY_S)
+        SYSTEM_CLOCK.sleep(_CHECK_INTERVAL_S)
     assert found == expected
 
 
-def has(queue: Queue, size: int, in_flight: int) -> None:
-    """Assert the sizes of a queue, as settles() does."""
-    settles(queue, lambda: (queue.size(), queue.in_flight()), (size, in_flight))
+def assert_sizes(queue: Queue, size: int, in_flight: int) -> None:
+    """Assert the size() and in_flight() of a queue, as assert_becomes() does."""
+    assert_becomes(queue, lambda: (queue.size(), queue.in_flight()), (size, in_flight))
 
 
-def has_dead(queue: Queue, count: int) -> Sequence[DeadLetter]:
-    """The dead letters of a queue, which are `count`, without bodies."""
-    settles(queue, lambda: len(queue.dead_letters.list()), count)
+def assert_dead(queue: Queue, count: int) -> Sequence[DeadLetter]:
+    """Assert that a queue has `count` dead letters; returns them, without bodies."""
+    assert_becomes(queue, lambda: len(queue.dead_letters.list()), count)
     return queue.dead_letters.list()
 
 
 def own_headers(message: Message | DeadLetter) -> Headers:
-    """The headers that were sent; those named kmq-… are the storage's."""
+    """The headers that the sender gave: without those named kmq-…, which the storage adds."""
     return tuple(header for header in message.headers if not header[0].startswith("kmq-"))
 
 
 def at_once(count: int, job: Callable[[int], T]) -> list[T]:
-    """The results of `job(0)` … `job(count - 1)`, called by as many threads that begin together."""
+    """Call `job(0)` … `job(count - 1)` in `count` threads that start together; returns the results."""
     barrier = threading.Barrier(count)
 
     def started(number: int) -> T:

@@ -1,4 +1,4 @@
-"""Curator's DistributedQueue and its siblings: the same znodes, so that Java and Python share a queue."""
+"""Curator's DistributedQueue and its siblings, on the same znodes: Java and Python programs share a queue."""
 
 from kmqpy.zookeeper.curator.builder import QueueBuilder
 from kmqpy.zookeeper.curator.distributed_queue import Consumer, DistributedQueue, ErrorMode, PutListener

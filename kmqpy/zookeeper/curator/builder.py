@@ -1,4 +1,4 @@
-"""The options of Curator's queues, with Curator's defaults."""
+"""Builds Curator's queues from options that have Curator's defaults."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ T = TypeVar("T")
 
 
 class Serializer(Protocol[T]):
-    """Items to bytes and back."""
+    """Turns items into bytes and back."""
 
     def serialize(self, item: T, /) -> bytes:
-        """The bytes of an item."""
+        """Return the bytes of an item."""
         ...
 
     def deserialize(self, data: bytes, /) -> T:
-        """The item of bytes; an exception leaves the znode where it is."""
+        """Return the item that `data` holds; after an exception, the queue leaves the znode where it is."""
         ...
 
 
 class BytesSerializer:
-    """Items that are bytes already."""
+    """The serializer of items that are bytes already."""
 
     def serialize(self, item: Any, /) -> bytes:
         """Return `item`."""
@@ -56,20 +56,21 @@ class QueueBuilder(Generic[T]):
     """Options of a queue; `build_queue()` and its siblings make queues with them.
 
     zk                 a started kazoo client; the queue never stops it
-    path               the znode of the queue; made by start(), its parents as containers
-    consumer           a Consumer, or a function of one item; None: this process only puts
+    path               the znode of the queue; start() creates it, and its missing parents as containers
+    consumer           a Consumer, or a function of one item; None: this queue object only puts
     serializer         default: items are bytes
-    lock_path          where locks are made. None: AT MOST ONCE, an item is deleted before it is consumed
-    error_mode         what becomes of an item whose consumer failed; needs lock_path
-    max_items          put() waits while there are so many znodes (roughly); None: no limit
-    put_in_background  put() does not wait for ZooKeeper; None: yes, unless max_items is given
-    put_listeners      are told what became of each put
+    lock_path          the parent of locks. None: AT MOST ONCE, an item is deleted before it is consumed
+    error_mode         what becomes of an item whose consumer failed; needs lock_path, default: REQUEUE
+    max_items          put() waits while the queue has (roughly) this many znodes; None: no limit
+    put_in_background  whether put() returns before ZooKeeper answers; None: yes, unless max_items is given
+    put_listeners      objects that learn the outcome of each put
     put_timeout_s      how long a put in the foreground waits for an answer
     final_flush_s      how long close() waits for puts under way; 0: not at all
-    executor           consumes the items of one listing at a time in parallel; None: one after the other
+    executor           consumes the items of one listing in parallel; None: one after the other
     thread_factory     makes the thread that consumes
     min_items_before_refresh, refresh_on_watch
-                       with the latter, the list is read again when it has changed and so many were consumed
+                       with refresh_on_watch, the queue is listed again when its znodes have changed and so
+                       many items of the listing were consumed; otherwise after all items
     max_packet_bytes   the jute.maxbuffer of the servers
     """
 
@@ -108,26 +109,27 @@ class QueueBuilder(Generic[T]):
 
     @property
     def puts_in_background(self) -> bool:
-        """True when put() returns before ZooKeeper has answered."""
+        """True if put() returns before ZooKeeper has answered."""
         return self.max_items is None if self.put_in_background is None else self.put_in_background
 
     def build_queue(self) -> DistributedQueue[T]:
-        """A queue in the order of the puts."""
+        """Return a queue that is consumed in the order of the puts."""
         return DistributedQueue(self)
 
     def build_id_queue(self) -> DistributedIdQueue[T]:
-        """A queue whose items can be removed by an id."""
+        """Return a queue whose items can be removed by an id."""
         return DistributedIdQueue(self)
 
     def build_priority_queue(self, min_items_before_refresh: int) -> DistributedPriorityQueue[T]:
-        """A queue whose lower priorities come first.
+        """Return a queue in which items of lower priorities come first.
 
-        A larger `min_items_before_refresh` lists the znodes less often, and notices a more urgent item later.
+        With a larger `min_items_before_refresh` the queue lists the znodes less often, and notices a more
+        urgent item later.
         """
         return DistributedPriorityQueue(
             replace(self, min_items_before_refresh=min_items_before_refresh, refresh_on_watch=True)
         )
 
     def build_delay_queue(self) -> DistributedDelayQueue[T]:
-        """A queue whose items are consumed when they are due."""
+        """Return a queue whose items are consumed when they are due."""
         return DistributedDelayQueue(self)

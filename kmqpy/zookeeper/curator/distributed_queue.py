@@ -1,4 +1,4 @@
-"""Curator's DistributedQueue: items in znodes `queue-…`, consumed in order by whoever takes them first."""
+"""Curator's DistributedQueue: items in znodes `queue-…`, each for the process that takes it first."""
 
 from __future__ import annotations
 
@@ -40,16 +40,20 @@ T = TypeVar("T")
 Item_contra = TypeVar("Item_contra", contravariant=True)
 
 LOST_ANSWER = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, KazooTimeoutError)
-_LOOK_AGAIN_S = 1.0
-"""When no watch tells of a change: others had locked items, or somebody has removed the queue."""
-_PAUSE_S = 0.1
+"""After one of these errors, a request may have been executed or not."""
+_LOOK_AGAIN_AFTER_S = 1.0
+"""The consumer looks again though no watch told of a change: items were left (another process had locked
+them, for example), somebody has removed the queue, or consuming failed."""
+_ERROR_PAUSE_S = 0.1
+"""The pause after an error of ZooKeeper."""
 _LONGEST_PAUSE_S = 3_600.0
-"""The longest wait, since threads can't wait for as long as an item can be delayed."""
-_REMEMBERED = 1_000
+"""The longest wait for an item to be due: an item can be delayed for longer than threads can wait."""
+_MAX_REPORTED_NAMES = 1_000
+"""A queue remembers so many znodes that it has warned about; then it forgets all, and may warn again."""
 
 
 class ErrorMode(StrEnum):
-    """The fate of an item whose consumer raised an exception; Curator's ErrorMode."""
+    """What becomes of an item whose consumer raised an exception; Curator's ErrorMode."""
 
     REQUEUE = "requeue"
     """The item is put again at the end of the queue."""
@@ -58,38 +62,39 @@ class ErrorMode(StrEnum):
 
 
 class Consumer(Protocol[Item_contra]):
-    """Consumes items, one at a time (without an executor)."""
+    """Consumes the items of a queue; without an executor, one at a time."""
 
     def consume(self, item: Item_contra, /) -> None:
-        """Process one item; an exception means that it failed (ErrorMode)."""
+        """Process one item; after an exception, ErrorMode says what becomes of the item."""
         ...
 
     def connection_changed(self, state: str) -> None:
-        """Called with kazoo's states: SUSPENDED (stop, locks may be lost soon), LOST (they are), CONNECTED.
+        """Called with kazoo's states: SUSPENDED (stop: locks may be lost soon), LOST (they are), CONNECTED.
 
-        It must not block: it is called in kazoo's own thread.
+        The method must not block: kazoo's own thread calls it.
         """
         ...
 
 
 class PutListener(Protocol):
-    """Is told the outcome of each put; called in kazoo's own thread, so it must not block."""
+    """Learns the outcome of each put; must not block, since kazoo's thread calls it for background puts."""
 
     def put_completed(self, items: Sequence[Any]) -> None:
         """The items of one znode are stored."""
         ...
 
     def put_failed(self, items: Sequence[Any], error: Exception) -> None:
-        """These items are not in the queue; after UnknownOutcome, they may be."""
+        """The items are not in the queue; if `error` is UnknownOutcome, they may be."""
         ...
 
 
 class DistributedQueue(Generic[T]):
     """A queue that Java programs with Curator's DistributedQueue can share; made by QueueBuilder.
 
-    With `lock_path`, an item is deleted after its consumer has returned: at least once. Without it, before
-    the consumer is called: at most once, an item is lost when its consumer fails or dies. `guarantee` says
-    which. Znodes of foreign names, and items that can't be decoded, are left where they are with a warning.
+    With `lock_path`, the queue deletes an item after its consumer has returned: at least once. Without
+    `lock_path`, it deletes an item before it calls the consumer: at most once, so an item is lost when its
+    consumer fails or dies. `guarantee` says which. The queue leaves znodes of foreign names, and items that
+    it can't decode, where they are, and warns.
     """
 
     def __init__(self, options: QueueBuilder[T], names: ItemNames = PLAIN) -> None:
@@ -101,14 +106,14 @@ class DistributedQueue(Generic[T]):
         self._closed = threading.Event()
         self._changed = threading.Event()
         self._children = WatchedChildren(self._zk, self._path, self._changed)
-        self._bound = WatchedChildren(self._zk, self._path)
+        self._counted_children = WatchedChildren(self._zk, self._path)
         self._last_count = 0
         self._reported: set[str] = set()
         self._outstanding = 0
         self._outstanding_changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._sessions = 0
-        """How many sessions were lost since the start: a lock is good as long as that does not change."""
+        self._lost_sessions = 0
+        """The number of sessions lost since the start: a lock is ours while this number does not change."""
 
     @property
     def guarantee(self) -> str:
@@ -117,11 +122,11 @@ class DistributedQueue(Generic[T]):
 
     @property
     def last_message_count(self) -> int:
-        """The number of znodes when the queue was last listed: for information only."""
+        """The number of znodes when the consumer last listed the queue: for information only."""
         return self._last_count
 
     def start(self) -> None:
-        """Make the paths and start to consume. Raises ConfigError the second time, Unavailable."""
+        """Create missing znodes and start to consume. Raises ConfigError at a second call, Unavailable."""
         if self._started:
             raise ConfigError("start: this queue was started before; build another one")
         self._started = True
@@ -150,7 +155,7 @@ class DistributedQueue(Generic[T]):
             self.flush_puts(self._options.final_flush_s)
         self._closed.set()
         self._changed.set()
-        self._bound.changed.set()
+        self._counted_children.changed.set()
         self._zk.remove_listener(self._connection_changed)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -163,20 +168,20 @@ class DistributedQueue(Generic[T]):
         self.close()
 
     def put(self, item: T, *, timeout: float | None = None) -> bool:
-        """Put one item; False if the queue had max_items for `timeout` s (None: waits without limit).
+        """Put one item; return False if the queue had max_items for `timeout` s (None: wait without limit).
 
-        In the background (the default without max_items) it returns before ZooKeeper has answered, and a
-        PutListener learns the outcome. Raises MessageError if it is too large (nothing was sent),
-        UnknownOutcome if the answer was lost.
+        In the background (the default without max_items) put() returns before ZooKeeper has answered, and a
+        PutListener learns the outcome. Raises MessageError if the item is too large (nothing was sent), and
+        in the foreground UnknownOutcome if the answer was lost. Raises Unavailable, and as check_usable().
         """
         return self.put_multi([item], timeout=timeout)
 
     def put_multi(self, items: Iterable[T], *, timeout: float | None = None) -> bool:
-        """Put several items in one znode: they are taken, and requeued, together."""
+        """Put several items in one znode: a consumer takes, and requeues, all of them together."""
         return self.put_named(PREFIX, items, timeout=timeout)
 
     def put_named(self, prefix: str, items: Iterable[T], *, timeout: float | None = None) -> bool:
-        """Put items whose names begin with `prefix`, where some kinds of queues keep an id or a priority."""
+        """Put items in a znode whose name begins with `prefix`; this may hold an id, priority or due time."""
         self.check_usable()
         given = list(items)
         data = encode_items(map(self._options.serializer.serialize, given))
@@ -188,23 +193,23 @@ class DistributedQueue(Generic[T]):
             self._put_in_background(path, data, given)
         else:
             self._put_and_wait(path, data, given)
-            self._bound.expire()
+            self._counted_children.expire()
         return True
 
     def flush_puts(self, timeout: float) -> bool:
-        """Wait up to `timeout` s until no put is under way; a failed put is not. False if some still are."""
+        """Wait up to `timeout` s until each put has succeeded or failed; return False if some have not."""
         with self._outstanding_changed:
             return self._outstanding_changed.wait_for(lambda: not self._outstanding, timeout)
 
     def children(self) -> list[str]:
-        """The names of all items, in the order of consumption. Raises Unavailable."""
+        """Return the names of all items, in the order of consumption. Raises Unavailable."""
         self.check_usable()
         with unavailable(self._zk):
             names = self._zk.get_children(self._path)
         return self._names.order(name for name in names if name.startswith(PREFIX))
 
     def remove(self, name: str) -> bool:
-        """Delete one item by the name of its znode; False if it is gone or locked. Raises Unavailable."""
+        """Delete one item by its znode's name; return False if it is gone or locked. Raises Unavailable."""
         self.check_usable()
         with unavailable(self._zk):
             if self._options.lock_path is None:
@@ -227,10 +232,10 @@ class DistributedQueue(Generic[T]):
         deadline = None if timeout is None else SYSTEM_CLOCK.monotonic() + timeout
         while True:
             with unavailable(self._zk):
-                if len(self._bound.names()) < self._options.max_items:
+                if len(self._counted_children.names()) < self._options.max_items:
                     return True
             left = None if deadline is None else deadline - SYSTEM_CLOCK.monotonic()
-            if not self._bound.changed.wait(left):
+            if not self._counted_children.changed.wait(left):
                 return False
             self.check_usable()
 
@@ -293,7 +298,7 @@ class DistributedQueue(Generic[T]):
 
     def _connection_changed(self, state: str) -> None:
         if state == "LOST":
-            self._sessions += 1
+            self._lost_sessions += 1
         self._changed.set()
         consumer = self._options.consumer
         if consumer is not None and hasattr(consumer, "connection_changed"):
@@ -308,16 +313,16 @@ class DistributedQueue(Generic[T]):
                 pause = self._consume_once()
             except (KazooException, KazooTimeoutError) as error:
                 log.debug("queue %s: %r", self._path, error)
-                pause = _PAUSE_S
+                pause = _ERROR_PAUSE_S
                 self._closed.wait(pause)
             except Exception:
                 log.exception("queue %s: consuming failed; it goes on", self._path)
-                self._closed.wait(_LOOK_AGAIN_S)
+                self._closed.wait(_LOOK_AGAIN_AFTER_S)
                 pause = 0.0
             self._changed.wait(pause)
 
     def _consume_once(self) -> float | None:
-        """Go through the list once; returns how long to wait for a change, in s, None without limit."""
+        """Consume the due items of one listing; return how many s to wait for a change (None: no limit)."""
         names = self._children.names()
         self._last_count = len(names)
         foreign = [name for name in names if not name.startswith(PREFIX)]
@@ -333,11 +338,11 @@ class DistributedQueue(Generic[T]):
             else:
                 pause = min(-late_ms / 1000, pause or _LONGEST_PAUSE_S)
         if self._consume_all(due) or (not names and self._children.stale):
-            pause = min(_LOOK_AGAIN_S, pause or _LOOK_AGAIN_S)
+            pause = min(_LOOK_AGAIN_AFTER_S, pause or _LOOK_AGAIN_AFTER_S)
         return pause
 
     def _consume_all(self, names: list[str]) -> bool:
-        """Consume until the list is too old; returns whether items are left."""
+        """Consume items until the listing is outdated or the queue closed; return True if some are left."""
         left = False
         running = []
         for count, name in enumerate(names):
@@ -353,13 +358,13 @@ class DistributedQueue(Generic[T]):
         return left or not all(future.result() for future in running)
 
     def _consume(self, name: str) -> bool:
-        """Consume one item; returns False if the item is left where it was."""
-        if self._closed.is_set():  # an executor was given the whole list
+        """Consume one item; return False if it was not consumed, and so may still be there."""
+        if self._closed.is_set():  # an executor got all names of the listing at once
             return False
         try:
             if self._options.lock_path is None:
                 return self._without_lock(name)
-            return self._with_lock(name, lambda data, stat: self._hand_out(name, data, stat))
+            return self._with_lock(name, lambda data, stat: self._decode_and_consume(name, data, stat))
         except (NoNodeError, NodeExistsError):
             return False
         except NoAuthError:
@@ -375,15 +380,18 @@ class DistributedQueue(Generic[T]):
         items = self._decoded(name, data, stat)
         if items is None:
             return False
-        self._zk.delete(path, version=stat.version)  # only the process that gets the answer consumes it
-        self._hand_over(name, items)
+        self._zk.delete(path, version=stat.version)  # only the process whose deletion succeeds consumes it
+        self._call_consumer(name, items)
         return True
 
     def _with_lock(self, name: str, use: Callable[[bytes, Any], ErrorMode | None]) -> bool:
-        """Lock the item, carry out what `use` returns for it (None: nothing), and unlock it."""
+        """Lock the item, delete or requeue it as use(data, stat) says (None: neither), and unlock it.
+
+        Returns True if the item was deleted or requeued.
+        """
         item, lock = f"{self._path}/{name}", f"{self._options.lock_path}/{name}"
         token = uuid.uuid4().hex.encode()
-        session = self._sessions
+        session = self._lost_sessions
         try:
             self._lock(lock, token)
             data, stat = self._zk.get(item)
@@ -391,7 +399,7 @@ class DistributedQueue(Generic[T]):
             if fate is None:
                 self._unlock(lock, token, session)
                 return False
-            if self._sessions != session:
+            if self._lost_sessions != session:
                 log.warning(
                     "queue %s: %s: its lock was lost meanwhile; it is consumed again", self._path, name
                 )
@@ -405,7 +413,7 @@ class DistributedQueue(Generic[T]):
             if error is not None:
                 raise error
         except NodeExistsError:
-            return False  # another's
+            return False  # another process has locked the item
         except BaseException:
             self._unlock(lock, token, session)
             raise
@@ -419,20 +427,20 @@ class DistributedQueue(Generic[T]):
             self._zk.create(lock, token, ephemeral=True)
 
     def _unlock(self, lock: str, token: bytes, session: int) -> None:
-        """Remove the lock if it is ours, also after a lost answer; with the session, it is gone anyway."""
-        while self._sessions == session and not self._zk._stopped.is_set():
+        """Remove the lock if it is ours; try again while its session lasts, with which the lock ends."""
+        while self._lost_sessions == session and not self._zk._stopped.is_set():
             try:
                 if self._zk.get(lock)[0] == token:
                     self._zk.delete(lock)
             except NoNodeError:
                 return
             except KazooException:
-                SYSTEM_CLOCK.sleep(_PAUSE_S)
+                SYSTEM_CLOCK.sleep(_ERROR_PAUSE_S)
             else:
                 return
 
     def _decoded(self, name: str, data: bytes, stat: Any) -> list[T] | None:
-        """The items of a znode; None, with a warning, if we can't decode them or not delete the znode."""
+        """Return the items of a znode; warn and return None if we can't decode them or delete the znode."""
         if stat.numChildren:
             self._warn_once(name, "znodes of others are below it; it is left alone")
             return None
@@ -444,12 +452,12 @@ class DistributedQueue(Generic[T]):
             self._warn_once(name, f"the serializer failed ({type(error).__name__}); it is left alone")
         return None
 
-    def _hand_out(self, name: str, data: bytes, stat: Any) -> ErrorMode | None:
+    def _decode_and_consume(self, name: str, data: bytes, stat: Any) -> ErrorMode | None:
         items = self._decoded(name, data, stat)
-        return None if items is None else self._hand_over(name, items)
+        return None if items is None else self._call_consumer(name, items)
 
-    def _hand_over(self, name: str, items: list[T]) -> ErrorMode:
-        """Let the consumer have the items; returns what becomes of the znode."""
+    def _call_consumer(self, name: str, items: list[T]) -> ErrorMode:
+        """Call the consumer with the items; return what becomes of the znode."""
         consumer: Any = self._options.consumer
         call = getattr(consumer, "consume", consumer)
         for item in items:
@@ -463,7 +471,7 @@ class DistributedQueue(Generic[T]):
 
     def _warn_once(self, name: str, text: str) -> None:
         if name not in self._reported:
-            if len(self._reported) >= _REMEMBERED:
+            if len(self._reported) >= _MAX_REPORTED_NAMES:
                 self._reported.clear()
             self._reported.add(name)
             log.warning("queue %s: %s: %s", self._path, name, text)

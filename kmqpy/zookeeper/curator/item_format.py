@@ -1,10 +1,10 @@
-"""The bytes of a znode of Curator's queues, as Curator 5.9.0 writes them; pure.
+"""Encodes and decodes the bytes of znodes of Curator's queues, as Curator 5.9.0 does; pure.
 
     00 01 00 01                          the version
     01  length (4 bytes)  bytes          once for each item
     02                                   the end
 
-Numbers are big-endian and signed. Curator ignores what follows the end; so do we.
+Numbers are big-endian and signed. Curator ignores bytes after the end; so do we.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ITEM_HEAD = struct.Struct(">bi")
 
 
 def encode_items(items: Iterable[bytes]) -> bytes:
-    """The bytes of a znode that holds these items."""
+    """Return the bytes of a znode that holds these items."""
     parts = [_INT.pack(VERSION)]
     for item in items:
         parts += (_ITEM_HEAD.pack(_ITEM, len(item)), item)
@@ -31,7 +31,7 @@ def encode_items(items: Iterable[bytes]) -> bytes:
 
 
 def decode_items(data: bytes) -> list[bytes]:
-    """The items of a znode; raises DecodeError."""
+    """Return the items of a znode; raise DecodeError if `data` has another version or is malformed."""
     if len(data) < _INT.size or (version := _INT.unpack_from(data)[0]) != VERSION:
         found = f"{version:#010x}" if len(data) >= _INT.size else f"only {len(data)} bytes"
         raise DecodeError(f"item of a Curator queue: version {found} is not {VERSION:#010x}", data)

@@ -1,4 +1,4 @@
-"""Strict order: one process alone consumes, chosen by a lock that it shares with Curator's LeaderSelector."""
+"""Consumes a queue in strict order, in one process at a time: the holder of Curator's LeaderSelector lock."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from kmqpy.zookeeper.curator.distributed_queue import DistributedQueue
 from kmqpy.zookeeper.session import unavailable
 
 log = logging.getLogger(__name__)
-_PAUSE_S = 0.2
+_RETRY_PAUSE_S = 0.2
+"""The pause before another attempt to become the leader, or to release the lock."""
 
 
 class _CuratorLock(Lock):  # type: ignore[misc]  # kazoo ships no types
-    """kazoo's lock under the names of Curator's mutexes, whose order is that of what follows `lock-`."""
+    """kazoo's lock with znodes named as Curator's mutexes name them, ordered by the text after `lock-`."""
 
     _NODE_NAME = "-lock-"
     _EXCLUDE_NAMES = ["-lock-"]  # noqa: RUF012 - as kazoo has it
 
 
 class SingleConsumer:
-    """Consumes a queue while this process is the leader of `leader_path`, else tries to become it.
+    """Consumes a queue while this process is the leader of `leader_path`; else waits to become the leader.
 
-    `build` makes the queue anew each time (`builder.build_queue`, without an executor). When the connection
-    is suspended, the process stops consuming: another may be the leader soon. Candidates become the leader in
-    the order in which they came.
+    `build` (`builder.build_queue`, say, without an executor) makes a new queue each time that this process
+    becomes the leader. When the connection is suspended, the process stops consuming: another may be the
+    leader soon. Candidates become the leader in the order in which they came.
     """
 
     def __init__(self, zk: KazooClient, leader_path: str, build: Callable[[], DistributedQueue[Any]]) -> None:
@@ -42,7 +43,7 @@ class SingleConsumer:
         self._resign = threading.Event()
         self._lock: Lock | None = None
         self._waiting = False
-        """True while the thread waits for its turn."""
+        """True while the thread waits for the lock."""
         self._thread = threading.Thread(target=self._run, name="curator-single-consumer", daemon=True)
         self.leading = threading.Event()
         """Set while this process consumes."""
@@ -60,7 +61,7 @@ class SingleConsumer:
             self._lock.cancel()
         self._zk.remove_listener(self._connection_changed)
         while self._thread.is_alive():
-            self._thread.join(_PAUSE_S)
+            self._thread.join(_RETRY_PAUSE_S)
             if self._waiting and not self._zk.connected:
                 break  # the thread ends when kazoo has a connection again, or is stopped
 
@@ -73,22 +74,22 @@ class SingleConsumer:
             self._lock = lock = _CuratorLock(self._zk, self._path)
             self._resign.clear()
             try:
-                if self._wait_for_turn(lock):
+                if self._wait_for_lock(lock):
                     self._consume_as_leader()
             except CancelledError:
-                log.debug("single consumer of %s: closed while it waited for its turn", self._path)
+                log.debug("single consumer of %s: closed while it waited for the lock", self._path)
             except Exception as error:
                 log.warning("single consumer of %s: %r; it tries again", self._path, error)
             finally:
                 self._release(lock)
-            self._ended.wait(_PAUSE_S)
+            self._ended.wait(_RETRY_PAUSE_S)
 
-    def _wait_for_turn(self, lock: Lock) -> bool:
+    def _wait_for_lock(self, lock: Lock) -> bool:
         if not self._zk.connected or self._ended.is_set():
             return False
         self._waiting = True
         try:
-            # Without a time limit: after one, it would have to begin again behind all others.
+            # Without a time limit: a candidate that gives up and tries again comes after all others.
             return bool(lock.acquire())
         finally:
             self._waiting = False
@@ -109,9 +110,9 @@ class SingleConsumer:
                 with unavailable(self._zk):
                     lock.release()
             except (KazooException, OSError):
-                SYSTEM_CLOCK.sleep(_PAUSE_S)
+                SYSTEM_CLOCK.sleep(_RETRY_PAUSE_S)
             except Exception as error:
                 log.debug("releasing %s: %r", self._path, error)
-                SYSTEM_CLOCK.sleep(_PAUSE_S)
+                SYSTEM_CLOCK.sleep(_RETRY_PAUSE_S)
             else:
                 return

@@ -1,4 +1,4 @@
-"""Queues in ZooKeeper with a unit of work: N items taken and K put, over several queues, in one commit."""
+"""Queues in ZooKeeper with a unit of work: one commit takes N items and puts K, over several queues."""
 
 from kmqpy.zookeeper.queue.dead_letters import DeadLetter, DeadLetters
 from kmqpy.zookeeper.queue.listener import Listener, MessageConsumer

@@ -1,4 +1,4 @@
-"""The items of a queue that a process may try to take."""
+"""Lists the items of a queue, and shares out among threads which items each may try to take."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from kmqpy.zookeeper.queue.sessions import SessionWatch
 from kmqpy.zookeeper.session import unavailable
 from kmqpy.zookeeper.watched_children import WatchedChildren
 
-_LISTED = 100
-_LISTING_SHARE = 10
-"""A listing serves for 100 items at least, and for ten times as long as it took. The next one finds new
-priorities, and items given back; in a deep queue it costs as much as hundreds of takes."""
-_RUNS = 8
-"""A taker that finds items locked skips up to this many times the items it wants; then twice as many."""
+_MIN_TRIED_PER_LISTING = 100
+_LISTING_LIFETIME_FACTOR = 10
+"""A listing is used until 100 of its items were tried and ten times the time that it took is over, or until
+no name is left. Only the next listing finds items of new priorities, and items given back. In a deep queue
+one listing costs as much as hundreds of takes."""
+_SKIPPED_PER_WANTED = 8
+"""A taker that finds an item locked skips up to so many names per item it wants; next time twice as many."""
 
 
 class Candidates:
-    """The names of one queue's items that may be free; each is given to one thread. Thread-safe.
+    """Gives the names of one queue's items that may be free to threads, each name to one thread. Thread-safe.
 
-    One thread lists the queue for all. What a thread has drawn is not given to another, until it is given
-    back.
+    One thread lists the queue for all threads. No other thread gets a name that a thread has drawn, until
+    that thread gives the name back.
     """
 
     def __init__(self, session: SessionWatch, paths: QueuePaths) -> None:
@@ -40,61 +41,65 @@ class Candidates:
         self._names: deque[str] = deque()
         self._drawn: set[str] = set()
         self._session_number = session.number
-        self._begun = self._done = 0
-        self._tried = 0
-        self._due_at = 0.0
-        self._reach = 0
+        self._listings_begun = self._last_done = 0
+        """The numbers of the last listing that was begun, and of the last one that is done."""
+        self._tried = 0  # names drawn from the last listing
+        self._next_listing_at = 0.0  # when the next listing may be made, in monotonic s
+        self._jump_reach = 0  # how many of the next names _jump() may skip
 
     def begin(self) -> int:
-        """Begin a take; returns the number that draw() wants."""
+        """Begin a take; return the number of the last listing begun, which draw() wants."""
         with self._mutex:
             if self._session_number != self._session.number:  # all locks have gone with the session
                 self._session_number = self._session.number
                 self._drawn.clear()
                 self._names.clear()
-            if self._tried >= _LISTED and SYSTEM_CLOCK.monotonic() >= self._due_at:
+            if self._tried >= _MIN_TRIED_PER_LISTING and SYSTEM_CLOCK.monotonic() >= self._next_listing_at:
                 self._names.clear()
-            return self._begun
+            return self._listings_begun
 
     def draw(self, count: int, number: int) -> list[str]:
         """Return up to `count` names, in the order in which to try them.
 
-        Empty when all that were listed after begin() returned `number` have been drawn. Raises Unavailable,
-        QueueNotFound.
+        Lists the queue when no name is left, unless a listing was begun after begin() and is done: then
+        draw() returns no names. Raises Unavailable, QueueNotFound.
         """
         while True:
             with self._mutex:
                 drawn = [self._names.popleft() for _ in range(min(count, len(self._names)))]
                 self._drawn.update(drawn)
                 self._tried += len(drawn)
-                if drawn or self._done > number:
+                if drawn or self._last_done > number:
                     return drawn
             with self._listing:
-                if not self._names and self._done <= number:
+                if not self._names and self._last_done <= number:
                     self._list()
 
     def step_aside(self, count: int) -> None:
-        """Another process was faster: try names further back next, the further the more often it happens."""
+        """Go on further back, since another process was faster; with each call the reach may double."""
         with self._mutex:
-            self._reach = min(max(_RUNS * count, 2 * self._reach), len(self._names))
+            self._jump_reach = min(max(_SKIPPED_PER_WANTED * count, 2 * self._jump_reach), len(self._names))
             self._jump()
 
     def _jump(self) -> None:
-        """Go on somewhere within reach, among names of the same priority; the others come after these."""
-        some = [self._names.popleft() for _ in range(min(self._reach, len(self._names)))]
+        """Rotate the names within reach that have the first one's priority, by a random number of names."""
+        some = [self._names.popleft() for _ in range(min(self._jump_reach, len(self._names)))]
         alike = sum(have_same_priority(name, some[0]) for name in some)
         start = random.randrange(alike) if alike else 0
         self._names.extendleft(reversed([*some[start:alike], *some[:start], *some[alike:]]))
 
     def give_back(self, names: Iterable[str], *, free: bool = False) -> None:
-        """Let names be drawn again; `free`: others can take them now, and are to be told."""
+        """Let the next listing have these names again.
+
+        free  the items are not locked any more: wake those who wait for a change
+        """
         with self._mutex:
             self._drawn.difference_update(names)
         if free:
             self.changed.set()
 
     def all_in_order(self) -> list[str]:
-        """Return the names of all items, locked ones too; it sees all that was committed before.
+        """Return the names of all items committed before this call, locked ones too, in order.
 
         Raises as draw().
         """
@@ -104,9 +109,9 @@ class Candidates:
             return self._ordered(zk.get_children(path) if zk.exists(path) else [], [])
 
     def _list(self) -> None:
-        self.changed.clear()  # first: a name given back during the listing is left out, but sets it again
+        self.changed.clear()  # first: the listing leaves out a name given back meanwhile, which sets it again
         with self._mutex:
-            self._begun += 1
+            self._listings_begun += 1
             drawn = set(self._drawn)
         started = SYSTEM_CLOCK.monotonic()
         with unavailable(self._session.zk):
@@ -116,13 +121,14 @@ class Candidates:
         with self._mutex:
             drawn |= self._drawn
             self._names = deque(name for name in names if name not in drawn)
-            self._reach //= 2
-            self._jump()  # not at the item where all processes begin
-            self._done = self._begun
+            self._jump_reach //= 2
+            self._jump()  # else all processes would begin at the same item
+            self._last_done = self._listings_begun
             self._tried = 0
-            self._due_at = now + _LISTING_SHARE * (now - started)
+            self._next_listing_at = now + _LISTING_LIFETIME_FACTOR * (now - started)
 
     def _ordered(self, names: Iterable[str], locks: Iterable[str]) -> list[str]:
+        """Return the items that are not locked, in order; raise QueueNotFound if there is no queue."""
         names = [*names]
         if not names and self._session.zk.exists(self._paths.items) is None:
             raise missing_queue(self._paths, self._paths.items)

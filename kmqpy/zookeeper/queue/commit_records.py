@@ -1,4 +1,4 @@
-"""Znodes that tell whether a commit happened."""
+"""Writes and reads the znodes that tell whether a commit happened."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from typing import Any
 from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
-_CHANGED = (BadVersionError, NodeExistsError, NoNodeError)
+_RECORD_CHANGED = (BadVersionError, NodeExistsError, NoNodeError)
+"""ZooKeeper refuses a write with one of these errors if the record has changed since this client knows it."""
 
 
 class CommitRecord:
-    """A znode that holds the id of the last of the commits that used it; one commit uses it at a time.
+    """A znode that holds the id of the last commit that wrote it; one commit uses it at a time.
 
-    A commit writes it in the same ZooKeeper transaction, on the condition that it has not changed since we
-    know it. So the commit happens once, even if it is sent again, and reading the znode tells whether it did.
+    A commit writes its id to the record in the same ZooKeeper transaction, on the condition that the record
+    has not changed since this client last wrote or read it. So a commit that is sent twice happens once, and
+    the record tells whether it happened.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._version: int | None = None
-        """The version that we know; None: the znode is not there."""
+        """The version that this client last wrote or read; None: the znode does not exist."""
 
     def write(self, multi: Any, commit: str) -> None:
-        """Add it as the first operation of a kazoo transaction."""
+        """Add, as the first operation of a kazoo transaction, that the record holds the id `commit`."""
         assert not multi.operations
         if self._version is None:
             multi.create(self.path, commit.encode())
@@ -33,9 +35,9 @@ class CommitRecord:
             multi.set_data(self.path, commit.encode(), self._version)
 
     def note(self, results: list[Any]) -> bool:
-        """Learn from the results of that transaction; False if it was refused for the sake of this znode.
+        """Learn from the results of the transaction; return False if it failed since the record had changed.
 
-        Then, and after a lost answer, it has to be read, before it is written again.
+        In this case, and after a lost answer, the record must be read before it is written again.
         """
         first = results[0]
         if self._version is None:
@@ -44,16 +46,16 @@ class CommitRecord:
             return not isinstance(first, NodeExistsError)
         if not isinstance(first, Exception):
             self._version = first.version
-        return not isinstance(first, _CHANGED)
+        return not isinstance(first, _RECORD_CHANGED)
 
     def read(self, data: bytes, stat: Any) -> str:
-        """Return the id of the last commit, of what was read; None as `stat`: the znode is not there."""
+        """Learn from the znode's data and stat (None: no znode), and return the id of the last commit."""
         self._version = None if stat is None else stat.version
         return data.decode(errors="replace")
 
 
 class CommitRecords:
-    """The records of one client. Thread-safe."""
+    """Lends the commit records of one client to its commits, one after the other. Thread-safe."""
 
     def __init__(self, zk: KazooClient, parent: str) -> None:
         self._zk = zk
@@ -63,7 +65,7 @@ class CommitRecords:
         self._made: list[str] = []
 
     def borrow(self) -> CommitRecord:
-        """Return a record that no other commit uses."""
+        """Return a record that no other commit uses; make one if all are in use."""
         with self._mutex:
             if self._free:
                 return self._free.pop()
@@ -76,7 +78,7 @@ class CommitRecords:
             self._free.append(record)
 
     def delete(self) -> None:
-        """Delete the znodes of all, without waiting for it."""
+        """Delete the znodes of all records, without waiting for the answers."""
         with self._mutex:
             for path in self._made:
                 self._zk.delete_async(path)

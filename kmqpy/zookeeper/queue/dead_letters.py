@@ -1,4 +1,4 @@
-"""The items that a policy refused to hand out any more."""
+"""Lists, redrives and purges dead letters: items that a policy refused to hand out any more."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from kmqpy.zookeeper.queue.reads import Reads
 from kmqpy.zookeeper.queue.sessions import SessionWatch
 from kmqpy.zookeeper.session import failure, unavailable
 
-_TOGETHER = 100
-"""Requests that are sent before the first answer is waited for."""
+_REQUESTS_AT_ONCE = 100
+"""A method sends so many requests before it waits for the first answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
     """An item that was handed out as often as the policy allows.
 
-    died_ms  when it was refused, in ms since 1970 by ZooKeeper's clock
+    died_ms  when the item became a dead letter, in ms since 1970 UTC by ZooKeeper's clock
     """
 
     queue: str
@@ -39,9 +39,9 @@ class DeadLetters:
     All methods raise Unavailable when ZooKeeper does not answer, and QueueNotFound when the queue is missing.
     A call that was interrupted can be repeated: no dead letter is redriven twice.
 
-    No dead letter holds up others. list() and redrive() leave out those that we may not read, and raise
-    AccessDenied if there are no others. redrive() and purge() raise ConfigError for those with znodes of
-    others below them, after they have moved or deleted the others.
+    No dead letter holds up others. list() and redrive() leave out dead letters that we may not read, and
+    raise AccessDenied if no others are left. redrive() and purge() can't delete a dead letter with znodes of
+    others below it; they raise ConfigError after they have moved or deleted all other dead letters.
     """
 
     def __init__(self, session: SessionWatch, reads: Reads, paths: QueuePaths) -> None:
@@ -51,7 +51,7 @@ class DeadLetters:
         self._paths = paths
 
     def list(self, limit: int = 100) -> list[DeadLetter]:
-        """Up to `limit` dead letters: higher priorities first, then the oldest."""
+        """Return up to `limit` dead letters: higher priorities first, then the oldest."""
         check_limit(limit)
         queue, found = self._paths.queue, []
         denied: set[str] = set()
@@ -64,9 +64,9 @@ class DeadLetters:
         return found
 
     def redrive(self, names: Iterable[str] | None = None) -> int:
-        """Put dead letters back as new items of their priority, whose takes count from 0; by default all.
+        """Put dead letters, by default all, back as new items of the same priority; their takes count from 0.
 
-        Returns how many; a name that is gone does not count.
+        Returns how many it put back; a dead letter that is gone does not count.
         """
         denied: set[str] = set()
         with unavailable(self._zk):
@@ -76,7 +76,7 @@ class DeadLetters:
         return done
 
     def purge(self, names: Iterable[str] | None = None) -> int:
-        """Delete dead letters, by default all. Returns how many; a name that is gone does not count."""
+        """Delete dead letters, by default all; return how many. A dead letter that is gone does not count."""
         with unavailable(self._zk):
             groups = _groups(self._chosen(names))
             return self._committed([self._removal(name) for name in some] for some in groups)
@@ -106,7 +106,7 @@ class DeadLetters:
         return in_order(filter(is_item, names), ())
 
     def _read(self, names: Sequence[str], denied: set[str]) -> Iterator[tuple[str, bytes, Any]]:
-        """Name, body and stat of those that are there; adds to `denied` the names that we may not read."""
+        """Yield name, body and stat of existing dead letters; add those that we may not read to `denied`."""
         found = self._reads.send([self._paths.dead_letter(name) for name in names])()
         for name, one in zip(names, found, strict=True):
             if one is DENIED:
@@ -120,10 +120,10 @@ class DeadLetters:
         return multi
 
     def _committed(self, groups: Iterable[Sequence[Any]]) -> int:
-        """Commit all, group by group; returns how many removed a dead letter that was still there.
+        """Commit the kazoo transactions, group by group; return how many of their dead letters still existed.
 
-        If ZooKeeper has refused some, as it does where a dead letter has znodes below it, raises the first
-        of these errors when all others are committed.
+        ZooKeeper refuses to delete a dead letter with znodes below it. The first such error is raised when
+        all other transactions are committed.
         """
         done = 0
         refused: Exception | None = None
@@ -140,5 +140,5 @@ class DeadLetters:
 
 
 def _groups(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(names), _TOGETHER):
-        yield names[start : start + _TOGETHER]
+    for start in range(0, len(names), _REQUESTS_AT_ONCE):
+        yield names[start : start + _REQUESTS_AT_ONCE]

@@ -1,11 +1,11 @@
-"""The znodes of a queue; pure.
+"""Builds and reads the paths and names of the znodes of a queue; pure.
 
-/zms/.transactions/<uuid>                 the UUID of the last commit that used this znode: it happened
-/zms/<queue>/items/item-0000000001        the body; item-p5-0000000001 has priority 5
-/zms/<queue>/locks/lock-0000000001        ephemeral: taken; its data is the UUID of the lock
-/zms/<queue>/locks/lock-0000000001.<uuid> ephemeral: made with the lock, tells whose it is
-/zms/<queue>/meta/meta-0000000001         JSON, where a policy counts: see policies.py
-/zms/<queue>/dlq/item-0000000001          what a policy refused (numbered anew, with its priority)
+/zms/.transactions/<uuid>                 a commit record: the UUID of the last commit that wrote it
+/zms/<queue>/items/item-0000000001        the body of an item; item-p5-0000000001 has priority 5
+/zms/<queue>/locks/lock-0000000001        ephemeral: the item is taken; holds the UUID of the lock
+/zms/<queue>/locks/lock-0000000001.<uuid> ephemeral: made with the lock, tells which taker made it
+/zms/<queue>/meta/meta-0000000001         JSON, where a policy counts takes: see policies.py
+/zms/<queue>/dlq/item-0000000001          an item that a policy refused, with a new number and its priority
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from dataclasses import dataclass
 
 from kmqpy.errors import ConfigError, QueueNotFound
 
-_ITEM = re.compile(r"item-(?:p([1-9])-)?(-?[0-9]{10})")
-_LOCK = re.compile(r"lock-(-?[0-9]{10})")
-_NAME = re.compile(r"[^./\x00-\x1f\x7f][^/\x00-\x1f\x7f]*")
+_ITEM_NAME = re.compile(r"item-(?:p([1-9])-)?(-?[0-9]{10})")
+_LOCK_NAME = re.compile(r"lock-(-?[0-9]{10})")
+_QUEUE_NAME = re.compile(r"[^./\x00-\x1f\x7f][^/\x00-\x1f\x7f]*")
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePaths:
-    """The znodes of one queue."""
+    """The paths of the znodes of one queue; raises ConfigError if no queue can have this name."""
 
     root: str
     queue: str
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.queue):
+        if not _QUEUE_NAME.fullmatch(self.queue):
             raise ConfigError(f"queue: {self.queue!r} can't be the name of a queue: no '/', no '.' in front")
 
     @property
     def base(self) -> str:
-        """The znode of the queue itself."""
+        """The path of the queue itself."""
         return f"{self.root}/{self.queue}"
 
     @property
@@ -49,71 +49,71 @@ class QueuePaths:
 
     @property
     def dead_letters(self) -> str:
-        """The parent of what policies refused."""
+        """The parent of the dead letters."""
         return f"{self.base}/dlq"
 
     @property
     def parents(self) -> tuple[str, ...]:
-        """All that must be there before the queue is used."""
+        """All znodes that must exist before the queue is used."""
         return self.items, self.locks, f"{self.base}/meta", self.dead_letters
 
     def item(self, name: str) -> str:
-        """An item by its name."""
+        """Return the path of the item `name`."""
         return f"{self.items}/{name}"
 
     def new_item(self, priority: int = 0) -> str:
-        """The path to which ZooKeeper appends the sequence number of a new item."""
+        """Return the path to which ZooKeeper appends the sequence number of a new item."""
         return self.item(_item_prefix(priority))
 
     def new_item_like(self, name: str) -> str:
-        """The path of a new item with the priority of the item or dead letter `name`."""
+        """Return new_item() for the priority of the item or dead letter `name`."""
         return self.new_item(_priority_of(name))
 
     def dead_letter(self, name: str) -> str:
-        """A dead letter by its name."""
+        """Return the path of the dead letter `name`."""
         return f"{self.dead_letters}/{name}"
 
     def new_dead_letter(self, name: str) -> str:
-        """The path to which ZooKeeper appends the sequence number when item `name` becomes a dead letter."""
+        """Return the path to which ZooKeeper appends a number when item `name` becomes a dead letter."""
         return self.dead_letter(_item_prefix(_priority_of(name)))
 
     def lock(self, name: str) -> str:
-        """The lock of an item."""
+        """Return the path of the lock of item `name`."""
         return f"{self.locks}/lock-{sequence_of(name)}"
 
     def owner(self, name: str, token: str) -> str:
-        """The second znode of a lock."""
+        """Return the path of the second znode of a lock, which tells that the lock has the UUID `token`."""
         return f"{self.lock(name)}.{token}"
 
     def meta(self, name: str) -> str:
-        """How often an item was taken."""
+        """Return the path of the znode in which a policy counts the takes of item `name`."""
         return f"{self.base}/meta/meta-{sequence_of(name)}"
 
 
 def missing_queue(paths: QueuePaths, parent: str) -> QueueNotFound:
-    """Return the error that a znode which a queue needs is missing."""
+    """Return the error for a queue whose znode `parent` is missing."""
     return QueueNotFound(f"queue {paths.queue!r}: there is no {parent}; make it with init()")
 
 
 def transactions_path(root: str) -> str:
-    """The parent of the znodes of commits."""
+    """Return the path of the parent of commit records."""
     return f"{root}/.transactions"
 
 
 def is_item(name: str) -> bool:
-    """True when `name` is the name of an item."""
-    return _ITEM.fullmatch(name) is not None
+    """Return True if `name` is the name of an item."""
+    return _ITEM_NAME.fullmatch(name) is not None
 
 
 def sequence_of(name: str) -> str:
-    """The ten digits that an item, its lock and its meta have in common."""
-    found = _ITEM.fullmatch(name)
+    """Return the sequence number that the names of an item, its lock and its meta znode have in common."""
+    found = _ITEM_NAME.fullmatch(name)
     assert found is not None, name
     return found[2]
 
 
 def have_same_priority(name: str, other: str) -> bool:
-    """True when two items have the same priority."""
+    """Return True if two items have the same priority."""
     return _priority_of(name) == _priority_of(other)
 
 
@@ -122,17 +122,17 @@ def _item_prefix(priority: int) -> str:
 
 
 def _priority_of(name: str) -> int:
-    found = _ITEM.fullmatch(name)
+    found = _ITEM_NAME.fullmatch(name)
     return int(found[1] or 0) if found else 0
 
 
 def in_order(names: Iterable[str], locks: Iterable[str]) -> list[str]:
-    """The items that are not locked: higher priorities first, then the order in which they were put.
+    """Return the items that are not locked: higher priorities first, then in the order of their puts.
 
-    Names of anything else are left out.
+    Names that are not those of items are left out.
     """
-    locked = {found[1] for lock in locks if (found := _LOCK.fullmatch(lock))}
-    matches = [(_ITEM.fullmatch(name), name) for name in names]
+    locked = {found[1] for lock in locks if (found := _LOCK_NAME.fullmatch(lock))}
+    matches = [(_ITEM_NAME.fullmatch(name), name) for name in names]
     keyed = [
         (-int(match[1] or 0), int(match[2]), name)
         for match, name in matches

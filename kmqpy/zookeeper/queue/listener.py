@@ -1,4 +1,4 @@
-"""Worker threads that hand the items of a queue to a function, each in a transaction of its own."""
+"""Runs threads that hand the items of a queue to a function, each item in a transaction of its own."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from kmqpy.zookeeper.queue.takes import Item
 from kmqpy.zookeeper.queue.transaction import Transaction
 
 log = logging.getLogger(__name__)
-_LOOK_AGAIN_S = 1.0
-"""Back-offs end without a change in ZooKeeper."""
+_LOOK_AGAIN_AFTER_S = 1.0
+"""A worker looks for items again though no znode changed: the end of a back-off changes none."""
 
 
 class MessageConsumer:
-    """The transaction of one item, as its listener sees it."""
+    """The transaction in which a listener's function processes one item."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
 
     def put_on_commit(self, target: str, body: bytes, *, priority: int = 0) -> None:
-        """Put an item to a queue in the commit that ends the one being processed."""
+        """Put an item to queue `target` in the commit that removes the item being processed."""
         self._transaction.put(target, body, priority=priority)
 
 
 class Listener:
     """Calls `listener(consumer, item)` for each item of queue `source`, in `workers` threads.
 
-    When the function returns, the item and what it put on commit are committed; whatever it raises, and any
-    trouble with ZooKeeper, rolls back, and the item is handed out again as the policy says.
+    When the function returns, one commit removes the item and stores the items that the function put on
+    commit. After an exception of the function, or trouble with ZooKeeper, the worker rolls back, and the item
+    is handed out again as the policy says. The worker then pauses for `backoff`.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Listener:
         self.close()
 
     def close(self) -> None:
-        """Stop the workers, each after its item; the connection stays open."""
+        """Stop each worker after its present item, and wait for that; the connection stays open."""
         self._stopped.set()
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -75,7 +76,7 @@ class Listener:
         while not self._stopped.is_set():
             try:
                 if not self._process_one():
-                    self._queue.wait_for_change(self._source, _LOOK_AGAIN_S)
+                    self._queue.wait_for_change(self._source, _LOOK_AGAIN_AFTER_S)
                 failures = 0
             except Closed:
                 if self._queue.session.closed:

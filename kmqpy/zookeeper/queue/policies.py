@@ -1,13 +1,13 @@
-"""How often an item is handed out; pure.
+"""Decides how often an item is handed out, and after which delay again; pure.
 
-A policy that counts writes a znode `meta-…` in the same ZooKeeper transaction that locks the item, before the
-item is handed out, so no crash makes it count too little. Its content is JSON:
+A policy that counts writes a meta znode (`meta-…`) in the same ZooKeeper transaction that locks the item. The
+item is handed out after that, so no crash makes the count too small. A meta znode holds JSON:
 
     {"taken": 2, "not_before_ms": 1760000000000}
 
 taken          how often the item was handed out
-not_before_ms  it is not handed out again before this time, in ms since 1970 UTC, by the taker's clock; a time
-               further away than twice the taker's own longest back-off does not count. Twice, since the
+not_before_ms  the item is not handed out again before this time, in ms since 1970 UTC, by the taker's clock.
+               A taker ignores a time further away than twice its own longest back-off. Twice, since the
                clock of the taker before may be ahead
 """
 
@@ -31,12 +31,12 @@ class Meta:
     not_before_ms: int = 0
 
     def encode(self) -> bytes:
-        """The JSON."""
+        """Return the JSON."""
         return json.dumps({"taken": self.taken, "not_before_ms": self.not_before_ms}).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Meta:
-        """The meta that `data` holds; that of an item which was never taken if `data` holds none."""
+        """Return the meta in `data`; if there is none, that of an item that was never taken."""
         try:
             found = json.loads(data)
             return cls(taken=max(0, int(found["taken"])), not_before_ms=int(found.get("not_before_ms", 0)))
@@ -50,7 +50,7 @@ class Refusal(Enum):
     TOO_OFTEN = "too often"
     """The item goes to the queue's dlq."""
     NOT_YET = "not yet"
-    """Its back-off is not over."""
+    """The back-off of the item is not over."""
 
 
 class Policy(Protocol):
@@ -62,22 +62,22 @@ class Policy(Protocol):
         ...
 
     def next(self, meta: Meta, now_ms: int) -> Meta | Refusal:
-        """The meta with which the item is handed out, or why it is not."""
+        """Return the meta to write when the item is handed out, or why the item is not handed out."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtLeastOnce:
-    """Hand an item out until a transaction with it is committed.
+    """Hands an item out until a transaction with this item is committed.
 
-    backoff  an item that was taken is not taken again before its delay after that; None: at once
+    backoff  the delay after each take before which the item is not taken again; None: no delay
     """
 
     backoff: Backoff | None = None
 
     @property
     def counts(self) -> bool:
-        """Only a back-off needs the count."""
+        """True with a back-off, which depends on the count."""
         return self.backoff is not None
 
     def next(self, meta: Meta, now_ms: int) -> Meta | Refusal:
@@ -91,7 +91,10 @@ class AtLeastOnce:
 
 @dataclass(frozen=True, slots=True)
 class ConsumeTimes:
-    """Hand an item out at most `times` times; after that it goes to the queue's dlq."""
+    """Hands an item out at most `times` times; the next attempt to take it moves it to the queue's dlq.
+
+    backoff  as in AtLeastOnce
+    """
 
     times: int
     backoff: Backoff | None = None
@@ -113,5 +116,5 @@ class ConsumeTimes:
 
 
 def ConsumeOnce() -> ConsumeTimes:  # noqa: N802 - a policy like the others
-    """Hand an item out at most once: it is lost to the dlq when its transaction is not committed."""
+    """Hand an item out at most once: it goes to the dlq if its transaction is not committed."""
     return ConsumeTimes(1)

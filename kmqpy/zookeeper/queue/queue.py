@@ -1,4 +1,4 @@
-"""A connection to queues in ZooKeeper; transactions take from them and put to them."""
+"""Connects to queues in ZooKeeper; its transactions take items from queues and put items to queues."""
 
 from __future__ import annotations
 
@@ -29,18 +29,20 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 _log = logging.getLogger(__name__)
 
 _WARN_EVERY_S = 60.0
-_FORGOTTEN_AFTER_MS = 86_400_000
-"""Nobody asks any more for a commit that is older, and who still uses its znode makes it again."""
+"""How often a warning about the same item is logged."""
+_UNUSED_RECORD_AFTER_MS = 86_400_000
+"""init() deletes a commit record that no commit has written for so long (a day). Then no client asks for that
+commit any more, and a client that still uses the record creates it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZkQueueSettings:
-    """How queues are used; those who share a queue should agree.
+    """The settings of a ZkQueue; all processes that share a queue should use the same settings.
 
-    root                the znode of all queues
+    root                the parent of all queues
     policy              how often an item is handed out: AtLeastOnce, ConsumeTimes, ConsumeOnce
-    strict_fifo         hand nothing out while an earlier item is taken by another transaction
-    session_timeout_ms  how long the locks of a killed process last
+    strict_fifo         whether no item is handed out while another transaction has an earlier item
+    session_timeout_ms  how long ZooKeeper keeps the locks of a killed process
     max_packet_bytes    the jute.maxbuffer of the servers
     """
 
@@ -56,10 +58,10 @@ class ZkQueueSettings:
 
 
 class ZkQueue:
-    """Takes from and puts to any number of queues, with one connection and session. Thread-safe.
+    """Takes items from any number of queues and puts items to them, over one connection. Thread-safe.
 
-    close() ends the session: the locks of all transactions are gone then, and they can't be used any more.
-    Raises Unavailable when ZooKeeper does not answer.
+    close() ends the session: all locks are gone then, and the transactions can't be used any more. The
+    constructor raises Unavailable if ZooKeeper does not answer, and AccessDenied.
     """
 
     def __init__(
@@ -77,9 +79,9 @@ class ZkQueue:
         self._sources: dict[str, Candidates] = {}
         self._throttle = Throttle(_WARN_EVERY_S)
         self.reads = Reads(self.session, greeting)
-        """For Transaction."""
+        """Reads znodes for transactions."""
         self.records = CommitRecords(zk, transactions_path(self.settings.root))
-        """For Transaction."""
+        """Lends commit records to transactions."""
 
     def __enter__(self) -> Self:
         return self
@@ -88,30 +90,30 @@ class ZkQueue:
         self.close()
 
     def init(self, *queues: str) -> None:
-        """Make the znodes of these queues, if they are missing. Raises Unavailable."""
+        """Create missing znodes of these queues, and delete old commit records. Raises Unavailable."""
         zk, commits = self.session.zk, transactions_path(self.settings.root)
         with unavailable(zk):
             ensure_path(zk, commits)
             for queue in queues:
                 for path in self.paths(queue).parents:
                     ensure_path(zk, path)
-            now_ms = zk.set(commits, b"").mtime  # by the server's clock, as the times of the others
+            now_ms = zk.set(commits, b"").mtime  # by the server's clock, as are the times of the records
             for name in zk.get_children(commits):
-                # One that a commit uses meanwhile is left alone: it tells whether that happened.
-                # One of others, with znodes below it or that we may not delete, does no harm.
+                # A record that a commit writes meanwhile stays: it tells whether this commit happened.
+                # A znode of others, with znodes below it or that we may not delete, does no harm.
                 with contextlib.suppress(NoNodeError, BadVersionError, NotEmptyError, NoAuthError):
                     stat = zk.exists(f"{commits}/{name}")
-                    if stat is not None and now_ms - stat.mtime > _FORGOTTEN_AFTER_MS:
+                    if stat is not None and now_ms - stat.mtime > _UNUSED_RECORD_AFTER_MS:
                         zk.delete(f"{commits}/{name}", version=stat.version)
 
     def transaction(self) -> Transaction:
-        """Begin a unit of work, in the present session."""
+        """Begin a unit of work, in the present session. Raises Closed after close()."""
         if self.session.closed:
             raise Closed("the queue is closed")
         return Transaction(self)
 
     def size(self, queue: str) -> int:
-        """The number of items, those that are taken included. Raises Unavailable, QueueNotFound."""
+        """Return the number of items, taken ones included. Raises Unavailable, QueueNotFound."""
         with unavailable(self.session.zk):
             stat = self.session.get(self.session.zk.exists_async(self.paths(queue).items))
         if stat is None:
@@ -119,15 +121,15 @@ class ZkQueue:
         return int(stat.numChildren)
 
     def dead_letters(self, queue: str) -> DeadLetters:
-        """Return the items that the policy handed out too often."""
+        """Return the dead letters of a queue: the items that the policy handed out too often."""
         return DeadLetters(self.session, self.reads, self.paths(queue))
 
     def wait_for_change(self, source: str, timeout: float) -> bool:
-        """Wait until the items or locks of a queue may have changed; False after `timeout` s."""
+        """Wait until the items or locks of a queue may have changed; return False after `timeout` s."""
         return self.source(source).changed.wait(timeout)
 
     def close(self) -> None:
-        """Close the connection, which gives all items back; may be called twice."""
+        """End the session, which unlocks all taken items, and close the connection; may be called twice."""
         with self._mutex:
             if not self.session.closed:
                 self.records.delete()
@@ -138,11 +140,11 @@ class ZkQueue:
                 source.changed.set()
 
     def paths(self, queue: str) -> QueuePaths:
-        """The znodes of a queue; raises ConfigError for a name that can't be one."""
+        """Return the paths of a queue's znodes; raise ConfigError if no queue can have this name."""
         return QueuePaths(self.settings.root, queue)
 
     def source(self, queue: str) -> Candidates:
-        """Return the candidates of a queue, which are the same for all threads; for Transaction."""
+        """Return the Candidates of a queue, which all threads share; for Transaction."""
         with self._mutex:
             if queue not in self._sources:
                 self._sources[queue] = Candidates(self.session, self.paths(queue))

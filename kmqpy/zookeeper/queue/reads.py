@@ -1,4 +1,4 @@
-"""Reads of many znodes of queues."""
+"""Reads many znodes of queues, also when answers are lost."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from kmqpy.zookeeper.queue.sessions import LOST_ANSWER, SessionWatch
 
 
 class Reads:
-    """Reads znodes, and asks again for what was lost. Thread-safe."""
+    """Reads znodes, and reads a znode again when its answer was lost. Thread-safe."""
 
     def __init__(self, session: SessionWatch, greeting: MultiReadProbe) -> None:
         self._session = session
         self._many = ManyReads(session.zk, greeting)
 
     def send(self, paths: Sequence[str]) -> Callable[[], list[tuple[bytes, Any]]]:
-        """Ask for znodes; the returned function waits for the data and stat of each, MISSING or DENIED.
+        """Send requests for znodes; return a function that waits for the data and stat of each znode.
 
-        It raises what kazoo raises; that an answer was lost, only after the session time-out.
+        For a znode, these may be MISSING or DENIED. The function raises kazoo's errors, but an error that
+        means a lost answer (LOST_ANSWER) only after the session time-out.
         """
         return partial(self._answers, self._many.ask(paths))
 
@@ -32,10 +33,10 @@ class Reads:
             try:
                 found += self._many.found(group, handle, partial(self._session.get, deadline=deadline))
             except LOST_ANSWER:
-                found += [self._again(path, deadline) for path in group]
+                found += [self._read_again(path, deadline) for path in group]
         return found
 
-    def _again(self, path: str, deadline: float) -> tuple[bytes, Any]:
+    def _read_again(self, path: str, deadline: float) -> tuple[bytes, Any]:
         def ask(_: Any) -> Any:
             return self._session.ask(partial(self._session.zk.get_async, path), deadline)
 

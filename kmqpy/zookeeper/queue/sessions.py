@@ -1,4 +1,4 @@
-"""The session that transactions are bound to."""
+"""Watches the session to which transactions are bound, and asks in it again when answers are lost."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from kmqpy.errors import Closed, SessionExpired
 from kmqpy.zookeeper.session import address
 
 LOST_ANSWER = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, KazooTimeoutError)
-"""After one of these, a request may have been executed or not."""
+"""After one of these errors, a request may have been executed or not."""
 _POLL_S = 0.02
+"""The pause before another look at the connection, or another attempt of a read."""
 
 
 class SessionWatch:
-    """Counts the sessions of a kazoo client, which makes a new one by itself when the old one expired.
+    """Counts the sessions of a kazoo client, which makes a new one by itself when the old one has expired.
 
-    kazoo sends requests in the order of the calls, also those that waited for a connection. So whoever asks
-    after a lost answer learns for good whether the request was executed.
+    kazoo sends requests in the order of the calls, even if they waited for a connection. So a caller that
+    reads after a lost answer learns for certain whether the request was executed.
     """
 
     def __init__(self, zk: KazooClient) -> None:
         self.zk = zk
         self.number = 1
-        """The number of the session; a transaction is good as long as this number does not change."""
+        """The number of the session; a transaction can be used as long as this number does not change."""
         self.closed = False
         self._giving_up = threading.Lock()
         zk.add_listener(self._on_state)
@@ -51,7 +52,7 @@ class SessionWatch:
             )
 
     def wait_until_connected(self, number: int, deadline: float) -> bool:
-        """False after `deadline`, or when the session of this number is over."""
+        """Wait for a connection; return False after `deadline`, or if the session of this number is over."""
         while not self.zk.connected:
             if SYSTEM_CLOCK.monotonic() >= deadline or self.closed or number != self.number:
                 return False
@@ -59,12 +60,15 @@ class SessionWatch:
         return True
 
     def get(self, result: Any, deadline: float | None = None) -> Any:
-        """The value of a kazoo call; KazooTimeoutError after `deadline`, by default the session time-out."""
+        """Return the value of a kazoo call; raise KazooTimeoutError after `deadline`.
+
+        deadline  in monotonic s; None: the session time-out from now
+        """
         left = self.timeout_s if deadline is None else deadline - SYSTEM_CLOCK.monotonic()
         return result.get(timeout=max(_POLL_S, left))
 
     def ask(self, question: Callable[[], Any], deadline: float) -> Any:
-        """The answer of a call that only reads, repeated until `deadline`; then raises what kazoo raised."""
+        """Return the answer of a call that only reads; if it is lost, ask again until `deadline`."""
         while True:
             try:
                 return self.get(question(), deadline)
@@ -74,13 +78,13 @@ class SessionWatch:
                 SYSTEM_CLOCK.sleep(_POLL_S)
 
     def give_up(self, number: int) -> None:
-        """Never go on with this session: without us it expires at the server, and its locks go with it."""
+        """Leave the session of this number for good: it expires at the server, and its locks go with it."""
         with self._giving_up:
             if self.closed or number != self.number:
                 return
             with contextlib.suppress(Exception):
                 self.zk.stop()
-            if number == self.number:  # the listener has counted already, as a rule
+            if number == self.number:  # as a rule, the listener has counted already
                 self.number += 1
             self.zk.start_async()
 

@@ -1,4 +1,4 @@
-"""The items that a transaction has locked."""
+"""Locks the items that a transaction takes."""
 
 from __future__ import annotations
 
@@ -45,17 +45,23 @@ class NotTaken(Enum):
     LOCKED = "locked"
     """Another transaction has it."""
     NOT_YET = "not yet"
-    """Its back-off is not over."""
+    """The back-off of the item is not over."""
     REFUSED = "refused"
     """The item was handed out too often, and is a dead letter now."""
 
 
-Found = Item | NotTaken | KmqError
+TakeResult = Item | NotTaken | KmqError
+"""What take() found for one name; an error stands for an item that can't be taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """A lock that is ours or, after a lost answer, may be."""
+    """A lock that is ours or, after a lost answer, may be ours.
+
+    name      the name of the locked item
+    token     the UUID of the lock
+    has_meta  whether the policy counts takes, so that the item has a meta znode once it is locked
+    """
 
     paths: QueuePaths
     name: str
@@ -65,10 +71,10 @@ class Lock:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """An item that can be locked.
+    """An item that the policy allows to take.
 
-    meta          what its meta znode is to say, where a policy counts
-    meta_version  of the present one; None if there is none
+    meta          the next content of its meta znode, where a policy counts
+    meta_version  the version of the present meta znode; None if there is none
     """
 
     lock: Lock
@@ -76,7 +82,7 @@ class _Wanted:
     meta_version: int | None
 
     def item(self, body: bytes) -> Item:
-        """Return the item, once it is locked."""
+        """Return the item, whose lock is ours now."""
         taken = self.meta.taken if self.lock.has_meta else None
         return Item(queue=self.lock.paths.queue, name=self.lock.name, body=body, taken=taken)
 
@@ -84,37 +90,40 @@ class _Wanted:
 class Takes:
     """Locks items for one transaction, in the session of number `number`.
 
-    Its methods raise SessionExpired and what kazoo raises.
+    Its methods raise Closed, SessionExpired, and kazoo's errors.
     """
 
     def __init__(self, session: SessionWatch, reads: Reads, policy: Policy, number: int) -> None:
         self.locks: list[Lock] = []
         """The locks that may be ours."""
         self.number = number
-        """The session in which they were last asked for: the next one, if ours ended just before."""
+        """The session in which the last locks were requested: the next one, if ours ended just before."""
         self._session = session
         self._zk = session.zk
         self._reads = reads
         self._policy = policy
 
-    def take(self, paths: QueuePaths, names: Sequence[str]) -> list[Found]:
-        """Return, for each name, its item or why it is not ours; one request locks all, if possible.
+    def take(self, paths: QueuePaths, names: Sequence[str]) -> list[TakeResult]:
+        """Lock items, by one request if possible; return for each name its item, or why it was not taken.
 
-        An error stands for an item that can't be taken: AccessDenied, or ConfigError for one with znodes of
-        others below it, which we could never delete.
+        AccessDenied stands for an item that we may not read, and ConfigError for one with znodes of others
+        below it, which no commit could delete. Raises QueueNotFound if the queue is missing.
         """
-        looked_at = self._looked_at(paths, names)
-        wanted = [one for one in looked_at if isinstance(one, _Wanted)]
+        decided = self._ask_policy(paths, names)
+        wanted = [one for one in decided if isinstance(one, _Wanted)]
         found = iter(self._lock(paths, wanted) if wanted else ())
-        return [next(found) if isinstance(one, _Wanted) else one for one in looked_at]
+        return [next(found) if isinstance(one, _Wanted) else one for one in decided]
 
     def unlock(self, deadline: float) -> None:
-        """Remove all locks; raises one of LOST_ANSWER."""
-        for result in self._unlocked(self.locks):
+        """Remove all locks; raises one of LOST_ANSWER if ZooKeeper does not answer before `deadline`."""
+        for result in self._send_unlocks(self.locks):
             self._session.get(result, deadline)  # NoNodeError: it is gone, or was never ours
 
-    def _looked_at(self, paths: QueuePaths, names: Sequence[str]) -> list[_Wanted | NotTaken | KmqError]:
-        """For each name what is needed to lock the item, or why it can't be ours."""
+    def _ask_policy(self, paths: QueuePaths, names: Sequence[str]) -> list[_Wanted | NotTaken | KmqError]:
+        """Ask the policy about each item; return what is needed to lock the item, or why it is not taken.
+
+        Moves items that were handed out too often to the dlq.
+        """
         counts = self._policy.counts
         metas = self._reads.send([paths.meta(name) for name in names])() if counts else [MISSING] * len(names)
         found: list[_Wanted | NotTaken | KmqError] = []
@@ -124,7 +133,7 @@ class Takes:
                 continue
             decision = self._policy.next(Meta.decode(data), SYSTEM_CLOCK.wall_ms())
             if decision is Refusal.TOO_OFTEN:
-                found.append(self._refuse(paths, name, stat))
+                found.append(self._move_to_dlq(paths, name, stat))
             elif isinstance(decision, Meta):
                 lock = Lock(paths, name, uuid.uuid4().hex, counts)
                 found.append(_Wanted(lock, decision, None if stat is None else stat.version))
@@ -132,25 +141,25 @@ class Takes:
                 found.append(NotTaken.NOT_YET)
         return found
 
-    def _lock(self, paths: QueuePaths, wanted: Sequence[_Wanted]) -> list[Found]:
-        """Lock items and read them, which needs no answer between."""
+    def _lock(self, paths: QueuePaths, wanted: Sequence[_Wanted]) -> list[TakeResult]:
+        """Lock items and read them; both requests are sent before the first answer."""
         self._session.check(self.number)
-        # Before the locks are asked for: whatever happens, rollback() removes them.
+        # Noted before they are requested: whatever happens, rollback() removes these locks.
         self.locks += [one.lock for one in wanted]
-        sent = self._send([wanted])
+        sent = self._send_locks([wanted])
         bodies = self._reads.send([paths.item(one.lock.name) for one in wanted])
-        errors = self._errors(sent) * len(wanted)
+        errors = self._refusals(sent) * len(wanted)
         read = bodies()
-        if errors[0] is not None and len(wanted) > 1:  # somebody has one of them, or it is gone
+        if errors[0] is not None and len(wanted) > 1:  # another taker has one of the items, or one is gone
             errors = self._lock_the_rest(paths, wanted, [stat for _, stat in read])
         self._forget({one.lock.token for one, error in zip(wanted, errors, strict=True) if error is not None})
-        found: list[Found] = []
+        found: list[TakeResult] = []
         for one, error, (body, stat) in zip(wanted, errors, read, strict=True):
             unusable = _unusable(paths.item(one.lock.name), stat)
             if error is None and stat is not None and unusable is None:
                 found.append(one.item(body))
-            elif error is None:  # somebody deleted it by hand while we locked it, or it can't be deleted
-                [unlocked] = self._unlocked([one.lock])
+            elif error is None:  # somebody deleted the item while we locked it, or it can't be deleted
+                [unlocked] = self._send_unlocks([one.lock])
                 self._session.get(unlocked)
                 self._forget({one.lock.token})
                 found.append(unusable or NotTaken.GONE)
@@ -172,9 +181,11 @@ class Takes:
     def _lock_the_rest(
         self, paths: QueuePaths, wanted: Sequence[_Wanted], stats: Sequence[Any]
     ) -> list[Exception | None]:
-        """After a refusal of all: lock those that nobody has; for each why it was refused.
+        """After a refusal of all: lock the items that nobody has; return for each why it was refused.
 
-        stats  of the items, as they were read
+        None stands for a lock that is ours.
+
+        stats  the stats of the items, as they were read
         """
         listing = self._zk.get_children_async
         deadline = SYSTEM_CLOCK.monotonic() + self._session.timeout_s
@@ -192,25 +203,26 @@ class Takes:
             else:
                 rest.append(one)
         if rest:
-            found = self._errors(self._send([rest])) * len(rest)
+            found = self._refusals(self._send_locks([rest])) * len(rest)
             if found[0] is not None and len(rest) > 1:
-                found = self._errors(self._send([[one] for one in rest]))
+                found = self._refusals(self._send_locks([[one] for one in rest]))
             errors.update(zip((one.lock.token for one in rest), found, strict=True))
         return [errors[one.lock.token] for one in wanted]
 
-    def _send(self, groups: Iterable[Sequence[_Wanted]]) -> list[tuple[Lock, Any]]:
-        """Ask for the locks of groups of items, each in one step; the first of each, and kazoo's handle."""
-        sent = [(group[0].lock, self._request(group).commit_async()) for group in groups]
-        # What was asked for before kazoo told of the end of the session is not sent in the next one.
+    def _send_locks(self, groups: Iterable[Sequence[_Wanted]]) -> list[tuple[Lock, Any]]:
+        """Request locks, one transaction for each group; return the first lock and the handle of each."""
+        sent = [(group[0].lock, self._lock_request(group).commit_async()) for group in groups]
+        # kazoo does not send in the next session what was requested before it told of the end of this one. So
+        # if the number has changed by now, only the next session can have these locks.
         number, self.number = self.number, self._session.number
         self._session.check(number)
         return sent
 
-    def _errors(self, sent: Iterable[tuple[Lock, Any]]) -> list[Exception | None]:
-        """For each group why it was refused, None if it is ours."""
+    def _refusals(self, sent: Iterable[tuple[Lock, Any]]) -> list[Exception | None]:
+        """Return for each group why its locks were refused; None if they are ours."""
         return [self._refusal(lock, result) for lock, result in sent]
 
-    def _request(self, group: Sequence[_Wanted]) -> Any:
+    def _lock_request(self, group: Sequence[_Wanted]) -> Any:
         multi = self._zk.transaction()
         for one in group:
             lock = one.lock
@@ -225,7 +237,7 @@ class Takes:
         return multi
 
     def _refusal(self, lock: Lock, result: Any) -> Exception | None:
-        """Why the locks that were made together with this one were refused."""
+        """Return why the locks requested together with `lock` were refused; None if they are ours."""
         try:
             return failure(self._session.get(result))
         except LOST_ANSWER:
@@ -236,8 +248,8 @@ class Takes:
             self._session.check(self.number)
             return None if found is not None else NodeExistsError()
 
-    def _refuse(self, paths: QueuePaths, name: str, stat: Any) -> NotTaken | KmqError:
-        """Move an item to the dlq, unless somebody has locked it."""
+    def _move_to_dlq(self, paths: QueuePaths, name: str, stat: Any) -> NotTaken | KmqError:
+        """Move an item to the dlq, unless another taker has locked it; return why it was not taken."""
         [(body, item_stat)] = self._reads.send([paths.item(name)])()
         if item_stat is None:
             return NotTaken.GONE
@@ -259,26 +271,26 @@ class Takes:
         return NotTaken.GONE
 
     def _check_parents(self, paths: QueuePaths) -> None:
-        """Raise QueueNotFound if a parent is missing, so that nothing can be taken."""
+        """Raise QueueNotFound if a parent znode is missing, without which no item can be taken."""
         deadline = SYSTEM_CLOCK.monotonic() + self._session.timeout_s
         for parent in paths.parents:
             exists = partial(self._zk.exists_async, parent)
             if self._session.ask(exists, deadline) is None:
                 raise missing_queue(paths, parent)
 
-    def _unlocked(self, locks: Iterable[Lock]) -> list[Any]:
-        """Ask for the removal of locks; kazoo's handles."""
+    def _send_unlocks(self, locks: Iterable[Lock]) -> list[Any]:
+        """Request the removal of locks; return kazoo's handles."""
         sent = []
         for lock in locks:
             multi = self._zk.transaction()
-            multi.delete(lock.paths.owner(lock.name, lock.token))  # only then the lock is ours
+            multi.delete(lock.paths.owner(lock.name, lock.token))  # refused if the lock is not ours
             multi.delete(lock.paths.lock(lock.name))
             sent.append(multi.commit_async())
         return sent
 
 
 def _unusable(path: str, stat: Any) -> KmqError | None:
-    """The error of a znode that we could not read, or could never delete."""
+    """Return the error for a znode that we could not read, or could never delete; else None."""
     if isinstance(stat, Exception):
         return AccessDenied(f"znode {path}: we may not read it; check its ACL")
     if stat is not None and stat.numChildren:

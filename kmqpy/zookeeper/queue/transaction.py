@@ -1,4 +1,4 @@
-"""A unit of work: items taken from queues and put to queues, all of it or nothing."""
+"""A unit of work: one commit removes the items taken from queues and stores the items put, or neither."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kmqpy.zookeeper.session import address, failure, unavailable
 if TYPE_CHECKING:
     from kmqpy.zookeeper.queue.queue import ZkQueue
 
-_IN_ONE_REQUEST = 100
+_MAX_LOCKS_PER_REQUEST = 100
 """The largest number of items that one request locks."""
 
 
@@ -33,15 +33,16 @@ class Outcome(Enum):
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
     UNKNOWN = "unknown"
-    """A commit was interrupted, and ZooKeeper did not answer for a whole session time-out."""
+    """A commit was interrupted or unanswered, and rollback() got no answer to learn whether it happened."""
 
 
 class Transaction:
-    """Made by ZkQueue.transaction(); thread-safe, bound to the session in which it began.
+    """Takes items from queues and puts items to queues, in one commit; made by ZkQueue.transaction().
 
-    Leaving the `with` block without commit() rolls back. A Ctrl-C inside commit() leaves a transaction whose
-    rollback() still succeeds and says what happened; one inside rollback() ends that at once, and then
-    the locks may stay until rollback() is called again or the session ends.
+    A transaction is thread-safe, and bound to the session in which it began. Leaving the `with` block without
+    commit() rolls back. After a Ctrl-C inside commit(), rollback() still succeeds and tells whether the
+    commit happened. A Ctrl-C inside rollback() ends rollback() at once; the locks may stay then until
+    rollback() is called again or the session ends.
     """
 
     def __init__(self, queue: ZkQueue) -> None:
@@ -56,7 +57,7 @@ class Transaction:
         self._committing = False
         self._mutex = threading.RLock()
         self.outcome: Outcome | None = None
-        """None while it is open."""
+        """None while the transaction is open."""
 
     def __enter__(self) -> Self:
         return self
@@ -67,11 +68,11 @@ class Transaction:
     def try_take(self, source: str) -> Item | None:
         """Lock the next item of queue `source` and return it; None if there is none.
 
-        An item that we may not read, or that has znodes of others below it, stays where it is, with a warning
-        if it is all that is left. With strict_fifo nothing overtakes it: AccessDenied or ConfigError is
-        raised, which names the item.
+        An item that we may not read, or that has znodes of others below it, stays where it is; a warning
+        names it if no other item is left. With strict_fifo no item overtakes it: try_take() raises
+        AccessDenied or ConfigError, which names the item.
 
-        Raises SessionExpired, Unavailable, QueueNotFound; after any error only rollback() is of use.
+        Raises Closed, SessionExpired, Unavailable, QueueNotFound. After any error only rollback() is of use.
         """
         taken = self.try_take_many(source, 1)
         return taken[0] if taken else None
@@ -79,7 +80,7 @@ class Transaction:
     def try_take_many(self, source: str, limit: int) -> list[Item]:
         """Lock up to `limit` of the next items of queue `source`, in few requests; raises as try_take().
 
-        With strict_fifo they are locked one by one.
+        With strict_fifo each item is locked by a request of its own.
         """
         check_limit(limit)
         with self._mutex:
@@ -89,7 +90,7 @@ class Transaction:
             return self._take_free(source, limit)
 
     def put(self, target: str, body: bytes, *, priority: int = 0) -> None:
-        """Put an item to queue `target` when the transaction is committed; makes no network call.
+        """Store an item in queue `target` when the transaction is committed; makes no network call.
 
         priority  0 to 9; a higher one is handed out first
         """
@@ -102,12 +103,13 @@ class Transaction:
             self._puts.append((self._queue.paths(target).new_item(priority), body))
 
     def commit(self) -> None:
-        """Delete what was taken and store what was put, in one step; once it returns, that has happened.
+        """Delete the items taken and store the items put, in one step; both have happened when it returns.
 
-        After a lost connection it finds out whether it has. Raises RolledBack when nothing of it happened and
-        never will (a lock was lost, a queue is not there), MessageError when it is too large for one request
-        (nothing was sent, the transaction stays open), UnknownOutcome when ZooKeeper does not answer for a
-        whole session time-out: then commit() again, or rollback(), finds out.
+        After a lost connection commit() finds out whether this step happened; if not, it tries again. Raises
+        RolledBack if the step did not happen and never will (a lock was lost, a queue is missing), and
+        MessageError if it is too large for one request (nothing was sent, the transaction stays open). Raises
+        UnknownOutcome if ZooKeeper does not answer for a whole session time-out: another commit(), or
+        rollback(), finds out.
         """
         with self._mutex:
             if self.outcome is Outcome.COMMITTED:
@@ -120,11 +122,11 @@ class Transaction:
             deadline = SYSTEM_CLOCK.monotonic() + self._session.timeout_s
             resumed, self._committing = self._committing, True
             try:
-                while resumed or not self._sent(multi, self._record):
+                while resumed or not self._send_commit(multi, self._record):
                     if self._has_happened(deadline):
                         break
                     self._session.check(self._number)
-                    # It did not: the same again does no harm.
+                    # The commit did not happen: sending it again does no harm.
                     resumed, multi = False, self._multi(self._record)
             except SessionExpired as error:
                 self._end(Outcome.ROLLED_BACK)
@@ -141,11 +143,11 @@ class Transaction:
             self._end(Outcome.COMMITTED)
 
     def rollback(self) -> Outcome:
-        """Give back what was taken, forget what was put; returns what became of the transaction.
+        """Unlock the items taken, forget the items put, and return the outcome of the transaction.
 
-        That is COMMITTED if a commit() before it was interrupted and has happened. It always succeeds: the
-        locks are removed or, if ZooKeeper does not answer for a session time-out, the session is given up,
-        with which they end.
+        The outcome is COMMITTED if an interrupted commit() has happened. rollback() always succeeds: it
+        removes the locks or, if ZooKeeper does not answer for a session time-out, gives up the session, with
+        which the locks end.
         """
         with self._mutex:
             if self.outcome is not None:
@@ -185,12 +187,12 @@ class Transaction:
         self._session.check(self._number)
 
     def _take_free(self, source: str, limit: int) -> list[Item]:
-        """Take those that nobody has, about in order."""
+        """Take items that nobody has locked, roughly in order."""
         paths, candidates = self._queue.paths(source), self._queue.source(source)
         number = candidates.begin()
         taken: list[Item] = []
         unusable: KmqError | None = None
-        while names := candidates.draw(min(_IN_ONE_REQUEST, limit - len(taken)), number):
+        while names := candidates.draw(min(_MAX_LOCKS_PER_REQUEST, limit - len(taken)), number):
             try:
                 with unavailable(self._zk):
                     found = self._takes.take(paths, names)
@@ -211,7 +213,7 @@ class Transaction:
         return taken
 
     def _take_in_order(self, source: str, limit: int) -> list[Item]:
-        """Take the next ones, up to the first that another transaction has."""
+        """Take the next items in order, up to the first that is locked, must wait, or is unusable."""
         paths = self._queue.paths(source)
         own = {lock.name for lock in self._takes.locks if lock.paths.queue == source}
         taken: list[Item] = []
@@ -225,12 +227,13 @@ class Transaction:
             if isinstance(found, KmqError) and not taken:
                 raise found
             if found in (NotTaken.LOCKED, NotTaken.NOT_YET) or isinstance(found, KmqError):
-                break  # nothing overtakes it
+                break  # no item overtakes this one
             if len(taken) == limit:
                 break
         return taken
 
     def _multi(self, record: CommitRecord) -> Any:
+        """Return the kazoo transaction that commits."""
         multi = self._zk.transaction()
         record.write(multi, self._id)
         for lock in self._takes.locks:
@@ -243,10 +246,10 @@ class Transaction:
             multi.create(path, body, sequence=True)
         return multi
 
-    def _sent(self, multi: Any, record: CommitRecord) -> bool:
-        """True if it was committed; False if the answer was lost, or an earlier attempt may have happened.
+    def _send_commit(self, multi: Any, record: CommitRecord) -> bool:
+        """Send the commit; return False if the answer was lost, or an earlier attempt may have happened.
 
-        Raises what made ZooKeeper refuse it.
+        Raises the error with which ZooKeeper refused the commit.
         """
         self._session.check(self._number)
         try:
@@ -261,6 +264,7 @@ class Transaction:
         return True
 
     def _has_happened(self, deadline: float) -> bool:
+        """Read the record, and return True if this commit was the last that wrote it."""
         record = self._record
         assert record is not None
         self._session.ask(lambda: self._zk.sync_async(record.path), deadline)
@@ -271,6 +275,7 @@ class Transaction:
         return record.read(*found) == self._id
 
     def _reason(self, error: Exception) -> str:
+        """Say for the user why ZooKeeper refused the commit."""
         if isinstance(error, NoNodeError) and not self._takes.locks:
             targets = sorted({path.rpartition("/")[0] for path, _ in self._puts})
             return f"one of {', '.join(targets)} is missing; make it with init()"

@@ -213,7 +213,7 @@ def test_a_large_batch_is_kept_where_redis_need_not_search_for_each_value(url, q
 
 
 def test_no_id_is_used_twice_in_a_storage(redis_url, queue_name, monkeypatch):
-    monkeypatch.setattr(engine, "_NUMBERS", 3000)  # so that queues need new ones often
+    monkeypatch.setattr(engine, "_NUMBERS_PER_BLOCK", 3000)  # so that queues need new ones often
     with engine_at(redis_url, queue_name) as redis:
         queues = [queue_of(redis, name) for name in "ab"]
         ids = {name: [] for name in "abc"}
@@ -229,7 +229,7 @@ def test_no_id_is_used_twice_in_a_storage(redis_url, queue_name, monkeypatch):
 
 
 def test_a_lost_registry_gives_no_number_twice(redis_url, admin, queue_name, monkeypatch):
-    monkeypatch.setattr(engine, "_NUMBERS", 3000)
+    monkeypatch.setattr(engine, "_NUMBERS_PER_BLOCK", 3000)
     with engine_at(redis_url, queue_name) as redis:
         queue_of(redis, "other")
         queue = queue_of(redis)

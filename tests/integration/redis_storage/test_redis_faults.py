@@ -150,8 +150,8 @@ def test_a_waiter_hears_of_a_message_after_its_connection_was_cut(redis_url, adm
 
 
 def test_a_channel_is_left_when_nobody_has_waited_for_a_while(redis_url, admin, queue_name, monkeypatch):
-    monkeypatch.setattr(arrival_subscriber, "_LINGER_S", 0.0)
-    monkeypatch.setattr(arrival_subscriber, "_SILENCE_S", 0.05)
+    monkeypatch.setattr(arrival_subscriber, "_UNUSED_CHANNEL_S", 0.0)
+    monkeypatch.setattr(arrival_subscriber, "_PING_AFTER_S", 0.05)
     with storage_for(f"{redis_url}?prefix={queue_name}") as storage:
         storage.create("q")
         with storage.open("q") as queue:

@@ -186,7 +186,7 @@ def test_an_id_that_others_wrote_among_the_taken_costs_no_message(redis_url, adm
 
 
 def test_places_of_taken_messages_that_others_wrote_are_corrected(redis_url, admin, queue_name, monkeypatch):
-    monkeypatch.setattr(stored_queue, "_PAGE", 2)
+    monkeypatch.setattr(stored_queue, "_ORPHANS_PER_READ", 2)
     with storage_for(f"{redis_url}?prefix={queue_name}") as storage:
         storage.create("q")
         key = f"{queue_name}:{{{storage.describe('q').generation}}}:taken"

@@ -96,7 +96,7 @@ def test_a_connection_to_postgresql_breaks_when_its_machine_is_gone(
 def test_a_mariadb_that_stands_still_is_unavailable_and_goes_on_when_it_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mariadb, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(mariadb, "_ANSWER_TIMEOUT_S", 0.5)
     with Databases("mariadb") as started:
         server = started.server("mariadb")
         with queue_for(f"{started.urls['mariadb']}?queue=q&create=true&timeout_ms=2000") as queue:

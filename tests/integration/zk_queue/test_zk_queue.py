@@ -518,7 +518,7 @@ def test_names_of_commits_of_dead_clients_are_removed_after_a_day(make, zk, monk
     zk.create(f"{queue.settings.root}/.transactions/foreign/below", makepath=True)
     queue.init()
     assert zk.exists(left)
-    monkeypatch.setattr("kmqpy.zookeeper.queue.queue._FORGOTTEN_AFTER_MS", -1)
+    monkeypatch.setattr("kmqpy.zookeeper.queue.queue._UNUSED_RECORD_AFTER_MS", -1)
     queue.init()
     assert not zk.exists(left)
 
@@ -528,7 +528,7 @@ def test_a_name_that_a_commit_uses_again_just_then_is_not_removed(make, zk, monk
     queue = make()
     left = f"{queue.settings.root}/.transactions/left"
     zk.create(left)
-    monkeypatch.setattr("kmqpy.zookeeper.queue.queue._FORGOTTEN_AFTER_MS", -1)
+    monkeypatch.setattr("kmqpy.zookeeper.queue.queue._UNUSED_RECORD_AFTER_MS", -1)
     exists = queue.session.zk.exists
 
     def exists_and_is_used(path, *args, **kwargs):

@@ -27,7 +27,7 @@ def dead(make):
 def test_a_dead_letter_with_znodes_of_others_below_it_holds_up_no_other(dead, zk, monkeypatch):
     queue, dead = dead
     put_below(zk, queue.paths("in").dead_letter(dead.list()[0].name))
-    monkeypatch.setattr(dead_letters, "_TOGETHER", 1)
+    monkeypatch.setattr(dead_letters, "_REQUESTS_AT_ONCE", 1)
     for call in dead.redrive, dead.purge:
         with pytest.raises(ConfigError, match="znodes of others below it"):
             call()
@@ -36,7 +36,7 @@ def test_a_dead_letter_with_znodes_of_others_below_it_holds_up_no_other(dead, zk
 
 @pytest.mark.parametrize("together", [1, 100])
 def test_a_dead_letter_that_we_may_not_read_holds_up_no_other(dead, zk, monkeypatch, together):
-    monkeypatch.setattr(dead_letters, "_TOGETHER", together)
+    monkeypatch.setattr(dead_letters, "_REQUESTS_AT_ONCE", together)
     queue, dead = dead
     forbid(zk, queue.paths("in").dead_letter(dead.list()[0].name))
     assert (len(dead.list()), dead.redrive(), queue.size("in")) == (2, 2, 2)

@@ -82,7 +82,7 @@ class FakeConsumer:
 def active(markers_offset=None):
     """A partition whose predecessor's commit says this markers offset."""
     made = AssignedPartition(0.0)
-    made.recovered(Commit(0, markers_offset), StartsFound())
+    made.finish_recovery(Commit(0, markers_offset), StartsFound())
     return made
 
 
@@ -93,7 +93,7 @@ def apply(member, *offsets, at=None, failed=None):
 
 
 def commit(member):
-    member._commit_schedule.committed(-1_000.0)
+    member._commit_schedule.note_commit(-1_000.0)
     member.maintain()
 
 

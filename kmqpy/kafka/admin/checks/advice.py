@@ -1,4 +1,4 @@
-"""Words of advice that several checks give: commands, settings of topics, durations."""
+"""Texts for the advice of the doctor's checks: commands, settings of topics, durations."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topics import TopicInfo
 
 
-def create_command(queue: QueueSettings, topics: Mapping[str, TopicInfo], but: set[str]) -> str:
-    """Return the command that makes this queue, with the topics in `but` under their usual names."""
+def create_command(queue: QueueSettings, topics: Mapping[str, TopicInfo], omitted_topics: set[str]) -> str:
+    """Return the command that creates this queue, with an option for each setting that is no default.
+
+    Topics in `omitted_topics` are not named, so that the queue gets topics with the default names instead.
+    """
     default = QueueSettings(name=queue.name)
     words = [f"kmq queue create {queue.name}"]
     if queue.name in topics:
@@ -30,29 +33,29 @@ def create_command(queue: QueueSettings, topics: Mapping[str, TopicInfo], but: s
     words += [
         f"--{key.removesuffix('_ms').replace('_', '-')} {shown(given[key])}"
         for key, shown in options.items()
-        if given[key] != getattr(default, key) and given[key] not in but
+        if given[key] != getattr(default, key) and given[key] not in omitted_topics
     ]
     return " ".join(words)
 
 
 def grow_command(queue: QueueSettings, partitions: int) -> str:
-    """The command that gives the queue this many partitions."""
+    """Return the command that gives the queue this many partitions."""
     return f"`kmq queue alter {queue.name} --partitions {partitions}`"
 
 
 def set_advice(key: str, value: object, topic: str) -> str:
-    """How to change a setting of a topic, in the form that `Finding` describes."""
+    """Return advice to change a setting of a topic, in the form that `Finding` describes."""
     return f"set {key}={value} on {topic}"
 
 
 def config_number(topic: TopicInfo | None, key: str) -> int | None:
-    """A topic's setting as a number; None where the topic is missing or Kafka does not tell it."""
+    """A topic's setting as a number; None where the topic is missing, or Kafka does not tell the setting."""
     text = "" if topic is None else topic.config.get(key, "")
     return int(text) if text.lstrip("-").isdigit() else None
 
 
 def duration_text(ms: int) -> str:
-    """A duration as the commands take it, such as 14d; `ever` for Kafka's -1."""
+    """A duration as commands of `kmq` take it, such as 14d; `ever` for Kafka's -1."""
     if ms == -1:
         return "ever"
     for unit, size in (("d", DAY_MS), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):

@@ -1,4 +1,7 @@
-"""Checks of how long topics keep records: longer than any lease or delay, markers longest."""
+"""Checks how long topics keep records (rule R9 of docs/rules.md).
+
+Topics must keep records for longer than any lease or delay, and markers at least as long as their messages.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,14 @@ from kmqpy.kafka.retention import ample_retention_ms
 from kmqpy.kafka.topic_names import dead_letter_queue
 
 RESERVE_MS = DAY_MS
-"""Retention beyond the longest lease or delay, for the time that trackers or consumers are down."""
+"""The doctor warns where a retention exceeds the longest lease or delay by less than this time, in ms.
+
+Messages survive for this time while trackers or consumers are down."""
 
 
 def check_retention(facts: Facts) -> Faults:
     """Find topics that delete records too early, or by their size."""
-    # One advice for each topic, and only a longer retention: that of another topic may be longer already.
+    # The markers topic is never advised a shorter retention than the queue topic has.
     queue = facts.settings
     longest, longest_text = queue.longest_ms, duration_text(queue.longest_ms)
     enough = ample_retention_ms(queue)
@@ -59,4 +64,5 @@ def check_retention(facts: Facts) -> Faults:
 
 
 def _shorter(one: int, other: int) -> bool:
+    """True if retention `one` is shorter than `other`; -1 stands for ever."""
     return one != -1 and (other == -1 or one < other)

@@ -1,4 +1,7 @@
-"""Checks of kmq.queues, from which clients without ZooKeeper know the settings of queues."""
+"""Checks the topic kmq.queues, which tells clients without ZooKeeper the settings of queues.
+
+The topic has one record for each queue. Clients take the defaults for a queue without a readable record.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ def check_settings_topic(
 ) -> list[Finding]:
     """Find faults of the topic kmq.queues itself.
 
-    topic   None: there is none
-    error   why it can't be read, if so
-    queues  the registered ones
+    topic   kmq.queues as Kafka describes it; None if it does not exist
+    error   why its records can't be read; None if they can
+    queues  the names of the registered queues
     """
     found = []
     name = SETTINGS_TOPIC
@@ -48,9 +51,9 @@ def check_settings_topic(
 def check_records_of_no_queue(
     records: Records, registered: Iterable[str], topics: Mapping[str, TopicInfo]
 ) -> list[Finding]:
-    """Find records in kmq.queues, under our root, of queues that are not registered.
+    """Find records of kmq.queues for queues of our ZooKeeper root that are not registered.
 
-    `topics` are the topics of all queues that have a record.
+    `topics` are the existing topics that such records name.
     """
     found = []
     for name, queue in sorted(records.own.items()):

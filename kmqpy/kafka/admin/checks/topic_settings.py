@@ -1,4 +1,4 @@
-"""Checks of Kafka's settings of topics: compaction, timestamps, replicas, the largest message."""
+"""Checks the settings that Kafka has for a queue's topics: compaction, timestamps, replicas, size limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Checks of which topics there are: missing ones, shared ones, recreated ones, partitions."""
+"""Checks which topics a queue has: missing, shared and recreated ones, and their numbers of partitions.
+
+docs/rules.md explains rules R19 and R24.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +42,14 @@ def check_shared_topics(facts: Facts) -> Faults:
     queue = facts.settings
     dead = dead_letter_queue(queue)
     messages_of = {queue.markers_topic: queue.name, dead.markers_topic: dead.name}
-    taken = {one.name for one in facts.shared}
+    shared_names = {one.name for one in facts.shared}
     for shared in facts.shared:
         if any(messages_of.get(shared.name) == one.name for one in facts.shared if one.other == shared.other):
-            continue  # told with the topic whose markers these are
+            continue  # the finding about the topic of the messages says it
         what = f"its {shared.role} {shared.name} is the {shared.role_there} of queue {shared.other}, too"
         to_do = (
             f"give it topics of its own, when it is empty: `kmq queue delete {queue.name} --if-empty`, "
-            f"then `{create_command(queue, facts.topics, taken)}`"
+            f"then `{create_command(queue, facts.topics, shared_names)}`"
         )
         if shared.role == "queue topic":
             to_do = f"see what is said of queue {shared.other}"
@@ -67,7 +70,7 @@ def check_partitions(facts: Facts) -> Faults:
     if messages is None:
         return
     dead = dead_letter_queue(queue)
-    taken = {one.name for one in facts.shared}
+    shared_names = {one.name for one in facts.shared}
     for name in (queue.markers_topic, dead.name, dead.markers_topic):
         other = facts.topics.get(name)
         if other is None or other.partitions == messages.partitions:
@@ -75,7 +78,7 @@ def check_partitions(facts: Facts) -> Faults:
         what = f"{queue.name} has {messages.partitions} partitions, {name} has {other.partitions}"
         if other.partitions < messages.partitions:
             yield Severity.ERROR, Kind.TOO_FEW_PARTITIONS, what, grow_command(queue, messages.partitions)
-        elif name not in taken:
+        elif name not in shared_names:
             yield Severity.WARNING, Kind.TOO_MANY_PARTITIONS, what, grow_command(queue, other.partitions)
     registered = facts.registered
     if registered is not None and registered.partitions < messages.partitions:
@@ -109,7 +112,7 @@ def check_stale_markers(facts: Facts) -> Faults:
 
 
 def check_unregistered_topics(topics: set[str], used: set[str]) -> list[Finding]:
-    """Find topics that look like those of a queue, since there is a markers topic, and that no queue uses."""
+    """Find topics that no queue uses, and that look like those of a queue: a topic and its markers topic."""
     return [
         Finding(
             Severity.WARNING,

@@ -1,4 +1,4 @@
-"""Checks of trackers and of the offsets and times that they have stored; other readers of the queue."""
+"""Checks the trackers of a queue, the offsets and times that they have stored, and other consumer groups."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def check_trackers(facts: Facts) -> Faults:
 
 
 def check_offsets(facts: Facts) -> Faults:
-    """Find stored and committed offsets that do not fit the records in the topics."""
+    """Find offsets that do not fit the records in the topics.
+
+    Trackers have stored the offsets of markers; the queue's group has committed the offsets of messages.
+    """
     queue = facts.settings
     markers = facts.topics.get(queue.markers_topic)
     for partition, stored in sorted(facts.stored.items()):
@@ -53,7 +56,7 @@ def check_offsets(facts: Facts) -> Faults:
                 "messages in flight were deleted"
             )
             to_do = "a tracker goes on at the log start; messages whose markers are gone are not redelivered"
-            to_do += _keep_longer(queue.markers_topic, markers)
+            to_do += _longer_retention_advice(queue.markers_topic, markers)
             yield Severity.ERROR, Kind.OFFSET_BELOW_LOG, what, to_do
         elif stored.offset > end:
             what = f"{place}: the stored offset {stored.offset} is beyond the end {end}"
@@ -61,18 +64,18 @@ def check_offsets(facts: Facts) -> Faults:
             yield Severity.WARNING, Kind.OFFSET_BEYOND_LOG, what, to_do
     for partition, offset in sorted(facts.committed.items()):
         low, end = facts.queue_log.get(partition, (0, 0))
-        if offset < low < end:  # a purge leaves an empty log
+        if offset < low < end:  # low == end: a purge has emptied the log
             what = (
                 f"{queue.name}, partition {partition}: up to {low - offset} messages were deleted before "
                 "anybody took them"
             )
             to_do = "this is told until a client has taken the next one"
-            to_do += _keep_longer(queue.name, facts.topics.get(queue.name))
+            to_do += _longer_retention_advice(queue.name, facts.topics.get(queue.name))
             yield Severity.WARNING, Kind.DELETED_BEFORE_TAKEN, what, to_do
 
 
-def _keep_longer(name: str, topic: TopicInfo | None) -> str:
-    """Return advice to double the retention of a topic; empty where it has no limit."""
+def _longer_retention_advice(name: str, topic: TopicInfo | None) -> str:
+    """Return advice to double the retention of a topic; empty if the topic keeps records for ever."""
     retention = config_number(topic, "retention.ms")
     if retention is None or retention == -1:
         return ""
@@ -80,7 +83,10 @@ def _keep_longer(name: str, topic: TopicInfo | None) -> str:
 
 
 def check_clocks(facts: Facts) -> Faults:
-    """Find times that are further ahead than a tracker tolerates by default (rule R23)."""
+    """Find timestamps of markers, and times stored in ZooKeeper, that are too far ahead of our clock.
+
+    Too far is further than a tracker tolerates by default (rule R23 of docs/rules.md).
+    """
     topic = facts.settings.markers_topic
     for partition, (offset, timestamp_ms) in sorted(facts.markers_latest.items()):
         if (ahead_ms := timestamp_ms - facts.now_ms) > CLOCK_LEAD_MS:
@@ -88,10 +94,10 @@ def check_clocks(facts: Facts) -> Faults:
                 f"{topic}, partition {partition}: the marker at offset {offset} has a timestamp "
                 f"{ahead_ms / 1000:g} s ahead of this machine's clock; trackers do not believe it"
             )
-            to_do = "check the clocks of brokers and of this machine; if they are right, it is of earlier"
+            to_do = "check the clocks of brokers and of this machine; if they are right, they were wrong then"
             if has_client_timestamps(facts.topics.get(topic)):
                 brokers_time = set_advice("message.timestamp.type", "LogAppendTime", topic)
-                to_do = f"check that clock and this one; {brokers_time}"
+                to_do = f"check the clocks of clients and of this machine; {brokers_time}"
             yield Severity.WARNING, Kind.MARKER_TIME_AHEAD, what, to_do
     for partition, stored in sorted(facts.stored.items()):
         if (ahead_ms := stored.now_ms - facts.now_ms) > CLOCK_LEAD_MS:

@@ -1,4 +1,4 @@
-"""Checks of what stands in the registry: unusable znodes, settings that can't be read."""
+"""Findings about the registry in ZooKeeper: unusable znodes, and settings of queues that can't be read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kmqpy.kafka.admin.unusable_znodes import UnusableZnode
 
 
 def unusable_znodes(name: str, found: Iterable[UnusableZnode]) -> list[Finding]:
-    """A finding for each unusable znode."""
+    """Return a finding for each unusable znode; `name` is the queue, or what else the znodes belong to."""
     to_do = "`kmq doctor --fix` removes it"
     kind = Kind.UNUSABLE_ZNODE
     return [Finding(Severity.WARNING, name, kind, f"{one.path}: {one.why}", to_do) for one in found]
