@@ -201,12 +201,12 @@ class Simulation(World):
     def _run_due(self) -> bool:
         did = False
         for name, leadership in self.members.items():
-            if leadership._signal.is_set() or self._due[name] <= self.clock.now:
-                leadership._signal.clear()
+            if leadership._wake_up.is_set() or self._due[name] <= self.clock.now:
+                leadership._wake_up.clear()
                 self._due[name] = self.clock.now + max(0.0, leadership._pass())
                 did = True
                 if self._serve(name):
-                    leadership._signal.set()
+                    leadership._wake_up.set()
         return did
 
     @contextlib.contextmanager

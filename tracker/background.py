@@ -1,4 +1,4 @@
-"""Background jobs: calls that may block run in pools of threads, their results return to the main loop."""
+"""Runs calls that may block in pools of threads, and hands their results back to the tracker's main loop."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from tracker.health.problems import Problems
 
 
 class Pool(StrEnum):
-    """Pools of threads; jobs of one never wait for jobs of another. In the order in which they are closed."""
+    """The pools of threads, in the order in which they are closed. No job waits for jobs of another pool."""
 
     REDELIVERY = "redelivery"
-    """Takeovers, redeliveries and administration, which can be stuck while a broker does not answer."""
+    """Takeovers, redeliveries and administration. These jobs can be stuck while a broker does not answer."""
     ENDS = "ends"
-    """Look-ups of the ends of queues; markers wait for the answers."""
+    """Look-ups of the ends of queues. Markers that were read wait for the answers."""
     COUNTING = "counting"
-    """Counts of messages for /metrics, and looks for consumers that are cut off; nothing waits for these."""
+    """Counts of messages for /metrics, and the search for consumers that are cut off. Nothing waits for
+    these jobs."""
     HOUSEKEEPING = "housekeeping"
-    """Offsets, releases and probes: they must get their turn also when all redeliveries are stuck."""
+    """Writes of offsets, releases of partitions and probes of Kafka. They must run even while all
+    redeliveries are stuck."""
 
 
 class BackgroundJobs:
-    """Runs jobs in threads, and hands their results to the main loop, which owns all state."""
+    """Runs jobs in threads. Queues their results for the main loop, the only thread that changes state."""
 
     def __init__(self, workers: int, problems: Problems) -> None:
         sizes = {Pool.REDELIVERY: workers, Pool.ENDS: 2, Pool.COUNTING: 1, Pool.HOUSEKEEPING: 1}
@@ -38,12 +40,13 @@ class BackgroundJobs:
         self._problems = problems
 
     def run(self, pool: Pool, job: Callable[[], Any], finished: Callable[[Any], None]) -> None:
-        """Run `job` in `pool`, then `finished` with its result, or its exception, in the main loop."""
-        # submit() may raise and yet leave the job queued: whoever claims it first finishes it, once.
-        claims = itertools.count()
+        """Run `job` in `pool`; then the main loop calls `finished` with the job's result or exception."""
+        # submit() may raise and yet leave the job queued. The first next() returns 0: only its caller may
+        # hand over a result, so that `finished` is called once.
+        attempts = itertools.count()
 
         def work() -> None:
-            if next(claims):
+            if next(attempts):
                 return
             try:
                 result: Any = job()
@@ -55,27 +58,27 @@ class BackgroundJobs:
         try:
             self._pools[pool].submit(work)
         except RuntimeError as error:
-            if not next(claims):
+            if not next(attempts):
                 self.hand_over(partial(finished, error))
 
     def submit(self, pool: Pool, job: Callable[[], object]) -> None:
-        """Run `job` in `pool`; nobody learns its result."""
+        """Run `job` in `pool`; its result, or its exception, is dropped."""
         self._pools[pool].submit(job)
 
     def hand_over(self, call: Callable[[], None]) -> None:
-        """Have the main loop make this call; for any thread."""
+        """Have the main loop make this call. For any thread."""
         self._results.put(call)
 
     def take_results(self) -> None:
-        """Make the calls that were handed over; for the main loop."""
+        """Make the calls that were handed over. For the main loop."""
         while not self._results.empty():
             call = self._results.get()
             try:
                 call()
-            except Exception as error:  # those of one partition are handled by the supervisor
+            except Exception as error:  # calls about one partition catch theirs in the Supervisor
                 self._problems.survived("result", error)
 
     def close(self) -> None:
-        """Wait until all jobs have ended; counts that have not begun are cancelled."""
+        """Wait until all jobs have ended. Jobs of the COUNTING pool that have not begun are cancelled."""
         for name, pool in self._pools.items():
             pool.shutdown(wait=True, cancel_futures=name is Pool.COUNTING)

@@ -25,7 +25,7 @@ from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker, relax_garbage_collection
 
 _PREFIX = "KMQ_TRACKER_"
-_SHORT = {"use_now_for_redeliver_despite_no_marker_seen_for_ms": "--tick-after"}
+_SHORT_FLAGS = {"use_now_for_redeliver_despite_no_marker_seen_for_ms": "--tick-after"}
 _METAVARS = {"int": "N", "str": "TEXT"}
 _SHOWN_DEFAULTS = {"tracker_id": "HOST-PID-RANDOM", "transaction_timeout_ms": "0"}
 
@@ -35,7 +35,7 @@ def _flag(name: str) -> str:
 
 
 def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """An option for each setting of a tracker, with the help text of its docstring."""
+    """Add an option for each setting but `queues`; help texts come from TrackerSettings' docstring."""
     texts = _field_texts(TrackerSettings)
     for field in reversed(dataclasses.fields(TrackerSettings)):
         if field.name != "queues":
@@ -46,7 +46,7 @@ def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 metavar = "DURATION" if field.name.endswith("_ms") else _METAVARS[str(field.type)]
                 kind = {"metavar": metavar}
                 text = f"{text} [{_shown_default(field)}]"
-            flags = [_SHORT[field.name]] if field.name in _SHORT else []
+            flags = [_SHORT_FLAGS[field.name]] if field.name in _SHORT_FLAGS else []
             option = click.option(*flags, _flag(field.name), field.name, help=text, **kind)
             command = option(command)
     return command
@@ -60,7 +60,10 @@ def _shown_default(field: dataclasses.Field[Any]) -> str:
 
 
 def _field_texts(cls: type[Any]) -> dict[str, str]:
-    """The lines `name  text` of a settings class's docstring."""
+    """The text of each field in a settings class's docstring, whose lines read `name, name  text`.
+
+    A line that is indented by 10 or more continues the text before it.
+    """
     texts: dict[str, str] = {}
     lines = (cls.__doc__ or "").splitlines()
     names = {field.name for field in dataclasses.fields(cls)}
@@ -80,7 +83,7 @@ def _field_texts(cls: type[Any]) -> dict[str, str]:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The settings in `KMQ_TRACKER_…`; raises ConfigError for a name that is none."""
+    """The settings in variables KMQ_TRACKER_…; raises ConfigError for a variable that names no setting."""
     found = from_environment(TrackerSettings, environ, _PREFIX)
     names = [_PREFIX + field.name.upper() for field in dataclasses.fields(TrackerSettings)]
     for name, value in environ.items():
@@ -90,7 +93,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--log-level` and `--log-format`."""
+    """Add the options `--log-level` and `--log-format`."""
     level = click.option(
         "--log-level",
         type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
@@ -130,7 +133,10 @@ def tracker(cli: Cli, log_level: str, log_format: str, queues: tuple[str, ...], 
 
 
 def settings_of(cli: Cli, queues: tuple[str, ...], given: Mapping[str, Any]) -> TrackerSettings:
-    """The settings of file, environment and options; `given`: the options of `settings_options`."""
+    """Merge settings of the config file, the environment and the options; later ones win.
+
+    `queues`: values of --queue. `given`: values of the options that `settings_options` added.
+    """
     flags = {
         key: parse_duration_ms(value, _flag(key)) if key.endswith("_ms") else value
         for key, value in given.items()
@@ -142,7 +148,7 @@ def settings_of(cli: Cli, queues: tuple[str, ...], given: Mapping[str, Any]) -> 
 
 
 def register(cli: Cli, queues: tuple[str, ...]) -> None:
-    """Register the named queues that nobody has; the only time that a tracker adds a queue."""
+    """Register those of these queues that are not in the registry. A tracker adds queues nowhere else."""
     if not queues:
         return
     with connect(cli.zookeeper) as zookeeper:

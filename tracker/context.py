@@ -19,10 +19,10 @@ from tracker.supervisor import Supervisor
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerContext:
-    """Given to each part of a tracker, which keeps what it needs.
+    """Objects that the parts of a tracker share. Each part gets the context and keeps the objects it uses.
 
-    `parts` are the partitions that are owned; only PartitionLifecycle adds and removes some, in the main
-    loop. Other threads read a copy.
+    `parts` holds the partitions that this tracker owns. Only PartitionLifecycle adds and removes partitions,
+    in the main loop. Other threads read a copy of `parts`.
     """
 
     connection: KafkaConnection

@@ -1,4 +1,7 @@
-"""Replaces the consumers of a tracker that never reach Kafka again, as kmqpy.kafka.cut_off explains."""
+"""Replaces consumers of a tracker that are cut off: they never reach Kafka again, while other clients do.
+
+kmqpy.kafka.cut_off explains how that happens.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,11 @@ _log = logging.getLogger(__name__)
 
 
 class CutOffKeeper:
-    """Looks for cut off consumers in the background, and replaces them in the main loop.
+    """Finds consumers that are cut off in a background job, and replaces them in the main loop.
 
-    Only those that got nothing from Kafka lately are asked. The main loop fetches all the time, and calls of
-    one consumer never overlap (confluent-kafka sees to that), so asking can have to wait for seconds.
+    The job tests only consumers that are silent: no marker has come lately, or the last look-up of an end
+    has failed. The main loop calls its consumer all the time, and confluent-kafka lets calls of one consumer
+    wait for each other, so that a test of a busy consumer could take seconds.
     """
 
     def __init__(self, context: TrackerContext, kafka: KafkaClients) -> None:
@@ -28,8 +32,8 @@ class CutOffKeeper:
         self._consumers = (kafka.markers, kafka.ends)
         self._looking = False
 
-    def look(self) -> None:
-        """Ask Kafka with each silent consumer, when it is time to."""
+    def check_silent_consumers(self) -> None:
+        """Begin a job that asks Kafka with each silent consumer, if that is due and no such job runs."""
         silent = [one.consumer for one in self._consumers if one.is_silent()]
         if silent and not self._looking and self._check.is_due():
             self._looking = True

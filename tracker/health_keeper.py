@@ -1,4 +1,4 @@
-"""Keeps up what /metrics and /readyz say of the partitions of a tracker."""
+"""Updates the gauges of /metrics, and drops problems from /readyz, for the partitions of a tracker."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 
 _log = logging.getLogger(__name__)
 
-_COUNTED_AT_ONCE = 500
-"""Partitions whose waiting messages are counted in one go."""
+_MAX_PARTITIONS_PER_COUNT = 500
+"""How many partitions one background job counts at most. The next job begins with the other partitions."""
 
 
 class HealthKeeper:
-    """Shows what is in flight as the main loop knows it, and counts in the background what waits.
+    """Shows messages in flight from the main loop's state; counts waiting messages in a background job.
 
-    stopping  True once the tracker is to stop; then counting ends soon
+    stopping  returns True once the tracker is to stop; a count that runs then ends early
     """
 
     def __init__(self, context: TrackerContext, stopping: Callable[[], bool]) -> None:
@@ -42,7 +42,10 @@ class HealthKeeper:
         self._next_count = 0.0
 
     def refresh(self, now: float) -> None:
-        """Show what is owned and in flight, and forget problems that are over."""
+        """Show owned partitions and messages in flight, and drop problems that are over.
+
+        Does so once in TrackerSettings.offset_interval_ms.
+        """
         if now < self._next_refresh:
             return
         self._next_refresh = now + self._settings.offset_interval_ms / 1000
@@ -58,20 +61,23 @@ class HealthKeeper:
                 part.forget_ended(now)
 
     def count(self, now: float) -> None:
-        """Count waiting messages and dead letters for /metrics, in the background."""
+        """Count waiting messages and dead letters for /metrics in a background job, unless one runs.
+
+        Counts nothing where the tracker serves no HTTP port.
+        """
         if now < self._next_count or self._counting or self._settings.http_port < 0:
             return
         active = [key for key, part in self._parts.items() if part.phase is TrackingPhase.ACTIVE]
         self._counted_at = {key: self._counted_at.get(key, 0.0) for key in active}
-        # First those that were counted longest ago.
-        chosen = sorted(active, key=self._counted_at.__getitem__)[:_COUNTED_AT_ONCE]
+        # Partitions that were counted longest ago come first.
+        chosen = sorted(active, key=self._counted_at.__getitem__)[:_MAX_PARTITIONS_PER_COUNT]
         if not chosen:
             return
         self._counted_at.update(dict.fromkeys(chosen, now))
         self._counting = True
         self._next_count = now + self._settings.count_interval_ms / 1000
         delayed: dict[Partition, int] = {}
-        for key in chosen:  # known also while Kafka is away
+        for key in chosen:  # this needs no answer from Kafka
             delayed[key], overdue = self._parts[key].delayed_and_overdue(now)
             self._metrics.show(*key, overdue=overdue)
         queues = {key: self._parts[key].queue for key in chosen}

@@ -12,17 +12,17 @@ from tracker.reading.queue_ends import QueueEnds
 from tracker.redelivery.tick_writer import TickWriter
 
 _PROBE_TIMEOUT_S = 3.0
-"""Short: offsets and releases wait for a probe."""
+"""How long a probe waits for Kafka. Short, since writes of offsets and releases wait for a running probe."""
 
 
 class KafkaClients:
-    """Made together and closed together; if one of them can't be made, those before it are closed.
+    """Opens and closes the clients together. If a client can't be made, its constructor closes the others.
 
     markers        reads the markers of all partitions
-    ends           asks where queues end
-    tick_writer         appends ticks
-    topics         checks topics at takeovers
-    probed_topics  the same, but gives up soon
+    ends           asks Kafka for the end offsets of queues
+    tick_writer    appends ticks: markers that only tell the broker's time
+    topics         describes topics at takeovers, and looks for dead-letter topics
+    probed_topics  describes topics for TopicProbe; its calls time out after `_PROBE_TIMEOUT_S`
     """
 
     def __init__(self, connection: KafkaConnection, clock: Clock) -> None:
@@ -37,7 +37,7 @@ class KafkaClients:
             self._consumers = undo.pop_all()
 
     def close(self) -> None:
-        """Close the consumers, and let go of the other clients, which end with their last user."""
+        """Close the consumers. The other clients end when the last reference to each is gone."""
         self._consumers.close()
         self.tick_writer.close()
         del self.tick_writer, self.topics, self.probed_topics

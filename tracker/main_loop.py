@@ -1,7 +1,8 @@
-"""The main loop of a tracker: reads markers, decides what is due, and takes in what background jobs found.
+"""The main loop of a tracker: reads markers, starts takeovers and redeliveries, and applies their results.
 
-All state is the main loop's. What may block (fencing, transactions, ZooKeeper) runs in background jobs,
-which hand their results back to the loop, so one stuck partition never stops another.
+Only the main loop changes the state of partitions. Calls that may block (opening producers, transactions,
+requests to ZooKeeper) run in background jobs, which hand their results back to the loop. So a partition whose
+job is stuck never stops another.
 """
 
 from __future__ import annotations
@@ -29,14 +30,17 @@ from tracker.topic_probe import TopicProbe
 _log = logging.getLogger(__name__)
 
 _MAX_WAIT_S = 0.05
+"""How long an iteration waits for markers at most, in seconds."""
 _BUSY_WAIT_S = 0.005
+"""How long an iteration waits for markers while a job runs whose result the loop should apply soon."""
 _DRAIN_TIMEOUT_S = 15.0
+"""How long a tracker that stops waits for the running jobs of its partitions."""
 
 
 class MainLoop:
-    """Wires the parts of a tracker, and in each iteration runs every part; used by one thread.
+    """Creates the parts of a tracker and runs each of them in every iteration. For one thread.
 
-    `context.leadership` must be that of `member`. `stopping` is set when the tracker is to stop.
+    `context.leadership` must be the Leadership of `member`. The caller sets `stopping` to stop the tracker.
     """
 
     def __init__(
@@ -72,7 +76,7 @@ class MainLoop:
         self._lifecycle = PartitionLifecycle(context, kafka, takeover, redelivery, self._offsets)
 
     def run_once(self, now: float) -> None:
-        """Run one iteration, at the monotonic time `now`; waits a moment for markers if nothing is due."""
+        """Run one iteration at the monotonic time `now`; waits for markers, at most `_MAX_WAIT_S`."""
         step = self._supervisor.step
         step("follow", now, lambda: self._lifecycle.follow(self._leadership.snapshot()))
         for part in list(self._parts.values()):
@@ -82,7 +86,7 @@ class MainLoop:
         step("health", now, lambda: self._health.refresh(now))
         step("offsets", now, lambda: self._offsets.store_due(now))
         step("probe", now, lambda: self._probe.probe(now))
-        step("cut off", now, self._cut_off.look)
+        step("cut off", now, self._cut_off.check_silent_consumers)
         step("ends", now, lambda: self._existence.ask(now))
         step("mirror", now, lambda: self._mirror.mirror(now))
         step("counts", now, lambda: self._health.count(now))
@@ -91,8 +95,11 @@ class MainLoop:
         self._jobs.take_results()
 
     def drain(self) -> None:
-        """Wait until what is being redelivered is done, store all offsets, give all partitions up."""
-        self._leadership.set_kafka_ok(False)  # so that it takes no more partitions
+        """Wait until the jobs of partitions have ended, store all offsets, give all partitions up.
+
+        The wait takes `_DRAIN_TIMEOUT_S` at most. Offsets that can't be stored are logged.
+        """
+        self._leadership.set_kafka_ok(False)  # so that no more partitions are assigned to this tracker
         deadline = self._clock.monotonic() + _DRAIN_TIMEOUT_S
         while self._is_busy() and self._clock.monotonic() < deadline:
             now = self._clock.monotonic()
@@ -108,11 +115,11 @@ class MainLoop:
             self._offsets.write(offsets)
         except Exception as error:
             _log.warning("offsets not stored at the stop", extra={"error": str(error)})
-        # All leader znodes vanish at once; released one by one they would come straight back.
+        # All leader znodes vanish at once. Partitions released one by one would be assigned to us again.
         self._leadership.close()
 
     def close(self) -> None:
-        """Leave at once, wait for background jobs, release all connections."""
+        """End the ZooKeeper session at once, wait for background jobs, close all connections."""
         self._leadership.close()
         self._jobs.close()
         self._member.leave()
@@ -126,11 +133,11 @@ class MainLoop:
         return any(part.busy for part in self._parts.values())
 
     def _wait_s(self, now: float) -> float:
-        """How long to wait for markers, before something else may be due."""
+        """How many seconds to wait for markers until a tick may be due, or a job may have ended."""
         if self._existence.expects_answer or self._is_busy():
             return _BUSY_WAIT_S
         if not self._leadership.may_redeliver():
-            return _MAX_WAIT_S  # what is due stays so
+            return _MAX_WAIT_S  # no tick is written without a session
         silence_s = self._settings.silence_s
         wait_s = min((part.seconds_to_tick(now, silence_s) for part in self._parts.values()), default=1.0)
         return max(0.001, min(_MAX_WAIT_S, wait_s))

@@ -1,4 +1,4 @@
-"""A tracker as a member: in ZooKeeper, as long as Kafka answers, and on a port that tells of its health."""
+"""Makes a tracker a member in ZooKeeper, withdraws it while Kafka does not answer, and serves its health."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from tracker.settings import TrackerSettings
 _log = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 10.0
+"""How long `join` waits for ZooKeeper before it raises Unavailable."""
 _WITHDRAW_AFTER_S = 10.0
+"""When Kafka has not answered for this long, the tracker withdraws: others take its partitions over."""
 
 
 class Membership:
-    """Serves the health of `source` at once, and is a member from `join` to `leave`.
+    """Serves the health of `source` from the constructor on; the tracker is a member from `join` to `leave`.
 
-    Raises ConfigError when the HTTP port can't be had.
+    Raises ConfigError when the HTTP port can't be opened, or when the tracker's id is no name for a znode.
     """
 
     def __init__(
@@ -47,18 +49,22 @@ class Membership:
             session_timeout_ms=settings.session_timeout_ms,
             clock=clock,
         )
-        # Before the first partition could be ours: a tracker that can't work must take none.
+        # Opened before `join`: a tracker that can't open its port must not take partitions.
         self._health = (
             HealthServer(source, settings.http_host, settings.http_port) if settings.http_port >= 0 else None
         )
 
     @property
     def http_port(self) -> int | None:
-        """Where /metrics, /livez and /readyz are served; None when they are not."""
+        """The port that serves /metrics, /backlog, /livez and /readyz; None where no port does."""
         return self._health.port if self._health is not None else None
 
     def join(self) -> None:
-        """Become a member; raises AccessDenied, and Unavailable when ZooKeeper does not answer."""
+        """Become a member.
+
+        Raises AccessDenied. Raises Unavailable when ZooKeeper does not answer, or when another session is
+        registered under this tracker's id.
+        """
         try:
             self.leadership.start(timeout=_START_TIMEOUT_S)
         except KmqError:
@@ -67,18 +73,18 @@ class Membership:
         _log.info("tracker started", extra={"tracker": self._id, "http_port": self.http_port})
 
     def kafka_probed(self, *, answered: bool) -> None:
-        """Tell whether Kafka has answered; where it does not for long, others are to have the partitions."""
+        """Note whether Kafka has answered; `_WITHDRAW_AFTER_S` after its last answer others take over."""
         now = self._clock.monotonic()
         if answered:
             self._kafka_ok_at = now
         self.leadership.set_kafka_ok(self._kafka_answers(now))
 
     def alive(self) -> bool:
-        """True if it recovers without a restart, however long ZooKeeper and Kafka are unreachable."""
+        """False once the thread that keeps the membership has died: then only a restart helps."""
         return self.leadership.alive()
 
     def problems(self) -> list[str]:
-        """Why it is no member, or none that can work; empty when it is."""
+        """Why the tracker is no member, or a member that can't work; empty when all is well."""
         found = [f"ZooKeeper: {problem}" for problem in self.leadership.snapshot().problems]
         if not self.leadership.may_redeliver():
             found.append("ZooKeeper: no verified session")
@@ -87,7 +93,7 @@ class Membership:
         return found
 
     def leave(self) -> None:
-        """Give up all partitions at once; released one by one they would come straight back."""
+        """End the session, which gives up all partitions at once, and stop serving the health."""
         self.leadership.close()
         if self._health is not None:
             self._health.close()

@@ -1,4 +1,4 @@
-"""Tells clients the settings of queues through the topic kmq.queues, which mirrors the registry."""
+"""Writes the settings of queues to the topic kmq.queues, from which clients without ZooKeeper read them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from tracker.context import TrackerContext
 
 _log = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 1.0
-"""How often the settings are compared with those that were written last."""
-_WRITE_EVERY_S = 300.0
-"""How often they are written again, in case somebody has removed them."""
+_COMPARE_EVERY_S = 1.0
+"""How often the settings in the registry are compared with the settings that were written last."""
+_REWRITE_EVERY_S = 300.0
+"""After this time unchanged settings are written again, in case somebody has removed them."""
 _RETRY_S = 5.0
+"""How long after a failed write the next one is tried."""
 
 _Mirrored = dict[str, tuple[QueueSettings, tuple[str, str] | None]]
-"""Settings by queue, with the ids of queue topic and markers topic where these are known."""
+"""By queue: its settings, and the ids of its queue topic and markers topic; None where these are unknown."""
 
 
 class MirrorKeeper:
-    """Mirrors the queues whose first partition this tracker owns.
+    """Writes the settings of each queue whose partition 0 this tracker owns.
 
-    Records are added and updated, none is removed (rule R25). They name the topics of a queue as soon as
-    these are known here.
+    Adds and updates records, and never removes one (rule R25 of docs/rules.md). A record also names the ids
+    of the queue's two topics as soon as this tracker reads the partition.
     """
 
     def __init__(self, context: TrackerContext) -> None:
@@ -39,17 +40,17 @@ class MirrorKeeper:
         self._problems = context.problems
         self._written: _Mirrored = {}
         self._writing = False
-        self._next_look = 0.0
-        self._write_again = 0.0
+        self._next_comparison_at = 0.0
+        self._rewrite_at = 0.0
         self._last_error = ""
 
     def mirror(self, now: float) -> None:
-        """Write the settings in the background, if they have changed or were written long ago."""
-        if now < self._next_look or self._writing:
+        """Write the settings in a background job if they have changed, or after `_REWRITE_EVERY_S`."""
+        if now < self._next_comparison_at or self._writing:
             return
-        self._next_look = now + _LOOK_EVERY_S
+        self._next_comparison_at = now + _COMPARE_EVERY_S
         wanted = self._wanted()
-        if not wanted or (now < self._write_again and wanted.items() <= self._written.items()):
+        if not wanted or (now < self._rewrite_at and wanted.items() <= self._written.items()):
             return
         self._writing = True
         records = [
@@ -76,9 +77,9 @@ class MirrorKeeper:
             self._problems.clear("topics")
         if error is None:
             self._written, self._last_error = wanted, ""
-            self._write_again = asked_at + _WRITE_EVERY_S
+            self._rewrite_at = asked_at + _REWRITE_EVERY_S
             return
-        self._next_look = self._clock.monotonic() + _RETRY_S
+        self._next_comparison_at = self._clock.monotonic() + _RETRY_S
         if not isinstance(error, KmqError):
             raise error
         if self._last_error != str(error):

@@ -1,4 +1,7 @@
-"""Stores in ZooKeeper, for each partition, the markers offset from which its next owner must read."""
+"""Stores the safe offset of each partition in ZooKeeper: the markers offset from which its next owner reads.
+
+The safe offset is that of the oldest start marker among those of messages in flight.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +22,28 @@ from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 
 _log = logging.getLogger(__name__)
 
-_SNAPSHOT_ROWS = 4_000
+_SNAPSHOT_MAX_ROWS = 4_000
+"""A snapshot has so many rows at most. The stored offset is then that of the first start marker left out."""
 _SNAPSHOT_MAX_BYTES = 500_000
-"""Of ZooKeeper's 1 MB in a packet."""
+"""A larger snapshot is not stored, only the safe offset: ZooKeeper takes packets of 1 MB."""
 
 
 class _DueOffset(NamedTuple):
-    """An offset to be stored: `position` of the state that it covers; `make()`, for any thread, builds it."""
+    """An offset to be stored.
+
+    position  the markers offset up to which the partition was read when the offset was due
+    make      builds the offset; for any thread
+    """
 
     position: int
     make: Callable[[], StoredOffset]
 
 
 class OffsetKeeper:
-    """Stores the safe offsets of active partitions now and then, and of partitions that are given up.
+    """Stores the safe offsets of active partitions at intervals; reads and writes offsets for other parts.
 
-    `read_offset` and `write` are for any thread, the other methods for the main loop.
+    Any thread may call `read_offset`, `write` and the functions that `offset_of` returns. The other methods
+    are for the main loop.
     """
 
     def __init__(self, context: TrackerContext) -> None:
@@ -45,12 +54,12 @@ class OffsetKeeper:
         self._supervisor = context.supervisor
         self._interval_s = self._settings.offset_interval_ms / 1000
         self._schedule = OffsetWriteSchedule(self._interval_s, self._settings.offset_writes_per_s)
-        self._next_look = 0.0
+        self._next_store_at = 0.0
         self._storing = False
-        self._lock = threading.Lock()  # Leadership's offset calls are for one thread at a time
+        self._lock = threading.Lock()  # only one thread at a time may call Leadership's offset methods
 
     def read_offset(self, part: OwnedPartition) -> StoredOffset | None:
-        """The offset in ZooKeeper; None when there is none or it can't be read. Raises Unavailable."""
+        """The offset in ZooKeeper; None if there is no offset or it can't be decoded. Raises Unavailable."""
         with self._lock:
             return self._leadership.read_offset(*part.key)
 
@@ -60,7 +69,12 @@ class OffsetKeeper:
             return self._leadership.write_offsets(offsets)
 
     def offset_of(self, part: OwnedPartition) -> Callable[[], StoredOffset] | None:
-        """A function, for any thread, that makes the offset to store; None if there is nothing new."""
+        """Return a function that builds the offset to store; None if there is no new offset.
+
+        There is none while the partition is not read, or catches up. If more than `snapshot_after_markers`
+        markers follow the safe offset, a snapshot of the messages in flight is stored with it. Also clears
+        the state's `missed_markers` once all messages in flight were taken after `missed_until_ms`.
+        """
         reads = part.reading and part.phase in (TrackingPhase.ACTIVE, TrackingPhase.FENCING)
         if not reads or part.catch_up_offset is None:
             return None
@@ -68,7 +82,7 @@ class OffsetKeeper:
         if (state.now_ms if oldest is None else oldest.since_ms) > part.missed_until_ms:
             state.missed_markers = False
         if state.position == part.stored_position:
-            return None  # nothing was read since, so the state is the same
+            return None  # no marker was read since the last store, so the state is the same
         (queue_id, markers_id), missed = part.topic_ids, state.missed_markers
         safe = StoredOffset(state.safe_offset(), markers_id, state.safe_now_ms(), missed, queue_id=queue_id)
         if state.position - safe.offset <= self._settings.snapshot_after_markers:
@@ -78,7 +92,7 @@ class OffsetKeeper:
             return lambda: safe
         finished = state.finished.stored()
         safe = replace(safe, finished=finished)
-        offset, now_ms, rows = state.snapshot(_SNAPSHOT_ROWS)
+        offset, now_ms, rows = state.snapshot(_SNAPSHOT_MAX_ROWS)
 
         def with_snapshot() -> StoredOffset:
             made = StoredOffset(offset, markers_id, now_ms, missed, tuple(rows), queue_id, finished)
@@ -87,10 +101,10 @@ class OffsetKeeper:
         return with_snapshot
 
     def store_due(self, now: float) -> None:
-        """Store the offsets that are due, in the background."""
-        if now < self._next_look or self._storing:
+        """Store the offsets that are due in a background job, unless one runs."""
+        if now < self._next_store_at or self._storing:
             return
-        self._next_look = now + self._interval_s
+        self._next_store_at = now + self._interval_s
         due = self._due(now)
         if due:
             self._storing = True
@@ -99,7 +113,7 @@ class OffsetKeeper:
             )
 
     def all_offsets(self) -> dict[Partition, StoredOffset]:
-        """The offsets of all partitions that have something new to store, due or not."""
+        """The offsets of all partitions that have a new one, due or not."""
         offsets: dict[Partition, StoredOffset] = {}
         for part in list(self._parts.values()):
             with self._supervisor.surviving(part):

@@ -1,4 +1,8 @@
-"""The partitions a tracker owns: taken over when granted, served while they are ours, then given up."""
+"""Takes granted partitions over, starts their redeliveries and ticks, and gives partitions up.
+
+A partition is granted while its leader znode belongs to this tracker's session. A tick is a marker that only
+brings the broker's time.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,10 @@ _log = logging.getLogger(__name__)
 
 
 class PartitionLifecycle:
-    """Begins takeovers and redeliveries, one job a partition at a time, and posts ticks: in the main loop."""
+    """Starts takeovers and redeliveries as background jobs, one per partition at a time, and posts ticks.
+
+    All methods are for the main loop.
+    """
 
     def __init__(
         self,
@@ -54,7 +61,10 @@ class PartitionLifecycle:
         self._giving_up: set[Partition] = set()
 
     def follow(self, view: LeadershipView) -> None:
-        """Begin with the partitions that were granted; drop those that were lost or are to be released."""
+        """Add partitions that were granted, drop those that were lost, release those to be given up.
+
+        Gives each partition the newest settings of its queue.
+        """
         for key, part in list(self._parts.items()):
             if view.owned.get(key) != part.epoch:
                 self.drop(part, "leadership lost")
@@ -64,7 +74,7 @@ class PartitionLifecycle:
             registered = view.queues.get(key[0])
             if key in self._parts or key in self._giving_up:
                 continue
-            if key in view.releasing:  # asked for again before we had begun
+            if key in view.releasing:  # to be released before this tracker has added it
                 self._leadership.release(*key)
             elif registered is not None:
                 self._add(key, epoch, registered.settings)
@@ -73,8 +83,8 @@ class PartitionLifecycle:
                 part.follow(view.queues[part.key[0]].settings)
 
     def advance(self, part: OwnedPartition, now: float) -> None:
-        """Begin what is next for the partition: a takeover, a redelivery, or a tick."""
-        # Checked before a takeover, too: it would fence a tracker that has the partition by now.
+        """Start the next action of the partition: a takeover, a redelivery or a tick, if any is due."""
+        # Without a live session there is no takeover either: it could fence the partition's new owner.
         if part.busy or not self._leadership.may_redeliver():
             return
         if part.phase is TrackingPhase.FENCING and now >= part.retry_at:
@@ -93,7 +103,10 @@ class PartitionLifecycle:
             self._post_tick(part, now)
 
     def drop(self, part: OwnedPartition, why: str) -> None:
-        """Do nothing more for the partition; another tracker may have it."""
+        """Stop all work for the partition: another tracker may own it.
+
+        A job that runs is not interrupted; its result is ignored.
+        """
         _log.info("partition given up", extra={**self._problems.about(part.key), "why": why})
         self._markers.stop(part)
         part.phase = TrackingPhase.DROPPED
@@ -111,7 +124,10 @@ class PartitionLifecycle:
         self._metrics.begin(key[0])
 
     def _submit(self, part: OwnedPartition, job: Callable[[], Any], finished: Callable[[Any], None]) -> None:
-        """Run `job` in a thread, then `finished` with its result, or its exception, in the main loop."""
+        """Run `job` in a thread; then the main loop calls `finished` with its result or exception.
+
+        If the partition was dropped meanwhile, `finished` is not called.
+        """
         part.busy = True
         self._jobs.run(Pool.REDELIVERY, job, partial(self._job_ended, part, finished))
 
@@ -133,11 +149,11 @@ class PartitionLifecycle:
         self, part: OwnedPartition, entries: list[Entry], result: RedeliveryResult | Exception
     ) -> None:
         if isinstance(result, Exception):
-            raise result  # with unknown outcome: the partition is taken over again (rule R1)
+            raise result  # outcome unknown: take the partition over again (rule R1 of docs/rules.md)
         self._redelivery.redelivered(part, entries, result)
 
     def _post_tick(self, part: OwnedPartition, now: float) -> None:
-        def written(tick: Tick) -> None:  # called by whatever thread polls the tick_writer
+        def written(tick: Tick) -> None:  # called by any thread that polls the tick_writer
             self._jobs.hand_over(lambda: self._tick_written(part, tick))
 
         try:
@@ -154,7 +170,7 @@ class PartitionLifecycle:
             self._problems.clock_ahead(part.key, ahead_s)
 
     def _release(self, part: OwnedPartition) -> None:
-        """Store the offset, then let the next owner in; it continues within a second."""
+        """Drop the partition; then a background job stores its offset and deletes its leader znode."""
         make_offset = self._offsets.offset_of(part)
         self.drop(part, "released")
         self._giving_up.add(part.key)

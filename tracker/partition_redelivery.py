@@ -1,4 +1,4 @@
-"""Redelivery of a partition's due messages, and what follows from its result."""
+"""Redelivers due messages of a partition, and applies the result to its state, metrics and problems."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tracker.topic_probe import TopicProbe
 
 _log = logging.getLogger(__name__)
 
-_DEAD_LETTERS_KNOWN_S = 10.0
-"""How long a dead-letter topic that was seen is not asked for again."""
+_TOPIC_KNOWN_S = 10.0
+"""A dead-letter topic that Kafka described counts as existing for this long, without another request."""
 
 
 class PartitionRedelivery:
-    """Redelivers: first `redeliver`, in a background job, then `redelivered`, in the main loop."""
+    """First a background job calls `redeliver`, then the main loop calls `redelivered` with its result."""
 
     def __init__(
         self,
@@ -43,14 +43,15 @@ class PartitionRedelivery:
         self._leadership = context.leadership
         self._metrics = context.metrics
         self._problems = context.problems
-        self._dead_letters_seen: dict[str, float] = {}
+        self._topic_seen_at: dict[str, float] = {}
 
     def redeliver(
         self, part: OwnedPartition, entries: list[Entry], position: int, taken_late: frozenset[int]
     ) -> RedeliveryResult:
-        """Redeliver these messages, or dead-letter them; what fails is in the result.
+        """Redeliver or dead-letter the messages of `entries`; the result names the messages that failed.
 
-        `position`: that of the partition's state when they were due; `taken_late`: those that are only ended.
+        position    the markers offset up to which the partition was read when the messages were due
+        taken_late  messages that were finished before a client took them; they get an end marker, no copy
         """
         with self._originals.lend() as reader:
             return part.redeliverer.redeliver(
@@ -64,11 +65,14 @@ class PartitionRedelivery:
             )
 
     def redelivered(self, part: OwnedPartition, entries: list[Entry], result: RedeliveryResult) -> None:
-        """Count and report what became of these messages; those that failed are due again later."""
+        """Count and report the result; make messages that failed due again later.
+
+        If the producer can't be used any more, the partition is taken over again.
+        """
         self._count(part, result)
         problems = [text for text in (result.problem, result.dead_letter_problem) if text]
         part.problems.redelivered([entry.offset for entry in entries], result.failed, "; ".join(problems))
-        problems += result.refused[:1]  # the redeliverer itself names them all
+        problems += result.refused[:1]  # Redeliverer.refused() names all of them
         for problem in problems:
             self._metrics.failures.labels(part.key[0]).inc()
             self._problems.warn("redelivery", part.key, "redelivery failed; trying again", error=problem)
@@ -112,16 +116,16 @@ class PartitionRedelivery:
             )
 
     def _has_dead_letters(self, queue: QueueSettings) -> bool:
-        """True if the dead-letter topic exists; asked so that no broker creates it by itself."""
+        """True if the dead-letter topic exists. The request never makes a broker create the topic."""
         topic = queue.dead_letter_topic
-        if self._clock.monotonic() - self._dead_letters_seen.get(topic, -100.0) < _DEAD_LETTERS_KNOWN_S:
+        if self._clock.monotonic() - self._topic_seen_at.get(topic, -100.0) < _TOPIC_KNOWN_S:
             return True
         try:
             exists = topic in self._topics.describe([topic])
         except KmqError:
-            return topic in self._dead_letters_seen  # nobody could say; if it is gone, sending fails
+            return topic in self._topic_seen_at  # Kafka does not answer; if it is gone, sending fails
         if exists:
-            self._dead_letters_seen[topic] = self._clock.monotonic()
+            self._topic_seen_at[topic] = self._clock.monotonic()
         else:
-            self._dead_letters_seen.pop(topic, None)
+            self._topic_seen_at.pop(topic, None)
         return exists

@@ -13,30 +13,32 @@ from kmqpy.kafka.settings import CLOCK_LEAD_MS
 
 
 def _default_id() -> str:
-    # New with every start: a znode that a killed predecessor left must not be taken for ours.
+    # Another id at every start: the znode that a killed tracker left must not count as ours.
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerSettings:
-    """How a tracker works.
+    """The settings of one tracker. Their texts are the help texts of `kmq tracker`.
 
-    tracker_id                names it in ZooKeeper; unique
+    tracker_id                the tracker's name in ZooKeeper; must be unique
     queues                    the queues it serves; empty: every registered one
-    session_timeout_ms        ZooKeeper session; how soon a killed tracker is replaced
-    offset_interval_ms        how often safe offsets are stored, at the most
-    offset_writes_per_s       how many offsets all trackers together store, about; with many partitions,
+    session_timeout_ms        timeout of the ZooKeeper session: how soon others replace a killed tracker
+    offset_interval_ms        the shortest time between two writes of a partition's safe offset, from which
+                              the next tracker reads markers
+    offset_writes_per_s       about how many offsets all trackers together store; with many partitions,
                               each is stored less often than offset_interval_ms says
     snapshot_after_markers    when the oldest message in flight was taken more than this many markers ago,
-                              the offset is stored with a snapshot of what is in flight
+                              the offset is stored with a snapshot of the messages in flight
     use_now_for_redeliver_despite_no_marker_seen_for_ms
-                              silence after which the broker is asked for its time
+                              after this time without a marker the broker is asked for its time
     max_clock_lead_ms         how far timestamps of markers may be ahead of the broker's clock; those
                               further ahead count as this limit
-    max_batch_messages        messages in one transaction; at most 1,048,576, which one claim can name
-    max_batch_bytes           bytes in one transaction
-    workers                   partitions redelivered at the same time
-    transaction_timeout_ms    after which Kafka aborts an open transaction; 0: as the session
+    max_batch_messages        the most messages in one transaction; at most 1,048,576: a claim names no more
+    max_batch_bytes           the most bytes of copies in one transaction
+    workers                   how many partitions are redelivered at the same time
+    transaction_timeout_ms    after this time Kafka aborts an open transaction; 0: session_timeout_ms, at
+                              least 1 s
     count_interval_ms         the shortest time between two counts of waiting messages and dead letters, for
                               /metrics
     tracing                   OpenTelemetry spans of redeliveries, to the global tracer provider
@@ -90,10 +92,13 @@ class TrackerSettings:
 
     @property
     def effective_transaction_timeout_ms(self) -> int:
-        """Near the session, since an open transaction holds back the partition's readers."""
+        """The setting, or if that is 0 the session timeout, and at least 1 s.
+
+        It is near the session timeout because an open transaction holds back the partition's readers.
+        """
         return self.transaction_timeout_ms or max(1_000, self.session_timeout_ms)
 
     @property
     def silence_s(self) -> float:
-        """Silence after which the broker is asked for its time, in seconds."""
+        """After this many seconds without a marker, the tracker asks the broker for its time."""
         return self.use_now_for_redeliver_despite_no_marker_seen_for_ms / 1000

@@ -1,4 +1,7 @@
-"""Keeps an unexpected exception in one partition or step from stopping the rest of a tracker (rule R21)."""
+"""Keeps an unexpected exception in one partition or step from stopping the rest of a tracker.
+
+This is rule R21 of docs/rules.md.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from tracker.health.problems import Problems
 from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 
 _STEP_PAUSE = Backoff(0.1, 2, 10, jitter=0)
-"""Before a step of the main loop that failed is tried again."""
+"""The pause after a failed step of the main loop: 0.1 s, doubled by each failure in a row, up to 10 s."""
 
 
 class Supervisor:
-    """Logs, counts and shows an exception; then only the step or the partition that failed pauses.
+    """Logs, counts and shows an exception, and pauses only the step or the partition that raised it.
 
-    stop_reading  has no more markers of a partition read
+    stop_reading  is called to stop reading the markers of a partition that failed
     """
 
     def __init__(
@@ -27,12 +30,12 @@ class Supervisor:
         self._problems = problems
         self._clock = clock
         self._failed_steps: dict[str, tuple[int, float]] = {}
-        """How often in a row each failing step has failed, and the time of its next try."""
+        """For each step that failed: the number of failures in a row, and the time of its next try."""
 
     def step(self, name: str, now: float, do: Callable[[], None]) -> bool:
-        """Run one step of the main loop; False if it failed, or is put off after a failure."""
-        failures, rests_until = self._failed_steps.get(name, (0, 0.0))
-        if now < rests_until:
+        """Run one step of the main loop; False if the step failed, or still pauses after a failure."""
+        failures, paused_until = self._failed_steps.get(name, (0, 0.0))
+        if now < paused_until:
             return False
         try:
             do()
@@ -49,7 +52,7 @@ class Supervisor:
 
     @contextmanager
     def surviving(self, part: OwnedPartition) -> Iterator[None]:
-        """After any exception in the block, take the partition over again, after a pause."""
+        """Catch any exception of the block; then the partition is taken over again, after a pause."""
         try:
             yield
         except Exception as error:

@@ -1,4 +1,8 @@
-"""Takeover of a partition: fence predecessors, verify leadership, find out where to begin to read markers."""
+"""Takes a partition over: fences earlier owners, verifies leadership, finds where to begin to read markers.
+
+Fencing: the tracker opens a producer with the partition's `transactional.id`, and Kafka refuses writes of
+every older producer with this id.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +25,20 @@ from tracker.redelivery.tick_writer import Tick
 _log = logging.getLogger(__name__)
 
 _FENCING_TIMEOUT_S = 10.0
-_SHARED_WAIT_S = 10.0
-"""Before a takeover is tried again of a partition whose markers topic is also that of another queue."""
+"""How long opening the producer, and then writing the tick, may take before the takeover fails."""
+_SHARED_TOPIC_RETRY_S = 10.0
+"""How long after it was found that two queues have the same markers topic the takeover is tried again."""
 
 
 @dataclass(frozen=True)
 class TakeoverResult:
-    """Where to begin to read, the tick to read up to, and the queue's end after it."""
+    """The result of `prepare`.
+
+    topic_ids  ids of the queue topic and the markers topic
+    tick       written after the fencing: once the tracker has read it, it knows all earlier markers
+    queue_end  the queue's end offset after the tick
+    begin      where to begin to read markers, and with which state
+    """
 
     topic_ids: tuple[str, str]
     tick: Tick
@@ -36,7 +47,7 @@ class TakeoverResult:
 
 
 class Takeover:
-    """Takes partitions over: first `prepare`, in a background job, then `begin`, in the main loop."""
+    """First a background job calls `prepare`, then the main loop calls `begin` with its result."""
 
     def __init__(
         self,
@@ -59,7 +70,10 @@ class Takeover:
         self._diagnosed: set[str] = set()
 
     def prepare(self, part: OwnedPartition) -> TakeoverResult | None:
-        """Fence, verify, and find out where to begin to read; None when the partition is not ours."""
+        """Fence earlier owners, verify leadership, and find where to begin to read.
+
+        Returns None when this tracker does not lead the partition. Raises KmqError or KafkaException.
+        """
         queue, number = part.queue, part.number
         topics = self._kafka.topics.check(queue, number)
         topic_ids = (topics.queue.topic_id, topics.markers.topic_id)
@@ -71,7 +85,7 @@ class Takeover:
         stored = self._offsets.read_offset(part)
         if stored is not None and stored.is_of_earlier_queue(*topic_ids):
             raise stale_markers_error(queue)
-        # Written after the fencing: when it has been read, so has everything before it.
+        # The tick comes after all markers of fenced owners: whoever has read the tick has read those, too.
         tick = self._kafka.tick_writer.send_tick(queue.markers_topic, number, _FENCING_TIMEOUT_S)
         with self._originals.lend() as reader:
             log_start = reader.log_start(queue.markers_topic, number)
@@ -85,7 +99,10 @@ class Takeover:
         return TakeoverResult(topic_ids, tick, queue_end, begin)
 
     def begin(self, part: OwnedPartition, result: TakeoverResult | Exception) -> None:
-        """Begin to read markers, or go on where they are read already; after a failure, try again later."""
+        """Begin to read markers, or go on if the partition is read already.
+
+        After a failure the takeover is tried again later, also if another queue has the same markers topic.
+        """
         now = self._clock.monotonic()
         if isinstance(result, Exception):
             part.back_off(now)
@@ -96,7 +113,7 @@ class Takeover:
             problem = f"its markers topic is also that of queue {other.key[0]}; give each its own"
             part.problems.takeover = problem
             self._problems.warn("topics", part.key, problem)
-            part.take_over_again(now + _SHARED_WAIT_S)
+            part.take_over_again(now + _SHARED_TOPIC_RETRY_S)
         else:
             part.problems.takeover = None
             if part.reading and result.topic_ids != part.topic_ids:
@@ -120,7 +137,7 @@ class Takeover:
         self._kafka.markers.start(part)
 
     def _diagnose(self, queue: str) -> None:
-        """Warn if the queue's topics are not as they should be; once a queue, in a background job."""
+        """Log each problem that `kmq doctor` would find with the queue. Runs once per queue, as a job."""
         try:
             with Admin(self._connection, self._zookeeper) as admin:
                 findings = admin.diagnose(queue)

@@ -1,4 +1,7 @@
-"""Asks every few seconds if Kafka answers, and if the topics are still the ones that this tracker reads."""
+"""Asks Kafka every 2 s whether it answers, and whether the topics that this tracker reads are still the same.
+
+A topic that was recreated (deleted and made again) has another id; offsets of the former don't count then.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,15 @@ from tracker.reading.markers_consumer import MarkersConsumer
 _log = logging.getLogger(__name__)
 
 _PROBE_EVERY_S = 2.0
-_GROW_EVERY_S = 10.0
-"""Between two attempts to register partitions of a queue that are not tracked yet."""
+_REGISTER_EVERY_S = 10.0
+"""How long after an attempt to register new partitions of a queue the next attempt begins."""
 
 
 class TopicProbe:
-    """Withdraws the tracker while Kafka does not answer; takes partitions over again whose topics changed.
+    """Tells the Membership whether Kafka answers, and starts new takeovers where topics were recreated.
 
-    `topics` must answer soon: offsets and releases wait for a probe. `has_its_topics` is for the threads
-    that redeliver, `probe` for the main loop.
+    Calls of `topics` must time out soon, since writes of offsets and releases wait for a running probe.
+    The main loop calls `probe`; threads that redeliver call `has_its_topics`.
     """
 
     def __init__(
@@ -45,10 +48,14 @@ class TopicProbe:
         self._problems = context.problems
         self._next_probe = 0.0
         self._probing = False
-        self._grow_at: dict[str, float] = {}
+        self._next_registration_at: dict[str, float] = {}
 
     def probe(self, now: float) -> None:
-        """Ask Kafka for the topics of all queues that are read, in the background (rules R8, R13)."""
+        """Begin a job that asks Kafka for the topics of all queues that are read, if that is due.
+
+        Without an answer the tracker withdraws (rule R13 of docs/rules.md); where a topic id has changed, the
+        partitions are taken over again (rule R8).
+        """
         if now < self._next_probe or self._probing:
             return
         self._probing = True
@@ -59,19 +66,23 @@ class TopicProbe:
         )
 
     def has_its_topics(self, part: OwnedPartition) -> bool:
-        """True if the topics are still those that the partition's entries are of (rule R24)."""
+        """True if Kafka says that the partition's topics still have the ids they had at its takeover.
+
+        If an id is another one (rule R24), the next probe begins at once and has the partition taken over
+        again.
+        """
         queue = part.queue
         try:
             found = self._topics.describe([queue.name, queue.markers_topic])
         except KmqError:
-            return False  # nobody could say; they are tried again soon
-        if _ids(found, queue) == part.topic_ids:
+            return False  # Kafka does not answer; the caller tries again soon
+        if _ids_of(found, queue) == part.topic_ids:
             return True
-        self._next_probe = 0.0  # it has the partition taken over again
+        self._next_probe = 0.0
         return False
 
     def _describe(self, queues: Mapping[str, QueueSettings]) -> dict[str, TopicInfo]:
-        # Any broker can answer this; that no controller does is no reason to withdraw.
+        # Any broker can answer this. A missing controller alone is no reason to withdraw.
         self._topics.brokers()
         names = [name for queue in queues.values() for name in (queue.name, queue.markers_topic)]
         return self._topics.describe(names) if names else {}
@@ -88,50 +99,53 @@ class TopicProbe:
             known = part.phase in (TrackingPhase.CATCHING_UP, TrackingPhase.ACTIVE)
             if not found or not known or part.queue.name not in queues:
                 continue
-            if _ids(found, part.queue) != part.topic_ids:
+            if _ids_of(found, part.queue) != part.topic_ids:
                 part.problems.takeover = "a topic was deleted or recreated"
                 self._problems.warn("topics", part.key, part.problems.takeover)
                 self._markers.stop(part)
                 part.take_over_again(self._clock.monotonic())
-            elif part.number == 0 and part.phase is TrackingPhase.ACTIVE:  # one tracker of each queue
+            elif part.number == 0 and part.phase is TrackingPhase.ACTIVE:  # so that one tracker does it
                 self._register_partitions(part.queue.name, found[part.queue.name].partitions)
 
-    def _register_partitions(self, name: str, there: int) -> None:
-        """Have partitions registered that were added with Kafka's own tools; nobody tracks them before."""
+    def _register_partitions(self, name: str, existing: int) -> None:
+        """Begin a job that registers partitions which were added with Kafka's own tools.
+
+        No tracker redelivers messages of a partition that is not registered.
+        """
         registered = self._leadership.snapshot().queues.get(name)
-        if registered is None or registered.deleting or there <= registered.partitions:
-            self._problems.clear(_untracked(name))
+        if registered is None or registered.deleting or existing <= registered.partitions:
+            self._problems.clear(_untracked_problem(name))
             return
         now = self._clock.monotonic()
-        if now >= self._grow_at.get(name, 0.0):
-            self._grow_at[name] = now + _GROW_EVERY_S
-            finished = partial(self._registered, name, registered.partitions, there)
+        if now >= self._next_registration_at.get(name, 0.0):
+            self._next_registration_at[name] = now + _REGISTER_EVERY_S
+            finished = partial(self._registered, name, registered.partitions, existing)
             self._jobs.run(Pool.REDELIVERY, partial(self._follow_topic, name), finished)
 
     def _follow_topic(self, name: str) -> None:
         with Admin(self._connection, self._zookeeper) as admin:
             admin.follow_topic(name)
 
-    def _registered(self, name: str, tracked: int, there: int, error: Exception | None) -> None:
+    def _registered(self, name: str, tracked: int, existing: int, error: Exception | None) -> None:
         if error is None:
-            _log.info("partitions added to a queue", extra={"queue": name, "partitions": there})
+            _log.info("partitions added to a queue", extra={"queue": name, "partitions": existing})
             return
         self._problems.show(
-            _untracked(name),
-            f"queue {name}: of its {there} partitions those from {tracked} on can't all be tracked: "
-            f"{error}; run: kmq queue alter {name} --partitions {there}",
+            _untracked_problem(name),
+            f"queue {name}: of its {existing} partitions those from {tracked} on can't all be tracked: "
+            f"{error}; run: kmq queue alter {name} --partitions {existing}",
         )
         if not isinstance(error, KmqError):
             raise error
 
 
-def _untracked(name: str) -> str:
-    """The problem that partitions of a queue are not tracked."""
+def _untracked_problem(name: str) -> str:
+    """The name under which Problems shows that partitions of a queue are not tracked."""
     return f"partitions of {name}"
 
 
-def _ids(found: Mapping[str, TopicInfo], queue: QueueSettings) -> tuple[str, str]:
-    """The ids of the queue topic and the markers topic; empty where there is no such topic."""
+def _ids_of(found: Mapping[str, TopicInfo], queue: QueueSettings) -> tuple[str, str]:
+    """The ids of the queue topic and the markers topic; an empty text for a topic that does not exist."""
     topics = (found.get(name) for name in (queue.name, queue.markers_topic))
     queue_id, markers_id = ("" if topic is None else topic.topic_id for topic in topics)
     return queue_id, markers_id

@@ -1,7 +1,7 @@
 """The tracker: redelivers messages whose lease has ended, and shares the partitions with other trackers.
 
-An unexpected exception does not stop it (rule R21): it is logged, counted, shown by /readyz, and the work
-is tried again later. See main_loop for what it does all the time.
+An unexpected exception does not stop a tracker (rule R21 of docs/rules.md): the tracker logs and counts the
+exception, /readyz shows it, and the work is tried again later. The work itself is in `main_loop`.
 """
 
 from __future__ import annotations
@@ -34,23 +34,25 @@ from tracker.supervisor import Supervisor
 _log = logging.getLogger(__name__)
 
 _LOOP_STUCK_S = 30.0
+"""When no iteration of the main loop has begun for this long, `alive` returns False."""
 _OBJECTS_BEFORE_COLLECTION = 100_000
 
 
 def relax_garbage_collection() -> None:
     """Have Python look for garbage less often; for a process that runs nothing but a tracker.
 
-    The objects that a redelivery makes are no garbage; scanning them again and again took a fifth of its
-    time.
+    A redelivery makes many objects that are no garbage. Scanning them again and again took a fifth of
+    its time.
     """
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION, 20, 20)
 
 
 class Tracker:
-    """Redelivers messages that were received and not acknowledged in time, of the partitions it owns.
+    """Redelivers messages that clients received and did not acknowledge in time, in the partitions it owns.
 
-    Any number of trackers share the partitions through ZooKeeper. `run` blocks until `stop`;
-    `start` runs it in a thread. Raises Unavailable when ZooKeeper is away at the start.
+    Any number of trackers share the partitions through ZooKeeper. `run` blocks until `stop`; `start` runs the
+    tracker in a thread. Both raise Unavailable when ZooKeeper does not answer within 10 s, and ConfigError
+    when the HTTP port can't be opened. Both go on when Kafka does not answer.
     """
 
     def __init__(
@@ -80,23 +82,23 @@ class Tracker:
 
     @property
     def http_port(self) -> int | None:
-        """Where /metrics, /livez and /readyz are served; None when they are not."""
+        """The port that serves /metrics, /backlog, /livez and /readyz; None where no port does."""
         return self._member.http_port if self._member is not None else None
 
     def owned(self) -> list[Partition]:
-        """The partitions being redelivered by this tracker now."""
+        """The partitions whose messages this tracker redelivers now: owned, and caught up."""
         self._guard.raise_if_inherited()
         return sorted(key for key, part in self._parts.copy().items() if part.phase is TrackingPhase.ACTIVE)
 
     def start(self) -> Self:
-        """Run in a thread of its own."""
+        """Connect, then run the main loop in a thread."""
         loop = self._connect()
         self._thread = threading.Thread(target=self._run, args=(loop,), name="kmq-tracker")
         self._thread.start()
         return self
 
     def run(self) -> None:
-        """Run until `stop` is called."""
+        """Connect, then run the main loop until `stop` or `request_stop` is called."""
         self._run(self._connect())
 
     def request_stop(self) -> None:
@@ -105,7 +107,10 @@ class Tracker:
             self._stopping.set()
 
     def stop(self) -> None:
-        """Finish what is being redelivered, store offsets, give up leadership; nothing in a forked child."""
+        """Have the main loop finish running redeliveries, store offsets and give up all partitions.
+
+        Waits for the thread of `start`. Does nothing in a forked child.
+        """
         self.request_stop()
         if self._thread is not None and not self._guard.inherited:
             self._thread.join()
@@ -120,12 +125,12 @@ class Tracker:
         self.stop()
 
     def alive(self) -> bool:
-        """True if it works, or will without a restart: the main loop and the leadership thread run."""
+        """True if the main loop and the leadership's thread run; else only a restart helps."""
         runs = self._clock.monotonic() - self._ran_at < _LOOP_STUCK_S
         return runs and (self._member is None or self._member.alive())
 
     def problems(self) -> list[str]:
-        """Why it is not ready; empty when it is."""
+        """Why the tracker is not ready; empty when it is."""
         self._guard.raise_if_inherited()
         found = self._problems.shown()
         found += ["not started"] if self._member is None else self._member.problems()
@@ -135,7 +140,7 @@ class Tracker:
 
     def _connect(self) -> MainLoop:
         self._guard.raise_if_inherited()
-        # First: it fails at once where the HTTP port is taken, and serves the health of what follows.
+        # First: a taken HTTP port fails at once, and probes are answered while the rest connects.
         member = self._member = Membership(
             self, self._connection, self._zookeeper, self._settings, self._clock
         )

@@ -112,7 +112,7 @@ def cut_off_soon(monkeypatch):
     monkeypatch.setattr(cut_off, "_AFTER_S", 1.0)
     monkeypatch.setattr(cut_off, "_ANSWER_S", 0.5)
     monkeypatch.setattr(receiver, "_CHECK_CUT_OFF_AFTER_S", 0.3)
-    monkeypatch.setitem(tick_writer._SETTINGS, "message.timeout.ms", 1_000)
+    monkeypatch.setitem(tick_writer._PRODUCER_SETTINGS, "message.timeout.ms", 1_000)
     monkeypatch.setattr(kafka_clients, "_PROBE_TIMEOUT_S", 1.0)
 
 

@@ -241,7 +241,7 @@ def test_the_command_names_its_extra(bare):
 
 def test_the_commands_of_trackers_are_ours_beside_a_tracker_of_the_user(image):
     done = image.kmq("tracker", "--help")
-    assert "how soon a killed tracker is replaced" in " ".join(done.stdout.split()), done.stderr
+    assert "how soon others replace a killed tracker" in " ".join(done.stdout.split()), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ class NothingCutOff:
     def __init__(self, *_: object) -> None:
         pass
 
-    def look(self) -> None:
+    def check_silent_consumers(self) -> None:
         pass
 
 

@@ -284,7 +284,7 @@ class Tracker(_tracker.Tracker):
     def _idle_ms(self, loop: Any) -> float:
         """How long until something is to be done that nobody wakes us for."""
         now = self._clock.monotonic()
-        wait_s = min(0.5, max(0.0, loop._offsets._next_look - now))
+        wait_s = min(0.5, max(0.0, loop._offsets._next_store_at - now))
         if not loop._probe._probing:
             wait_s = min(wait_s, max(0.0, loop._probe._next_probe - now))
         for part in self._parts.values():

@@ -298,7 +298,7 @@ class TestTracker:
     def test_every_setting_is_shown_with_what_it_is_by_default(self, capsys):
         assert run(["tracker", "--help"]) == 0
         shown = " ".join(capsys.readouterr().out.split())
-        assert "how soon a killed tracker is replaced [6s]" in shown
+        assert "how soon others replace a killed tracker [6s]" in shown
         assert "--http-port N The port that serves these; 0: any free one, -1: none [9404]" in shown
         assert "--tick-after, --use-now-for-redeliver" in shown
 

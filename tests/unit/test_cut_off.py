@@ -152,7 +152,7 @@ def test_a_consumer_is_cut_off_once_others_were_answered_for_a_while(kafka, monk
 
 
 def test_a_tick_writer_takes_another_producer_after_a_tick_that_was_not_written(kafka, monkeypatch):
-    monkeypatch.setitem(tick_writer._SETTINGS, "message.timeout.ms", 200)
+    monkeypatch.setitem(tick_writer._PRODUCER_SETTINGS, "message.timeout.ms", 200)
     ticks = TickWriter(kafka.connection())
     first = ticks._producers.current()
     with pytest.raises(Unavailable):
@@ -167,7 +167,7 @@ def test_what_a_tick_that_was_not_written_refers_to_is_freed(kafka, monkeypatch)
         def __call__(self, _tick):
             pass
 
-    monkeypatch.setitem(tick_writer._SETTINGS, "message.timeout.ms", 400)
+    monkeypatch.setitem(tick_writer._PRODUCER_SETTINGS, "message.timeout.ms", 400)
     ticks = TickWriter(kafka.connection())
     producer = ticks._producers.current()
     ticks.post_tick("t", 0, Written())
@@ -245,10 +245,10 @@ def test_a_tracker_asks_only_with_consumers_that_got_nothing():
         SimpleNamespace(jobs=jobs, connection=None, clock=clock), SimpleNamespace(markers=markers, ends=ends)
     )
     clock.seconds = 60
-    keeper.look()
+    keeper.check_silent_consumers()
     assert asked == []
     markers.is_silent = lambda: True
-    keeper.look()
+    keeper.check_silent_consumers()
     assert asked == [(["markers"],)]
 
 

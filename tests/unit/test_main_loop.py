@@ -112,7 +112,7 @@ def test_the_end_of_a_queue_that_is_not_told_is_asked_for_later_and_later() -> N
     part = part_of(tracked, QueueSettings(name="q"))
     waits = []
     for _ in range(12):
-        tracked.loop._existence._not_found(part, Unavailable("no"))
+        tracked.loop._existence._end_unknown(part, Unavailable("no"))
         waits.append(part.ask_at - clock.monotonic())
     assert grows(waits), waits
 

@@ -1,6 +1,6 @@
 """When offsets are written."""
 
-from tracker.leadership.offset_znodes import STRIDE, OffsetWriteSchedule
+from tracker.leadership.offset_znodes import EARLY_WRITE_MARKERS, OffsetWriteSchedule
 
 KEY = ("q", 0)
 
@@ -25,9 +25,9 @@ def test_many_partitions_share_the_writes_per_second():
 def test_a_busy_partition_does_not_wait_for_the_others():
     pace = OffsetWriteSchedule(5.0, 500)
     pace.written([KEY], 100.0)
-    assert not pace.is_due(KEY, STRIDE, 100_000, 104.9)
-    assert pace.is_due(KEY, STRIDE, 100_000, 105.0)
-    assert not pace.is_due(KEY, STRIDE - 1, 100_000, 105.0)
+    assert not pace.is_due(KEY, EARLY_WRITE_MARKERS, 100_000, 104.9)
+    assert pace.is_due(KEY, EARLY_WRITE_MARKERS, 100_000, 105.0)
+    assert not pace.is_due(KEY, EARLY_WRITE_MARKERS - 1, 100_000, 105.0)
 
 
 def test_what_is_not_ours_any_more_begins_anew():

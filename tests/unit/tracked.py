@@ -151,7 +151,7 @@ class Tracked:
         for pool in (Pool.REDELIVERY, Pool.HOUSEKEEPING):
             self.jobs._pools[pool].submit(lambda: None).result(10)
         self.jobs.take_results()
-        while any(self.loop._existence._under_way.values()):
+        while any(self.loop._existence._running.values()):
             self.take_one_result()
 
     def take_one_result(self) -> None:

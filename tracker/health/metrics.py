@@ -1,4 +1,4 @@
-"""Prometheus metrics of a tracker, with the label `queue`, some with the label `partition`."""
+"""Prometheus metrics of a tracker. Each has the label `queue`, some gauges have `partition`, too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LATENESS_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.
 
 
 class TrackerMetrics:
-    """The metrics of one tracker, in a registry of their own."""
+    """The metrics of one tracker, in a CollectorRegistry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -65,7 +65,7 @@ class TrackerMetrics:
             ["queue", "partition"],
             registry=self.registry,
         )
-        self._counts = {
+        self._count_gauges = {
             name: Gauge(f"kmq_{name}", text, ["queue", "partition"], registry=self.registry)
             for name, text in {
                 "depth": "Messages waiting, delayed ones included; above 100 in a partition an upper bound",
@@ -84,27 +84,27 @@ class TrackerMetrics:
         )
 
     def begin(self, queue: str) -> None:
-        """Let the counters of a queue begin at 0, so that the first event is an increase."""
+        """Create the counters of a queue at 0, so that Prometheus sees the first event as an increase."""
         self._queues.add(queue)
         for counter in self._counters:
             counter.labels(queue)
 
     def show(self, queue: str, partition: int, **counts: float | None) -> None:
-        """Set the gauges depth, overdue, oldest_waiting_seconds, dead_letters; None leaves one as it is."""
+        """Set gauges among depth, overdue, oldest_waiting_seconds and dead_letters; None changes nothing."""
         for name, value in counts.items():
             if value is not None:
-                self._counts[name].labels(queue, str(partition)).set(value)
+                self._count_gauges[name].labels(queue, str(partition)).set(value)
 
     def hide(self, queue: str, partition: int) -> None:
-        """Remove these gauges of a partition, which another tracker counts now, or nobody."""
-        for gauge in self._counts.values():
+        """Remove the gauges that `show` has set for a partition: this tracker does not count it any more."""
+        for gauge in self._count_gauges.values():
             gauge.remove_by_labels({"queue": queue, "partition": str(partition)})
 
     def backlog(self, queue: str) -> int | None:
         """How many messages wait, or are past their time, in this tracker's partitions of a queue.
 
-        Leased messages do not count. None while a partition has not been counted; raises KeyError for a
-        queue that the tracker does not know.
+        Messages with a running lease do not count. Returns None until each owned partition has been counted.
+        Raises KeyError for a queue that the tracker does not know.
         """
         owned = self.registry.get_sample_value("kmq_owned_partitions", {"queue": queue})
         if owned is None:
@@ -113,14 +113,14 @@ class TrackerMetrics:
         return int(sum(depth) + sum(overdue)) if len(depth) >= owned else None
 
     def keep_only(self, queues: Collection[str]) -> None:
-        """Show nothing more of queues that are not among these: they were removed."""
+        """Remove all metrics of queues that are not among these: such queues were removed."""
         for queue in self._queues.difference(queues):
-            gauges = (self.in_flight, self.oldest, self.owned, *self._counts.values())
+            gauges = (self.in_flight, self.oldest, self.owned, *self._count_gauges.values())
             for metric in (*self._counters, *gauges, self.lateness):
                 metric.remove_by_labels({"queue": queue})
         self._queues.intersection_update(queues)
 
     def _values(self, name: str, queue: str) -> list[float]:
-        """The values of a gauge of counts, one for each partition that was counted."""
-        samples = (sample for metric in self._counts[name].collect() for sample in metric.samples)
+        """The values of the gauge `kmq_NAME` for a queue, one for each partition that was counted."""
+        samples = (sample for metric in self._count_gauges[name].collect() for sample in metric.samples)
         return [sample.value for sample in samples if sample.labels["queue"] == queue]

@@ -1,7 +1,8 @@
-"""Counts waiting messages and dead letters for /metrics.
+"""Counts the waiting messages and the dead letters of partitions, for /metrics.
 
-Costs little however large a queue is: of what waits, the first records are read and the others counted by
-their offsets; dead letters and their markers are read once, then only new ones. Nobody waits for it.
+A message waits from its send until a client takes it. The cost does not grow with the queue: of the waiting
+messages the first `_MAX_WAITING_READ` are read, and the others are counted by their offsets. Dead letters and
+their markers are read once; each later count reads only new ones.
 """
 
 from __future__ import annotations
@@ -33,27 +34,29 @@ from tracker.leadership.assignment import Partition
 
 _log = logging.getLogger(__name__)
 
-_TIMEOUT_S = 3.0
-"""The time-out of one round of counting; counts that are not known by then are left for the next."""
+_COUNT_TIMEOUT_S = 3.0
+"""How long one count() may take; partitions that are not counted by then wait for a later count()."""
 _REQUEST_TIMEOUT_S = 2.0
-_ASKERS = 16
-"""Groups whose consumers are kept; each has a thread for each broker."""
-_SLICE_S = 0.1
-_BATCH = 500
-_WAITING = 100
-"""How many waiting messages of a partition are looked at one by one."""
-_AT_ONCE = 10_000
-"""How many dead letters of a partition, or markers of them, are read each time."""
+"""How long a broker may take to tell the commits of one consumer group."""
+_MAX_KEPT_CONSUMERS = 16
+"""For how many groups a consumer is kept open: each has a thread per broker. Others are closed after use."""
+_CONSUME_WAIT_S = 0.1
+_CONSUME_RECORDS = 500
+"""A call of consume() returns after so many seconds, or with so many records."""
+_MAX_WAITING_READ = 100
+"""How many waiting messages of a partition one count() reads; the others are counted by their offsets."""
+_MAX_LETTERS_READ = 10_000
+"""How many dead letters of a partition, and how many of their markers, one count() reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The messages and dead letters of one partition, besides messages in flight.
+    """The counts of one partition.
 
-    waiting       the first messages from the group's commit on: offset and enqueued_ms; what was taken since
-                  that commit is among them
-    more          how many there are after these, at the most; None: it is not known what waits
-    dead_letters  those neither redriven nor purged; None: not known
+    waiting       offset and enqueued_ms of the first messages from the group's commit on; messages that
+                  clients have taken since that commit are among them
+    more          an upper bound of the number of messages after `waiting`; None: neither is known
+    dead_letters  the number of dead letters that are neither redriven nor purged; None: not known
     """
 
     waiting: tuple[tuple[int, int], ...] = ()
@@ -63,10 +66,12 @@ class Counted:
 
 @dataclass(slots=True)
 class _Reading:
-    """A partition of a topic that is read from `position`, `limit` records at the most.
+    """Records that one count() reads from a partition of any topic.
 
-    at_end  whether the end of the log was reached
-    failed  whether it can't be read
+    position  the offset to read next
+    limit     the number of records after which reading stops
+    at_end    True once the end of the log was reached
+    failed    True once Kafka has reported an error that a later try would not cure
     """
 
     topic: str
@@ -79,11 +84,11 @@ class _Reading:
 
     @property
     def place(self) -> TopicPartition:
-        """The position to read from, as librdkafka takes it."""
+        """The partition and position, as librdkafka takes them."""
         return TopicPartition(self.topic, self.partition, self.position)
 
     def take(self, record: Any) -> bool:
-        """Note a record or event; returns whether it was the last."""
+        """Note a record, the end of the log or an error; returns True if reading this partition is over."""
         error = record.error()
         if error is None:
             self.records.append(record)
@@ -98,20 +103,20 @@ class _Reading:
 
 
 @dataclass(slots=True)
-class _Letters:
-    """The dead letters of a partition that were seen, and those that are finished, as offsets."""
+class _DeadLetters:
+    """The offsets of a partition's dead letters that were read so far, and of those that are finished."""
 
     position: int = OFFSET_BEGINNING
     markers_position: int = OFFSET_BEGINNING
     seen: OffsetRuns = field(default_factory=OffsetRuns)
-    ended: OffsetRuns = field(default_factory=OffsetRuns)
+    finished: OffsetRuns = field(default_factory=OffsetRuns)
 
     def add(self, letters: _Reading, markers: _Reading) -> None:
-        """Take in what was read."""
+        """Add the dead letters and the markers that were read."""
         if letters.position < self.position:  # the topic was recreated
             self.seen = OffsetRuns()
         if markers.position < self.markers_position:
-            self.ended = OffsetRuns()
+            self.finished = OffsetRuns()
         self.position, self.markers_position = letters.position, markers.position
         self.seen.add_runs((record.offset(), 1) for record in letters.records)
         for record in markers.records:
@@ -120,24 +125,24 @@ class _Letters:
             except DecodeError:
                 continue
             if marker.op is Op.END:
-                self.ended.add_runs(marker.runs or ((marker.offset, 1),))
+                self.finished.add_runs(marker.runs or ((marker.offset, 1),))
 
-    def alive(self) -> int:
-        """How many are not finished."""
-        return len(self.seen - self.ended)
+    def count_unfinished(self) -> int:
+        """The number of dead letters that are not finished."""
+        return len(self.seen - self.finished)
 
 
 class QueueCounts:
-    """Counts for the partitions of one tracker; for one thread. Its clients are made at the first count."""
+    """Counts messages in the partitions of one tracker. For one thread; the first count opens the clients."""
 
     def __init__(self, connection: KafkaConnection, clock: Clock = SYSTEM_CLOCK) -> None:
         self._connection = connection
         self._clock = clock
         self._consumer: Any = None
-        self._askers: dict[str, Any] = {}
-        """By group, consumers that are asked for its commits."""
-        self._letters: dict[Partition, _Letters] = {}
-        self._logged: set[str] = set()
+        self._group_consumers: dict[str, Any] = {}
+        """By consumer group: the consumer with which its commits are read."""
+        self._letters: dict[Partition, _DeadLetters] = {}
+        self._warned_queues: set[str] = set()
         self._deadline = 0.0
 
     def count(
@@ -146,29 +151,30 @@ class QueueCounts:
         owned: Collection[Partition],
         stopping: Callable[[], bool],
     ) -> dict[Partition, Counted]:
-        """Count what partitions hold, as far as it is known in time; raises KmqError, KafkaException.
+        """Count the messages and dead letters of the partitions `wanted`, for `_COUNT_TIMEOUT_S` at most.
 
-        `owned`: all those that may be asked for again.
+        What is not known by then is None. Partitions that are not in `owned` are forgotten: their dead
+        letters would be read again. Raises KmqError and KafkaException.
         """
-        self._deadline = self._clock.monotonic() + _TIMEOUT_S
-        self._letters = {key: self._letters.get(key, _Letters()) for key in owned}
+        self._deadline = self._clock.monotonic() + _COUNT_TIMEOUT_S
+        self._letters = {key: self._letters.get(key, _DeadLetters()) for key in owned}
         starts = self._committed(wanted)
         waiting = {
-            (queue, number): _Reading(queue, number, start, _WAITING)
+            (queue, number): _Reading(queue, number, start, _MAX_WAITING_READ)
             for (queue, number), start in starts.items()
         }
         letters: dict[Partition, tuple[_Reading, _Reading]] = {}
         for key, queue in wanted.items():
             dead, known = dead_letter_queue(queue), self._letters[key]
             letters[key] = (
-                _Reading(dead.name, key[1], known.position, _AT_ONCE),
-                _Reading(dead.markers_topic, key[1], known.markers_position, _AT_ONCE),
+                _Reading(dead.name, key[1], known.position, _MAX_LETTERS_READ),
+                _Reading(dead.markers_topic, key[1], known.markers_position, _MAX_LETTERS_READ),
             )
         pairs = (one for pair in letters.values() for one in pair)
         self._read([*waiting.values(), *pairs], lambda: stopping() or not self._left_s())
         found: dict[Partition, Counted] = {}
         for key in wanted:
-            counted = self._counted_letters(key, *letters[key])
+            counted = self._count_dead_letters(key, *letters[key])
             reading = waiting.get(key)
             first = () if reading is None else tuple((r.offset(), r.timestamp()[1]) for r in reading.records)
             found[key] = Counted(first, None if reading is None else self._more(reading), counted)
@@ -176,35 +182,40 @@ class QueueCounts:
 
     def close(self) -> None:
         """Release the connections."""
-        for consumer in (self._consumer, *self._askers.values()):
+        for consumer in (self._consumer, *self._group_consumers.values()):
             if consumer is not None:
                 consumer.close()
 
     def _committed(self, wanted: Mapping[Partition, QueueSettings]) -> dict[Partition, int]:
-        """Where the groups' commits stand; the log's start where there is none, nothing where nobody says.
+        """The committed offset of each partition; OFFSET_BEGINNING if its group has committed nothing.
 
-        Asked of a consumer for each group: an AdminClient that loses its connection to a group's coordinator
-        at the wrong moment ends the whole process (librdkafka's issue 4605).
+        Partitions for which Kafka gives no answer are left out. A consumer of each group asks: an AdminClient
+        that loses its connection to the group's coordinator can end the whole process (librdkafka's issue
+        4605).
         """
         places: dict[str, list[TopicPartition]] = {}
         groups: dict[str, str] = {}
         for key, queue in wanted.items():
             places.setdefault(queue.consumer_group, []).append(TopicPartition(*key))
             groups[queue.consumer_group] = queue.name
-        for group in self._askers.keys() - places.keys():
-            self._askers.pop(group).close()
+        for group in self._group_consumers.keys() - places.keys():
+            self._group_consumers.pop(group).close()
         found: dict[Partition, int] = {}
-        for group in random.sample(sorted(places), len(places)):  # the last ones may have no time left
+        for group in random.sample(
+            sorted(places), len(places)
+        ):  # in another order each time: the time may end before the last ones
             if not self._left_s():
                 break
             try:
-                with self._asker(group) as asker:
-                    answer = asker.committed(places[group], timeout=min(_REQUEST_TIMEOUT_S, self._left_s()))
+                with self._group_consumer(group) as consumer:
+                    answer = consumer.committed(
+                        places[group], timeout=min(_REQUEST_TIMEOUT_S, self._left_s())
+                    )
             except (KafkaException, KmqError) as error:
                 if not librdkafka.is_retriable(librdkafka.error_of(error)):
                     self._warn(groups[group], str(error))
-                if may_be_cut_off(librdkafka.error_of(error)) and group in self._askers:
-                    self._askers.pop(group).close()
+                if may_be_cut_off(librdkafka.error_of(error)) and group in self._group_consumers:
+                    self._group_consumers.pop(group).close()
                 continue
             for place in answer:
                 if place.error is None:
@@ -214,28 +225,28 @@ class QueueCounts:
         return found
 
     @contextmanager
-    def _asker(self, group: str) -> Iterator[Any]:
-        """A consumer that is asked for the commits of a group and never joins it; some are kept."""
-        asker = self._askers.get(group)
-        if asker is None:
-            asker = librdkafka.new_consumer(self._connection, {"group.id": group})
-            if len(self._askers) < _ASKERS:
-                self._askers[group] = asker
+    def _group_consumer(self, group: str) -> Iterator[Any]:
+        """Lend a consumer that reads the commits of a group, and never joins the group."""
+        consumer = self._group_consumers.get(group)
+        if consumer is None:
+            consumer = librdkafka.new_consumer(self._connection, {"group.id": group})
+            if len(self._group_consumers) < _MAX_KEPT_CONSUMERS:
+                self._group_consumers[group] = consumer
         try:
-            yield asker
+            yield consumer
         finally:
-            if group not in self._askers:
-                asker.close()
+            if group not in self._group_consumers:
+                consumer.close()
 
-    def _read(self, readings: Iterable[_Reading], is_late: Callable[[], bool]) -> None:
+    def _read(self, readings: Iterable[_Reading], must_stop: Callable[[], bool]) -> None:
         consumer = self._reader()
         left = {(one.topic, one.partition): one for one in readings}
         silent = bool(left)
         consumer.assign([one.place for one in left.values()])
         try:
-            while left and not is_late():
+            while left and not must_stop():
                 done = []
-                for record in consumer.consume(_BATCH, _SLICE_S):
+                for record in consumer.consume(_CONSUME_RECORDS, _CONSUME_WAIT_S):
                     silent = False
                     key = record.topic(), record.partition()
                     reading = left.get(key)
@@ -246,7 +257,7 @@ class QueueCounts:
                     consumer.incremental_unassign(done)
         finally:
             consumer.unassign()
-        if silent:  # it may be cut off
+        if silent:  # the consumer may be cut off: it may never reach Kafka again
             consumer.close()
             self._consumer = None
 
@@ -259,14 +270,14 @@ class QueueCounts:
         _low, high = consumer.get_watermark_offsets(reading.place, cached=True)
         return max(0, int(high) - reading.position)
 
-    def _counted_letters(self, key: Partition, letters: _Reading, markers: _Reading) -> int | None:
+    def _count_dead_letters(self, key: Partition, letters: _Reading, markers: _Reading) -> int | None:
         if letters.failed or markers.failed:
             return None
         known = self._letters[key]
         known.add(letters, markers)
         if not (letters.at_end and markers.at_end):
             return None
-        if known.alive():
+        if known.count_unfinished():
             if not self._left_s():
                 return None
             consumer = self._reader()
@@ -276,16 +287,16 @@ class QueueCounts:
                 return None
             if bounds is None:
                 return None
-            known.seen.discard_below(bounds[0])  # they were purged
-        return known.alive()
+            known.seen.discard_below(bounds[0])  # dead letters below the log start were purged
+        return known.count_unfinished()
 
     def _reader(self) -> Any:
         if self._consumer is None:
             settings = {
                 "enable.partition.eof": True,
-                "fetch.wait.max.ms": 20,  # waiting for more would delay the next count
+                "fetch.wait.max.ms": 20,  # a fetch that waited longer for records would delay the next count
                 "fetch.message.max.bytes": 65_536,
-                "queued.min.messages": _WAITING,
+                "queued.min.messages": _MAX_WAITING_READ,
                 "queued.max.messages.kbytes": 4_096,
             }
             self._consumer = librdkafka.new_consumer(self._connection, settings)
@@ -295,6 +306,6 @@ class QueueCounts:
         return max(0.0, self._deadline - self._clock.monotonic())
 
     def _warn(self, queue: str, error: str) -> None:
-        if queue not in self._logged:
-            self._logged.add(queue)
+        if queue not in self._warned_queues:
+            self._warned_queues.add(queue)
             _log.warning("the depth of a queue is not known", extra={"queue": queue, "error": error})

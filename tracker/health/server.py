@@ -1,4 +1,4 @@
-"""One port for /metrics (Prometheus), /backlog (autoscalers), /livez and /readyz."""
+"""Serves /metrics (for Prometheus), /backlog (for autoscalers), /livez and /readyz on one port."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ from tracker.health.metrics import TrackerMetrics
 _log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 32
-"""More than Prometheus and all probes need; another connection closes the oldest."""
+"""More connections than Prometheus and all probes need. At this limit a new one closes the oldest."""
 
 REQUEST_TIMEOUT_S = 10.0
-"""From the connection to the end of the answer."""
+"""A connection is closed this long after it was accepted, answered or not."""
 
 _CHECK_EVERY_S = 0.5
-_NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
+"""How often the server looks for expired connections, and for the request to stop."""
+_OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
+"""Errors of accept(): the process, or the machine, has no free file descriptor."""
 
 
 class HealthSource(Protocol):
-    """A process whose health is served."""
+    """A process whose health a HealthServer serves."""
 
     metrics: TrackerMetrics
 
@@ -41,24 +43,24 @@ class HealthSource(Protocol):
         ...
 
     def problems(self) -> list[str]:
-        """Why it is not ready; empty when it is."""
+        """Why the process is not ready; empty when it is."""
         ...
 
 
 class _Server(ThreadingHTTPServer):
     """Serves a bounded number of connections, each for a bounded time.
 
-    Otherwise idle and slow connections could use up the file descriptors that the tracker needs for
-    ZooKeeper and Kafka. One descriptor is kept in reserve, so that a request is answered even when
-    something else has used up all others.
+    Without these limits, idle and slow connections could use up the file descriptors that the tracker needs
+    for ZooKeeper and Kafka. The server keeps one descriptor in reserve, so that it can answer a request even
+    when all other descriptors are in use.
     """
 
     request_queue_size = 512  # connections waiting to be accepted; they need no descriptor yet
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self._open: dict[socket.socket, float] = {}  # to the deadline of each, oldest first
+        self._open: dict[socket.socket, float] = {}  # to the deadline of each connection, oldest first
         self._closed = threading.Condition()
-        self._reserve: int | None = os.open(os.devnull, os.O_RDONLY)
+        self._reserve_descriptor: int | None = os.open(os.devnull, os.O_RDONLY)
         super().__init__(address, handler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
@@ -70,16 +72,16 @@ class _Server(ThreadingHTTPServer):
         try:
             request, client = super().get_request()
         except OSError as error:
-            if error.errno not in _NO_DESCRIPTOR:
+            if error.errno not in _OUT_OF_DESCRIPTORS:
                 raise
-            self._give_reserve()
+            self._release_reserve()
             request, client = super().get_request()
         with self._closed:
             self._open[request] = SYSTEM_CLOCK.monotonic() + REQUEST_TIMEOUT_S
         return request, client
 
     def service_actions(self) -> None:
-        """Close connections past their deadlines; called every `_CHECK_EVERY_S`, and after each new one."""
+        """Close connections past their deadlines. Called every `_CHECK_EVERY_S`, and for each new one."""
         now = SYSTEM_CLOCK.monotonic()
         with self._closed:
             for request, until in self._open.items():
@@ -91,9 +93,9 @@ class _Server(ThreadingHTTPServer):
         with self._closed:
             self._open.pop(request, None)
             super().shutdown_request(request)
-            if self._reserve is None:
+            if self._reserve_descriptor is None:
                 with contextlib.suppress(OSError):
-                    self._reserve = os.open(os.devnull, os.O_RDONLY)
+                    self._reserve_descriptor = os.open(os.devnull, os.O_RDONLY)
             self._closed.notify_all()
 
     def server_close(self) -> None:
@@ -101,22 +103,24 @@ class _Server(ThreadingHTTPServer):
         with self._closed:
             for request in self._open:
                 _hang_up(request)
-        self._give_reserve()
+        self._release_reserve()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
         _log.debug("a request for the tracker's health failed", exc_info=True)
 
-    def _give_reserve(self) -> None:
+    def _release_reserve(self) -> None:
         with self._closed:
-            reserve, self._reserve = self._reserve, None
+            reserve, self._reserve_descriptor = self._reserve_descriptor, None
         if reserve is None:
-            SYSTEM_CLOCK.sleep(_CHECK_EVERY_S)  # it is in use already: do not accept in a busy loop
+            SYSTEM_CLOCK.sleep(
+                _CHECK_EVERY_S
+            )  # the reserve is in use: else accept() would fail in a busy loop
         else:
             os.close(reserve)
 
 
 def _backlog(metrics: TrackerMetrics, queue: str) -> tuple[int, dict[str, Any]]:
-    """The answer to /backlog: its status and content."""
+    """The HTTP status and the JSON content of the answer to /backlog/QUEUE."""
     try:
         backlog = metrics.backlog(queue)
     except KeyError:
@@ -133,7 +137,10 @@ def _hang_up(request: socket.socket) -> None:
 
 
 class HealthServer:
-    """Serves until close(); raises ConfigError when the port can't be had."""
+    """Answers HTTP requests in threads until close(). Raises ConfigError when the port can't be opened.
+
+    `port` is the port that is served, also when port 0 (any free port) was asked for.
+    """
 
     def __init__(self, source: HealthSource, host: str, port: int) -> None:
         class Handler(BaseHTTPRequestHandler):
@@ -179,7 +186,7 @@ class HealthServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving."""
+        """Stop serving, and close the port and all connections."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -1,1 +1,1 @@
-"""Which tracker looks after which partition, and the offsets they store in ZooKeeper."""
+"""Decides which tracker owns which partition, and stores the partitions' offsets; both in ZooKeeper."""

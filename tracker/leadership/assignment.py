@@ -1,13 +1,14 @@
-"""Decides which tracker should own which partition. Pure, so that every tracker computes the same.
+"""Computes which tracker should own which partition. Pure, so that every tracker computes the same.
 
-Consistent hashing: every member has some points on a ring, and a partition goes to the member whose
-point comes next after its own place (Karger et al., "Consistent hashing and random trees", 1997),
-with bounded loads: a member that has `LOAD` times its even share keeps the nearest and the rest go on
-(the idea of Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads", 2016). So a
-member that joins or leaves moves little besides its own partitions, and the work grows with
-partitions + members rather than with their product, as it does in rendezvous hashing.
+Consistent hashing: every member (tracker) has `_POINTS_PER_MEMBER` points on a ring. A partition has a place
+on the ring, and goes to the member whose point comes next after this place (Karger et al., "Consistent
+hashing and random trees", 1997). Loads are bounded: a member keeps the nearest partitions, at most
+`LOAD_FACTOR` times its even share, and the others go to the members whose points follow (the idea of
+Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads", 2016). So a member that joins or
+leaves moves few partitions besides its own. The work grows with partitions + members; with rendezvous hashing
+it would grow with their product.
 
-Trackers of all versions share partitions: places and order must not change between versions.
+Trackers of all versions share partitions, so places and order must not change between versions.
 """
 
 from __future__ import annotations
@@ -22,33 +23,41 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 Partition = tuple[str, int]
-"""Queue and partition number."""
+"""The name of a queue, and a partition number."""
 
 Ranking = Mapping[Partition, tuple[str, ...]]
-"""For each partition the proposed owner's id, then those who stand in, in this order."""
+"""For each partition the id of its proposed owner, then the ids of the stand-ins in their order."""
 
-LOAD = 1.4
-"""At 100 partitions each, three standard deviations: few are ever passed on, so few move back."""
+LOAD_FACTOR = 1.4
+"""The most partitions that are proposed to a member, as a multiple of its even share.
+
+Where members have 100 partitions each, 0.4 are three standard deviations of their loads. So few partitions
+go to another member than the next on the ring, and few move back later.
+"""
 STAND_INS = 2
-"""How many look after a partition besides its proposed owner, and take it when that does not."""
+"""How many members besides the proposed owner watch a partition, and take it if that owner does not."""
 
-_POINTS = 128  # of each member; loads differ by 1/sqrt of it, besides chance
+_POINTS_PER_MEMBER = 128  # unequal distances of the points make loads differ by 1/sqrt(128)
 _RING_BITS = 44
-_INDEX_BITS = 20  # of a member, below its point: one integer sorts and compares as both
-_INDEX = (1 << _INDEX_BITS) - 1
-_RING = (1 << _RING_BITS) - 1
+_INDEX_BITS = 20  # the low bits of a point hold its member's index, so that one integer is both
+_INDEX_MASK = (1 << _INDEX_BITS) - 1
+_RING_MASK = (1 << _RING_BITS) - 1
 
 
 @dataclass(frozen=True)
 class Member:
-    """A tracker as the assignment sees it; `queues` None means that it serves all of them."""
+    """A tracker as the assignment sees it.
+
+    queues    the queues that the tracker serves; None: all
+    kafka_ok  False while the tracker does not reach Kafka: then no partition is proposed to it
+    """
 
     id: str
     queues: frozenset[str] | None = None
     kafka_ok: bool = True
 
     def serves(self, queue: str) -> bool:
-        """True if a partition of `queue` may be proposed to it."""
+        """True if partitions of `queue` may be proposed to this member."""
         return self.kafka_ok and (self.queues is None or queue in self.queues)
 
 
@@ -56,11 +65,11 @@ class Member:
 class Plan:
     """The next actions of a member.
 
-    acquire    make the leader znode of these
-    releasing  of those held: finish work and let go
-    stand_in   of those held or to acquire: proposed to another who did not take them; kept until
-               the membership changes
-    next_due   when, on the clock of `now`, the next partition may be acquired; None: no such time
+    acquire    partitions whose leader znode the member should create
+    releasing  partitions that the member holds and should give up once its work on them is done
+    stand_in   partitions, held or to acquire, that were proposed to a member who did not take them; this
+               member keeps them until the membership changes
+    next_due   when, on the clock of `now`, the member may acquire the next partition; None: at no time
     """
 
     acquire: tuple[Partition, ...]
@@ -70,42 +79,46 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=4096)
-def _points(member: str) -> array[int]:
-    stream = hashlib.shake_128(f"tracker {member}".encode()).digest(8 * _POINTS)
-    return array("Q", (int.from_bytes(stream[i : i + 8], "big") & _RING for i in range(0, len(stream), 8)))
+def _points_of(member: str) -> array[int]:
+    stream = hashlib.shake_128(f"tracker {member}".encode()).digest(8 * _POINTS_PER_MEMBER)
+    return array(
+        "Q", (int.from_bytes(stream[i : i + 8], "big") & _RING_MASK for i in range(0, len(stream), 8))
+    )
 
 
-def _place(partition: Partition) -> int:
+def _place_of(partition: Partition) -> int:
     text = f"{partition[0]}/{partition[1]}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") & _RING
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") & _RING_MASK
 
 
 class _Ring:
-    """The points of some members, in order."""
+    """The ring with the points of some members. A point's number is its index in ring order."""
 
     def __init__(self, ids: Iterable[str]) -> None:
         self.ids = sorted(ids)
-        points = (point << _INDEX_BITS | i for i, member in enumerate(self.ids) for point in _points(member))
+        points = (
+            point << _INDEX_BITS | i for i, member in enumerate(self.ids) for point in _points_of(member)
+        )
         self._points = array("Q", sorted(points))
 
     def next(self, place: int) -> int:
-        """The number of the first point from `place` on."""
+        """The number of the first point at or after `place`."""
         return bisect_left(self._points, place << _INDEX_BITS) % len(self._points)
 
     def member(self, number: int) -> str:
-        """Whose that point is."""
-        return self.ids[self._points[number] & _INDEX]
+        """The member that the point of this number belongs to."""
+        return self.ids[self._points[number] & _INDEX_MASK]
 
     def leading_to(self, member: str, count: int) -> set[int]:
-        """The numbers of the points from which `member` is among the first `count` members."""
+        """The numbers of the points from which a walk meets `member` among its first `count` members."""
         found: set[int] = set()
         if member in self.ids:
             wanted = self.ids.index(member)
-            for number in (n for n, point in enumerate(self._points) if point & _INDEX == wanted):
+            for number in (n for n, point in enumerate(self._points) if point & _INDEX_MASK == wanted):
                 seen = {wanted}
                 found.add(number)
                 for back in range(number - 1, number - len(self._points), -1):
-                    before = self._points[back] & _INDEX
+                    before = self._points[back] & _INDEX_MASK
                     seen.add(before)
                     if before == wanted or len(seen) > count:
                         break
@@ -113,37 +126,38 @@ class _Ring:
         return found
 
     def walk(self, place: int) -> Iterator[tuple[int, str]]:
-        """Every member once, nearest first, with its distance from `place`."""
+        """Yield every member once, nearest first: the distance of its point from `place`, and its id."""
         seen: set[str] = set()
         first, count = self.next(place), len(self._points)
         for step in range(count):
             point = self._points[(first + step) % count]
-            member = self.ids[point & _INDEX]
+            member = self.ids[point & _INDEX_MASK]
             if member not in seen:
                 seen.add(member)
-                yield ((point >> _INDEX_BITS) - place) & _RING, member
+                yield ((point >> _INDEX_BITS) - place) & _RING_MASK, member
                 if len(seen) == len(self.ids):
                     return
 
 
 class LazyRanking(Mapping[Partition, tuple[str, ...]]):
-    """The ranking of each partition that some member can serve; made when asked for, except owners.
+    """The ranking of each partition that some member can serve.
 
-    `owners`: the proposed owner of each.
+    Only `owners`, the proposed owner of each partition, is computed beforehand. A ranking is computed when it
+    is asked for.
     """
 
     def __init__(
         self, owners: Mapping[Partition, str], firsts: Iterable[int], rings: Mapping[str, _Ring]
     ) -> None:
         self.owners = owners
-        self._firsts = array("L", firsts)  # for each of them, the number of the first point
+        self._firsts = array("L", firsts)  # for each partition of `owners`, the number of its first point
         self._rings = rings
 
     def __getitem__(self, partition: Partition) -> tuple[str, ...]:
         return self.first(partition, len(self._rings[partition[0]].ids))
 
     def __contains__(self, partition: object) -> bool:
-        return partition in self.owners  # Mapping would make its whole ranking to know
+        return partition in self.owners  # Mapping's method would compute the whole ranking
 
     def __iter__(self) -> Iterator[Partition]:
         return iter(self.owners)
@@ -152,9 +166,9 @@ class LazyRanking(Mapping[Partition, tuple[str, ...]]):
         return len(self.owners)
 
     def first(self, partition: Partition, count: int) -> tuple[str, ...]:
-        """The first `count` of its ranking."""
+        """The first `count` members of a partition's ranking."""
         found = [self.owners[partition]]
-        for _, member in self._rings[partition[0]].walk(_place(partition)):
+        for _, member in self._rings[partition[0]].walk(_place_of(partition)):
             if len(found) >= count:
                 break
             if member != found[0]:
@@ -162,7 +176,7 @@ class LazyRanking(Mapping[Partition, tuple[str, ...]]):
         return tuple(found)
 
     def near(self, member: str, count: int) -> dict[Partition, tuple[str, ...]]:
-        """The first `count` of the ranking of each partition that has `member` among them."""
+        """By partition the first `count` members of its ranking, where `member` is among these."""
         leading = {ring: ring.leading_to(member, count) for ring in set(self._rings.values())}
         found = {}
         for (partition, owner), number in zip(self.owners.items(), self._firsts, strict=True):
@@ -174,15 +188,15 @@ class LazyRanking(Mapping[Partition, tuple[str, ...]]):
 
 
 def assign(partitions: Iterable[Partition], members: Iterable[Member]) -> LazyRanking:
-    """The ranking of each partition that some member can serve, whatever the order of the input.
+    """Rank the members for each partition that some member can serve. The order of the input is irrelevant.
 
-    The nearest pairs of partition and member choose first; who is at its bound keeps what fewer
-    members serve, then its nearest. Where members serve different queues, a partition whose members
-    are all at their bound goes to the least loaded of them.
+    A member gets at most capacity() partitions. If it is the nearest member of more, it keeps those whose
+    queue fewer members serve, then those that are nearest on the ring. Only where members serve different
+    queues, all members of a partition can be full; then the least loaded of them gets one more.
     """
     wanted = sorted(set(partitions))
     rings = _rings({queue for queue, _ in wanted}, members)
-    places = {partition: _place(partition) for partition in wanted if partition[0] in rings}
+    places = {partition: _place_of(partition) for partition in wanted if partition[0] in rings}
     firsts = {p: rings[p[0]].next(place) for p, place in places.items()}
     owners = {p: rings[p[0]].member(number) for p, number in firsts.items()}
     bound = capacity(len(owners), len({member for ring in set(rings.values()) for member in ring.ids}))
@@ -193,7 +207,7 @@ def assign(partitions: Iterable[Partition], members: Iterable[Member]) -> LazyRa
 
 
 def _rings(queues: Iterable[str], members: Iterable[Member]) -> dict[str, _Ring]:
-    """The ring of each queue that is served; queues of the same members share one."""
+    """The ring of each queue that some member serves; queues that the same members serve share one."""
     able = [member for member in members if member.kafka_ok]
     for_all = frozenset(member.id for member in able if member.queues is None)
     choosy = [member for member in able if member.queues is not None]
@@ -207,15 +221,15 @@ def _rings(queues: Iterable[str], members: Iterable[Member]) -> dict[str, _Ring]
 
 
 _Bid = tuple[int, int, Partition]
-"""By these a member chooses: few other members serve the queue; then the partition is near on the ring."""
+"""How many members serve the queue, the distance on the ring, the partition. Members prefer smaller bids."""
 
 
 class _Matching:
-    """Gives what is beyond a member's bound to the next members on the ring.
+    """Gives the partitions beyond a member's bound to the next members on the ring.
 
     Deferred acceptance (Gale and Shapley, 1962): each partition asks members in the order in which it meets
-    them on the ring; a member keeps the `bound` best bids and turns the others away, which ask further on.
-    The result is stable and does not depend on the order of the questions. `owners` is changed in place.
+    them on the ring. A member keeps the `bound` best bids and turns the other partitions away, which ask the
+    next members. The result is stable and does not depend on the order of the questions. Changes `owners`.
     """
 
     def __init__(
@@ -233,27 +247,27 @@ class _Matching:
         for partition, member in owners.items():
             self._first_choices[member].append(partition)
         self._kept: dict[str, list[_Bid]] = {}
-        """By member, what it keeps, the best bid first; made when it is first asked for."""
+        """By member: the bids that it keeps, the best first; computed when first needed."""
         self._walks: dict[Partition, Iterator[tuple[int, str]]] = {}
-        """By partition that was turned away, the members that it has not asked yet."""
+        """By partition that was turned away: the members that the partition has not asked yet."""
         self._turned_away: list[Partition] = []
 
     def run(self) -> None:
         """Find owners for all partitions that are beyond the bound of their first choice."""
-        for member in [m for m, those in self._first_choices.items() if len(those) > self._bound]:
+        for member in [m for m, chosen in self._first_choices.items() if len(chosen) > self._bound]:
             kept = self._kept_by(member)
             for *_, partition in kept[self._bound :]:
                 self._turn_away(partition)
             del kept[self._bound :]
-        homeless = []
+        unplaced = []
         while self._turned_away:
             partition = self._turned_away.pop()
             if not self._ask(partition):
-                homeless.append(partition)
-        self._place_homeless(homeless)
+                unplaced.append(partition)
+        self._place_at_least_loaded(unplaced)
 
     def _ask(self, partition: Partition) -> bool:
-        """Ask the next members until one keeps the partition; False when all have turned it away."""
+        """Ask the next members until a member keeps the partition; False if all have turned it away."""
         for distance, member in self._walks[partition]:
             kept = self._kept_by(member)
             insort(kept, self._bid(partition, distance))
@@ -269,15 +283,15 @@ class _Matching:
     def _turn_away(self, partition: Partition) -> None:
         if partition not in self._walks:
             walk = self._walks[partition] = self._walk(partition)
-            next(walk)  # its first choice, which turns it away now
+            next(walk)  # the first choice is the member that turns the partition away now
         self._turned_away.append(partition)
 
-    def _place_homeless(self, homeless: Iterable[Partition]) -> None:
-        """Give partitions whose members are all at their bound to the least loaded of them."""
-        homeless = sorted(homeless)
+    def _place_at_least_loaded(self, unplaced: Iterable[Partition]) -> None:
+        """Give each partition whose members are all at their bound to the least loaded of these members."""
+        unplaced = sorted(unplaced)
         load = Counter(self._owners.values())
-        load.subtract(self._owners[partition] for partition in homeless)
-        for partition in homeless:
+        load.subtract(self._owners[partition] for partition in unplaced)
+        for partition in unplaced:
             owner = min(self._rings[partition[0]].ids, key=lambda member: (load[member], member))
             self._owners[partition] = owner
             load[owner] += 1
@@ -296,8 +310,8 @@ class _Matching:
 
 
 def capacity(partitions: int, members: int) -> int:
-    """The most partitions that are proposed to one member when all serve all queues."""
-    return math.ceil(LOAD * partitions / members) if members else 0
+    """The most partitions that are proposed to one member when all members serve all queues."""
+    return math.ceil(LOAD_FACTOR * partitions / members) if members else 0
 
 
 def next_actions(
@@ -313,13 +327,13 @@ def next_actions(
 ) -> Plan:
     """The next actions of member `me`.
 
-    held           partitions whose leader znode is of this session
+    held           partitions whose leader znode belongs to this member's session
     deleting       queues marked for removal
-    unowned_since  partitions without a leader znode, and when that was first seen
-    stand_in       those of the last plan, while the membership has not changed since
+    unowned_since  partitions that no session leads, and when this was first seen
+    stand_in       Plan.stand_in of the last plan; empty if the membership has changed since
 
-    The proposed owner takes a partition at once; rank i does after i times `takeover_delay` s.
-    A partition that nobody can serve stays where it is.
+    The proposed owner takes a partition at once, the member of rank i after i times `takeover_delay` seconds.
+    A partition that no member can serve stays with the member that holds it.
     """
     acquire: list[Partition] = []
     releasing = {partition for partition in held if partition[0] in deleting}
@@ -335,10 +349,10 @@ def next_actions(
                 acquire.append(partition)
             else:
                 due_times.append(due)
-    substituted = {partition for partition in acquire if ranking[partition][0] != me}
+    taken_as_stand_in = {partition for partition in acquire if ranking[partition][0] != me}
     return Plan(
         acquire=tuple(sorted(acquire)),
         releasing=frozenset(releasing),
-        stand_in=frozenset((stand_in & held) | substituted),
+        stand_in=frozenset((stand_in & held) | taken_as_stand_in),
         next_due=min(due_times, default=None),
     )

@@ -1,9 +1,10 @@
-"""Which partitions this tracker owns: membership, assignment and leader znodes in ZooKeeper.
+"""Keeps a tracker a member in ZooKeeper, and has it own the partitions that the assignment proposes to it.
 
-The assignment proposes, the leader znode decides: a partition is ours while the `ephemeralOwner` of
-its leader znode is our session, whatever its data say. ZooKeeper can't stop a tracker that does not
-know yet that its session is gone, so `may_redeliver` ends with a local deadline that is shorter
-than the session; Kafka's fencing covers the rest.
+The assignment only proposes an owner; the partition's leader znode decides. This tracker owns a partition
+while the `ephemeralOwner` of the leader znode is the tracker's session, whatever the znode's data say.
+ZooKeeper can't stop a tracker that does not know yet that its session has ended. Therefore `may_redeliver`
+turns False at a local deadline, before the session can end. Kafka's fencing covers the remaining risk: Kafka
+refuses writes of a former owner's producer once a new owner has opened its own.
 """
 
 from __future__ import annotations
@@ -35,24 +36,29 @@ from tracker.leadership.znode_cache import ZnodeCache
 
 log = logging.getLogger(__name__)
 
-RECHECK_S = 1.0  # everything is read anew this often, watches or not …
-RECHECK_ZNODES_PER_S = 50  # … or less often, so that all trackers together read about as many
-_PAUSE = Backoff(0.1, 2, 2, jitter=0)
+RECHECK_S = 1.0
+"""All znodes are read again after this time, whether or not watches have reported changes …"""
+RECHECK_ZNODES_PER_S = 50
+"""… or later, so that all trackers together read about as many znodes a second for this purpose."""
+_FAILURE_PAUSE = Backoff(0.1, 2, 2, jitter=0)
+"""The pause of the thread after a failure: 0.1 s, doubled by each failure in a row, up to 2 s."""
 _POLL_S = 0.05
+"""How often `start` looks whether ZooKeeper denies access while it waits for the registration."""
 
 
 class Leadership(Closeable):
-    """Membership and ownership of one tracker, kept up by a thread of its own.
+    """The membership of one tracker and the partitions it owns; a thread of its own keeps both up to date.
 
-    zookeeper           where ZooKeeper is, and who we are to it
+    zookeeper           the address of ZooKeeper, and the credentials
     tracker_id          unique among the living trackers; the data of the leader znodes
     queues              the queues to serve; None: all that are registered
-    session_timeout_ms  how long after this tracker's death others take over
-    takeover_delay      s after which the next in rank takes what the proposed owner did not
+    session_timeout_ms  how long after this tracker's death other trackers take over
+    takeover_delay      seconds after which the next member in rank takes a partition that the proposed owner
+                        has not taken
 
-    snapshot, may_redeliver, release and set_kafka_ok do no I/O and can be called from any thread.
-    verify and the offset calls block for at most about twice the session timeout, raise Unavailable
-    then, and are for one thread at a time.
+    snapshot, may_redeliver, release and set_kafka_ok do no I/O; any thread may call them. verify, read_offset
+    and write_offsets wait for ZooKeeper, each request for one session timeout at most; they raise
+    Unavailable, and only one thread at a time may call the two for offsets.
     """
 
     def __init__(
@@ -73,16 +79,16 @@ class Leadership(Closeable):
         self._paths = ZnodePaths(root)
         self._clock = clock
         self._timeout = session_timeout_ms / 1000
-        self._signal = threading.Event()  # something to do for the thread
+        self._wake_up = threading.Event()  # set when the thread has something to do
         self._closing = threading.Event()
         self._denied: AccessDenied | None = None
         self._thread = threading.Thread(target=self._run, name="leadership", daemon=True)
         self._published = PublishedView()
         self._zk = new_client(zookeeper, session_timeout_ms)
         self._session = TrackerSession(
-            self._zk, self._paths.tracker(tracker_id), tracker_id, self._timeout, clock, self._signal.set
+            self._zk, self._paths.tracker(tracker_id), tracker_id, self._timeout, clock, self._wake_up.set
         )
-        self._znodes = ZnodeCache(self._zk, self._signal.set, self._timeout)
+        self._znodes = ZnodeCache(self._zk, self._wake_up.set, self._timeout)
         info = TrackerInfo(tracker_id, host, clock.wall_ms(), queues, kafka_ok=True)
         self._member = MemberZnode(self._zk, self._znodes, self._paths, info, self._timeout)
         self._offsets = OffsetStore(
@@ -94,7 +100,7 @@ class Leadership(Closeable):
             self._paths.tracker(tracker_id),
         )
 
-        # Of the thread alone.
+        # Only the thread uses the following.
         self._reader = RegistryReader(self._paths, queues)
         self._leaders = LeaderZnodes(self._zk, self._znodes, self._paths, tracker_id, self._timeout)
         self._planner = Planner(tracker_id, takeover_delay)
@@ -104,9 +110,10 @@ class Leadership(Closeable):
     # ---- for the tracker's main loop ----
 
     def start(self, timeout: float | None = None) -> Leadership:
-        """Begin; with `timeout` s, wait until this tracker is registered or raise Unavailable.
+        """Connect and start the thread; with `timeout`, wait so many seconds for the registration.
 
-        AccessDenied is raised at once.
+        Raises Unavailable if the tracker is not registered by then, and AccessDenied as soon as ZooKeeper
+        denies access.
         """
         self._zk.start_async()
         self._thread.start()
@@ -132,9 +139,9 @@ class Leadership(Closeable):
         return self._member.registered.is_set()
 
     def close(self) -> None:
-        """End the session: every leader znode vanishes at once and others take over."""
+        """End the session: ZooKeeper deletes every leader znode at once, and other trackers take over."""
         self._closing.set()
-        self._signal.set()
+        self._wake_up.set()
         if self._thread.is_alive():
             self._thread.join(2 * self._timeout)
         stop(self._zk)
@@ -145,54 +152,52 @@ class Leadership(Closeable):
         return self._published.view
 
     def alive(self) -> bool:
-        """True while its thread runs, connected or not; once it has died, only a restart helps."""
+        """False once the thread has died: then only a restart helps. A lost connection does not count."""
         return self._thread.ident is None or self._thread.is_alive() or self._closing.is_set()
 
     def may_redeliver(self) -> bool:
-        """True while our session is certainly alive.
-
-        True until two thirds of the session timeout after the start of the last round trip that
-        verified it, on a monotonic clock, and only while the connection stands.
-        """
+        """True while this tracker's session is certainly alive; see TrackerSession.is_certain()."""
         return self._session.is_certain()
 
     def set_kafka_ok(self, ok: bool) -> None:
-        """Tell the others whether this tracker reaches Kafka; without it nothing is proposed."""
+        """Tell the other trackers whether this one reaches Kafka; if not, no partition is proposed to it."""
         self._member.set_kafka_ok(ok)
-        self._signal.set()
+        self._wake_up.set()
 
     def release(self, queue: str, partition: int) -> None:
-        """Give up a partition that is owned; it leaves snapshot() at once, its znode soon."""
+        """Give up an owned partition: snapshot() omits it at once, the thread deletes its znode soon."""
         if self._published.release((queue, partition)):
-            self._signal.set()
+            self._wake_up.set()
 
     def verify(self, queue: str, partition: int) -> bool:
-        """Ask ZooKeeper's leader whether the partition is ours; raises Unavailable."""
+        """Ask ZooKeeper's leader whether this tracker owns the partition. Raises Unavailable."""
         path = self._paths.leader(queue, partition)
         with unavailable(self._zk):
             _, stat = gather([self._zk.sync_async(path), self._zk.exists_async(path)], self._timeout)
             return self._session.is_ours(stat)
 
     def read_offset(self, queue: str, partition: int) -> StoredOffset | None:
-        """The stored offset; None when there is none or it can't be read. Raises Unavailable."""
+        """The stored offset; None if there is no offset or it can't be decoded. Raises Unavailable."""
         return self._offsets.read((queue, partition))
 
     def write_offsets(self, offsets: Mapping[Partition, StoredOffset]) -> frozenset[Partition]:
-        """Store offsets, pipelined; returns those stored.
+        """Store offsets; returns the partitions whose offset was stored, see OffsetStore.write().
 
-        A partition that is not ours (any more), or whose queue is gone, is left out. Raises
-        Unavailable; then some may have been stored, which does no harm.
+        Raises Unavailable; some offsets may have been stored then, which does no harm.
         """
         return self._offsets.write(offsets)
 
     def _seen_as_ours(self, partitions: Iterable[Partition]) -> set[Partition]:
-        """Return the partitions whose leader znode is ours, by its watch after a round trip to ZooKeeper."""
+        """Return the partitions whose leader znode was of our session at the time of this call.
+
+        Goes by the watched copies of leader znodes, after one round trip to ZooKeeper.
+        """
         (stat,) = gather([self._zk.exists_async(self._paths.tracker(self._id))], self._timeout)
         if not self._session.is_ours(stat):
             return set()
-        told = threading.Event()  # every event that came before the answer has been taken in
-        self._zk.handler.dispatch_callback(Callback("watch", told.set, ()))
-        if not told.wait(self._timeout):
+        events_applied = threading.Event()  # set once the events that came before the answer are applied
+        self._zk.handler.dispatch_callback(Callback("watch", events_applied.set, ()))
+        if not events_applied.wait(self._timeout):
             return set()
         return {p for p in partitions if self._session.is_ours(self._znodes.seen(self._paths.leader(*p)))}
 
@@ -201,7 +206,7 @@ class Leadership(Closeable):
     def _run(self) -> None:
         failures, logged = 0, ""
         while not self._closing.is_set():
-            self._signal.clear()
+            self._wake_up.clear()
             try:
                 with unavailable(self._zk):
                     delay = self._pass()
@@ -222,13 +227,13 @@ class Leadership(Closeable):
                     )
                 logged = text
                 failures += 1
-                # A signal must not turn the back-off into a busy loop.
-                self._closing.wait(_PAUSE.delay(failures))
+                # Waits for `_closing`: a wake-up must not turn the back-off into a busy loop.
+                self._closing.wait(_FAILURE_PAUSE.delay(failures))
                 continue
-            self._signal.wait(max(0.0, delay))
+            self._wake_up.wait(max(0.0, delay))
 
     def _pass(self) -> float:
-        """Look at ZooKeeper once and act on what is there; returns the seconds until the next look."""
+        """Read the registry once and act on it; returns the seconds until the next pass."""
         session = self._current_session()
         if session is None:
             return RECHECK_S
@@ -236,8 +241,8 @@ class Leadership(Closeable):
         self._session.verify_when_due(session)
         if now >= self._recheck_at:
             self._znodes.expire()
-            everyone = len(self._znodes) * self._planner.members / RECHECK_ZNODES_PER_S
-            self._recheck_at = now + max(RECHECK_S, everyone * random.uniform(0.75, 1.25))
+            read_by_all = len(self._znodes) * self._planner.members / RECHECK_ZNODES_PER_S
+            self._recheck_at = now + max(RECHECK_S, read_by_all * random.uniform(0.75, 1.25))
         tree = self._reader.read(self._znodes, self._planner.concerning_us)
         changed = self._register(tree, session)
         changed |= self._give_up(tree, session)
@@ -260,7 +265,7 @@ class Leadership(Closeable):
         return min(due) - self._clock.monotonic()
 
     def _current_session(self) -> int | None:
-        """Our session while connected; when it has changed, what the old one owned is dropped."""
+        """The id of our session, None while not connected; a new session begins without partitions."""
         session = self._session.current()
         if session is None:
             view = self._published.view
@@ -294,14 +299,14 @@ class Leadership(Closeable):
         self._published.publish(LeadershipView(queues=view.queues))
 
     def _register(self, tree: RegistrySnapshot, session: int) -> bool:
-        """Make our member znode what it should be; returns whether it had to be written."""
+        """Create or correct our member znode; returns whether it had to be written."""
         changed = self._member.ensure(tree, session)
         if changed:
             self._session.verify_at = 0.0
         return changed
 
     def _give_up(self, tree: RegistrySnapshot, session: int) -> bool:
-        """Delete the leader znodes of requested releases; returns whether any of them was ours."""
+        """Delete the leader znodes of requested releases; returns whether our session had any of them."""
         releases = self._published.releases()
         ours = self._leaders.give_up(releases, tree, session)
         for partition, epoch in releases.items():

@@ -1,4 +1,4 @@
-"""The safe markers offset of each partition, in ZooKeeper."""
+"""Stores the safe offset of each partition in ZooKeeper: from there its next owner reads markers."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ from tracker.leadership.assignment import Partition
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS = 10  # of a versioned write that others keep disturbing
-TOGETHER = 100  # offsets in one ZooKeeper transaction …
-TOGETHER_BYTES = 500_000  # … and their bytes: the server takes 1 MB
-STRIDE = 50_000  # markers that a successor reads in a fraction of a second
+MAX_ATTEMPTS = 10
+"""An offset is left out after so many attempts, each of which found the znode changed by another process."""
+MAX_OFFSETS_PER_TRANSACTION = 100
+"""One ZooKeeper transaction writes so many offsets at most."""
+MAX_BYTES_PER_TRANSACTION = 500_000
+"""Half of the packet that ZooKeeper accepts; one larger offset has a transaction of its own."""
+EARLY_WRITE_MARKERS = 50_000
+"""After so many new markers an offset is written early. A successor reads them in a fraction of a second."""
 
 
 class OffsetWriteSchedule:
-    """When the offset of a partition is written: rarely where there are many partitions.
+    """Decides when the offset of a partition is written: seldom where there are many partitions.
 
-    All trackers together write about `writes_per_s`, and none a partition's more often than every
-    `every_s`. A busy partition waits only `every_s` once `STRIDE` markers are new: that is what a
-    successor would have to read again.
+    All trackers together write about `writes_per_s` offsets a second, and no partition's offset more often
+    than every `every_s` seconds. A busy partition's offset waits only for `every_s` once it has
+    `EARLY_WRITE_MARKERS` new markers: a successor would have to read these again.
     """
 
     def __init__(self, every_s: float, writes_per_s: float) -> None:
@@ -36,13 +40,13 @@ class OffsetWriteSchedule:
         self._written: dict[Partition, float] = {}
 
     def interval_s(self, partitions: int) -> float:
-        """How long each offset waits when there are that many partitions in all."""
+        """How many seconds pass between two writes of an offset if all queues have so many partitions."""
         return max(self._every_s, partitions / self._writes_per_s)
 
     def is_due(self, key: Partition, markers: int, partitions: int, now: float) -> bool:
-        """True if an offset that has moved by `markers` is due to be written."""
+        """True if an offset is due to be written; `markers` markers were read since the last write."""
         written = self._written.setdefault(key, now - self._every_s)
-        if markers >= STRIDE:
+        if markers >= EARLY_WRITE_MARKERS:
             return now - written >= self._every_s
         return now - written >= self.interval_s(partitions)
 
@@ -51,18 +55,20 @@ class OffsetWriteSchedule:
         self._written.update(dict.fromkeys(keys, now))
 
     def forget(self, owned: Iterable[Partition]) -> None:
-        """Forget all partitions but these, which are still ours."""
+        """Forget the partitions that are not among these."""
         keep = set(owned)
         self._written = {key: at for key, at in self._written.items() if key in keep}
 
 
 class OffsetStore:
-    """Reads, and versioned writes by the owner of a partition; for one thread at a time.
+    """Reads and writes the offset znodes of owned partitions. For one thread at a time.
 
-    `is_ours` judges the stat of a leader znode; `seen_as_ours` says which of some partitions a watch
-    tells to be ours at the moment, and `member` is our znode, which is gone when our session is. An
-    offset that an older owner still manages to write was safe when that owner knew it, so at worst
-    more markers are read again.
+    is_ours       tells from the stat of a leader znode whether it belongs to our session
+    seen_as_ours  returns those of some partitions that our session has, going by watches of leader znodes
+    member        the path of our member znode, which ZooKeeper deletes when our session ends
+
+    A former owner may still write its offset late. That offset was safe when that owner computed it, so at
+    worst the next owner reads more markers again.
     """
 
     def __init__(
@@ -83,7 +89,7 @@ class OffsetStore:
         self._versions: dict[Partition, int] = {}
 
     def read(self, key: Partition) -> StoredOffset | None:
-        """The stored offset, as ZooKeeper's leader has it; None when absent or unreadable."""
+        """The offset that ZooKeeper's leader has; None if there is no offset or it can't be decoded."""
         path = self._paths.offset(*key)
         with unavailable(self._zk):
             _, found = gather([self._zk.sync_async(path), self._zk.get_async(path)], self._timeout)
@@ -91,14 +97,18 @@ class OffsetStore:
         return decode_offset(path, found[0]) if found else None
 
     def write(self, offsets: Mapping[Partition, StoredOffset]) -> frozenset[Partition]:
-        """Store the offsets of partitions that are ours; returns the partitions whose offset was stored."""
+        """Store offsets; returns the partitions whose offset was stored.
+
+        Left out are partitions that our session does not lead (any more), offset znodes whose ACL does not
+        let us write, and znodes that others have changed `MAX_ATTEMPTS` times meanwhile.
+        """
         done: set[Partition] = set()
         pending = dict(offsets)
         with unavailable(self._zk):
             if len(pending) > 1:
                 done = self._write_together(pending)
                 pending = {key: stored for key, stored in pending.items() if key not in done}
-            for _ in range(ATTEMPTS):
+            for _ in range(MAX_ATTEMPTS):
                 pending = self._ours(pending)
                 if not pending:
                     break
@@ -106,7 +116,7 @@ class OffsetStore:
                 for key, call in calls.items():
                     try:
                         written = self._written(key, call)
-                    except NoAuthError:  # those of other partitions may still be writable
+                    except NoAuthError:  # the znodes of other partitions may still be writable
                         log.warning("%s is not stored: its ACL does not let us", self._paths.offset(*key))
                         del pending[key]
                         continue
@@ -116,7 +126,10 @@ class OffsetStore:
         return frozenset(done)
 
     def _write_together(self, offsets: Mapping[Partition, StoredOffset]) -> set[Partition]:
-        """Store what can be without a look at each leader znode, in few transactions."""
+        """Store offsets in few transactions, without requests for leader znodes; returns the partitions.
+
+        Only partitions that `seen_as_ours` returns, and whose znode's version is known.
+        """
         known = [key for key in self._seen_as_ours(offsets) if key in self._versions]
         calls = []
         for keys in _groups({key: offsets[key].to_json() for key in known}):
@@ -128,7 +141,7 @@ class OffsetStore:
         done: set[Partition] = set()
         for keys, call in calls:
             results = call.get(timeout=self._timeout)
-            if failure(results) is None:  # else each is looked at
+            if failure(results) is None:  # else write() writes each of them by itself
                 self._versions.update(zip(keys, (stat.version for stat in results[1:]), strict=True))
                 done.update(keys)
         return done
@@ -145,7 +158,7 @@ class OffsetStore:
         return self._zk.set_async(path, stored.to_json(), version)
 
     def _written(self, key: Partition, call: Any) -> bool:
-        """True if a write went through; if not, the version is brought up to date."""
+        """Wait for a write; if the znode's version was another one, note that version and return False."""
         try:
             result = call.get(timeout=self._timeout)
         except (BadVersionError, NodeExistsError, NoNodeError):
@@ -163,11 +176,13 @@ class OffsetStore:
 
 
 def _groups(data: Mapping[Partition, bytes]) -> Iterator[dict[Partition, bytes]]:
-    """Group the offsets by what fits into one ZooKeeper transaction."""
+    """Group the offsets so that each group fits into one ZooKeeper transaction."""
     group: dict[Partition, bytes] = {}
     size = 0
     for key, value in data.items():
-        if group and (len(group) == TOGETHER or size + len(value) > TOGETHER_BYTES):
+        if group and (
+            len(group) == MAX_OFFSETS_PER_TRANSACTION or size + len(value) > MAX_BYTES_PER_TRANSACTION
+        ):
             yield group
             group, size = {}, 0
         group[key] = value

@@ -1,4 +1,8 @@
-"""The znodes by which a tracker is a member and leads partitions. Only the leadership's thread uses these."""
+"""Writes the ephemeral znodes of a tracker: its member znode, and the leader znode of each partition it owns.
+
+Each znode belongs to the tracker's ZooKeeper session and vanishes with it. A znode of such a path that
+belongs to no session was restored from a backup, or made by hand.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,14 @@ from tracker.leadership.znode_cache import ZnodeCache
 
 log = logging.getLogger(__name__)
 
-_FIX = "clear it up with: kmq doctor --fix"
+_HOW_TO_FIX = "clear it up with: kmq doctor --fix"
 
 
 class MemberZnode:
-    """The ephemeral znode that says which queues this tracker serves and whether it reaches Kafka."""
+    """Creates and corrects the znode that says which queues this tracker serves and whether it reaches Kafka.
+
+    Only the leadership's thread calls `ensure`.
+    """
 
     def __init__(
         self, zk: Any, znodes: ZnodeCache, paths: ZnodePaths, info: TrackerInfo, timeout_s: float
@@ -37,16 +44,19 @@ class MemberZnode:
         self._info = info
         self._timeout = timeout_s
         self.registered = threading.Event()
-        """Set once the znode is there and says what it should."""
+        """Set once the znode exists in our session, with the right data."""
         self.other_session: int | None = None
-        """The session of another tracker that is registered under our id."""
+        """The last other session that was found registered under our id; None: there was none."""
 
     def set_kafka_ok(self, ok: bool) -> None:
-        """Say whether this tracker reaches Kafka; written by the next `ensure`. For any thread."""
+        """Note whether this tracker reaches Kafka; the next `ensure` writes it. For any thread."""
         self._info = replace(self._info, kafka_ok=ok)
 
     def ensure(self, tree: RegistrySnapshot, session: int) -> bool:
-        """Make the znode what it should be; returns whether it had to be written."""
+        """Create or correct the znode; returns True if it had to be written.
+
+        While another session is registered under our id, waits for its end: logs a warning, returns False.
+        """
         data = self._info.to_json()
         found = tree.members.get(self._info.id)
         if found is None:
@@ -67,27 +77,30 @@ class MemberZnode:
         else:
             self.registered.set()
             return False
-        with contextlib.suppress(NodeExistsError):  # then what we saw was old
+        with contextlib.suppress(NodeExistsError):  # the znode was created since `tree` was read
             call.get(timeout=self._timeout)
         self._znodes.forget(self._path)
         self._znodes.forget(self._parent)
         return True
 
     def _replace_copy(self, stat: Any, data: bytes) -> None:
-        """Replace a znode of ours that has no session: a copy from a backup, which would never expire."""
+        """Replace a znode under our id that has no session, and so would never expire. Raises Unavailable."""
         transaction = self._zk.transaction()
         transaction.delete(self._path, stat.version)
         transaction.create(self._path, data, ephemeral=True)
         error = failure(transaction.commit_async().get(timeout=self._timeout))
         self._znodes.forget(self._path)
         if isinstance(error, NotEmptyError):
-            raise Unavailable(f"{self._path} belongs to no session, and something is below it; {_FIX}")
+            raise Unavailable(f"{self._path} belongs to no session, and something is below it; {_HOW_TO_FIX}")
         if error is None:
             log.warning("%s belonged to no session; replaced", self._path, extra={"tracker": self._info.id})
 
 
 class LeaderZnodes:
-    """The ephemeral znodes that make this tracker the leader of partitions."""
+    """Creates and deletes the znodes that make this tracker the leader of partitions.
+
+    Only the leadership's thread uses this class.
+    """
 
     def __init__(
         self, zk: Any, znodes: ZnodeCache, paths: ZnodePaths, tracker_id: str, timeout_s: float
@@ -98,20 +111,21 @@ class LeaderZnodes:
         self._id = tracker_id
         self._timeout = timeout_s
         self.blocked: dict[Partition, str] = {}
-        """Partitions whose leader znodes can't be made, and why."""
+        """By partition: why its leader znode could not be created by the last `acquire`."""
 
     def acquire(self, partitions: Iterable[Partition], tree: RegistrySnapshot) -> bool:
-        """Try to make leader znodes; returns whether any was made.
+        """Try to create the leader znodes of these partitions; returns True if any was created.
 
         A leader znode without a session is replaced. No tracker makes such a znode, so nobody relies on it.
-        If another tracker has just replaced it, we take over from that one as from any predecessor.
+        If another tracker has just replaced the znode, the new one may be replaced, too: we then take over
+        from that tracker as from any earlier owner.
         """
         made = False
         self.blocked = {}
         calls = {}
         for key in partitions:
             transaction = self._zk.transaction()
-            # The version tells whether the queue was marked as deleting in between.
+            # Fails if the queue was changed, say marked as deleting, since `tree` was read.
             transaction.check(self._paths.queue(key[0]), tree.versions[key[0]])
             copy = tree.leaders.get(key)
             if copy is not None:
@@ -138,7 +152,10 @@ class LeaderZnodes:
     def give_up(
         self, releases: Mapping[Partition, int], tree: RegistrySnapshot, session: int
     ) -> set[Partition]:
-        """Delete the leader znodes of these partitions and epochs; returns those that were still ours."""
+        """Delete the leader znodes of these partitions; returns the partitions that our session still had.
+
+        `releases`: by partition, the epoch that is given up; the znode of a later epoch is not deleted.
+        """
         ours = {
             key: self._paths.leader(*key)
             for key, epoch in releases.items()
@@ -147,8 +164,8 @@ class LeaderZnodes:
         }
         calls = []
         for path in ours.values():
-            # Our member znode is gone when the session is: then nothing is deleted, even if this
-            # reaches ZooKeeper in a new session while the partition is another's.
+            # ZooKeeper has deleted our member znode if our session has ended. The check fails then, also if
+            # this request arrives in a new session while another tracker leads the partition.
             transaction = self._zk.transaction()
             transaction.check(self._paths.tracker(self._id), -1)
             transaction.delete(path)
@@ -167,5 +184,5 @@ class LeaderZnodes:
 
 def _why_blocked(error: Exception) -> str:
     if isinstance(error, NotEmptyError):
-        return f"it belongs to no session, and something is below it; {_FIX}"
+        return f"it belongs to no session, and something is below it; {_HOW_TO_FIX}"
     return f"{type(error).__name__}; check the ACLs of the znodes"

@@ -1,4 +1,4 @@
-"""Decides which leader znodes a tracker acquires and releases, from snapshots of the registry. No I/O."""
+"""Plans which leader znodes a tracker acquires and releases, from snapshots of the registry. No I/O."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from tracker.leadership.registry_view import RegistrySnapshot
 
 
 class Planner:
-    """Remembers what `next_actions` needs from earlier looks: rankings, and how long partitions had no owner.
+    """Calls assign() and next_actions(), and remembers between the calls the input of these pure functions.
 
-    takeover_delay_s  after which the next in rank takes what the proposed owner did not
+    It remembers the rankings, since when partitions have no leader, and the partitions that this tracker took
+    as a stand-in: as a member that is not the proposed owner.
+
+    takeover_delay_s  after which the next member in rank takes a partition that the former has not taken
     """
 
     def __init__(self, tracker_id: str, takeover_delay_s: float) -> None:
@@ -26,29 +29,32 @@ class Planner:
         self._stand_in: frozenset[Partition] = frozenset()
         self._ranked_for: Any = None
         self._ranking: dict[Partition, tuple[str, ...]] = {}
-        """The members in order of rank, by partition; for partitions that concern this tracker."""
+        """By partition: the ids of the first members in order of rank. Only for partitions to watch."""
         self.claimed: set[Partition] = set()
-        """Partitions whose leader znode is ours, or may be."""
+        """Partitions whose leader znode belongs to our session, or may, since its creation was asked for."""
 
     @property
     def members(self) -> int:
-        """How many trackers there are."""
+        """How many trackers were registered when `plan` was last called."""
         return len(self._sessions)
 
     def forget_session(self) -> None:
-        """Drop what was known of leader znodes: the session has ended."""
+        """Forget all about leader znodes: the session has ended."""
         self._unowned_since.clear()
         self._stand_in = frozenset()
         self.claimed.clear()
 
     def forget_ranking(self) -> None:
-        """Compute the ranking anew at the next look."""
+        """Have the next `concerning_us` compute the ranking again."""
         self._ranked_for = None
 
     def concerning_us(
         self, queues: Mapping[str, RegisteredQueue], eligible: frozenset[Member]
     ) -> set[Partition]:
-        """The partitions to watch: those that are ours, are proposed to us, or are ours to stand in for."""
+        """The partitions to watch: this tracker leads them, is their proposed owner, or is a stand-in.
+
+        eligible  the members that can own partitions, see RegistrySnapshot
+        """
         there = {name: queue.partitions for name, queue in queues.items()}
         alive = [(name, count) for name, count in there.items() if not queues[name].deleting]
         if (alive, eligible) != self._ranked_for:
@@ -60,7 +66,7 @@ class Planner:
         return self._ranking.keys() | {p for p in self.claimed if p[1] < there.get(p[0], 0)}
 
     def plan(self, tree: RegistrySnapshot, held: Iterable[Partition], now: float) -> Plan:
-        """The actions at the monotonic time `now`, when our session has the leader znodes of `held`."""
+        """The next actions at the monotonic time `now`, if our session has the leader znodes of `held`."""
         sessions = frozenset((i, session_of(stat)) for i, (_, stat) in tree.members.items())
         if (tree.eligible, sessions) != (self._eligible, self._sessions):
             self._eligible, self._sessions = tree.eligible, sessions
@@ -81,6 +87,6 @@ class Planner:
             takeover_delay=self._takeover_delay,
         )
         self._stand_in = todo.stand_in
-        # A leader znode counts as ours before we ask for it: the answer may be lost.
+        # A partition counts as claimed before we ask for its leader znode: the answer may be lost.
         self.claimed = {*held, *todo.acquire}
         return todo

@@ -1,4 +1,4 @@
-"""The partitions and queues of a tracker, published to all of its threads."""
+"""Publishes the partitions and queues of a tracker from the leadership's thread to all other threads."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from tracker.leadership.assignment import Partition
 class LeadershipView:
     """The partitions and queues of this tracker at one moment.
 
-    owned      partitions whose leader znode is ours, with their epochs; a later acquisition has a larger one
-    releasing  those of them to finish and then give up with release()
+    owned      by partition whose leader znode belongs to our session: its epoch, the znode's czxid; each
+               later acquisition has a larger epoch
+    releasing  owned partitions that the tracker should finish and then give up with release()
     queues     the registered queues that this tracker serves
-    connected  whether there is a session; says nothing about its age, see may_redeliver()
-    problems   znodes, by path, that keep something from being tracked, and why
+    connected  whether there is a connected session; whether it still lives, may_redeliver() tells
+    problems   texts: the path of a znode that can't be used, and why
     """
 
     owned: Mapping[Partition, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -30,26 +31,26 @@ class LeadershipView:
 
 
 class PublishedView:
-    """Holds the view; a partition whose release was requested leaves it at once. For any thread."""
+    """Holds the current view, without partitions whose release was requested. For any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._view = LeadershipView()
         self._releases: dict[Partition, int] = {}
-        """Requested releases, with the epoch that is to be given up."""
+        """By partition whose release was requested: the epoch that is given up."""
 
     @property
     def view(self) -> LeadershipView:
-        """The view, without what was released."""
+        """The last published view, without partitions whose release was requested."""
         return self._view
 
     def publish(self, view: LeadershipView) -> None:
-        """Replace the view."""
+        """Replace the current view."""
         with self._lock:
             self._view = self._without_releases(view)
 
     def release(self, partition: Partition) -> bool:
-        """Request the release of a partition; False when it is not owned."""
+        """Request the release of a partition; returns False if it is not owned."""
         with self._lock:
             epoch = self._view.owned.get(partition)
             if epoch is None:
@@ -59,12 +60,12 @@ class PublishedView:
         return True
 
     def releases(self) -> dict[Partition, int]:
-        """The requested releases, with their epochs."""
+        """The requested releases that are not done: epochs by partition."""
         with self._lock:
             return dict(self._releases)
 
     def released(self, partition: Partition, epoch: int) -> None:
-        """Note that a requested release is done."""
+        """Note that the leader znode of this epoch is deleted, or was not ours any more."""
         with self._lock:
             if self._releases.get(partition) == epoch:
                 del self._releases[partition]

@@ -1,4 +1,4 @@
-"""A snapshot of the registry: queues, members and leaders, read from ZooKeeper."""
+"""Reads the registry in ZooKeeper (its queues, trackers and partition leaders) into snapshots."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from tracker.leadership.znode_cache import ZnodeCache
 
 log = logging.getLogger(__name__)
 
-Wanted = Callable[[Mapping[str, RegisteredQueue], frozenset[Member]], Iterable[Partition]]
-"""Which leaders to read, from the queues and the eligible members."""
+ChooseLeaders = Callable[[Mapping[str, RegisteredQueue], frozenset[Member]], Iterable[Partition]]
+"""Chooses the partitions whose leader znodes are read, from the queues and the eligible members."""
 
 
 @dataclass(frozen=True)
 class RegistrySnapshot:
-    """Registered trackers, the queues that this one serves, and their leaders.
+    """The registered trackers, the queues that this tracker serves, and the leaders of partitions.
 
-    members   (data, stat) of each tracker's znode
-    eligible  those members that belong to a session, and whose data can be read
-    queues    the queues to serve
-    versions  of the queues' znodes
-    leaders   the stat of the leader znode of each partition that was asked for; None where none is
-    problems  unusable znodes, by path, and why
+    members   by id of a registered tracker: the (data, stat) of its znode
+    eligible  the members whose znode belongs to a session and can be decoded; only they may get partitions
+    queues    by name: the registered queues that this tracker serves
+    versions  by name of a queue: the version of its znode
+    leaders   by partition that was chosen: the stat of its leader znode, or None if there is no such znode
+    problems  texts: the path of a znode that can't be used, and why
     """
 
     members: Mapping[str, tuple[bytes, Any]]
@@ -44,24 +44,28 @@ class RegistrySnapshot:
 
 
 class RegistryReader:
-    """Reads trees; what can't be read is logged once and does not stop the rest.
+    """Reads snapshots of the registry, and logs each unusable znode once without failing because of it.
 
-    Decoded values are cached by the data itself, not by its version: a ZooKeeper restored from a backup may
-    use a version again for other data. A queue whose settings can't be read any more keeps the last good
-    ones.
+    Caches decoded values by the data of their znode, not by its version: a ZooKeeper that was restored from a
+    backup may use a version again for other data. If the settings of a queue can't be decoded any more, the
+    last good settings stay in use.
     """
 
     def __init__(self, paths: ZnodePaths, queues: frozenset[str] | None) -> None:
         self._paths = paths
         self._served = queues
-        self._good: dict[str, tuple[bytes, QueueSettings, bool]] = {}
+        self._last_good: dict[str, tuple[bytes, QueueSettings, bool]] = {}
         self._problems: dict[str, str] = {}
         self._members: dict[str, tuple[bytes, Member | None]] = {}
-        self._sizes: dict[str, tuple[list[str], int, list[int]]] = {}
+        self._partition_lists: dict[str, tuple[list[str], int, list[int]]] = {}
         self._last: RegistrySnapshot | None = None
 
-    def read(self, znodes: ZnodeCache, wanted: Wanted) -> RegistrySnapshot:
-        """The registry now; parts that no watch has reported as changed are as they were last read."""
+    def read(self, znodes: ZnodeCache, choose_leaders: ChooseLeaders) -> RegistrySnapshot:
+        """Read the znodes that are not cached or that a watch has reported as changed.
+
+        `choose_leaders` returns the partitions whose leader znodes are read. Raises NoAuthError if the lists
+        of trackers and queues can't be read.
+        """
         if self._last is not None and znodes.clean:
             return self._last
         self._last = None
@@ -73,7 +77,7 @@ class RegistryReader:
         names = sorted(name for name in tops[paths.queues] or () if is_topic_name(name))
         if self._served is not None:
             names = [name for name in names if name in self._served]
-        self._good = {name: self._good[name] for name in names if name in self._good}
+        self._last_good = {name: self._last_good[name] for name in names if name in self._last_good}
         data = znodes.data([*map(paths.tracker, ids), *map(paths.queue, names)])
         children = znodes.children(map(paths.partitions, names))
         before, self._problems = self._problems, {}
@@ -85,7 +89,7 @@ class RegistryReader:
             if found is None or (known := self._queue(name, found[0])) is None:
                 continue
             settings, deleting = known
-            size, missing = self._size(name, numbers or [])
+            size, missing = self._partitions(name, numbers or [])
             if not deleting and (missing or not size):
                 numbers_text = ", ".join(map(str, missing[:10])) or "all partitions"
                 self._problems[paths.partitions(name)] = f"lacks {numbers_text}; run: kmq queue create {name}"
@@ -101,7 +105,7 @@ class RegistryReader:
         for path, problem in self._problems.items():
             if before.get(path) != problem:
                 log.error("%s %s", path, problem)
-        partitions = {p: paths.leader(*p) for p in wanted(queues, eligible)}
+        partitions = {p: paths.leader(*p) for p in choose_leaders(queues, eligible)}
         stats = znodes.stats(partitions.values())
         self._last = RegistrySnapshot(
             members=members,
@@ -113,26 +117,26 @@ class RegistryReader:
         )
         return self._last
 
-    def _size(self, name: str, children: list[str]) -> tuple[int, list[int]]:
-        """How many partitions, and which of them are missing; computed once for each list that was read."""
-        known = self._sizes.get(name)
+    def _partitions(self, name: str, children: list[str]) -> tuple[int, list[int]]:
+        """The number of partitions, and the missing ones; cached until the list of znodes is read again."""
+        known = self._partition_lists.get(name)
         if known is None or known[0] is not children:
-            known = self._sizes[name] = (children, *partitions_of(children))
+            known = self._partition_lists[name] = (children, *partitions_of(children))
         return known[1:]
 
     def _queue(self, name: str, data: bytes) -> tuple[QueueSettings, bool] | None:
-        """Settings and deletion mark."""
-        known = self._good.get(name)
+        """Decode a queue's settings and its deletion mark; None if they never could be decoded."""
+        known = self._last_good.get(name)
         if known is None or known[0] != data:
             try:
-                known = self._good[name] = (data, *decode_queue(name, data))
+                known = self._last_good[name] = (data, *decode_queue(name, data))
             except ConfigError as error:
                 problem = f"can't be read: {error}; write it again with: kmq queue create {name}"
                 self._problems[self._paths.queue(name)] = problem
         return known and known[1:]
 
     def _member(self, tracker_id: str, data: bytes) -> tuple[bytes, Member | None]:
-        """The data, and the member decoded from it; None if it can't be read."""
+        """The data, and the member decoded from them; None for the member if they can't be decoded."""
         known = self._members.get(tracker_id)
         if known is not None and known[0] == data:
             return known

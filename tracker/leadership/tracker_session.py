@@ -1,4 +1,4 @@
-"""The ZooKeeper session of a tracker, and until when it is certainly alive."""
+"""Follows the ZooKeeper session of a tracker, and computes until when the session is certainly alive."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from kmqpy.zookeeper.session import gather, last_failure, session_of, stop
 
 log = logging.getLogger(__name__)
 
-REVIVE_AFTER_S = 2.0
-"""How long kazoo may have given up before it is started anew."""
+RESTART_AFTER_S = 2.0
+"""The client is started again once kazoo has been closed, or refused by ZooKeeper, for this long."""
 
 
 class TrackerSession:
-    """Follows the session of a kazoo client; the leadership's thread uses it.
+    """Follows the session of a kazoo client. For the leadership's thread.
 
-    `is_certain` and `is_ours` do no I/O and are for any thread.
+    `is_certain` and `is_ours` do no I/O, and any thread may call them.
 
-    member_path  the tracker's own znode, which lives as long as the session
-    changed      called, on a thread of kazoo, when the connection's state changes
+    member_path  the path of the tracker's member znode, which lives as long as the session
+    changed      called by a thread of kazoo when the state of the connection has changed
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class TrackerSession:
         self._clock = clock
         self._changed = changed
         self._connection = 0
-        """Counts changes of the connection's state."""
+        """The number of changes of the connection's state so far; serves as the connection's number."""
         self._verified = (-1, 0.0)
-        """The number of the connection that was verified last, and until when that is good."""
+        """The number of the last verified connection, and the monotonic time until which this counts."""
         self.verify_at = 0.0
-        """When the session is verified next; 0: at once."""
+        """The monotonic time at which the session is verified next; 0: at once."""
         self._gave_up_at: float | None = None
         self._logged = False
         zk.add_listener(self._on_state)
@@ -59,19 +59,19 @@ class TrackerSession:
     def is_certain(self) -> bool:
         """True while the session is certainly alive.
 
-        True until two thirds of the session timeout after the start of the last round trip that
-        verified it, on a monotonic clock, and only while the connection stands.
+        The round trip that verified the session last counts for two thirds of the session timeout from its
+        start, on a monotonic clock, and only while the state of the connection has not changed.
         """
         connection, deadline = self._verified
         return connection == self._connection and self._clock.monotonic() < deadline
 
     def is_ours(self, stat: Any) -> bool:
-        """True if a znode is an ephemeral of this session."""
+        """True if the znode of this stat is ephemeral and belongs to this session."""
         client_id = self._zk.client_id
         return client_id is not None and session_of(stat) == client_id[0]
 
     def current(self) -> int | None:
-        """The session's id while it is connected."""
+        """The id of the session; None while it is not connected."""
         client_id = self._zk.client_id
         if self._zk.state != KazooState.CONNECTED or client_id is None:
             return None
@@ -81,11 +81,11 @@ class TrackerSession:
         return session
 
     def is_lost(self) -> bool:
-        """True once the session has ended, and not only the connection."""
+        """True once the session has ended; a lost connection alone does not end it."""
         return bool(self._zk.state == KazooState.LOST)
 
     def verify_when_due(self, session: int) -> None:
-        """When it is time, prove by a round trip through ZooKeeper's leader that the session still stands."""
+        """If due, verify by a round trip through ZooKeeper's leader that the session still exists."""
         if self._clock.monotonic() < self.verify_at and self._verified[0] == self._connection:
             return
         connection, started = self._connection, self._clock.monotonic()
@@ -96,13 +96,13 @@ class TrackerSession:
         self.verify_at = started + self.certain_s * 3 / 8  # a quarter of the session timeout
 
     def revive(self) -> None:
-        """Start the client anew when kazoo has given up for good, as it does when refused."""
+        """Start the client again if kazoo has given up for good, as it does when ZooKeeper refuses it."""
         now = self._clock.monotonic()
         if self._zk.client_state not in {KeeperState.CLOSED, KeeperState.AUTH_FAILED}:
             self._gave_up_at = None
         elif self._gave_up_at is None:
             self._gave_up_at = now
-        elif now - self._gave_up_at > REVIVE_AFTER_S:
+        elif now - self._gave_up_at > RESTART_AFTER_S:
             if not self._logged:
                 log.error(
                     "ZooKeeper can't be reached or refused us%s; trying again",

@@ -1,4 +1,4 @@
-"""A watched copy of a few znodes: read once, read again when a watch says so."""
+"""Caches znodes: reads each znode once, and again when a ZooKeeper watch has reported a change."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kazoo.exceptions import NoAuthError, NoNodeError
 
 
 class ZnodeCache:
-    """Values of znodes, cached until they change; reads of one call are pipelined.
+    """Holds values of znodes until they change. Sends the requests of one call together.
 
-    One thread reads; watch events come on kazoo's thread, mark the path and call `on_change`. A
-    path is unmarked before it is read, so that a change during the read is not lost.
+    One thread reads. A thread of kazoo marks the path of each watch event as changed and calls `on_change`.
+    The mark is removed before the path is read again, so that a change during the read is not lost.
     """
 
     def __init__(self, zk: KazooClient, on_change: Callable[[], None], timeout: float) -> None:
@@ -25,27 +25,27 @@ class ZnodeCache:
         self._changed: set[str] = set()
         self._expired = False
         self.refused: set[str] = set()
-        """Paths that we were not allowed to read the last time; they are treated as absent."""
+        """Paths whose last read ZooKeeper refused; these znodes count as absent."""
 
     def children(self, paths: Iterable[str]) -> dict[str, list[str] | None]:
-        """Child names of each path; None where there is no such znode."""
+        """The child names of each path; None where there is no znode."""
         return self._read(paths, self._zk.get_children_async)
 
     def data(self, paths: Iterable[str]) -> dict[str, tuple[bytes, Any] | None]:
-        """(data, stat) of each path; None where there is no such znode."""
+        """The (data, stat) of each path; None where there is no znode."""
         return self._read(paths, self._zk.get_async)
 
     def stats(self, paths: Iterable[str]) -> dict[str, Any]:
-        """The stat of each path; None where there is no such znode (its creation is seen, too)."""
+        """The stat of each path; None where there is no znode. Watches report its creation, too."""
         return self._read(paths, self._zk.exists_async)
 
     def seen(self, path: str) -> Any:
-        """The value of `path` as far as its watch tells, for any thread; None when in doubt."""
+        """The cached value of `path`; None if there is none or it may have changed. For any thread."""
         return None if self._expired or path in self._changed else self._values.get(path)
 
     @property
     def clean(self) -> bool:
-        """True if nothing that was read before has to be read again."""
+        """True if no cached value has to be read again."""
         return not self._expired and not self._changed
 
     def forget(self, path: str) -> None:
@@ -64,21 +64,21 @@ class ZnodeCache:
         if self._expired:
             self._expired = False
             self._values.clear()
-            self._changed.clear()  # with what is gone for good, and which nobody asks for again
+            self._changed.clear()  # also the marks of paths that nobody will read again
             self.refused.clear()
         stale = [path for path in paths if path in self._changed or path not in self._values]
-        for path in stale:  # a value that is being read again must not be seen any more
+        for path in stale:  # seen() must not return a value that is being read again
             self._values.pop(path, None)
         self._changed.difference_update(stale)
         read = functools.partial(call, watch=self._watch)
         try:
-            asked = [(path, read(path)) for path in stale]  # all at once; then wait for each
+            asked = [(path, read(path)) for path in stale]  # send all requests, then wait for each
             values = [self._value(path, result) for path, result in asked]
         except BaseException:
             self._expired = True
             raise
         self._values.update(zip(stale, values, strict=True))
-        if call != self._zk.exists_async:  # no watch can be had on what is not there
+        if call != self._zk.exists_async:  # ZooKeeper sets no such watch on a missing znode
             self._changed.update(path for path in stale if self._values[path] is None)
         return {path: self._values[path] for path in paths}
 
@@ -93,7 +93,7 @@ class ZnodeCache:
             return None
 
     def _watch(self, event: Any) -> None:
-        if event.path is None:  # the connection is lost, and all watches with it
+        if event.path is None:  # the connection is lost, and with it all watches
             self._expired = True
         else:
             self._changed.add(event.path)

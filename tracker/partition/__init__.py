@@ -1,1 +1,1 @@
-"""The state of one owned partition, as the main loop keeps it. No I/O."""
+"""The state that the main loop keeps of each owned partition. No I/O."""

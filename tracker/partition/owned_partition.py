@@ -1,4 +1,4 @@
-"""The state of one owned partition, from takeover to release. No I/O of its own: the main loop does that."""
+"""The state of one owned partition, from its takeover to its release. No I/O: the main loop does that."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from tracker.redelivery.redeliverer import Redeliverer
 from tracker.redelivery.tick_writer import Tick
 
 _TAKEOVER_PAUSE = Backoff(0.4, 2, 10, jitter=0)
-"""Before a takeover that follows one that failed."""
+"""The pause before a takeover after a failure: 0.4 s, doubled by each failure in a row, up to 10 s."""
 
 
 class UnconfirmedAbsence(NamedTuple):
-    """Messages that markers below markers offset `below` name don't exist, as far as Kafka says.
+    """Kafka says that a message which a marker names does not exist; the tracker does not believe it yet.
 
-    since   the monotonic time of the first answer, in s
-    end     the highest end of the queue that was told since then
+    since   the monotonic time of Kafka's first answer, in seconds
+    below   the answers decide about markers below this markers offset
+    end     the highest end offset of the queue among the answers since then
     """
 
     since: float
@@ -34,26 +35,39 @@ class UnconfirmedAbsence(NamedTuple):
 
 
 class TrackingPhase(StrEnum):
-    """The phases of an owned partition."""
+    """The phases of an owned partition, in their order."""
 
     FENCING = "fencing"
-    """Fencing predecessors; also after a failure, before anything else is done (rule R1)."""
+    """A takeover is to begin or runs. After any failure this phase comes again."""
     CATCHING_UP = "catching up"
-    """Reading markers up to the tick written after the fencing."""
+    """The main loop reads markers up to the tick that the takeover has written."""
     ACTIVE = "active"
-    """Redelivering."""
+    """All earlier markers are read; due messages are redelivered."""
     DROPPED = "dropped"
-    """Not ours any more."""
+    """This tracker has given the partition up, or lost it."""
 
 
 class OwnedPartition:
-    """The tracker's view of a partition it owns; changed by the main loop only.
+    """The tracker's state of a partition that it owns. Only the main loop changes it.
 
-    A background job of the partition reads `key`, `queue` and `topic_ids`, and has `redeliverer` to itself.
+    A background job of the partition reads `key`, `queue` and `topic_ids`. While it runs (`busy`), only the
+    job uses `redeliverer`.
 
-    `epoch` is that of its grant; `topic_ids` those of the queue and the markers topic. `unread` are markers
-    that were fetched but not applied yet: it takes a newer `queue_end` to tell whether their messages exist.
-    `lead_ms`: see TrackerSettings.max_clock_lead_ms.
+    epoch             the epoch of the leader znode, see LeadershipView
+    topic_ids         ids of the queue topic and the markers topic that the state is of
+    reading           True while the markers consumer fetches the partition
+    retry_at          the monotonic time before which no takeover begins
+    catch_up_offset   markers offset of the last takeover's tick
+    stored_offset     the safe offset that was stored last
+    stored_position   the state's position when this offset was due
+    unread            markers that were fetched but not applied, until a newer `queue_end` tells whether the
+                      messages exist that they name
+    paused            True while fetching is paused because `unread` is long
+    queue_end         the end offset of the queue that Kafka told last
+    ask_at            the monotonic time before which Kafka is not asked for the end again
+    ask_failures      how often in a row Kafka did not tell the end
+    missed_until_ms   start markers that were never read don't matter any more once the oldest message in
+                      flight was taken after this time
     """
 
     def __init__(
@@ -80,7 +94,6 @@ class OwnedPartition:
         self.catch_up_offset: int | None = None
         self.stored_offset: int | None = None
         self.stored_position: int | None = None
-        """The position of the state that was stored last."""
         self.unread: list[Any] = []
         self.paused = False
         self.queue_end = ALL_EXIST
@@ -97,40 +110,40 @@ class OwnedPartition:
 
     @property
     def has_topics(self) -> bool:
-        """True if it is known of which topics the state is."""
+        """True if `topic_ids` is set: a takeover has begun to read."""
         return self.topic_ids != ("", "")
 
     def follow(self, queue: QueueSettings) -> None:
-        """Use these settings of the queue, which may have changed."""
+        """Use these settings of the queue from now on."""
         self.queue = self.redeliverer.queue = queue
         self.state.max_hold_ms, self.state.max_delay_ms = queue.max_hold_ms, queue.max_delay_ms
 
     def start_reading(self, state: InFlight, now: float) -> None:
-        """Begin with this state, before the first marker is read."""
+        """Replace the state, before the first marker is read."""
         self.state = state
         self.follow(self.queue)
         self.unread = []
         self.absence = None
         self.problems.forget_markers()
-        self.redeliverer.forget_ended(lambda _offset: False)  # the topic may have been recreated
+        self.redeliverer.forget_ended(lambda _offset: False)  # offsets may be of a recreated topic
         self.reading = True
         self._read_to = -1
         self.clock.start(state, now)
 
     def catch_up_to(self, tick: Tick, queue_end: int) -> None:
-        """Before redelivering, read up to this tick, which was written after the fencing.
+        """Enter the phase CATCHING_UP until this tick, written after the fencing, has been read.
 
-        `queue_end`: where the queue ended after that.
+        `queue_end`: the queue's end offset, asked for after the tick was written.
         """
         self.clock.follow_tick(tick)
         self.queue_end = QueueEnd(queue_end, 0)
         self.catch_up_offset = tick.markers_offset
         self.phase = TrackingPhase.CATCHING_UP
-        # When reading went on all the while, the tick may have been read already.
+        # If the partition was read during the takeover, the tick may have been read already.
         self._end_catching_up()
 
     def read(self, at: int, now_before_ms: int, now: float) -> bool:
-        """Note that the record at markers offset `at` was read; True when that ends catching up."""
+        """Note that all records up to markers offset `at` were applied; True if that ends catching up."""
         self._read_to = at
         self.clock.marker_read(now_before_ms, now)
         self.problems.tick = None
@@ -143,41 +156,41 @@ class OwnedPartition:
             return False
         self.phase = TrackingPhase.ACTIVE
         self.failures = 0
-        # Whatever was in redelivery before the fencing either shows as ended now, or never will.
+        # Redeliveries from before the fencing were committed and are read by now, or never will be.
         self.state.retry_all()
         return True
 
     def due(self, limit: int) -> list[Entry]:
-        """Messages to redeliver now."""
+        """Up to `limit` messages to redeliver now; they count as in redelivery from then on."""
         if self.phase is not TrackingPhase.ACTIVE or self.busy:
             return []
         return self.state.take_due(limit)
 
     def wants_tick(self, now: float, silence_s: float) -> bool:
-        """True if a lease is probably over while no marker says so; call it when not `due`."""
+        """True if a lease has probably ended but no marker says so. For when `due` has returned nothing."""
         return self.seconds_to_tick(now, silence_s) <= 0
 
     def seconds_to_tick(self, now: float, silence_s: float) -> float:
-        """How long until a tick, or another one, may be needed; infinite while nothing is waiting."""
+        """See PartitionClock.seconds_to_tick(); infinite unless the partition is active."""
         return (
             self.clock.seconds_to_tick(now, silence_s) if self.phase is TrackingPhase.ACTIVE else float("inf")
         )
 
     def take_over_again(self, at: float) -> None:
-        """Take the partition over again, at the monotonic time `at`, before anything else.
+        """Have the partition taken over again at the monotonic time `at`, before any other work on it.
 
-        Nothing is retried from memory (rule R1).
+        No redelivery is retried from memory (rule R1 of docs/rules.md).
         """
         self.phase = TrackingPhase.FENCING
         self.retry_at = at
 
     def back_off(self, now: float) -> None:
-        """Take over again after a failure, later with each failure in a row."""
+        """Have the partition taken over again after a pause that grows with each failure in a row."""
         self.failures += 1
         self.take_over_again(now + _TAKEOVER_PAUSE.delay(self.failures))
 
     def tick_written(self, tick: Tick, now: float) -> float:
-        """Set the clock right by a tick that was written; returns by how many s a clock was too far ahead."""
+        """Correct the clock by a tick; returns by how many seconds timestamps were too far ahead, or 0."""
         ahead_s = self.clock.set_right(tick, now)
         if ahead_s:
             self.problems.clock_was_wrong(
@@ -188,18 +201,18 @@ class OwnedPartition:
         return ahead_s
 
     def delayed_and_overdue(self, now: float) -> tuple[int, int]:
-        """How many messages are delayed, and how many of these or in flight are past their time."""
+        """How many messages are delayed, and how many in flight or delayed are past their time."""
         states, overdue = self.state.count(self.clock.now_ms(now))
         return states[EntryState.DELAYED], overdue
 
     def forget_ended(self, now: float) -> None:
-        """Drop problems that are over, and what is remembered of messages no longer in flight."""
+        """Drop problems that are over, and what the redeliverer remembers of messages not in flight."""
         self.problems.forget_ended(self.state.__contains__, now)
         if not self.busy:
             self.redeliverer.forget_ended(self.state.__contains__)
 
     def problem_texts(self) -> list[str]:
-        """The problems of the partition; for any thread."""
+        """The problems of the partition, as /readyz shows them. For any thread."""
         texts = self.problems.texts(self.queue.markers_topic) + self.redeliverer.refused()
         if self.state.pinned and not self.problems.has_failed_markers:
             texts.append("markers of a newer kmqpy; update this tracker")

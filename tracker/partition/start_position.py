@@ -1,4 +1,4 @@
-"""The markers offset and the in-flight state from which a takeover begins to read. Pure, no I/O."""
+"""Computes from which markers offset, and with which in-flight state, a takeover begins to read. No I/O."""
 
 from __future__ import annotations
 
@@ -13,20 +13,26 @@ from kmqpy.kafka.settings import QueueSettings
 
 
 class StartPosition(NamedTuple):
-    """Where to begin to read markers, what is wrong with the stored offset, and whether markers are lost."""
+    """Where a takeover begins to read markers.
+
+    at            the offset to begin at, with the messages in flight and the finished messages known there
+    problem       what was wrong with the stored offset, or with its snapshot; None: nothing
+    markers_lost  True if Kafka has deleted markers from the stored offset on
+    ahead_s       by how many seconds the stored time was ahead of the broker's clock; 0 if that is allowed
+    """
 
     at: StoredOffset
     problem: str | None = None
     markers_lost: bool = False
     ahead_s: float = 0.0
-    """By how much the stored time was ahead of the broker's clock; 0 if that was not more than allowed."""
 
     def corrected(self, now_ms: int, queue: QueueSettings, queue_end: int, lead_ms: int) -> StartPosition:
         """Return this position, corrected by the broker's time `now_ms` and by the end of the queue.
 
-        If the stored time is more than `lead_ms` ahead, it becomes `now_ms`, and deadlines move by as much,
-        so that each lease keeps what remained of it (rule R23). Messages that don't exist are left out
-        (rule R22).
+        If the stored time is more than `lead_ms` ahead, it becomes `now_ms`. Deadlines that a clock ahead has
+        set move back by the same time, so that each lease keeps its remaining time (rule R23 of
+        docs/rules.md). No deadline is later than `now_ms` plus the queue's longest lease or delay. Messages
+        at or beyond `queue_end` don't exist and are left out (rule R22).
         """
         at, problem = self.at, self.problem
         ahead_ms = at.now_ms - now_ms
@@ -35,8 +41,8 @@ class StartPosition(NamedTuple):
         cut = False
         for row in at.in_flight:
             if ahead_ms > lead_ms:
-                # The clock that set this deadline was ahead already if the lease was not over at the stored
-                # time, or began later than the broker's time is now.
+                # A clock that was ahead has set this deadline if the lease had not ended at the stored time,
+                # or if it began after the broker's time now.
                 set_ahead = row.due_ms >= at.now_ms or row.since_ms > now_ms
                 due_ms = row.due_ms - ahead_ms if set_ahead else row.due_ms
                 row = row._replace(since_ms=min(row.since_ms, now_ms), due_ms=due_ms)
@@ -62,7 +68,7 @@ class StartPosition(NamedTuple):
 
     @property
     def highest(self) -> int:
-        """The highest message that is named by what was stored; -1 if none is."""
+        """The highest message offset that the stored offset names; -1 if it names no message."""
         named = [
             row.first + row.bits.bit_length() - 1 if isinstance(row, TakenRun) else row.offset
             for row in self.at.in_flight
@@ -70,7 +76,7 @@ class StartPosition(NamedTuple):
         return max(named + [first + count - 1 for first, count in self.at.finished.runs[-1:]], default=-1)
 
     def state(self) -> InFlight:
-        """The in-flight state to build on."""
+        """Build the in-flight state to which markers from this position on are applied."""
         at = self.at
         state = InFlight(now_ms=at.now_ms, position=at.offset, missed_markers=at.missed_markers)
         state.restore(at.in_flight)
@@ -79,9 +85,11 @@ class StartPosition(NamedTuple):
 
 
 def start_position(stored: StoredOffset | None, markers_id: str, log_start: int, end: int) -> StartPosition:
-    """The start position that follows from the offset stored in ZooKeeper.
+    """Compute the start position from the offset that is stored in ZooKeeper; None: no offset is.
 
-    `markers_id`, `log_start` and `end` are those of the markers topic, asked after the fencing.
+    markers_id  the id of the markers topic
+    log_start   the first markers offset that Kafka still has
+    end         the markers offset of the tick that the takeover has written
     """
     fresh = StoredOffset(log_start, markers_id, now_ms=0)
     if stored is None:
@@ -92,7 +100,7 @@ def start_position(stored: StoredOffset | None, markers_id: str, log_start: int,
         return StartPosition(fresh, "stored offset is beyond the end; reading all markers")
     if stored.offset < log_start:
         return StartPosition(
-            # Without the ticks among the lost markers, nobody knows what may be taken again.
+            # The lost markers may have told from where clients take messages again on purpose.
             replace(stored, offset=log_start, missed_markers=True, finished=StoredFinished()),
             "markers were deleted before they were read; raise the markers topic's retention",
             markers_lost=True,

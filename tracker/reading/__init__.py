@@ -1,1 +1,1 @@
-"""Reading the markers of owned partitions, as far as the messages exist that they name."""
+"""Reads the markers of owned partitions, and checks that the messages exist that the markers name."""

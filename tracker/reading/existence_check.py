@@ -1,4 +1,8 @@
-"""Checks that the messages named by markers exist, by asking Kafka for the end of the queue (rule R22)."""
+"""Checks that the messages which markers name exist, by asking Kafka for the end offsets of queues.
+
+A start marker counts only if its message lies below an end offset that was asked for after the marker was
+read (rule R22 of docs/rules.md). Until Kafka has answered, the marker and all after it wait.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,15 @@ from tracker.partition.owned_partition import OwnedPartition, UnconfirmedAbsence
 from tracker.reading.marker_reader import MarkerReader
 from tracker.reading.queue_ends import ABSENCE_CONFIRMED_S, ABSENCE_RECHECK_S, QueueEnds
 
-_PAUSE = Backoff(0.2, 2, 10, jitter=0)
-"""Before the end of a queue is asked for again, after that has failed."""
+_RETRY_PAUSE = Backoff(0.2, 2, 10, jitter=0)
+"""The pause after Kafka did not tell an end: 0.2 s, doubled by each failure in a row, up to 10 s."""
 
 
 class _Question(NamedTuple):
-    """The moment at which the end of a queue partition was asked for.
+    """A request for the end of a queue partition.
 
-    below      markers below this markers offset were in their log by then
-    topic_ids  those of the partition then; if it has others later, the answer is of no use
+    below      markers below this markers offset were fetched before; the answer decides about them
+    topic_ids  the partition's topic ids at the request; the answer counts only while these are the same
     """
 
     below: int
@@ -34,7 +38,7 @@ class _Question(NamedTuple):
 
 
 class ExistenceCheck:
-    """Asks for the ends of queues in the background, then has the markers applied that waited for that."""
+    """Asks for ends of queues in background jobs; with each answer the main loop applies waiting markers."""
 
     def __init__(self, context: TrackerContext, ends: QueueEnds, reader: MarkerReader) -> None:
         self._ends = ends
@@ -44,68 +48,69 @@ class ExistenceCheck:
         self._jobs = context.jobs
         self._problems = context.problems
         self._supervisor = context.supervisor
-        self._under_way = {False: False, True: False}
-        """True while an answer is under way: to first questions (False), to questions asked again (True)."""
+        self._running = {False: False, True: False}
+        """Whether a job runs: by False one with first requests, by True one with repeated requests."""
 
     @property
     def expects_answer(self) -> bool:
-        """True while an answer is under way that should come soon."""
-        return self._under_way[False]
+        """True while a job with first requests runs: its answer should come soon."""
+        return self._running[False]
 
     def ask(self, now: float) -> None:
-        """Ask where the queues end whose markers wait for that.
+        """Begin jobs that ask for the ends of the queues whose markers wait.
 
-        Those for which that failed, or is in doubt, are asked for apart, so that they delay no others.
+        Queues whose last request failed, or whose answer is not believed yet, are asked for in a job of their
+        own, so that they don't delay others.
         """
         waiting = [part for part in self._parts.values() if part.reading and part.unread]
-        for again in (False, True):
+        for repeated in (False, True):
             parts = [
                 part
                 for part in waiting
-                if (part.ask_failures > 0 or part.absence is not None) is again and part.ask_at <= now
+                if (part.ask_failures > 0 or part.absence is not None) is repeated and part.ask_at <= now
             ]
-            if parts and not self._under_way[again]:
-                self._ask_for(parts, again)
+            if parts and not self._running[repeated]:
+                self._ask_for(parts, repeated)
 
-    def _ask_for(self, parts: list[OwnedPartition], again: bool) -> None:
-        # These markers are in their logs by now; later ones may name messages that are not there yet.
+    def _ask_for(self, parts: list[OwnedPartition], repeated: bool) -> None:
+        # Kafka's answer decides about these markers only: later ones may name messages that are sent later.
         asked = {part: _Question(part.unread[-1].offset() + 1, part.topic_ids) for part in parts}
         queues = [(part.queue.name, part.number) for part in parts]
-        self._under_way[again] = True
-        job = partial(self._ends.each_of, queues, anew=again)
-        self._jobs.run(Pool.ENDS, job, partial(self._answered, asked, again))
+        self._running[repeated] = True
+        job = partial(self._ends.each_of, queues, anew=repeated)
+        self._jobs.run(Pool.ENDS, job, partial(self._answered, asked, repeated))
 
     def _answered(
         self,
         asked: Mapping[OwnedPartition, _Question],
-        again: bool,
+        repeated: bool,
         found: Mapping[Partition, int | KmqError] | Exception,
     ) -> None:
-        self._under_way[again] = False
+        self._running[repeated] = False
         for part, question in asked.items():
             if self._parts.get(part.key) is part and part.reading and part.topic_ids == question.topic_ids:
                 with self._supervisor.surviving(part):
                     end = found if isinstance(found, Exception) else found[part.queue.name, part.number]
                     if isinstance(end, Exception):
-                        self._not_found(part, end)
+                        self._end_unknown(part, end)
                     else:
-                        self._found(part, question.below, end)
+                        self._end_known(part, question.below, end)
 
-    def _not_found(self, part: OwnedPartition, error: Exception) -> None:
+    def _end_unknown(self, part: OwnedPartition, error: Exception) -> None:
         part.ask_failures += 1
-        part.ask_at = self._clock.monotonic() + _PAUSE.delay(part.ask_failures)
+        part.ask_at = self._clock.monotonic() + _RETRY_PAUSE.delay(part.ask_failures)
         part.problems.ends = f"markers wait until it is known where the queue ends: {error}"
         self._problems.warn("ends", part.key, "markers wait for the end of the queue", error=str(error))
 
-    def _found(self, part: OwnedPartition, below: int, end: int) -> None:
+    def _end_known(self, part: OwnedPartition, below: int, end: int) -> None:
         now = self._clock.monotonic()
         part.ask_failures, part.ask_at, part.problems.ends = 0, now, None
         if part.absence is not None and part.unread and part.unread[0].offset() >= part.absence.below:
             part.absence = None
         absence = part.absence or UnconfirmedAbsence(now, below, end)
-        decided = now - absence.since >= ABSENCE_CONFIRMED_S
+        confirmed = now - absence.since >= ABSENCE_CONFIRMED_S
         end = max(end, absence.end)
-        part.queue_end = QueueEnd(end, absence.below if decided else 0)
+        part.queue_end = QueueEnd(end, absence.below if confirmed else 0)
         part.absence = None
         self._reader.apply(part, [], now)
         if part.unread and part.unread[0].offset() < absence.below and _is_beyond(part.unread[0], end):
@@ -113,7 +118,7 @@ class ExistenceCheck:
 
 
 def _is_beyond(record: Any, queue_end: int) -> bool:
-    """True if it is a marker that takes messages at or beyond the end of the queue."""
+    """True if the record is a marker, other than an end marker, of messages at or beyond `queue_end`."""
     try:
         marker = read_marker(record)
     except DecodeError:

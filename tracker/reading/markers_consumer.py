@@ -1,4 +1,4 @@
-"""The Kafka consumer that reads the markers of all partitions a tracker owns."""
+"""Fetches the markers of all partitions that a tracker reads, with one Kafka consumer."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from kmqpy.kafka import librdkafka
 from kmqpy.kafka.settings import KafkaConnection
 from tracker.partition.owned_partition import OwnedPartition
 
-_READ_BATCH = 5_000
+_MAX_FETCHED_RECORDS = 5_000
+"""One fetch() returns so many records at most."""
 _SILENT_S = 5.0
-"""Longer than it takes the tracker to write a tick where there are no other markers."""
+"""A consumer that got no record for this long may be cut off. Trackers write ticks in less time."""
 _MAX_UNREAD = 50_000
-"""Fetched markers of a partition that may wait to be applied, before fetching more of it is paused."""
+"""If more fetched markers of a partition wait to be applied, fetching this partition is paused."""
 
 
 class Fetched(NamedTuple):
-    """Marker records by partition, and the first error of each partition that has one."""
+    """By partition: the fetched marker records, and the first error that Kafka has reported."""
 
     records: dict[OwnedPartition, list[Any]]
     errors: dict[OwnedPartition, KafkaError]
 
 
 class MarkersConsumer:
-    """Fetches the markers of the partitions that are read; used by the main loop only."""
+    """Fetches the markers of partitions between `start` and `stop`. For the main loop."""
 
     def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
         self._consumer = self._new_consumer()
         self._readers: dict[tuple[str, int], OwnedPartition] = {}
-        """The partitions that are read, by markers topic and number."""
+        """The partitions that are read, by markers topic and partition number."""
         self._heard_at = SYSTEM_CLOCK.monotonic()
 
     @property
@@ -41,11 +42,11 @@ class MarkersConsumer:
         return self._consumer
 
     def is_silent(self) -> bool:
-        """Return True if nothing has come for long, not even a tick, of the partitions that are read."""
+        """Return True if partitions are read and no record, not even a tick, has come for `_SILENT_S`."""
         return bool(self._readers) and SYSTEM_CLOCK.monotonic() - self._heard_at > _SILENT_S
 
     def renew(self) -> None:
-        """Go on with a new consumer, since the former is cut off."""
+        """Replace the consumer, which is cut off, and go on at the same positions."""
         self._consumer = self._new_consumer()
         places = []
         for (topic, number), part in self._readers.items():
@@ -58,7 +59,7 @@ class MarkersConsumer:
         return librdkafka.new_consumer(self._connection, {"fetch.wait.max.ms": 100})
 
     def other_reader(self, part: OwnedPartition) -> OwnedPartition | None:
-        """A partition of another queue that reads the same markers, if there is one."""
+        """The other partition that reads the same markers partition, as with a shared topic; else None."""
         reader = self._readers.get((part.queue.markers_topic, part.number), part)
         return None if reader is part else reader
 
@@ -71,7 +72,7 @@ class MarkersConsumer:
         self._consumer.incremental_assign([TopicPartition(topic, part.number, part.state.position)])
 
     def stop(self, part: OwnedPartition) -> None:
-        """Fetch no more markers of the partition, and take it for one that is not read."""
+        """Stop fetching the partition, if it is read, and set its `reading` to False."""
         topic = part.queue.markers_topic
         if part.reading and self._readers.get((topic, part.number)) is part:
             del self._readers[topic, part.number]
@@ -80,11 +81,11 @@ class MarkersConsumer:
         part.reading = False
 
     def fetch(self, wait_s: float) -> Fetched:
-        """Markers that have arrived; waits up to `wait_s` for the first. Raises KafkaException."""
+        """Return the records that have arrived; waits up to `wait_s` for the first. Raises KafkaException."""
         records = self._consumer.consume(1, wait_s)
         if records:
             self._heard_at = SYSTEM_CLOCK.monotonic()
-            records += self._consumer.consume(_READ_BATCH - 1, 0)
+            records += self._consumer.consume(_MAX_FETCHED_RECORDS - 1, 0)
         fetched = Fetched({}, {})
         for record in records:
             part = self._readers.get((record.topic(), record.partition()))  # type: ignore[arg-type]
@@ -98,7 +99,7 @@ class MarkersConsumer:
         return fetched
 
     def limit_unread(self, part: OwnedPartition) -> None:
-        """Pause the partition while many of its markers wait; resume it when none does."""
+        """Pause fetching while more than `_MAX_UNREAD` markers wait; resume it once no marker waits."""
         if len(part.unread) > _MAX_UNREAD and not part.paused:
             part.paused = True
             self._consumer.pause([TopicPartition(part.queue.markers_topic, part.number)])

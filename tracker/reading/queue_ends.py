@@ -1,4 +1,4 @@
-"""End offsets of many partitions in one request."""
+"""Asks Kafka for the end offsets of many partitions at once."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from kmqpy.kafka import librdkafka
 from kmqpy.kafka.settings import KafkaConnection
 from tracker.leadership.assignment import Partition
 
-_TIMEOUT_S = 1.0
+_REQUEST_TIMEOUT_S = 1.0
 
 ABSENCE_CONFIRMED_S = 3.0
-"""How long Kafka must keep saying that a message does not exist before that is believed: a broker that was
-paused answers as leader for a while, and does not know what its successor has written."""
+"""Trackers believe Kafka that a message does not exist only after it has said so for this long. A broker that
+was paused answers as leader for a while, and does not know the messages that the new leader has written."""
 ABSENCE_RECHECK_S = 0.5
-"""How long Kafka is not asked again in that time."""
+"""The pause between two requests during this time."""
 
 
 class QueueEnds:
-    """Asks Kafka for the end offsets of logs; safe to use from any thread."""
+    """Asks Kafka for end offsets: the next offset that a partition will give. Safe to use from any thread."""
 
     def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
         self._consumer = self._new_consumer()
-        self._failed = False
+        self._request_failed = False
 
     @property
     def consumer(self) -> Consumer:
@@ -35,40 +35,41 @@ class QueueEnds:
         return self._consumer
 
     def is_silent(self) -> bool:
-        """Return True if the last look-up failed."""
-        return self._failed
+        """Return True if the last request failed."""
+        return self._request_failed
 
     def renew(self) -> None:
-        """Ask with a new consumer from now on; calls under way keep the former, which is cut off."""
+        """Replace the consumer, which is cut off. Calls that run go on with the former one."""
         self._consumer = self._new_consumer()
 
     def _new_consumer(self) -> Consumer:
-        # JVM clients read uncommitted records by default, so these can be taken, too.
+        # Clients on the JVM read uncommitted records by default, and so may take such messages.
         return librdkafka.new_consumer(self._connection, {"isolation.level": "read_uncommitted"})
 
     def end_beyond(self, place: Partition, offset: int) -> int:
-        """The next offset of a partition, which should be above `offset`; raises KmqError.
+        """The end offset of a partition, where the caller knows of a message at `offset`. Raises KmqError.
 
-        Where it is not, that is asked for again before it is believed; see ABSENCE_CONFIRMED_S.
+        While the answer is not above `offset`, asks again for ABSENCE_CONFIRMED_S before believing it.
         """
-        end = self._one(place, anew=False)
+        end = self._end_of(place, anew=False)
         deadline = SYSTEM_CLOCK.monotonic() + ABSENCE_CONFIRMED_S
         while end <= offset and SYSTEM_CLOCK.monotonic() < deadline:
             SYSTEM_CLOCK.sleep(ABSENCE_RECHECK_S)
-            end = max(end, self._one(place, anew=True))
+            end = max(end, self._end_of(place, anew=True))
         return end
 
-    def _one(self, place: Partition, *, anew: bool) -> int:
+    def _end_of(self, place: Partition, *, anew: bool) -> int:
         end = self.each_of([place], anew=anew)[place]
         if isinstance(end, KmqError):
             raise end
         return end
 
     def each_of(self, places: Iterable[Partition], *, anew: bool = False) -> dict[Partition, int | KmqError]:
-        """The next offset of each partition, or why it can't be had; `anew`: of leaders found out anew.
+        """The end offset of each partition, or the error that prevents it.
 
-        All in one request to each broker. A broker that does not answer fails that call as a whole; then the
-        partitions of each leader are asked for by themselves, which takes a second for each such broker.
+        Sends one request to each broker. If a broker does not answer, the whole call fails; then the
+        partitions of each leader are asked for separately, which takes a second for each silent broker.
+        `anew`: asks separately at once, after a look-up of the current leaders.
         """
         wanted = list(places)
         ends: dict[Partition, int | KmqError] = {}
@@ -77,7 +78,7 @@ class QueueEnds:
             failure = Unavailable("the end of the queue is not known: Kafka names no leader of the partition")
         failure = failure or self._look_up(wanted, ends)
         if failure is not None:
-            found = self._by_leader(wanted)
+            found = self._group_by_leader(wanted)
             ends = dict.fromkeys(wanted, failure)
             for some in found.values():
                 if error := self._look_up(some, ends):
@@ -89,12 +90,12 @@ class QueueEnds:
         self._consumer.close()
 
     def _look_up(self, wanted: list[Partition], ends: dict[Partition, int | KmqError]) -> KmqError | None:
-        """Note the ends of all in `ends`, or return why one of them can't be had."""
-        # A look-up by timestamp, of which Kafka takes -1, OFFSET_END, for the end of the log.
+        """Put the ends of all `wanted` partitions into `ends`; returns the error if one can't be had."""
+        # In a look-up by timestamp, the timestamp -1 (OFFSET_END) stands for the end of the log.
         places = [TopicPartition(topic, partition, OFFSET_END) for topic, partition in wanted]
         try:
             with librdkafka.kafka_errors("ask where the queue ends", self._connection):
-                found = self._consumer.offsets_for_times(places, timeout=_TIMEOUT_S)
+                found = self._consumer.offsets_for_times(places, timeout=_REQUEST_TIMEOUT_S)
                 for place in found:
                     if place.error is not None:
                         raise KafkaException(place.error)
@@ -103,25 +104,25 @@ class QueueEnds:
                             f"end of {place.topic}, partition {place.partition}: Kafka does not say"
                         )
         except KmqError as error:
-            self._failed = True
+            self._request_failed = True
             return error
-        self._failed = False
+        self._request_failed = False
         ends.update({(place.topic, place.partition): place.offset for place in found})
         return None
 
-    def _by_leader(self, places: Iterable[Partition]) -> dict[int, list[Partition]]:
-        """The partitions that have a leader, by that; found out anew.
+    def _group_by_leader(self, places: Iterable[Partition]) -> dict[int, list[Partition]]:
+        """Look up the current leader of each partition; returns the partitions that have one, by leader.
 
-        Else librdkafka may go on to ask a leader that does not answer for as long as that lasts, although
-        another broker has taken over; nor would it find a partition that is new.
+        Without this look-up, librdkafka may go on asking a former leader that does not answer, although
+        another broker has taken over. And it would not find new partitions.
         """
         places = list(places)
         found: dict[int, list[Partition]] = {}
         for topic in {topic for topic, _ in places}:
             try:
-                known = self._consumer.list_topics(topic, _TIMEOUT_S).topics[topic].partitions
+                known = self._consumer.list_topics(topic, _REQUEST_TIMEOUT_S).topics[topic].partitions
             except KafkaException:
-                break  # whom we asked does not answer; it will be another next time
+                break  # the broker that librdkafka asked does not answer; next time it asks another
             for place in places:
                 leader = known[place[1]].leader if place[0] == topic and place[1] in known else -1
                 if leader >= 0:

@@ -1,1 +1,4 @@
-"""Decides which copy a message gets whose lease is over, and makes it. Writes ticks, too."""
+"""Makes the copies with which a tracker redelivers messages, or dead-letters them. Also writes ticks.
+
+A copy is a new record of the message. A tick is a marker that only brings the broker's time.
+"""

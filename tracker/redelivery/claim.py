@@ -1,4 +1,8 @@
-"""The claim of a redelivery: decides inside the transaction which messages are still to be copied."""
+"""Decides, inside the transaction of a redelivery, which messages are still copied.
+
+A claim is the first record of the transaction, a marker. It names all messages that the transaction may end:
+with a copy, with a dead letter, or with neither (rules R27 and R28 of docs/rules.md).
+"""
 
 from __future__ import annotations
 
@@ -14,18 +18,19 @@ from tracker.redelivery.markers_since_plan import MarkersSincePlan
 
 
 class Claim:
-    """Names the messages of one transaction, before anything else of the transaction is written.
+    """The claim of one transaction, and what it decides. `decide` sets the first three attributes.
 
-    dropped       messages that are left alone: a marker between the plan and the claim has finished them,
-                  given them more time, or asked for a dead letter
-    acknowledged  copies that get an end marker and no dead letter: a consumer of an earlier delivery has
-                  acknowledged them (rule R32)
-    unread        copies of which that could not be found out in time: they become dead letters
+    dropped       messages that the transaction leaves alone: a marker between the plan (the choice of the
+                  messages) and the claim has finished them, given them more time, or asked for a dead letter
+    acknowledged  messages that get an end marker and no dead letter: they are copies, and a consumer of an
+                  earlier delivery has acknowledged them (rule R32)
+    unread        how many copies become dead letters although it was not known in time whether they are
+                  acknowledged
+    last_copies   by offset of a copy that is to become a dead letter: the markers offset from which to look
+                  for acknowledgements
+    timeout_s     how long `decide` waits for markers before the claim; for acknowledgements half as long
 
-    The tracker reads such markers later, as any other, and plans again what is due then.
-
-    `last_copies`: copies that are to become dead letters, and from which markers offset to look for their
-    acknowledgements.
+    The main loop reads the same markers later, and redelivers dropped messages once they are due again.
     """
 
     def __init__(
@@ -49,19 +54,20 @@ class Claim:
 
     @property
     def not_copied(self) -> frozenset[int]:
-        """The offsets that get no copy: dropped from the plan, or acknowledged."""
+        """The offsets of messages that get no copy: dropped or acknowledged."""
         return self.dropped | self.acknowledged
 
     @property
     def record(self) -> NewRecord:
-        """The claim itself."""
+        """The record of the claim, for the markers topic."""
         return NewRecord(self._partition, *naming_tick(self._partition, CLAIM, self._offsets))
 
     def decide(self, position: int) -> list[NewRecord]:
-        """Read the markers before the claim, which stands at `position`; returns a record of what is dropped.
+        """Read the markers before the claim, which has the markers offset `position`, and decide.
 
-        The list is empty if nothing is dropped. Raises TransactionCancelled if markers before the claim
-        can't be read, or a transaction before it stays open for too long.
+        Returns a record that names the dropped messages, or no record if none is dropped. Raises
+        TransactionCancelled if markers before the claim can't be read, or if an earlier transaction stays
+        open for too long.
         """
         try:
             self._since_plan.read_to(position, self._timeout_s)

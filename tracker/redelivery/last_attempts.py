@@ -1,4 +1,8 @@
-"""Finds out which copies an earlier consumer has acknowledged, before they become dead letters (rule R32)."""
+"""Finds out which copies an earlier consumer has acknowledged, before they become dead letters.
+
+A copy is the record with which a tracker redelivers a message. The consumer of an earlier delivery may
+acknowledge the message after it was copied (rule R32 of docs/rules.md).
+"""
 
 from __future__ import annotations
 
@@ -11,23 +15,23 @@ from kmqpy.core.clock import Clock
 from kmqpy.kafka.copies.copy_check import CheckedCopies, CopyCheck
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 
-_PAUSE = 4
-"""After a reading that was not finished, none begins for this many times as long as it took."""
+_PAUSE_FACTOR = 4
+"""After a call of examine() that could not read all in time, none reads for so many times its duration."""
 
 _Key = tuple[str, int, str]
-"""The markers topic, the partition, the topic id."""
+"""The name of the markers topic, the partition, the id of the markers topic."""
 
 
 @dataclass(slots=True)
-class _Kept:
-    """The markers that were read of a partition. Reading goes on at the monotonic time `not_before`, in s."""
+class _KeptCheck:
+    """The CopyCheck of a partition; it reads markers from the monotonic time `not_before` on."""
 
     check: CopyCheck
     not_before: float = 0.0
 
 
 class PartitionAttempts(NamedTuple):
-    """LastAttempts, for one partition of a queue whose markers topic has this id."""
+    """A LastAttempts, bound to one partition of a queue. `markers_id` is the id of its markers topic."""
 
     last_attempts: LastAttempts
     queue: QueueSettings
@@ -40,20 +44,20 @@ class PartitionAttempts(NamedTuple):
 
 
 class LastAttempts:
-    """Reads markers of partitions in which copies become dead letters; safe to use from any thread.
+    """Reads the markers of partitions in which copies become dead letters. Safe to use from any thread.
 
-    What was read is kept for the `most` partitions that needed it last, each with a connection of its own.
-    One thread examines a partition at a time, except while a redeliverer that has just lost the partition
-    still does.
+    Keeps the markers that were read, and a connection, for each of the `max_kept` partitions that were
+    examined last. As a rule one thread examines a partition at a time. If a partition was lost and acquired
+    again, the former job may still run: then both read, and the CopyCheck of the last to end is kept.
     """
 
-    def __init__(self, connection: KafkaConnection, clock: Clock, most: int) -> None:
+    def __init__(self, connection: KafkaConnection, clock: Clock, max_kept: int) -> None:
         self._connection = connection
         self._clock = clock
-        self._most = most
+        self._max_kept = max_kept
         self._lock = threading.Lock()
-        self._idle: dict[_Key, _Kept] = {}
-        """The one that was used last is last."""
+        self._idle: dict[_Key, _KeptCheck] = {}
+        """The kept CopyChecks that no thread uses now, the last used last."""
 
     def examine(
         self,
@@ -63,18 +67,18 @@ class LastAttempts:
         copies: Mapping[int, int],
         within_s: float,
     ) -> CheckedCopies:
-        """Examine these copies; see CopyCheck.examine(), whose limits of time hold.
+        """Examine copies of one partition, for `within_s` and at most 2 s; see CopyCheck.examine().
 
-        copies  their offsets, and the markers offset from which to look for acknowledgements
+        copies  by offset of a copy: the markers offset from which to look for acknowledgements
 
-        After a look that was not finished, copies count as unread for a while. So forged records that make
-        looks long take a fifth of the time at most.
+        After a call that could not read all markers in time, copies count as unread for `_PAUSE_FACTOR` times
+        its duration. So forged records that make calls slow use a fifth of the time at most.
         """
         key = queue.markers_topic, partition, markers_id
         with self._lock:
             kept = self._idle.pop(key, None)
         if kept is None:
-            kept = _Kept(CopyCheck(self._connection, queue, self._clock))
+            kept = _KeptCheck(CopyCheck(self._connection, queue, self._clock))
         begun = self._clock.monotonic()
         try:
             if begun < kept.not_before:
@@ -82,7 +86,7 @@ class LastAttempts:
             checked = kept.check.examine({partition: copies}, within_s)
             if checked.unread:
                 now = self._clock.monotonic()
-                kept.not_before = now + _PAUSE * (now - begun)
+                kept.not_before = now + _PAUSE_FACTOR * (now - begun)
             return checked
         finally:
             self._keep(key, kept)
@@ -94,12 +98,12 @@ class LastAttempts:
         for kept in idle:
             kept.check.close()
 
-    def _keep(self, key: _Key, kept: _Kept) -> None:
+    def _keep(self, key: _Key, kept: _KeptCheck) -> None:
         with self._lock:
             replaced = self._idle.pop(key, None)
             self._idle[key] = kept
             dropped = [] if replaced is None else [replaced]
-            while len(self._idle) > self._most:
+            while len(self._idle) > self._max_kept:
                 dropped.append(self._idle.pop(next(iter(self._idle))))
         for one in dropped:
             one.check.close()

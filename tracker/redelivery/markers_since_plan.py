@@ -1,4 +1,7 @@
-"""Finds planned messages that are not due any more, by markers that were written after the plan was made."""
+"""Finds planned messages that are not due any more, by markers that were written after the plan was made.
+
+A plan is the choice of messages for which a redelivery makes copies, made when their time was up.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from tracker.redelivery.originals import OriginalsReader
 
 
 class MarkersSincePlan:
-    """Reads the markers behind a plan, each once, however many transactions the plan takes.
+    """Reads the markers that follow a plan, each once for all transactions of the plan.
 
-    entries   the planned messages, by offset: their time is up
-    position  the plan was made from the markers before this markers offset
+    entries   by offset: the planned messages, whose time is up
+    position  the markers offset up to which markers were read when the plan was made
 
-    Memory: an entry and a key for each planned message. Nothing is kept of markers of other messages.
+    Keeps an entry and a key for each planned message, and nothing of other messages' markers.
     """
 
     def __init__(
@@ -36,7 +39,7 @@ class MarkersSincePlan:
         self._position = position
         self._filter: MessageFilter | None = None
         self._changed: set[int] = set()
-        """Planned messages that a marker behind the plan names; `_state` has only these."""
+        """Planned messages that a marker after the plan names; only these were put into `_state`."""
         self._state = InFlight(
             now_ms=max((entry.due_ms for entry in entries.values()), default=0),
             position=position,
@@ -45,15 +48,15 @@ class MarkersSincePlan:
         )
 
     def read_to(self, end: int, timeout_s: float) -> None:
-        """Read the markers before markers offset `end`; see OriginalsReader.read_between()."""
+        """Read on to before markers offset `end`; see OriginalsReader.read_between()."""
         self._reader.read_between(self._topic, self._partition, self._position, end, timeout_s, self._apply)
         self._position = max(self._position, end)
 
     def not_due(self, offsets: Iterable[int]) -> frozenset[int]:
-        """Return which of these messages are finished, have more time, or are to become dead letters now.
+        """Return which of `offsets` are finished, have more time, or are to become dead letters by now.
 
-        A marker that gives a message no more time does not count: a client that writes such markers without
-        end must not put off the redelivery for ever.
+        Markers that give a message no more time change nothing: a client that writes them without end must
+        not put the redelivery off for ever.
         """
         return frozenset(offset for offset in offsets if offset in self._changed and not self._is_due(offset))
 

@@ -1,4 +1,4 @@
-"""Reads the messages of a queue topic that are to be redelivered."""
+"""Reads originals, the records of a queue topic that are to be redelivered, and also markers by offset."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from kmqpy.kafka.settings import KafkaConnection
 from tracker.redelivery.redelivery_plan import Original
 
 _FETCH_TIMEOUT_S = 5.0
+"""fetch() ends when it has found no further original for this long."""
 _MAX_GAP = 500
-"""Offsets to read over rather than seek."""
+"""If the next original is more than this many offsets away, the consumer seeks instead of reading on."""
 _MAX_FETCH_BYTES = 32_000_000
-_READ_AT_ONCE = 1_000
+"""fetch() ends when the keys and values of the originals that it has found are this large together."""
+_MAX_CONSUMED_RECORDS = 1_000
+"""One call of consume() returns so many records at most."""
 
 
 @dataclass
 class FetchResult:
-    """The originals that were found; offsets in none of the three were not reached in this call.
+    """The result of one fetch(). Offsets that are in none of its attributes were not reached in time.
 
     found         originals by offset
-    gone          offsets that Kafka no longer has
-    out_of_reach  offsets that can't be read now, for a reason that may last
+    gone          offsets whose records Kafka does not have any more
+    out_of_reach  offsets that can't be read now: Kafka reports an error, or an open transaction precedes them
     """
 
     found: dict[int, Original] = field(default_factory=dict)
@@ -37,7 +40,7 @@ class FetchResult:
 
 
 class OriginalsReader:
-    """Reads records of queue topics by offset; used by one thread at a time."""
+    """Reads records of queue topics and markers topics by offset. For one thread at a time."""
 
     def __init__(self, connection: KafkaConnection, clock: Clock = SYSTEM_CLOCK) -> None:
         self._connection = connection
@@ -50,27 +53,27 @@ class OriginalsReader:
             {
                 "enable.partition.eof": True,
                 "auto.offset.reset": "error",
-                # What follows waits for a request that finds nothing, also in another partition.
+                # Later requests wait for a fetch that finds nothing, even if it is for another partition.
                 "fetch.wait.max.ms": 2,
                 "queued.max.messages.kbytes": 32_768,
-                # What is fetched is decompressed at once: 1 MB of compressed zeros can be 1 GB.
+                # librdkafka decompresses a whole fetch at once: 1 MB of compressed zeros can be 1 GB.
                 "fetch.message.max.bytes": 131_072,
             },
         )
 
     def fetch(self, topic: str, partition: int, offsets: Sequence[int]) -> FetchResult:
-        """The records at `offsets` (sorted), as far as they can be had now.
+        """Read the records at these ascending offsets, as far as they can be read now.
 
-        A record is gone (rule R14) when its offset is below the log start, or when reading from it
-        or from before gave a higher offset without an error. Raises KafkaException.
+        A record is gone (rule R14 of docs/rules.md) when its offset is below the log start, or when a read
+        from there or from before gave a higher offset without an error. Raises KafkaException.
         """
         with self._renewed_after_errors():
             return self._fetch(topic, partition, offsets)
 
     @contextmanager
     def _renewed_after_errors(self) -> Iterator[None]:
-        # A consumer that once heard that a partition is unknown, of a broker that had just lost its
-        # controller, believes it for minutes.
+        # A broker that has just lost its controller may say that a partition is unknown. A consumer believes
+        # that for minutes, so a new one replaces it.
         try:
             yield
         except KafkaException:
@@ -93,7 +96,7 @@ class OriginalsReader:
         return fetched
 
     def log_start(self, topic: str, partition: int) -> int:
-        """The first offset there is; raises KafkaException."""
+        """The first offset that the partition still has. Raises KafkaException."""
         try:
             return librdkafka.watermarks(self._consumer, topic, partition, _FETCH_TIMEOUT_S)[0]
         except KafkaException as exception:
@@ -110,10 +113,11 @@ class OriginalsReader:
         timeout_s: float,
         visit: Callable[[list[Any]], None],
     ) -> None:
-        """Call `visit` with the committed records from offset `begin` to before `end`, many at a time.
+        """Call `visit` with lists of the committed records from offset `begin` to before `end`.
 
-        Waits until every transaction there has ended. Raises KafkaException, also when that takes longer than
-        `timeout_s`; `visit` may have got some of the records then.
+        Waits until every transaction with records there has ended. Raises KafkaException, also when this call
+        takes longer than `timeout_s`; it may have passed some of the records to `visit` by then. If retention
+        has deleted the records at `begin`, reads from the log start on.
         """
         with self._renewed_after_errors():
             try:
@@ -136,10 +140,10 @@ class OriginalsReader:
         self._consumer.assign([begin])
         try:
             while self._clock.monotonic() < deadline:
-                # A call for many waits for as many.
+                # consume(1000, …) would wait until it has 1000 records.
                 records = self._consumer.consume(1, 0.1)
                 if records:
-                    records += self._consumer.consume(_READ_AT_ONCE, 0)
+                    records += self._consumer.consume(_MAX_CONSUMED_RECORDS, 0)
                 found: list[Any] = []
                 position = begin.offset
                 for record in records:
@@ -167,15 +171,15 @@ class OriginalsReader:
         found, index, size = fetched.found, 0, 0
         deadline = self._clock.monotonic() + _FETCH_TIMEOUT_S
         while index < len(wanted) and size < _MAX_FETCH_BYTES and self._clock.monotonic() < deadline:
-            for record in self._consumer.consume(min(len(wanted) - index, _READ_AT_ONCE), 0.1):
+            for record in self._consumer.consume(min(len(wanted) - index, _MAX_CONSUMED_RECORDS), 0.1):
                 error = record.error()
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     if not index:
                         raise KafkaException(error)
                     fetched.out_of_reach = wanted[index:]
-                    return  # what lies before it is good
+                    return  # the originals before the error are good
                 position: int = record.offset()  # type: ignore[assignment]
-                # What lies below a record, or below the end of what can be read, is not there.
+                # Offsets below a record that was read, or below the readable end, have no record.
                 while wanted[index] < position:
                     fetched.gone.append(wanted[index])
                     index += 1
@@ -183,7 +187,7 @@ class OriginalsReader:
                         return
                 if error is not None:
                     fetched.out_of_reach = wanted[index:]
-                    return  # beyond the last stable offset: wait
+                    return  # these offsets are beyond the last stable offset: try again later
                 if wanted[index] == position:
                     found[position] = original = original_of(record)
                     size += len(original.value or b"") + len(original.key or b"")
@@ -197,7 +201,7 @@ class OriginalsReader:
 
 
 def original_of(record: Any) -> Original:
-    """A record of the queue topic, as far as a copy needs it."""
+    """Convert a record of the queue topic to the parts that a copy needs."""
     return Original(
         record.offset(), record.timestamp()[1], record.key(), record.value(), message_headers(record)
     )

@@ -12,7 +12,7 @@ from tracker.redelivery.originals import OriginalsReader
 
 
 class OriginalsReaders:
-    """A pool of readers: makes one when all are in use; lends the one used last first."""
+    """A pool of readers. Makes a reader when all are lent; lends the last used reader first."""
 
     def __init__(self, connection: KafkaConnection, clock: Clock) -> None:
         self._connection = connection
@@ -21,7 +21,7 @@ class OriginalsReaders:
 
     @contextmanager
     def lend(self) -> Iterator[OriginalsReader]:
-        """A reader for one thread, until the block ends."""
+        """Lend a reader to the calling thread until the block ends."""
         try:
             reader = self._idle.get_nowait()
         except queues.Empty:
@@ -32,6 +32,6 @@ class OriginalsReaders:
             self._idle.put(reader)
 
     def close(self) -> None:
-        """Release the connections of all readers that were given back."""
+        """Close all readers that are not lent."""
         while not self._idle.empty():
             self._idle.get().close()

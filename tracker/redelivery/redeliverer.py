@@ -1,7 +1,8 @@
-"""Redelivers one partition's due messages: one plan, one Kafka transaction.
+"""Redelivers due messages of one partition, in Kafka transactions of limited size.
 
-The copies and the end markers of their originals are in the same transaction, so a tracker that was
-killed at any point, or a successor, reads either both or neither and never makes a duplicate.
+A copy is the record with which a tracker redelivers or dead-letters a message; the original is the record
+that the copy replaces. The copies and the end markers of their originals are in the same transaction. After a
+tracker was killed at any point, its successor reads either both or neither, and never makes a duplicate.
 """
 
 from __future__ import annotations
@@ -39,30 +40,39 @@ from tracker.settings import TrackerSettings
 
 _log = logging.getLogger(__name__)
 
-SOON_S = 0.05
-"""Until the next try of what only had no room."""
-_AT_ONCE = 3
-"""How often a batch is tried again at once."""
-_REFUSED_AT_ONCE = 20
-"""Refused copies after which a call ends: each needs a transaction of its own, while others wait."""
-_PAUSE = Backoff(0.4, 2, 30, jitter=0)
-"""Until the next try of a message that failed."""
-_PUT_OFF_S = 0.2
-"""Until the next try of a message that was refused before and had no turn in this call."""
-_MOST_SHOWN = 10
+_NOT_REACHED_RETRY_S = 0.05
+"""When a message that a call did not reach is due again."""
+_MAX_IMMEDIATE_RETRIES = 3
+"""How often a batch is tried again at once after it failed because of an earlier aborted transaction."""
+_MAX_REFUSED_PER_CALL = 20
+"""A call tries so many messages that were refused before, and stops sending after so many new refusals: each
+needs a transaction of its own, while other messages wait."""
+_RETRY_PAUSE = Backoff(0.4, 2, 30, jitter=0)
+"""When a message that failed is due again: after 0.4 s, doubled by each failure, up to 30 s."""
+_REFUSED_RETRY_S = 0.2
+"""When a message that a call did not reach is due again if Kafka has refused its copy before."""
+_MAX_REFUSED_SHOWN = 10
+"""refused() names so many messages, and only counts the others."""
 
 
 @dataclass
 class RedeliveryResult:
-    """The outcome for the entries of one call.
+    """The outcome for the messages of one call. End markers of the first five kinds are committed.
 
-    redelivered, dead_lettered, gone, taken_late, acknowledged
-                                       committed: their end markers are in the log
-    unread                             how many became dead letters before it was known whether an earlier
-                                       consumer has acknowledged them
-    failed                             offset -> seconds until the next try
-    broken                             take over again before anything else
-    refused                            texts about copies that Kafka refused this time
+    redelivered, dead_lettered  their copies
+    gone                        offsets of messages that Kafka does not have any more
+    taken_late                  offsets of messages that were finished before a client took them
+    acknowledged                offsets of copies that became no dead letters: an earlier consumer has
+                                acknowledged them
+    unread                      how many copies became dead letters before it was known whether they are
+                                acknowledged
+    failed                      by offset of a message that is in flight still: seconds until it is due again
+    undecodable_counts, undecodable_ancestors
+                                for how many copies this header of the original could not be decoded
+    broken                      True if the partition must be taken over again before any other work
+    dead_letter_problem         why nothing was dead-lettered, if the dead-letter topic is missing
+    problem                     why other messages failed
+    refused                     texts about copies that Kafka refused in this call
     """
 
     redelivered: list[Copy] = field(default_factory=list)
@@ -81,16 +91,19 @@ class RedeliveryResult:
 
     @property
     def copies(self) -> list[Copy]:
-        """All copies that were committed."""
+        """All copies that were committed: redeliveries and dead letters."""
         return self.redelivered + self.dead_lettered
 
 
 class Redeliverer:
-    """The transactional producer of one partition, and what is done with it.
+    """Redelivers messages of one partition with a transactional producer.
 
-    `transactional.id` is the partition's, so opening it fences every predecessor for good. `queue`
-    may be replaced when its settings change. `ranges`: end markers may be range markers, because a
-    client has written such; before that, there might be JVM trackers about, which don't know them.
+    The `transactional.id` is derived from the partition, so that `open` fences every earlier owner: Kafka
+    refuses all writes of producers that were opened before.
+
+    queue   the settings of the queue; the main loop replaces them when they have changed
+    ranges  True once a client has written range markers: then end markers may be range markers, too. Before,
+            trackers on the JVM may be running, which don't know them
     """
 
     def __init__(
@@ -110,7 +123,7 @@ class Redeliverer:
         self._taken_late: frozenset[int] = frozenset()
 
     def open(self, timeout_s: float) -> None:
-        """Fence predecessors and abort what they left open; raises Unavailable and the like."""
+        """Open the producer: fences earlier owners, aborts their open transactions. Raises KmqError."""
         self.close()
         self._producer = open_producer(
             self._connection,
@@ -121,7 +134,7 @@ class Redeliverer:
         )
 
     def close(self) -> None:
-        """Let go of the producer without waiting."""
+        """Drop the producer and the records that it has not sent, without waiting."""
         if self._producer is not None:
             self._producer.purge()
             self._producer = None
@@ -136,32 +149,31 @@ class Redeliverer:
         taken_late: frozenset[int] = frozenset(),
         last_attempts: PartitionAttempts | None = None,
     ) -> RedeliveryResult:
-        """Append the copies of `entries`, or dead-letter them; what fails is in the result.
+        """Redeliver or dead-letter the messages of `entries`; the result names the messages that failed.
 
-        `taken_late`: those of them that get no copy, since they were finished before they were taken again
-        by a client that did not know it (rule R30). They get an end marker and nothing else.
+        position       the markers offset up to which markers were read when `entries` were due. If the queue
+                       has claims, a message is left alone that a marker between this offset and the claim
+                       ends, gives more time, or asks to dead-letter (rule R27)
+        taken_late     offsets of `entries` that get an end marker and no copy: they were finished before a
+                       client, which did not know this, took them again (rule R30 of docs/rules.md)
+        last_attempts  tells which copies get an end marker and no dead letter: an earlier consumer has
+                       acknowledged them (rule R32)
+        may_go_on      called before the transactions begin, and before each commit, when all records of the
+                       transaction are written: False if the records may have gone to topics other than those
+                       of `entries` (rule R24), or if this tracker may not redeliver any more
 
-        `position`: the markers offset before which all markers were applied when `entries` were due. Where
-        the queue has claims, a message that a marker between that and the claim ends, or gives more time, is
-        left alone.
-
-        `last_attempts` tells which copies become no dead letters, since an earlier consumer has acknowledged
-        them (rule R32). They get an end marker and nothing else, too.
-
-        `may_go_on` is called before the first transaction, and before each commit, when all records of the
-        transaction are written: it tells whether they went to the topics of these entries (rule R24). Dead
-        letters have transactions of their own, so that a missing dead-letter topic holds back nothing else
-        (rule R7).
+        Dead letters have transactions of their own, so that a missing dead-letter topic does not hold back
+        other messages (rule R7).
         """
         outcome = RedeliveryResult()
         self._taken_late = taken_late
         by_offset = {entry.offset: entry for entry in entries}
         self._position, self._last_attempts = position, last_attempts
         self._since_plan = MarkersSincePlan(reader, self.queue, self._partition, by_offset, position)
-        # Messages refused before come last, one by one and few per call, so that they hardly delay others.
+        # Messages that were refused before come last, one by one and few per call: they hardly delay others.
         refused = [offset for offset in by_offset if offset in self._refusals]
         fresh = by_offset.keys() - set(refused)
-        for offsets, alone in ((fresh, False), (refused[:_REFUSED_AT_ONCE], True)):
+        for offsets, alone in ((fresh, False), (refused[:_MAX_REFUSED_PER_CALL], True)):
             some = {offset: by_offset[offset] for offset in sorted(offsets)}
             if not some or outcome.broken:
                 continue
@@ -170,24 +182,24 @@ class Redeliverer:
             except ProducerUnusable as error:
                 outcome.broken = True
                 outcome.problem = str(error)
-        self._since_plan = None  # it holds all entries, until this partition has others to redeliver
+        self._since_plan = None  # else it would keep all entries in memory until the next call
         done = {copy.entry.offset for copy in outcome.copies}
         done |= {*outcome.gone, *outcome.taken_late, *outcome.acknowledged}
         for offset in by_offset.keys() - done - outcome.failed.keys():
-            outcome.failed[offset] = _PUT_OFF_S if offset in self._refusals else SOON_S
+            outcome.failed[offset] = _REFUSED_RETRY_S if offset in self._refusals else _NOT_REACHED_RETRY_S
         self._forget(done)
         return outcome
 
     def refused(self) -> list[str]:
-        """Texts about messages that can't be copied: the first few, and how many more; for any thread."""
+        """Texts about messages whose copies Kafka refuses: a few, and how many more. For any thread."""
         refusals = sorted(self._refusals.copy().items())
-        texts = [_refused_text(offset, refusal) for offset, refusal in refusals[:_MOST_SHOWN]]
+        texts = [_refused_text(offset, refusal) for offset, refusal in refusals[:_MAX_REFUSED_SHOWN]]
         if more := len(refusals) - len(texts):
             texts.append(f"{more} more messages can't be copied")
         return texts
 
     def forget_ended(self, in_flight: Callable[[int], bool]) -> None:
-        """Drop what is remembered of messages no longer in flight; not while `redeliver` runs."""
+        """Forget failures of messages that are not in flight any more. Not while redeliver() runs."""
         self._forget([offset for offset in self._tries if not in_flight(offset)])
 
     def _forget(self, offsets: Iterable[int]) -> None:
@@ -206,7 +218,7 @@ class Redeliverer:
         may_go_on: Callable[[], bool],
         dead_letters_exist: Callable[[], bool],
     ) -> None:
-        """Redeliver entries by offset, in order; `alone`: each in a transaction of its own."""
+        """Redeliver `entries`, in order of their offsets; `alone`: each in a transaction of its own."""
         try:
             wanted = [offset for offset in entries if offset not in self._taken_late]
             fetched = reader.fetch(self.queue.name, self._partition, wanted)
@@ -241,27 +253,27 @@ class Redeliverer:
     def _send_all(
         self,
         copies: list[Copy],
-        gone: list[int],
+        ended_only: list[int],
         alone: bool,
         outcome: RedeliveryResult,
         may_go_on: Callable[[], bool],
     ) -> None:
         most = 1 if alone else self._settings.max_batch_messages
         pending = batches(copies, most, self._settings.max_batch_bytes)
-        if gone and not pending:
+        if ended_only and not pending:
             pending = [[]]
         again = refused = 0
         if pending and not may_go_on():
             return
-        while pending and refused < _REFUSED_AT_ONCE:
+        while pending and refused < _MAX_REFUSED_PER_CALL:
             batch = pending.pop(0)
             try:
-                claim = self._transact(batch, gone, may_go_on)
+                claim = self._transact(batch, ended_only, may_go_on)
             except TransactionCancelled as cancelled:
                 outcome.problem = str(cancelled) or outcome.problem
                 return
             except TransactionAborted as error:
-                if error.by_predecessor and again < _AT_ONCE:
+                if error.by_predecessor and again < _MAX_IMMEDIATE_RETRIES:
                     again += 1
                     pending.insert(0, batch)
                     continue
@@ -269,54 +281,62 @@ class Redeliverer:
                     smaller, larger = halves(batch)
                     pending = [smaller, *pending, larger]
                     continue
-                for offset in [copy.entry.offset for copy in batch] or gone:
+                for offset in [copy.entry.offset for copy in batch] or ended_only:
                     outcome.failed[offset] = self._backoff(offset)
                 if not error.by_message or not batch:
                     outcome.problem = str(error)
                     return
                 refused += 1
                 outcome.refused.append(self._refuse(batch[0], error))
-                continue  # the offender waits by itself; nobody else is held up
+                continue  # the refused message is due later; the others go on
             again = 0
             if claim is not None:
                 outcome.acknowledged += sorted(claim.acknowledged)
                 outcome.unread += claim.unread
-            for offset in gone:
+            for offset in ended_only:
                 if claim is None or offset not in claim.dropped:
                     (outcome.taken_late if offset in self._taken_late else outcome.gone).append(offset)
-            gone = []
-            for copy in _kept(batch, claim):
+            ended_only = []
+            for copy in _copies_left(batch, claim):
                 (outcome.dead_lettered if copy.dead_letter else outcome.redelivered).append(copy)
 
     def _refuse(self, copy: Copy, error: TransactionAborted) -> str:
-        """Note that Kafka refused `copy`; returns a text about it."""
+        """Note that Kafka refused `copy`; returns a text about the refusal."""
         offset = copy.entry.offset
         before = self._refusals.get(offset)
         times = 0 if before is None else before.times
         if error.topic == self.queue.name:
             times += 1
         elif error.topic == self.queue.dead_letter_topic:
-            times = max(0, times - 1)  # next, the queue topic is tried: its limit may have been raised
+            times = max(0, times - 1)  # so that the queue topic is tried next: its limit may have been raised
         why = f"topic {error.topic} takes no copy of about {copy.size} bytes ({error})"
         self._refusals[offset] = refusal = Refusal(times, why)
         return _refused_text(offset, refusal)
 
     def _transact(
-        self, batch: list[Copy], gone: Sequence[int], may_go_on: Callable[[], bool]
+        self, batch: list[Copy], ended_only: Sequence[int], may_go_on: Callable[[], bool]
     ) -> Claim | None:
-        """Commit `batch` and the ends of `gone`; returns its claim, which tells what is not copied."""
-        # Copies that are looked up, whether they were acknowledged, are only made when that is known.
+        """Commit the copies of `batch` and end markers of `ended_only`; returns the claim, if there is one.
+
+        The claim tells which messages of the batch were not copied.
+        """
+        # Whether copies are acknowledged must be known before they are written as dead letters.
         if all(copy.planned_at is None for copy in batch):
             with suppress(ClaimOvertaken):
-                return self._transact_once(batch, gone, may_go_on, decide_first=False)
-        return self._transact_once(batch, gone, may_go_on, decide_first=True)
+                return self._transact_once(batch, ended_only, may_go_on, decide_first=False)
+        return self._transact_once(batch, ended_only, may_go_on, decide_first=True)
 
     def _transact_once(
-        self, batch: list[Copy], gone: Sequence[int], may_go_on: Callable[[], bool], *, decide_first: bool
+        self,
+        batch: list[Copy],
+        ended_only: Sequence[int],
+        may_go_on: Callable[[], bool],
+        *,
+        decide_first: bool,
     ) -> Claim | None:
         if self._producer is None:
             raise ProducerUnusable("no producer")
-        dead = any(copy.dead_letter for copy in batch)  # then all of them are
+        dead = any(copy.dead_letter for copy in batch)  # a batch has only dead letters, or none
         transaction = CopyTransaction(
             self._producer,
             self.queue.dead_letter_topic if dead else self.queue.name,
@@ -324,18 +344,20 @@ class Redeliverer:
             self._settings.effective_transaction_timeout_ms / 1000,
         )
         last_copies = {one.entry.offset: one.planned_at for one in batch if one.planned_at is not None}
-        claim = self._claim(sorted({*(copy.entry.offset for copy in batch), *gone}), last_copies)
+        claim = self._claim(sorted({*(copy.entry.offset for copy in batch), *ended_only}), last_copies)
 
         def ends(places: Sequence[Place | None]) -> Iterable[NewRecord]:
-            copied = dict(zip((copy.entry.offset for copy in _kept(batch, claim)), places, strict=True))
-            left = [offset for offset in gone if claim is None or offset not in claim.dropped]
-            late = [offset for offset in left if offset in self._taken_late]
-            left = [offset for offset in left if offset not in self._taken_late]
+            copied = dict(
+                zip((copy.entry.offset for copy in _copies_left(batch, claim)), places, strict=True)
+            )
+            remaining = [offset for offset in ended_only if claim is None or offset not in claim.dropped]
+            finished_before = [offset for offset in remaining if offset in self._taken_late]
+            vanished = [offset for offset in remaining if offset not in self._taken_late]
             acknowledged = () if claim is None else sorted(claim.acknowledged)
             return itertools.chain(
                 self._ends(copied, transaction.topic),
-                self._ends(dict.fromkeys(left), transaction.topic),
-                self._ends(dict.fromkeys(late), transaction.topic, TAKEN_LATE),
+                self._ends(dict.fromkeys(vanished), transaction.topic),
+                self._ends(dict.fromkeys(finished_before), transaction.topic, TAKEN_LATE),
                 self._ends(dict.fromkeys(acknowledged), transaction.topic, ACKNOWLEDGED),
             )
 
@@ -354,7 +376,7 @@ class Redeliverer:
         return Claim(self._partition, offsets, self._since_plan, self._last_attempts, within_s, last_copies)
 
     def _copies(self, batch: list[Copy], claim: Claim | None) -> Iterator[NewRecord]:
-        for copy in _kept(batch, claim):
+        for copy in _copies_left(batch, claim):
             yield NewRecord(self._partition, copy.key, copy.value, copy.headers)
 
     def _ends(
@@ -369,11 +391,11 @@ class Redeliverer:
 
     def _backoff(self, offset: int) -> float:
         tries = self._tries[offset] = self._tries.get(offset, 0) + 1
-        return _PAUSE.delay(tries)
+        return _RETRY_PAUSE.delay(tries)
 
 
-def _kept(batch: list[Copy], claim: Claim | None) -> list[Copy]:
-    """Return the copies that the claim, once it has decided, lets be made; their offsets ascend."""
+def _copies_left(batch: list[Copy], claim: Claim | None) -> list[Copy]:
+    """Return the copies of `batch` that the claim has not left out; all, if there is no claim."""
     if claim is None or not claim.not_copied:
         return batch
     return [copy for copy in batch if copy.entry.offset not in claim.not_copied]

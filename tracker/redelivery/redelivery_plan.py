@@ -1,4 +1,8 @@
-"""Plans the copy of a message whose lease is over: (entry, its original, queue) -> a copy. Pure."""
+"""Computes the copy of a message whose lease has ended, from its entry, its original and the queue. Pure.
+
+The entry is the message in the in-flight state, the original is its record in the queue topic, and the copy
+is the record that redelivers or dead-letters it.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,11 @@ from kmqpy.kafka.message_headers import redelivery_count, size_of
 from kmqpy.kafka.settings import QueueSettings
 
 _RECORD_OVERHEAD = 64
-"""Bytes of a record beside key, value and headers; generous."""
+"""An upper estimate of the bytes of a record besides its key, value and headers."""
 
 
 class Original(NamedTuple):
-    """A record of the queue topic."""
+    """A record of the queue topic, as far as its copy needs it."""
 
     offset: int
     timestamp_ms: int
@@ -29,10 +33,11 @@ class Original(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """How Kafka refused the copies of a message.
+    """How Kafka refused copies of a message.
 
-    times   how often the queue topic refused one; each uses up one of the deliveries that are left
-    why     the topic that refused the last one, and how large that copy was
+    times   how often the queue topic refused a copy; a refusal of the dead-letter topic subtracts one.
+            Each counts as a used delivery
+    why     which topic refused the last copy, how large the copy was, and Kafka's error
     """
 
     times: int
@@ -40,10 +45,12 @@ class Refusal(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """The record that replaces an original; `size` in bytes, an upper estimate.
+    """The record that replaces an original.
 
-    planned_at  of a dead letter whose original is a copy itself, in a queue with late acks: from which
-                markers offset to look for acknowledgements of that one
+    undecodable_count, undecodable_ancestors
+                True if this header of the original could not be decoded, and counts as 0 or as missing
+    planned_at  only of a dead letter whose original is a copy, too, in a queue with `late_acks`: the
+                markers offset from which to look for acknowledgements of the original
     """
 
     entry: Entry
@@ -57,7 +64,7 @@ class Copy(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes on the wire, before compression."""
+        """An upper estimate of the record's bytes before compression."""
         return _RECORD_OVERHEAD + size_of(self.key, self.value, self.headers)
 
 
@@ -69,12 +76,14 @@ def copy_of(
     refusal: Refusal | None = None,
     position: int = 0,
 ) -> Copy:
-    """The copy to append for `original`, which is partition `partition`'s record of `entry`.
+    """Compute the copy of `original`, the record of `entry` in partition `partition` of the queue.
 
-    `position`: the markers offset before which all markers were applied when it was due.
+    refusal   how Kafka has refused earlier copies of the message, if it has
+    position  the markers offset up to which markers were read when the message was due
 
-    It is a redelivery while the queue's limit allows one more, else a dead letter. All headers are kept,
-    except those that describe this copy, which replace older ones, and `kmq-deliver-at`, which is over.
+    The copy is a dead letter if a consumer asked for one, or if the queue's limit of redeliveries is reached,
+    which refusals count towards; else a redelivery. The copy keeps all headers of the original, but headers
+    that describe the copy replace older ones, and `kmq-deliver-at` is left out.
     """
     count, undecodable_count = 0, False
     try:
@@ -109,7 +118,7 @@ def copy_of(
 
 
 def reason_of(entry: Entry) -> str:
-    """Why the message is redelivered: `expired`, `nack` or `rejected`, maybe with `: ` and a reason."""
+    """Why the message is copied: `expired`, `nack` or `rejected`, then `: ` and the consumer's reason."""
     words = {EntryState.DEAD: "rejected", EntryState.RELEASED: "nack"}
     if entry.state not in words:
         return "expired"
@@ -118,7 +127,7 @@ def reason_of(entry: Entry) -> str:
 
 
 def batches(copies: list[Copy], max_messages: int, max_bytes: int) -> list[list[Copy]]:
-    """`copies` in order, in batches of bounded number and size; one that is too large stands alone."""
+    """Split `copies`, in order, into batches of limited number and size; a larger copy is a batch alone."""
     result: list[list[Copy]] = []
     size = 0
     for copy in copies:
@@ -132,7 +141,7 @@ def batches(copies: list[Copy], max_messages: int, max_bytes: int) -> list[list[
 
 
 def halves(batch: list[Copy]) -> tuple[list[Copy], list[Copy]]:
-    """The smaller and the larger copies, each half in the order of `batch`: large ones are refused most."""
+    """The smaller and the larger half of the copies, in the order of `batch`: Kafka refuses large ones."""
     by_size = sorted(range(len(batch)), key=lambda index: batch[index].size)
     smaller = set(by_size[: len(batch) // 2])
     return (

@@ -1,4 +1,7 @@
-"""Ticks: end markers for no message, by which a tracker asks the broker for its time (rule R4)."""
+"""Writes ticks: end markers for no message, whose timestamps tell a tracker the broker's time.
+
+Rule R4 of docs/rules.md says when ticks are needed.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,15 @@ from kmqpy.kafka.cut_off import RenewedProducer
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.settings import KafkaConnection, KafkaSettings
 
-_SETTINGS: KafkaSettings = {"linger.ms": 0, "message.timeout.ms": 5_000}
+_PRODUCER_SETTINGS: KafkaSettings = {"linger.ms": 0, "message.timeout.ms": 5_000}
 
 
 class Tick(NamedTuple):
-    """A tick that was written: its `markers_offset`, and the broker's time then (ms since 1970).
+    """A tick that was written.
 
-    `asked_at`: the monotonic time in s just before it was sent.
+    markers_offset  the offset of its record in the markers topic
+    now_ms          the record's timestamp: the broker's time, in ms since 1970
+    asked_at        the monotonic time just before the tick was sent, in seconds
     """
 
     markers_offset: int
@@ -32,27 +37,27 @@ class Tick(NamedTuple):
     def latest_ms(self, now: float) -> int:
         """An upper bound of the broker's time at the monotonic time `now`.
 
-        It must not be less: a timestamp that is limited to less than the true time would end a lease early.
+        The true time must not be later: a timestamp that is limited to an earlier time ends a lease early.
         """
         return self.now_ms + max(0, int((now - self.asked_at) * 1000))
 
 
 class TickWriter:
-    """Appends ticks, for any thread; raises Unavailable where that fails.
+    """Appends ticks. Raises Unavailable when a tick can't be written. For any thread.
 
-    A fatal error (a broker lost what it had acknowledged, or we may not write yet) ends an idempotent
-    producer for good, and one whose ticks are not written in time may be cut off: then another takes its
-    place.
+    A new producer replaces one that had a fatal error (a broker has lost acknowledged records, or denies
+    access), or whose ticks were not written in time: that one may be cut off, which means that it never
+    reaches Kafka again.
     """
 
     def __init__(self, connection: KafkaConnection, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
-        self._producers = RenewedProducer(partial(librdkafka.new_producer, connection, _SETTINGS))
+        self._producers = RenewedProducer(partial(librdkafka.new_producer, connection, _PRODUCER_SETTINGS))
 
     def post_tick(self, topic: str, partition: int, written: Callable[[Tick], None]) -> None:
-        """Append a tick without waiting for it; `poll` now and then.
+        """Append a tick without waiting until it is written.
 
-        `written` is called once the tick is written, by whatever thread polls then.
+        A thread that polls later calls `written`, unless the tick can't be written.
         """
         asked_at = self._clock.monotonic()
 
@@ -92,7 +97,7 @@ class TickWriter:
         self._producers.poll()
 
     def close(self) -> None:
-        """Wait up to a second for ticks that are still on their way."""
+        """Wait up to a second for ticks that are sent and not acknowledged yet."""
         self._producers.flush(1)
 
     def _produce(self, producer: Producer, topic: str, partition: int, done: Callable[..., None]) -> None:

@@ -38,5 +38,5 @@ def until(condition: Callable[[], object], *drained: Leadership, timeout: float 
 def stop_thread(leadership: Leadership) -> None:
     """Its session goes on, but nothing is done any more."""
     leadership._closing.set()
-    leadership._signal.set()
+    leadership._wake_up.set()
     leadership._thread.join()
