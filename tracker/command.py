@@ -109,7 +109,7 @@ def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command(
     short_help="Redeliver what is not acknowledged in time.",
-    epilog="Example:  kmq tracker --bootstrap host:9092 --zookeeper host:2181 --queue orders",
+    epilog="\b\nExample:\n  kmq tracker --bootstrap host:9092 --zookeeper host:2181 --queue orders",
 )
 @connected_service
 @click.option("--queue", "queues", multiple=True, help="Serve this queue only; repeatable. Default: all.")

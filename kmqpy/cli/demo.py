@@ -24,7 +24,7 @@ _LINE_EVERY_S = 2.0
 
 @click.command(
     short_help="Try it all out: consumers fail, a tracker is killed.",
-    epilog="Example:  kmq demo --json > report.json",
+    epilog="\b\nExample:\n  kmq demo --json > report.json",
 )
 @click.option(
     "--messages",

@@ -21,7 +21,7 @@ _COLUMNS = ("tracker", "host", "starts", "partitions", "redelivered", "dead_lett
 
 @click.command(
     short_help="Run trackers on the executors of a Spark cluster.",
-    epilog="Example:  kmq spark-tracker --trackers 8 --queue orders --master spark://host:7077",
+    epilog="\b\nExample:\n  kmq spark-tracker --trackers 8 --queue orders --master spark://host:7077",
 )
 @connected_service
 @click.option(
