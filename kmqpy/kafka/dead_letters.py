@@ -60,13 +60,13 @@ from kmqpy.queue.arguments import check_ids
 
 _log = logging.getLogger(__name__)
 
-_BATCH = 1_000
+_REDRIVE_BATCH = 1_000
 _PURGE_BATCH = 10_000
-_STALLED_S = 30.0
+_STALL_TIMEOUT_S = 30.0
 _POLL_S = 0.1
-_VISIBLE_WITHIN_S = 5.0
+_VISIBLE_TIMEOUT_S = 5.0
 _VISIBLE_POLL_S = 0.01
-_GAP = 1_000
+_MAX_READ_GAP = 1_000
 """A gap of more finished dead letters than this is skipped by a seek; a shorter one is read."""
 _ID = re.compile(r"([0-9]{1,10})-([0-9]{1,19})")
 
@@ -185,19 +185,19 @@ class KafkaDeadLetters:
         """
         if rate is not None and not 0 < rate < math.inf:
             raise ConfigError(f"rate: {rate!r} must be a number above 0, of messages per second")
-        at_once = _BATCH if rate is None else min(_BATCH, max(1, int(rate / 4)))
+        at_once = _REDRIVE_BATCH if rate is None else min(_REDRIVE_BATCH, max(1, int(rate / 4)))
         wanted = None if ids is None else {_place(one) for one in ids}
         found: set[tuple[int, int]] = set()
         partitions = self._partitions(self._queue.name)
         with RedriveRun("redrive", self._queue, self._connection, self._clock) as run:
-            waiting = self._waiting(partitions[self._dead.name], fenced=True)
+            waiting = self._find_waiting(partitions[self._dead.name], fenced=True)
             if wanted is not None:
                 for one in waiting:
                     one.keep(offset for partition, offset in wanted if partition == one.partition)
 
             def steps() -> Iterator[DeadLetterMove]:
                 for one in waiting:
-                    for record in self._own(one):
+                    for record in self._own_records(one):
                         if wanted is not None:
                             found.add((record.partition(), record.offset()))
                         yield redriven(record, self._queue, partitions[self._queue.name])
@@ -225,13 +225,13 @@ class KafkaDeadLetters:
         """
         partitions = self._partitions()[self._dead.name]
         with RedriveRun("purge", self._queue, self._connection, self._clock) as run:
-            waiting = self._waiting(partitions, fenced=True)
+            waiting = self._find_waiting(partitions, fenced=True)
             ends = {one.partition: one.end for one in waiting if one.end > one.first}
 
             def keep(record: Any) -> None:
                 ends[record.partition()] = min(ends[record.partition()], record.offset())
 
-            records = (record for one in waiting for record in self._own(one, keep))
+            records = (record for one in waiting for record in self._own_records(one, keep))
             steps = (DeadLetterMove(record.partition(), record.offset()) for record in records)
             run.move(steps, known={one.partition: one.read_to for one in waiting}, at_once=_PURGE_BATCH)
             self._topics.delete_records(self._dead.name, ends)
@@ -243,13 +243,13 @@ class KafkaDeadLetters:
         check_limit(limit, "limit")
         partitions = self._partitions()[self._dead.name]
         found = (
-            (record.timestamp()[1], record.partition(), record.offset(), self._described(record, with_body))
-            for one in self._waiting(partitions, fenced=False)
-            for record in islice(self._own(one), limit)
+            (record.timestamp()[1], record.partition(), record.offset(), self._dead_letter(record, with_body))
+            for one in self._find_waiting(partitions, fenced=False)
+            for record in islice(self._own_records(one), limit)
         )
         return [entry[3] for entry in heapq.nsmallest(limit, found, key=lambda entry: entry[:3])]
 
-    def _described(self, record: Any, with_body: bool) -> KafkaDeadLetter:
+    def _dead_letter(self, record: Any, with_body: bool) -> KafkaDeadLetter:
         headers = message_headers(record)
         body = record.value() or b""
         return KafkaDeadLetter(
@@ -287,7 +287,7 @@ class KafkaDeadLetters:
             )
         return found
 
-    def _waiting(self, partitions: int, *, fenced: bool) -> builtins.list[_Waiting]:
+    def _find_waiting(self, partitions: int, *, fenced: bool) -> builtins.list[_WaitingLetters]:
         """The dead letters that are not finished, by partition.
 
         `fenced`: the caller has fenced its predecessors. Then markers are read to the end that the log
@@ -295,20 +295,20 @@ class KafkaDeadLetters:
         """
         everything = range(partitions)
         bounds = partition_reader.bounds(self._connection, self._dead.name, everything)
-        found = [_Waiting(partition, *bounds[partition]) for partition in everything]
+        found = [_WaitingLetters(partition, *bounds[partition]) for partition in everything]
         ends: Mapping[int, tuple[int, int]] = {}
         if fenced:
             topic = self._dead.markers_topic
             ends = partition_reader.bounds(self._connection, topic, everything, uncommitted=True)
         starts = {one.partition: 0 for one in found if one.first < one.end}
-        deadline = self._clock.monotonic() + _STALLED_S
+        deadline = self._clock.monotonic() + _STALL_TIMEOUT_S
         while starts:
             reached = partition_reader.scan(
                 self._connection,
                 self._dead.markers_topic,
                 starts,
-                lambda record: self._leave_out(found, record, fenced),
-                timeout_s=_STALLED_S,
+                lambda record: self._discard_finished(found, record, fenced),
+                timeout_s=_STALL_TIMEOUT_S,
                 clock=self._clock,
             )
             for partition, place in reached.items():
@@ -328,7 +328,7 @@ class KafkaDeadLetters:
         Gives up after a few seconds, since an open transaction of somebody else also holds readers back.
         """
         topic, everything = self._dead.markers_topic, range(partitions)
-        deadline = self._clock.monotonic() + _VISIBLE_WITHIN_S
+        deadline = self._clock.monotonic() + _VISIBLE_TIMEOUT_S
         with suppress(KmqError):  # the redrive or purge itself is done
             written = partition_reader.bounds(self._connection, topic, everything, uncommitted=True)
             while self._clock.monotonic() < deadline:
@@ -337,7 +337,7 @@ class KafkaDeadLetters:
                     return
                 self._clock.sleep(_VISIBLE_POLL_S)
 
-    def _leave_out(self, waiting: builtins.list[_Waiting], record: Any, fenced: bool) -> None:
+    def _discard_finished(self, waiting: builtins.list[_WaitingLetters], record: Any, fenced: bool) -> None:
         """Remove from `waiting` the dead letters that this record of the markers topic finishes."""
         try:
             marker = read_marker(record)
@@ -354,15 +354,17 @@ class KafkaDeadLetters:
                 for start, count in marker.offset_runs:
                     one.discard(start, start + count)
 
-    def _own(self, waiting: _Waiting, others: Callable[[Any], None] = lambda _: None) -> Iterator[Any]:
+    def _own_records(
+        self, waiting: _WaitingLetters, others: Callable[[Any], None] = lambda _: None
+    ) -> Iterator[Any]:
         """Read the dead letters of this queue only; call `others` with each record that is not one."""
-        for record in self._read(waiting):
+        for record in self._waiting_records(waiting):
             if is_dead_letter_of(message_headers(record), self._queue, self._origin):
                 yield record
             else:
                 others(record)
 
-    def _read(self, waiting: _Waiting) -> Iterator[Any]:
+    def _waiting_records(self, waiting: _WaitingLetters) -> Iterator[Any]:
         """Yield the records that wait, in order; removes those passed from `waiting`. One call at a time."""
         for start, stop in list(waiting.pieces()):
             position = start
@@ -380,13 +382,13 @@ class KafkaDeadLetters:
         reader.assign([TopicPartition(self._dead.name, partition, start)])
         position = start
         problem = KafkaError(KafkaError._TIMED_OUT)
-        deadline = self._clock.monotonic() + _STALLED_S
+        deadline = self._clock.monotonic() + _STALL_TIMEOUT_S
         while position < stop:
             record = reader.poll(_POLL_S)
             error = None if record is None else record.error()
             if record is None or (error is not None and error.code() != KafkaError._PARTITION_EOF):
                 problem = error or problem
-                if self._clock.monotonic() > deadline or problem.code() in _LASTING:
+                if self._clock.monotonic() > deadline or problem.code() in _NOT_RETRIED:
                     reader.close()  # it may be cut off (kmqpy.kafka.cut_off)
                     self._reader = None
                     doing = f"read {self._dead.name}, partition {partition}"
@@ -397,7 +399,7 @@ class KafkaDeadLetters:
             position = offset + (error is None)
             if error is None and offset < stop:
                 yield record
-            deadline = self._clock.monotonic() + _STALLED_S
+            deadline = self._clock.monotonic() + _STALL_TIMEOUT_S
 
     def _consumer(self) -> Consumer:
         if self._reader is None:
@@ -410,7 +412,7 @@ class KafkaDeadLetters:
         return self._reader
 
 
-_LASTING = {
+_NOT_RETRIED = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
@@ -418,7 +420,7 @@ _LASTING = {
 }
 
 
-class _Waiting:
+class _WaitingLetters:
     """The offsets of one partition, `first` to before `end`, that are not finished.
 
     `read_to`: the markers offset up to which the markers say so.
@@ -450,7 +452,7 @@ class _Waiting:
         """Yield pieces of the log, (start, stop), that hold all that waits and no long gap."""
         start = stop = None
         for first, count in self.offsets.runs():
-            if start is not None and stop is not None and first - stop > _GAP:
+            if start is not None and stop is not None and first - stop > _MAX_READ_GAP:
                 yield start, stop
                 start = None
             start = first if start is None else start

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger("kmqpy.librdkafka")
 
-_REPEAT_S = 30.0
+_LOG_EVERY_S = 30.0
 
 
 class _ThrottleFilter(logging.Filter):
@@ -37,7 +37,7 @@ class _ThrottleFilter(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._throttle = Throttle(_REPEAT_S)
+        self._throttle = Throttle(_LOG_EVERY_S)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True if the line is to be logged. Its kind is its first word, FAIL for example."""
@@ -52,15 +52,15 @@ _log.addFilter(_ThrottleFilter())
 REQUEST_TIMEOUT_S = 10.0
 """How long a request to Kafka may take before it counts as away."""
 
-_LOOK_TIMEOUT_S = 2.0
+_METADATA_TIMEOUT_S = 2.0
 
-_TRY_S = 2.0
+_FIRST_TRY_S = 2.0
 """Time limit of the first try; each later one may take twice as long as the one before."""
-_LEAST_TRY_S = 0.1
-_PAUSE = Backoff(0.02, 2, 1, 0.2)
+_MIN_TRY_S = 0.1
+_RETRY_PAUSE = Backoff(0.02, 2, 1, 0.2)
 """The pause before a request is tried again."""
 
-_AWAY = {
+_NOT_ANSWERING = {
     KafkaError._TIMED_OUT,
     KafkaError._TRANSPORT,
     KafkaError._ALL_BROKERS_DOWN,
@@ -71,7 +71,7 @@ _AWAY = {
     KafkaError.NOT_ENOUGH_REPLICAS,
     KafkaError.REQUEST_TIMED_OUT,
 }
-_RETRIABLE = _AWAY | {
+_RETRIABLE = _NOT_ANSWERING | {
     KafkaError._WAIT_COORD,
     KafkaError._WAIT_CACHE,
     KafkaError._DESTROY_BROKER,
@@ -93,22 +93,22 @@ _RETRIABLE = _AWAY | {
     KafkaError.THROTTLING_QUOTA_EXCEEDED,
 }
 """Errors that Kafka calls retriable, and librdkafka's own transient ones; not those of unknown topics."""
-_NOT_ACCEPTED = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED}
+_NOT_AUTHENTICATED = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED}
 _NOT_ALLOWED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
-_NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+_TOPIC_UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 
-_REPORTED_S = 30.0
+_REPORT_VALID_S = 30.0
 """How long an error that a connection reported counts as the cause of later failures."""
 
-_AROUND = re.compile(r"^\w+://\S+: | \(after \d+ms in state \w+\)$")
+_ADDRESS_OR_DURATION = re.compile(r"^\w+://\S+: | \(after \d+ms in state \w+\)$")
 
-_GRACE_S = 1.0
+_REFUSED_FOR_S = 1.0
 """Time for another broker to accept us after one did not."""
 
 GROUP_REQUEST_S = 60.0
@@ -117,12 +117,12 @@ GROUP_REQUEST_S = 60.0
 librdkafka aborts the process when such a request is answered after its time limit (its issue 4605).
 """
 
-_WRONG_LISTENER = "listener?"
+_WRONG_LISTENER_TEXT = "listener?"
 """Part of librdkafka's message when only it uses TLS. If only the broker does, there is no message."""
-_WRONG_LISTENER_S = 3.0
+_WRONG_LISTENER_FOR_S = 3.0
 """How long it must say nothing else: a proxy whose broker is just starting looks the same."""
 
-_LARGEST_BATCH = 2**31 - 1
+_MAX_RESPONSE_BYTES = 2**31 - 1
 """Bytes of a batch of records, decompressed. With librdkafka's default limit (100 MB), a zstd record of 5 kB
 could make itself and all records after it unreadable."""
 
@@ -131,8 +131,8 @@ COPY_SETTINGS: KafkaSettings = {"message.max.bytes": 100_000_000, "compression.t
 bytes, and the originals may have been compressed: zstd makes the copies about as small as any codec."""
 
 _POLL_S = 0.05
-_CONNECT_EARLY_S = 1.0
-_CONNECT_S = 0.05
+_CONNECT_EARLY_TIMEOUT_S = 1.0
+_PRODUCER_CONNECT_S = 0.05
 """librdkafka connects to a broker that answers within this time."""
 
 
@@ -179,7 +179,7 @@ def new_producer(connection: KafkaConnection, defaults: KafkaSettings) -> Produc
     keep_in_children(made)
     if "transactional.id" in defaults:
         # init_transactions() looks for the coordinator at once and, without a connection yet, after 500 ms.
-        made.poll(_CONNECT_S)
+        made.poll(_PRODUCER_CONNECT_S)
     return made
 
 
@@ -191,7 +191,7 @@ def new_consumer(connection: KafkaConnection, defaults: KafkaSettings) -> Consum
         "auto.offset.reset": "earliest",
         "allow.auto.create.topics": False,
         "fetch.queue.backoff.ms": 5,
-        "receive.message.max.bytes": _LARGEST_BATCH,
+        "receive.message.max.bytes": _MAX_RESPONSE_BYTES,
         "group.id": "kmq-none",
     }
     with _settings_errors(connection):
@@ -210,7 +210,7 @@ def connect_early(consumer: confluent_kafka.Consumer, topic: str) -> None:
     answer. For consumers of a few requests only: librdkafka closes a connection on which an answer is late.
     """
     with suppress(KafkaException):
-        watermarks(consumer, topic, 0, _CONNECT_EARLY_S)
+        watermarks(consumer, topic, 0, _CONNECT_EARLY_TIMEOUT_S)
 
 
 def new_admin(connection: KafkaConnection) -> AdminClient:
@@ -237,7 +237,7 @@ def is_fatal(error: KafkaError | None) -> bool:
 
 def is_unknown_topic(error: KafkaError | None) -> bool:
     """Return True for the errors of an unknown topic or partition."""
-    return error is not None and error.code() in _NO_TOPIC
+    return error is not None and error.code() in _TOPIC_UNKNOWN
 
 
 def tries(timeout_s: float, clock: Clock = SYSTEM_CLOCK) -> Iterator[float]:
@@ -248,11 +248,11 @@ def tries(timeout_s: float, clock: Clock = SYSTEM_CLOCK) -> Iterator[float]:
     deadline = clock.monotonic() + timeout_s
     for number in itertools.count(1):
         left_s = deadline - clock.monotonic()
-        yield max(_LEAST_TRY_S, min(left_s, _TRY_S * 2 ** min(number - 1, 8)))
+        yield max(_MIN_TRY_S, min(left_s, _FIRST_TRY_S * 2 ** min(number - 1, 8)))
         left_s = deadline - clock.monotonic()
         if left_s <= 0:
             return
-        clock.sleep(min(left_s, _PAUSE.delay(number)))
+        clock.sleep(min(left_s, _RETRY_PAUSE.delay(number)))
 
 
 def retrying(
@@ -319,7 +319,7 @@ def metadata(client: AdminClient, timeout_s: float, connection: KafkaConnection)
 def look_up(client: AdminClient, try_s: float) -> Any:
     """Like metadata(), but tries once, for at most `try_s` seconds, and raises KafkaException."""
     try:
-        return client.list_topics(timeout=min(try_s, _GRACE_S))
+        return client.list_topics(timeout=min(try_s, _REFUSED_FOR_S))
     except KafkaException:
         client.poll(_POLL_S)  # serves the error callback of _settings
         raise
@@ -339,7 +339,7 @@ def refresh_partition(
     if error is None or error.code() != KafkaError._UNKNOWN_PARTITION:
         return False
     try:
-        return partition in client.list_topics(topic, _LOOK_TIMEOUT_S).topics[topic].partitions
+        return partition in client.list_topics(topic, _METADATA_TIMEOUT_S).topics[topic].partitions
     except KafkaException:
         return False
 
@@ -376,7 +376,7 @@ def translated(error: KafkaError | None, doing: str, connection: KafkaConnection
         return KmqError(f"{doing}: {text}")
     code = error.code()
     reported = _last_reported(connection_key(connection))
-    if code in _AWAY and reported is not None and _is_refusal(reported.error):
+    if code in _NOT_ANSWERING and reported is not None and _is_refusal(reported.error):
         error = reported.error
     if _is_refusal(error):
         return AccessDenied(_refused(doing, error, connection))
@@ -385,7 +385,7 @@ def translated(error: KafkaError | None, doing: str, connection: KafkaConnection
             f"{doing}: Kafka at {connection.bootstrap} does not allow it ({text}); "
             "grant it, see docs/security.md"
         )
-    if code in _AWAY:
+    if code in _NOT_ANSWERING:
         more = f"; {_text(reported.error)}" if reported is not None else ""
         return Unavailable(
             f"{doing}: Kafka at {connection.address} does not answer ({text}{more}); "
@@ -393,7 +393,7 @@ def translated(error: KafkaError | None, doing: str, connection: KafkaConnection
         )
     if is_retriable(error):
         return Unavailable(f"{doing}: Kafka at {connection.bootstrap} can't do that yet ({text}); try again")
-    if code in _NO_TOPIC:
+    if code in _TOPIC_UNKNOWN:
         return TopicError(f"{doing}: the topic does not exist; create it with: kmq queue create")
     if code in _TOO_LARGE:
         return MessageError(f"{doing}: the message is larger than the topic allows ({text})")
@@ -428,13 +428,13 @@ def connection_key(connection: KafkaConnection) -> tuple[str, int]:
 
 def _last_reported(key: tuple[str, int]) -> _ReportedError | None:
     reported = _reported_errors.get(key)
-    return reported if reported and SYSTEM_CLOCK.monotonic() - reported.last < _REPORTED_S else None
+    return reported if reported and SYSTEM_CLOCK.monotonic() - reported.last < _REPORT_VALID_S else None
 
 
 def _is_refusal(error: KafkaError) -> bool:
     """Return True if trying again is useless; a broker that is just stopped only disconnects."""
     text = error.str()
-    told = error.code() in _NOT_ACCEPTED or error.code() == KafkaError._SSL or "SSL alert" in text
+    told = error.code() in _NOT_AUTHENTICATED or error.code() == KafkaError._SSL or "SSL alert" in text
     return told and "disconnect" not in text.lower()
 
 
@@ -448,15 +448,15 @@ def _check_access(connection: KafkaConnection, started: float) -> None:
         return
     lasts_s = SYSTEM_CLOCK.monotonic() - max(started, reported.first)
     if _is_refusal(reported.error):
-        if lasts_s > _GRACE_S:
+        if lasts_s > _REFUSED_FOR_S:
             raise AccessDenied(_refused("connect", reported.error, connection))
-    elif _WRONG_LISTENER in reported.error.str() and lasts_s > _WRONG_LISTENER_S:
+    elif _WRONG_LISTENER_TEXT in reported.error.str() and lasts_s > _WRONG_LISTENER_FOR_S:
         raise translated(KafkaError(KafkaError._TRANSPORT), "connect", connection)
 
 
 def _refused(doing: str, error: KafkaError, connection: KafkaConnection) -> str:
     check = "ssl.ca.location, ssl.certificate.location and ssl.key.location"
-    if error.code() in _NOT_ACCEPTED:
+    if error.code() in _NOT_AUTHENTICATED:
         check = "sasl.mechanism, sasl.username and sasl.password"
     at = f"Kafka at {connection.bootstrap}"
     return f"{doing}: {at} and we do not accept each other ({_text(error)}); check {check}"
@@ -464,7 +464,7 @@ def _refused(doing: str, error: KafkaError, connection: KafkaConnection) -> str:
 
 def _text(error: KafkaError) -> str:
     """Return the error's text without the address and without how long it took."""
-    return _AROUND.sub("", error.str())
+    return _ADDRESS_OR_DURATION.sub("", error.str())
 
 
 @contextmanager

@@ -20,9 +20,9 @@ from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.settings import KafkaConnection
 
-_BATCH = 10_000
-_SLICE_S = 0.1
-_SEEK_OVER = 1_000
+_BATCH_RECORDS = 10_000
+_POLL_S = 0.1
+_MAX_READ_GAP = 1_000
 """A gap between wanted records that is longer than this is skipped rather than read."""
 
 
@@ -162,7 +162,7 @@ def read_at(
             place.position = offset + 1
             if not offsets:
                 reader.leave(partition)
-            elif offsets[-1] - offset > _SEEK_OVER:
+            elif offsets[-1] - offset > _MAX_READ_GAP:
                 place.position = offsets[-1]
                 reader.seek(partition, offsets[-1])
     return found
@@ -225,13 +225,13 @@ class _Reader:
         self._topic = topic
         self._timeout_s = timeout_s
         self._clock = clock
-        self._open: set[int] = set()
+        self._unread: set[int] = set()
         self._consumer: Consumer = librdkafka.new_consumer(
             connection,
             {
                 "enable.partition.eof": True,
                 "fetch.wait.max.ms": 20,
-                "queued.min.messages": _BATCH,
+                "queued.min.messages": _BATCH_RECORDS,
                 "queued.max.messages.kbytes": 16_384,
                 "isolation.level": "read_uncommitted" if uncommitted else "read_committed",
             },
@@ -280,11 +280,11 @@ class _Reader:
             for partition, (low, end) in self.bounds(starts).items()
         }
         with librdkafka.kafka_errors(f"read {self._topic}", self._connection):
-            self._open = {partition for partition, place in reached.items() if not place.done}
+            self._unread = {partition for partition, place in reached.items() if not place.done}
             self._consumer.assign(
                 [
                     TopicPartition(self._topic, partition, reached[partition].position)
-                    for partition in self._open
+                    for partition in self._unread
                 ]
             )
         return reached
@@ -297,9 +297,9 @@ class _Reader:
 
     def leave(self, partition: int) -> None:
         """Read no more of `partition`."""
-        if partition in self._open:
-            self._open.discard(partition)
-            if self._open:
+        if partition in self._unread:
+            self._unread.discard(partition)
+            if self._unread:
                 self._consumer.pause([TopicPartition(self._topic, partition)])
 
     def seek(self, partition: int, offset: int) -> None:
@@ -312,7 +312,7 @@ class _Reader:
             place = reached[partition]
             for record in records:
                 # The caller may have left the partition, or skipped ahead by a seek.
-                if partition in self._open and record.offset() >= place.position:
+                if partition in self._unread and record.offset() >= place.position:
                     yield record, place
 
     def batches(self, reached: Mapping[int, ReadPosition]) -> Iterator[tuple[int, list[Any]]]:
@@ -321,19 +321,19 @@ class _Reader:
         The caller sets `position` of the partition after those records that it has processed.
         """
         deadline = self._clock.monotonic() + self._timeout_s
-        while self._open:
+        while self._unread:
             if self._clock.monotonic() > deadline:
                 raise Unavailable(
                     f"read {self._topic}: Kafka at {self._connection.bootstrap} sends nothing, "
-                    f"{len(self._open)} partitions are not read to their ends"
+                    f"{len(self._unread)} partitions are not read to their ends"
                 )
             # A lone consume(n, t) waits out t even when records are there.
-            fetched = self._consumer.consume(1, _SLICE_S)
+            fetched = self._consumer.consume(1, _POLL_S)
             batches: dict[int, list[Any]] = {}
             ended: set[int] = set()
-            for record in fetched and fetched + self._consumer.consume(_BATCH, 0):
+            for record in fetched and fetched + self._consumer.consume(_BATCH_RECORDS, 0):
                 partition, offset = record.partition(), record.offset() or 0
-                if partition not in self._open:
+                if partition not in self._unread:
                     continue
                 place = reached[partition]
                 error = record.error()
@@ -348,11 +348,11 @@ class _Reader:
             del fetched
             for partition, records in batches.items():
                 yield partition, records
-            for partition in ended & self._open:
+            for partition in ended & self._unread:
                 reached[partition].position = reached[partition].end
             if batches or ended:
                 deadline = self._clock.monotonic() + self._timeout_s
-            for partition in [partition for partition in self._open if reached[partition].done]:
+            for partition in [partition for partition in self._unread if reached[partition].done]:
                 self.leave(partition)
 
     def _check(self, error: KafkaError) -> None:

@@ -63,7 +63,7 @@ CAPABILITIES = Capabilities(
 )
 
 
-def _handed_on(
+def _client_method(
     method: Callable[Concatenate[KmqClient, P], R],
 ) -> Callable[Concatenate[KafkaQueue, P], R]:
     """The method of the queue's client, as one of the queue."""
@@ -223,10 +223,10 @@ class KafkaQueue:
                 self._client.check_open()
                 return []  # only the client was closed, by leave_group()
 
-    ack = _handed_on(KmqClient.ack)
-    nack = _handed_on(KmqClient.nack)
-    extend = _handed_on(KmqClient.extend)
-    dead_letter = _handed_on(KmqClient.dead_letter)
+    ack = _client_method(KmqClient.ack)
+    nack = _client_method(KmqClient.nack)
+    extend = _client_method(KmqClient.extend)
+    dead_letter = _client_method(KmqClient.dead_letter)
 
     def flush(self, timeout: Duration = 30) -> None:
         """See Queue.flush."""
@@ -256,14 +256,14 @@ class KafkaQueue:
     def size(self, limit: int | None = None) -> int:
         """See Queue.size; beyond 10,000 in a partition an upper bound."""
         most = None if limit is None else check_limit(limit, "limit")
-        with self._administered() as admin:
+        with self._use_admin() as admin:
             found = admin.stats(self._settings)
         size = found.depth + found.released
         return size if most is None else min(size, most)
 
     def in_flight(self) -> int:
         """See Queue.in_flight; what was rejected is in flight until it is a dead letter."""
-        with self._administered() as admin:
+        with self._use_admin() as admin:
             found = admin.stats(self._settings)
         return found.in_flight - found.released
 
@@ -307,7 +307,7 @@ class KafkaQueue:
 
     def _leased(self) -> list[InFlightMessage]:
         """The messages that any client has; not those that wait for a tracker (nacked, delayed)."""
-        with self._administered() as admin:
+        with self._use_admin() as admin:
             found = admin.in_flight(self._settings, limit=None)
         return [one for one in found if one.state is EntryState.LEASED]
 
@@ -315,7 +315,7 @@ class KafkaQueue:
 
     def purge(self) -> int:
         """See Queue.purge; messages in flight are finished first, so that they never count as lost."""
-        with self._administered() as admin:
+        with self._use_admin() as admin:
             return admin.purge(self._settings)
 
     def redrive(self, limit: int | None = None) -> int:
@@ -361,14 +361,14 @@ class KafkaQueue:
         self.close()
 
     @contextmanager
-    def _administered(self) -> Iterator[Admin]:
+    def _use_admin(self) -> Iterator[Admin]:
         self._client.check_open()
         with self._shared.admin() as admin:
             self._client.check_open()
             yield admin
 
     @contextmanager
-    def _opened_dead_letters(self) -> Iterator[KafkaDeadLetters]:
+    def _open_dead_letters(self) -> Iterator[KafkaDeadLetters]:
         self._client.check_open()
         with KafkaDeadLetters(self._settings, self._connection, self._clock) as letters:
             yield letters
@@ -378,26 +378,26 @@ class _DeadLetters:
     """The dead letters of an open queue, see kmqpy.queue.DeadLetters; connected only during each call."""
 
     def __init__(self, queue: KafkaQueue) -> None:
-        self._opened = queue._opened_dead_letters
+        self._open = queue._open_dead_letters
 
     def list(self, limit: int = 100) -> Sequence[KafkaDeadLetter]:
         """See DeadLetters.list."""
-        with self._opened() as letters:
+        with self._open() as letters:
             return letters.list(limit)
 
     def peek(self, limit: int = 100) -> Sequence[KafkaDeadLetter]:
         """See DeadLetters.peek."""
-        with self._opened() as letters:
+        with self._open() as letters:
             return letters.peek(limit)
 
     def redrive(self, ids: Iterable[str] | None = None, *, limit: int | None = None) -> int:
         """See DeadLetters.redrive."""
-        with self._opened() as letters:
+        with self._open() as letters:
             return letters.redrive(ids, limit=limit)
 
     def purge(self) -> int:
         """See DeadLetters.purge."""
-        with self._opened() as letters:
+        with self._open() as letters:
             return letters.purge()
 
 

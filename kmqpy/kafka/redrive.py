@@ -45,16 +45,16 @@ from kmqpy.kafka.topic_names import dead_letter_queue
 
 _log = logging.getLogger(__name__)
 
-_BATCH_BYTES = 4_000_000
+_MAX_TRANSACTION_BYTES = 4_000_000
 _TRANSACTION_TIMEOUT_MS = 10_000
 """A killed run holds back readers of the queue for this long, unless the redrive is run again."""
-_TIMEOUT_S = 30.0
+_OPEN_TIMEOUT_S = 30.0
 
 _FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
-_TRIES = 4
+_MAX_TRIES = 4
 """More than one: after a refused message, the next transaction can fail once, by its sequence numbers."""
 
-_UNREADABLE = Throttle(60.0)
+_unreadable_ancestors = Throttle(60.0)
 
 
 class DeadLetterMove(NamedTuple):
@@ -88,7 +88,7 @@ def redriven(record: Any, queue: QueueSettings, partitions: int) -> DeadLetterMo
         ancestors = read_ancestors(m.last_header(headers, ANCESTORS), place)
     except DecodeError as error:
         ancestors = ()
-        if _UNREADABLE.allows(place.topic):
+        if _unreadable_ancestors.allows(place.topic):
             _log.warning("dead letter %d-%d: ignored: %s", place.partition, place.offset, error)
     new_headers = redriven_headers(headers, place, queue, ancestors)
     copy = NewRecord(partition, record.key(), record.value(), new_headers)
@@ -130,9 +130,9 @@ class RedriveRun:
         self._markers_topic = dead_letter_queue(queue).markers_topic
         self._connection = connection
         self._clock = clock
-        self._finished: FinishedDeadLetters | None = None
+        self._finished_letters: FinishedDeadLetters | None = None
         self._producer = open_producer(
-            connection, f"kmq-redrive-{queue.name}", _TRANSACTION_TIMEOUT_MS, self._doing, _TIMEOUT_S
+            connection, f"kmq-redrive-{queue.name}", _TRANSACTION_TIMEOUT_MS, self._doing, _OPEN_TIMEOUT_S
         )
 
     def __enter__(self) -> Self:
@@ -142,8 +142,8 @@ class RedriveRun:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._producer.purge()
-        if self._finished is not None:
-            self._finished.close()
+        if self._finished_letters is not None:
+            self._finished_letters.close()
 
     def move(
         self,
@@ -162,11 +162,13 @@ class RedriveRun:
         Raises Unfinished when it can't go on; what a transaction did not commit did not happen.
         """
         next_at = self._clock.monotonic()
-        self._finished = FinishedDeadLetters(self._connection, self._markers_topic, known, self._clock)
+        self._finished_letters = FinishedDeadLetters(
+            self._connection, self._markers_topic, known, self._clock
+        )
         try:
             for batch in _batches(steps, at_once):
                 self._clock.sleep(max(0.0, next_at - self._clock.monotonic()))
-                self._take(batch)
+                self._commit_batch(batch)
                 if rate is not None:
                     next_at = max(next_at, self._clock.monotonic() - 1) + len(batch) / rate
                 progress()
@@ -177,17 +179,17 @@ class RedriveRun:
                 self.done,
             ) from error
 
-    def _take(self, batch: list[DeadLetterMove]) -> None:
+    def _commit_batch(self, batch: list[DeadLetterMove]) -> None:
         """Commit `batch`; where Kafka refuses a message, commit all others (rule R7)."""
-        for left in reversed(range(_TRIES)):
+        for left in reversed(range(_MAX_TRIES)):
             try:
-                dropped = self._commit(batch)
+                dropped = self._execute(batch)
             except TransactionCancelled as error:
                 if not left:
                     raise Unavailable(str(error)) from error
             except TransactionAborted as error:
                 if error.by_message:
-                    self._take_apart(batch, error)
+                    self._split(batch, error)
                     return
                 if not left:
                     raise self._stopped(error.cause) from error
@@ -196,32 +198,32 @@ class RedriveRun:
                 self.done += len(batch) - dropped
                 return
 
-    def _take_apart(self, batch: list[DeadLetterMove], error: TransactionAborted) -> None:
+    def _split(self, batch: list[DeadLetterMove], error: TransactionAborted) -> None:
         if len(batch) > 1:
             middle = len(batch) // 2
-            self._take(batch[:middle])
-            self._take(batch[middle:])
+            self._commit_batch(batch[:middle])
+            self._commit_batch(batch[middle:])
         else:
             self.refused.append((batch[0].partition, batch[0].offset))
             _log.error(
                 "%s: dead letter %d-%d is refused: %s", self._doing, *self.refused[-1], error.cause.str()
             )
 
-    def _commit(self, batch: list[DeadLetterMove]) -> int:
+    def _execute(self, batch: list[DeadLetterMove]) -> int:
         """Execute one transaction, of one partition; returns how many were finished by others meanwhile.
 
         Raises TransactionAborted or TransactionCancelled: it did not happen. Raises another KmqError:
         nothing more may be written (rules R1, R6).
         """
-        assert self._finished is not None
+        assert self._finished_letters is not None
         timeout_s = _TRANSACTION_TIMEOUT_MS / 1000
         transaction = CopyTransaction(self._producer, self._queue.name, self._markers_topic, timeout_s)
         offsets = [step.offset for step in batch]
-        claim = DeadLetterClaim(batch[0].partition, offsets, self._finished, timeout_s / 2)
+        claim = DeadLetterClaim(batch[0].partition, offsets, self._finished_letters, timeout_s / 2)
         kept = (step for step in batch if step.offset not in claim.dropped)  # once the claim has decided
         copies = (step.copy for step in kept if step.copy is not None)
         try:
-            transaction.execute(copies, partial(self._ends, batch, claim), claim=claim)
+            transaction.execute(copies, partial(self._end_markers, batch, claim), claim=claim)
         except ProducerUnusable as unusable:
             raise self._stopped(*unusable.errors) from unusable
         except (TransactionAborted, TransactionCancelled):
@@ -232,7 +234,7 @@ class RedriveRun:
             raise
         return len(claim.dropped)
 
-    def _ends(
+    def _end_markers(
         self, batch: list[DeadLetterMove], claim: DeadLetterClaim, places: Sequence[Place | None]
     ) -> Iterator[NewRecord]:
         copied = iter(places)
@@ -259,7 +261,7 @@ def _batches(steps: Iterable[DeadLetterMove], at_once: int) -> Iterator[list[Dea
             batch, size = [], 0
         batch.append(step)
         size += step.size
-        if len(batch) >= at_once or size >= _BATCH_BYTES:
+        if len(batch) >= at_once or size >= _MAX_TRANSACTION_BYTES:
             yield batch
             batch, size = [], 0
     if batch:

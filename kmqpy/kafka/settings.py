@@ -29,8 +29,8 @@ CLOCK_LEAD_MS = 5_000
 MARKERS_SUFFIX = "__markers"
 DEAD_LETTERS_SUFFIX = "__undelivered"
 """Default endings of the names of a queue's markers topic and dead-letter topic."""
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_SECRET = re.compile(
+_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_SECRET_NAME = re.compile(
     r"pass(word|phrase)|secret|token|sasl\.jaas|\.key$|key\.pem|oauthbearer\.config", re.IGNORECASE
 )
 OTHER_TABLES = ("tracker", "gateway")
@@ -217,7 +217,7 @@ def check_connection(value: object) -> KafkaConnection:
 
 def is_topic_name(name: object) -> bool:
     """Return True if Kafka accepts `name` as the name of a topic."""
-    return isinstance(name, str) and _TOPIC.fullmatch(name) is not None and name not in {".", ".."}
+    return isinstance(name, str) and _TOPIC_NAME.fullmatch(name) is not None and name not in {".", ".."}
 
 
 def check_topic_name(name: str, field_name: str) -> None:
@@ -247,7 +247,7 @@ def connection_layers() -> tuple[dict[str, Any], dict[str, Any]]:
 
 _OTHER_VARIABLES = ("KMQ_CONFIG", "KMQ_QUEUE_URL", "KMQ_CACHE")
 _OTHER_PREFIXES = (*(f"KMQ_{table.upper()}_" for table in OTHER_TABLES), "KMQ_TEST_")
-_warned_of: set[str] = set()
+_logged_unknown: set[str] = set()
 
 
 def unknown_in_environment() -> dict[str, str]:
@@ -260,8 +260,8 @@ def unknown_in_environment() -> dict[str, str]:
 def connections_in_environment() -> dict[str, Any]:
     """The connection settings in the environment, by key; logs each unknown variable once."""
     for name, hint in unknown_in_environment().items():
-        if name not in _warned_of:
-            _warned_of.add(name)
+        if name not in _logged_unknown:
+            _logged_unknown.add(name)
             _log.warning("%s in the environment is unknown%s", name, hint)
     return {
         **from_environment(KafkaConnection, os.environ),
@@ -285,7 +285,7 @@ def build_connections(*layers: Mapping[str, Any]) -> tuple[KafkaConnection, ZooK
 
 def is_secret(name: str) -> bool:
     """Return True if the value of this setting (of librdkafka or ZooKeeper) must not be printed."""
-    return _SECRET.search(name) is not None
+    return _SECRET_NAME.search(name) is not None
 
 
 def redacted(settings: KafkaSettings) -> dict[str, Any]:

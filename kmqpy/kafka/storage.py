@@ -36,7 +36,7 @@ from kmqpy.zookeeper.settings import NO_ZOOKEEPER, ZooKeeperConnection
 _log = logging.getLogger(__name__)
 
 _QUEUE_FIELDS = tuple(field.name for field in dataclasses.fields(QueueSettings) if field.name != "name")
-_FIXED = {
+_FIXED_ON_KAFKA = {
     "requeue_to": ("back", "front"),
     "order": ("any", "fifo"),
     "redelivery": ("automatic", "manual"),
@@ -45,8 +45,8 @@ _FIXED = {
 """Settings that queues of other storages have: what they are on Kafka, and what Kafka can't do."""
 _TOPIC_SETTINGS = {"partitions": int | None, "replication": int | None, "retention_ms": int | None}
 """How the topics of a new queue are made."""
-_NEW_QUEUE = (*_QUEUE_FIELDS, *_FIXED, *_TOPIC_SETTINGS, "adopt")
-_LONGEST_NAME = 200
+_NEW_QUEUE_SETTINGS = (*_QUEUE_FIELDS, *_FIXED_ON_KAFKA, *_TOPIC_SETTINGS, "adopt")
+_MAX_NAME_LENGTH = 200
 """Characters of the name of a new queue; the names of its other topics are longer."""
 _IDLE_TIMEOUT_MS = 60_000
 
@@ -82,7 +82,7 @@ class KafkaStorage:
         self._lock = threading.RLock()
         self._queues: WeakSet[KafkaQueue] = WeakSet()
         self._closed = threading.Event()
-        self._keeper: threading.Thread | None = None
+        self._idle_closer: threading.Thread | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -99,18 +99,18 @@ class KafkaStorage:
         """
         self._check_open()
         _check_name(name)
-        if len(name) > _LONGEST_NAME:
-            raise ConfigError(f"queue: {name!r} is longer than {_LONGEST_NAME} characters")
-        refuse_unknown(settings, _NEW_QUEUE)
-        for key in settings.keys() & _FIXED.keys():
+        if len(name) > _MAX_NAME_LENGTH:
+            raise ConfigError(f"queue: {name!r} is longer than {_MAX_NAME_LENGTH} characters")
+        refuse_unknown(settings, _NEW_QUEUE_SETTINGS)
+        for key in settings.keys() & _FIXED_ON_KAFKA.keys():
             _check_fixed(key, settings[key])
-        made = build(QueueSettings, {"name": name}, _part(settings, _QUEUE_FIELDS))
+        made = build(QueueSettings, {"name": name}, _select(settings, _QUEUE_FIELDS))
         topics = {
             key: convert(key, settings[key], hint) for key, hint in _TOPIC_SETTINGS.items() if key in settings
         }
         retention_ms = topics.pop("retention_ms", None)
         adopt = convert("adopt", settings.get("adopt", False), bool)
-        with self._administered() as admin:
+        with self._use_admin() as admin:
             if any(one.settings.name == name for one in admin.list_queues()):
                 raise ConfigError(
                     f"queue: there is a queue {name!r} already; open it, or change its settings with: "
@@ -125,13 +125,13 @@ class KafkaStorage:
 
     def list(self) -> builtins.list[str]:
         """See Storage.list: the queues that are registered."""
-        with self._administered() as admin:
+        with self._use_admin() as admin:
             return sorted(one.settings.name for one in admin.list_queues() if not one.deleting)
 
     def describe(self, name: str) -> QueueDescription:
         """See Storage.describe; the generation is the id of the queue's topic."""
         _check_name(name)
-        with self._administered() as admin, self._hinting(admin, name):
+        with self._use_admin() as admin, self._suggest_nearest(admin, name):
             found = admin.describe_queue(name)
             counted = admin.stats(name)
         delayed = counted.delayed + counted.released
@@ -140,7 +140,7 @@ class KafkaStorage:
             generation=next((one.topic_id for one in found.topics if one.name == name), ""),
             settings={
                 **dataclasses.asdict(found.settings),
-                **{key: value for key, (value, _) in _FIXED.items()},
+                **{key: value for key, (value, _) in _FIXED_ON_KAFKA.items()},
                 "partitions": found.partitions,
             },
             ready=counted.depth - counted.delayed,
@@ -152,7 +152,7 @@ class KafkaStorage:
     def delete(self, name: str) -> None:
         """See Storage.delete. Waits until the trackers have let go; raises Unavailable if they do not."""
         _check_name(name)
-        with self._administered() as admin, self._hinting(admin, name):
+        with self._use_admin() as admin, self._suggest_nearest(admin, name):
             for queue in self._opened_queues():
                 if queue.name == name:
                     queue.leave_group()
@@ -161,22 +161,22 @@ class KafkaStorage:
     def open(self, name: str, *, codec: Codec | None = None) -> KafkaQueue:
         """See Storage.open."""
         _check_name(name)
-        with self._administered() as admin, self._hinting(admin, name):
-            return self._opened(admin.settings(name), codec=codec)
+        with self._use_admin() as admin, self._suggest_nearest(admin, name):
+            return self._open_queue(admin.settings(name), codec=codec)
 
     def open_url(self, url: QueueUrl) -> KafkaQueue:
         """See Storage.open_url. With `create=true`, a missing queue is made with the settings of the url."""
-        given = _part(url.settings, _QUEUE_FIELDS)
+        given = _select(url.settings, _QUEUE_FIELDS)
         settings = build(QueueSettings, {"name": url.queue}, given)
-        for key in url.settings.keys() & _FIXED.keys():
+        for key in url.settings.keys() & _FIXED_ON_KAFKA.keys():
             _check_fixed(key, url.settings[key])
         try:
-            return self._opened(settings, on_close=self.close)
+            return self._open_queue(settings, on_close=self.close)
         except QueueNotFound:
             if not convert("create", url.settings.get("create", False), bool):
                 raise
-        self.create(url.queue, **_part(url.settings, _NEW_QUEUE))
-        return self._opened(settings, on_close=self.close)
+        self.create(url.queue, **_select(url.settings, _NEW_QUEUE_SETTINGS))
+        return self._open_queue(settings, on_close=self.close)
 
     def close(self) -> None:
         """See Storage.close. Does nothing in a child process."""
@@ -189,8 +189,8 @@ class KafkaStorage:
             queues = self._opened_queues()
         with ExitStack() as all_of_them:  # also when one raises
             all_of_them.callback(self._shared.close)
-            if self._keeper is not None and self._keeper is not threading.current_thread():
-                all_of_them.callback(self._keeper.join)
+            if self._idle_closer is not None and self._idle_closer is not threading.current_thread():
+                all_of_them.callback(self._idle_closer.join)
             for queue in queues:
                 all_of_them.callback(queue.close)
 
@@ -202,7 +202,7 @@ class KafkaStorage:
     ) -> None:
         self.close()
 
-    def _opened(
+    def _open_queue(
         self,
         queue: str | QueueSettings,
         *,
@@ -216,12 +216,14 @@ class KafkaStorage:
         with self._lock:
             self._check_open()
             self._queues.add(opened)
-            if self._keeper is None and self._idle_s:
-                self._keeper = threading.Thread(target=self._keep, name="kmq-storage", daemon=True)
-                self._keeper.start()
+            if self._idle_closer is None and self._idle_s:
+                self._idle_closer = threading.Thread(
+                    target=self._close_idle_clients, name="kmq-storage", daemon=True
+                )
+                self._idle_closer.start()
         return opened
 
-    def _keep(self) -> None:
+    def _close_idle_clients(self) -> None:
         """Let queues that have not received for a while leave their consumer groups; the work of a thread."""
         while not self._closed.wait(self._idle_s / 4):
             for queue in self._opened_queues():
@@ -235,14 +237,14 @@ class KafkaStorage:
             return [*self._queues]
 
     @contextmanager
-    def _administered(self) -> Iterator[Admin]:
+    def _use_admin(self) -> Iterator[Admin]:
         self._check_open()
         with self._shared.admin() as admin:
             self._check_open()
             yield admin
 
     @contextmanager
-    def _hinting(self, admin: Admin, name: str) -> Iterator[None]:
+    def _suggest_nearest(self, admin: Admin, name: str) -> Iterator[None]:
         """Names the nearest queue where there is none of this name."""
         try:
             yield
@@ -270,8 +272,8 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> Storage:
     if url.path not in ("", "/"):
         raise ConfigError("queue url: a kafka: url has no path")
     kafka = {name: value for name, value in url.settings.items() if "." in name}
-    of_queues = (*_NEW_QUEUE, "create") if url.queue else ()
-    url.refuse_unknown([*_CONNECTION, *_CLIENT, "idle_timeout_ms", *of_queues, *kafka])
+    of_queues = (*_NEW_QUEUE_SETTINGS, "create") if url.queue else ()
+    url.refuse_unknown([*_CONNECTION_SETTINGS, *_CLIENT_SETTINGS, "idle_timeout_ms", *of_queues, *kafka])
     own = url.settings
     connection, zookeeper = build_connections(
         {"zookeeper": NO_ZOOKEEPER.hosts},
@@ -279,7 +281,7 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> Storage:
         {
             "bootstrap": url.address,
             "kafka": kafka,
-            **_part(own, _CONNECTION),
+            **_select(own, _CONNECTION_SETTINGS),
         },
     )
     options = ClientOptions(telemetry=telemetry)
@@ -295,16 +297,16 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> Storage:
     return KafkaStorage(connection, zookeeper, idle_timeout_ms=idle_ms, **options)
 
 
-_CONNECTION = ("zookeeper", "root")
-_CLIENT = ("max_in_flight", "holder", "instance_id", "markers")
+_CONNECTION_SETTINGS = ("zookeeper", "root")
+_CLIENT_SETTINGS = ("max_in_flight", "holder", "instance_id", "markers")
 
 
-def _part(settings: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _select(settings: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: settings[name] for name in names if name in settings}
 
 
 def _check_fixed(key: str, value: Any) -> None:
-    here, other = _FIXED[key]
+    here, other = _FIXED_ON_KAFKA[key]
     value = convert(key, value, type(here))
     if value == other:
         raise NotSupported(f"{key}: Kafka can't do {value!r}; there it is always {here!r}")

@@ -43,12 +43,12 @@ MAX_MESSAGE_BYTES = 1024 * 1024
 HEADROOM_BYTES = 64 * 1024
 """Room in the topics' limits for the headers of copies (rule R7)."""
 
-_LARGEST_LIMIT = 100_000_000
+_MAX_DEAD_LETTER_LIMIT = 100_000_000
 """Brokers take no larger requests, by default."""
 
-_LATE_S = 5.0
+_EXTRA_WAIT_S = 5.0
 """How long after its time limit librdkafka may give up a request."""
-_GROUPS_AT_ONCE = 100
+_MAX_GROUP_REQUESTS = 100
 
 K = TypeVar("K")
 
@@ -88,7 +88,7 @@ def dead_letter_limit(limit: int) -> int:
 
     Ten times as much: messages that can't be copied to the queue topic become dead letters (rule R7).
     """
-    return max(limit + HEADROOM_BYTES, min(10 * limit, _LARGEST_LIMIT))
+    return max(limit + HEADROOM_BYTES, min(10 * limit, _MAX_DEAD_LETTER_LIMIT))
 
 
 class Topics:
@@ -107,7 +107,7 @@ class Topics:
         self._connection = check_connection(connection)
         self._timeout = timeout_s
         self._clock = clock
-        self._made_at: dict[str, float] = {}  # when topics were created or got more partitions
+        self._changed_at: dict[str, float] = {}  # when topics were created or got more partitions
         self._admin = librdkafka.new_admin(connection)
 
     def create(
@@ -153,7 +153,7 @@ class Topics:
             {name: NewTopic(name, partitions, replication, config=config) for name, config in wanted.items()}
         )
         # Describing once more could reach a broker that does not know the new topics yet.
-        known = self._wait_until_told(wanted, 1)
+        known = self._wait_until_shown(wanted, 1)
         for name in anew:
             if name not in known:
                 raise Unavailable(
@@ -163,7 +163,7 @@ class Topics:
             self.configure(name, wanted[name])
             if known[name].partitions < partitions:
                 self._add_partitions(name, partitions)
-                known |= self._wait_until_told([name], partitions)
+                known |= self._wait_until_shown([name], partitions)
         found = self._checked(queue, known)
         if found.partitions != partitions:
             raise TopicError(
@@ -180,7 +180,7 @@ class Topics:
             "min.insync.replicas": "2" if replication >= 3 else "1",
         }
         self._create({name: NewTopic(name, 1, replication, config=config)})
-        self._wait_until_told([name], 1)
+        self._wait_until_shown([name], 1)
 
     def _create(self, topics: Mapping[str, NewTopic]) -> None:
         self._ask(
@@ -189,7 +189,7 @@ class Topics:
             lambda admin, names, try_s: admin.create_topics(
                 [topics[name] for name in names], operation_timeout=try_s, request_timeout=try_s
             ),
-            but=KafkaError.TOPIC_ALREADY_EXISTS,  # also by an earlier try whose answer was lost
+            none_on=KafkaError.TOPIC_ALREADY_EXISTS,  # also by an earlier try whose answer was lost
         )
 
     def check(self, queue: QueueSettings, partition: int | None = None) -> QueueTopics:
@@ -231,7 +231,7 @@ class Topics:
                 lambda admin, left, try_s: admin.describe_topics(
                     TopicCollection(left), request_timeout=try_s
                 ),
-                but=KafkaError.UNKNOWN_TOPIC_OR_PART,
+                none_on=KafkaError.UNKNOWN_TOPIC_OR_PART,
             )
             existing = [name for name, topic in topics.items() if topic is not None]
             configs = self._configs(existing) if with_config else {name: {} for name in existing}
@@ -247,7 +247,7 @@ class Topics:
             lambda admin, left, try_s: admin.describe_configs(
                 [ConfigResource(ResourceType.TOPIC, name) for name in left], request_timeout=try_s
             ),
-            but=KafkaError.UNKNOWN_TOPIC_OR_PART,
+            none_on=KafkaError.UNKNOWN_TOPIC_OR_PART,
         )
         return {
             name: {key: entry.value for key, entry in entries.items() if entry.value is not None}
@@ -268,7 +268,7 @@ class Topics:
         for name in reversed(topics_of(queue)):
             if name in found and found[name].partitions < partitions:
                 self._add_partitions(name, partitions)
-        known = self._wait_until_told(found, partitions)
+        known = self._wait_until_shown(found, partitions)
         for name in found:
             if name not in known or known[name].partitions < partitions:
                 raise Unavailable(
@@ -286,16 +286,16 @@ class Topics:
                 operation_timeout=try_s,
                 request_timeout=try_s,
             ),
-            but=KafkaError.INVALID_PARTITIONS,  # added by an earlier try whose answer was lost
+            none_on=KafkaError.INVALID_PARTITIONS,  # added by an earlier try whose answer was lost
         )
 
-    def _wait_until_told(self, topics: Iterable[str], partitions: int) -> dict[str, TopicInfo]:
+    def _wait_until_shown(self, topics: Iterable[str], partitions: int) -> dict[str, TopicInfo]:
         """Wait until the topics have at least `partitions` partitions each; returns the last description.
 
         The controller answers before the brokers know of a change.
         """
         names = list(topics)
-        self._made_at.update(dict.fromkeys(names, self._clock.monotonic()))
+        self._changed_at.update(dict.fromkeys(names, self._clock.monotonic()))
         for _ in librdkafka.tries(self._timeout, self._clock):
             known = self.describe(names)
             if all(name in known and known[name].partitions >= partitions for name in names):
@@ -306,14 +306,14 @@ class Topics:
         """Delete these topics, whichever exist."""
         names = list(topics)
         for name in names:
-            self._made_at.pop(name, None)
+            self._changed_at.pop(name, None)
         self._ask(
             "delete topic {}",
             names,
             lambda admin, left, try_s: admin.delete_topics(
                 left, operation_timeout=try_s, request_timeout=try_s
             ),
-            but=KafkaError.UNKNOWN_TOPIC_OR_PART,
+            none_on=KafkaError.UNKNOWN_TOPIC_OR_PART,
         )
         for _ in librdkafka.tries(
             self._timeout, self._clock
@@ -378,17 +378,17 @@ class Topics:
         ).values()
         names = sorted(group.group_id for group in listed.valid)
         committed: dict[str, Any] = {}
-        for start in range(0, len(names), _GROUPS_AT_ONCE):
+        for start in range(0, len(names), _MAX_GROUP_REQUESTS):
             committed |= self._ask(
                 "offsets of group {}",
-                names[start : start + _GROUPS_AT_ONCE],
+                names[start : start + _MAX_GROUP_REQUESTS],
                 lambda admin, groups, _: {
                     group: admin.list_consumer_group_offsets(
                         [ConsumerGroupTopicPartitions(group)], request_timeout=librdkafka.GROUP_REQUEST_S
                     )[group]
                     for group in groups
                 },
-                but=KafkaError.GROUP_ID_NOT_FOUND,  # it can vanish meanwhile
+                none_on=KafkaError.GROUP_ID_NOT_FOUND,  # it can vanish meanwhile
             )
         found: dict[str, list[str]] = {}
         for group in sorted(committed):
@@ -422,7 +422,7 @@ class Topics:
         wanted: Iterable[K],
         request: Callable[[AdminClient, list[K], float], Mapping[Any, Future[Any]]],
         *,
-        but: int | None = None,
+        none_on: int | None = None,
         topic: str | None = None,
     ) -> dict[K, Any]:
         """Kafka's answer for each item of `wanted`; None where it was the error code `but`.
@@ -451,11 +451,11 @@ class Topics:
             for one in left:
                 try:
                     found[one] = librdkafka.wait_result(
-                        admin, futures.pop(0), try_s + _LATE_S, self._connection
+                        admin, futures.pop(0), try_s + _EXTRA_WAIT_S, self._connection
                     )
                 except KafkaException as exception:
                     error = librdkafka.error_of(exception)
-                    if error is not None and error.code() == but:
+                    if error is not None and error.code() == none_on:
                         found[one] = None
                     else:
                         failed[one] = error
@@ -465,7 +465,7 @@ class Topics:
                 raise KafkaException(failed[left[0]])
 
         def is_of_new_topic(exception: KafkaException) -> bool:
-            is_new = self._clock.monotonic() - self._made_at.get(topic or "", -math.inf) < self._timeout
+            is_new = self._clock.monotonic() - self._changed_at.get(topic or "", -math.inf) < self._timeout
             return is_new and librdkafka.is_unknown_topic(librdkafka.error_of(exception))
 
         if left:

@@ -31,13 +31,13 @@ _log = logging.getLogger(__name__)
 
 LATE_MS = 60_000
 """Markers of a message are read until this long after its end, since some come late."""
-_CLOCK_MS = 60_000
+_SENDER_CLOCK_LEAD_MS = 60_000
 """How far the clock of a sender may be ahead of the broker's."""
-_MOST_RECORDS = 10_000
+_MAX_RECORDS = 10_000
 """The most records of one message that are followed; further ones are ignored."""
 _PLACE = re.compile(r"(?:([a-zA-Z0-9._-]{1,249}):)?([0-9]{1,10})[:-]([0-9]{1,19})")
 _LOG_APPEND_TIME = 2
-_FORGED = Throttle(60.0)
+_forged_headers = Throttle(60.0)
 
 Progress = Callable[[int], None]
 """Called with the number of records that were read, now and then."""
@@ -210,10 +210,10 @@ class _Tracer:
                 break
         chain: dict[RecordPlace, None] = {}
         for one in known[first:]:
-            self._walk(one, chain)
+            self._add_with_copies(one, chain)
         return list(chain)
 
-    def _walk(self, place: RecordPlace, chain: dict[RecordPlace, None]) -> None:
+    def _add_with_copies(self, place: RecordPlace, chain: dict[RecordPlace, None]) -> None:
         """Add a record to `chain`, its copies, their copies and so on."""
         pending = [place]
         while pending:
@@ -226,7 +226,7 @@ class _Tracer:
     def _leads_to(self, original: RecordPlace, copy: RecordPlace) -> bool:
         """Return True if `copy` is a copy of `original`, of a copy of it and so on, or nobody can tell."""
         copies: dict[RecordPlace, None] = {}
-        self._walk(original, copies)
+        self._add_with_copies(original, copies)
         if copy in copies:
             return True
         ends = [seen for seen in self._markers.get(original, ()) if seen.marker.op is Op.END]
@@ -239,7 +239,7 @@ class _Tracer:
 
     def _read_markers(self, known: Sequence[RecordPlace]) -> None:
         """Read the markers of these records, and of all copies that they name."""
-        since_ms = self._first_ms(known)
+        since_ms = self._sent_after_ms(known)
         wanted: dict[tuple[str, int], dict[int, int]] = {}
         for place in known:
             record = self._records.get(place)
@@ -250,13 +250,13 @@ class _Tracer:
             if log[1] >= self._partitions.get(log[0], 0):
                 continue
             reading = _LogReading(log, times_ms)
-            self._scan(reading)
+            self._scan_log(reading)
             self._markers |= reading.found
             for copy, at_ms in reading.elsewhere.items():
-                if copy not in self._markers and len(self._markers) < _MOST_RECORDS:
+                if copy not in self._markers and len(self._markers) < _MAX_RECORDS:
                     wanted.setdefault(copy[:2], {})[copy.offset] = at_ms
 
-    def _first_ms(self, known: Sequence[RecordPlace]) -> int:
+    def _sent_after_ms(self, known: Sequence[RecordPlace]) -> int:
         """When the first of `known` was sent, where a copy says so although it is gone itself; else 0."""
         for place in known:
             record = self._records.get(place)
@@ -265,10 +265,10 @@ class _Tracer:
                     said = int_header(message_headers(record), ORIGINAL_TIMESTAMP)
                 except DecodeError:
                     return 0
-                return max(0, (said or 0) - _CLOCK_MS)
+                return max(0, (said or 0) - _SENDER_CLOCK_LEAD_MS)
         return 0
 
-    def _scan(self, reading: _LogReading) -> None:
+    def _scan_log(self, reading: _LogReading) -> None:
         topic, partition = reading.log
 
         def visit(_partition: int, records: list[Any]) -> bool:
@@ -294,10 +294,10 @@ class _LogReading:
         self.found: dict[RecordPlace, list[SeenMarker]] = {}
         self.elsewhere: dict[RecordPlace, int] = {}
         self._filter = MessageFilter(log[1], ())
-        self._open: set[int] = set()
+        self._unfinished: set[int] = set()
         self._last_end_ms = 0
         for offset in times_ms:
-            self._want(offset)
+            self._follow(offset)
 
     def take(self, records: Sequence[Any]) -> bool:
         """Take in the next records of the markers partition; True when no others are needed."""
@@ -306,26 +306,26 @@ class _LogReading:
                 copy = _copy_named(record, marker, offset, self.log[0])
                 seen = SeenMarker(record.offset(), record.timestamp()[1], marker, copy)
                 self.found[RecordPlace(*self.log, offset)].append(seen)
-                self._note(offset, seen)
-        return not self._open and records[-1].timestamp()[1] > self._last_end_ms + LATE_MS
+                self._note_marker(offset, seen)
+        return not self._unfinished and records[-1].timestamp()[1] > self._last_end_ms + LATE_MS
 
-    def _want(self, offset: int) -> None:
+    def _follow(self, offset: int) -> None:
         self.found[RecordPlace(*self.log, offset)] = []
-        self._open.add(offset)
+        self._unfinished.add(offset)
         self._filter.add([offset])
 
-    def _note(self, offset: int, seen: SeenMarker) -> None:
+    def _note_marker(self, offset: int, seen: SeenMarker) -> None:
         if seen.marker.op is Op.END:
-            self._open.discard(offset)
+            self._unfinished.discard(offset)
             self._last_end_ms = max(self._last_end_ms, seen.timestamp_ms)
         elif seen.marker.op is Op.TAKE:
-            self._open.add(offset)
-        if seen.copy is None or len(self.found) + len(self.elsewhere) >= _MOST_RECORDS:
+            self._unfinished.add(offset)
+        if seen.copy is None or len(self.found) + len(self.elsewhere) >= _MAX_RECORDS:
             return
         if seen.copy[:2] != self.log:
-            self.elsewhere[seen.copy] = seen.timestamp_ms - _CLOCK_MS
+            self.elsewhere[seen.copy] = seen.timestamp_ms - _SENDER_CLOCK_LEAD_MS
         elif seen.copy not in self.found:
-            self._want(seen.copy.offset)
+            self._follow(seen.copy.offset)
 
 
 def _copy_named(record: Any, marker: Marker, offset: int, topic: str) -> RecordPlace | None:
@@ -365,9 +365,9 @@ def _facts(record: Any) -> RecordFacts:
 def _appended_ms(record: Any) -> int:
     """A time at or before which the record was appended, by the broker's clock."""
     kind, ms = record.timestamp()
-    return int(ms) if kind == _LOG_APPEND_TIME else int(ms) - _CLOCK_MS
+    return int(ms) if kind == _LOG_APPEND_TIME else int(ms) - _SENDER_CLOCK_LEAD_MS
 
 
 def _warn(place: RecordPlace, text: str) -> None:
-    if _FORGED.allows(place.topic):
+    if _forged_headers.allows(place.topic):
         _log.warning("%s %d:%d: ignored: %s", *place, text)
