@@ -1,10 +1,11 @@
-"""The dead letters of a queue: look at them, send them back, throw them away.
+"""Lists the dead letters of a queue, sends them back to the queue (redrive), or throws them away (purge).
 
-They are a queue of their own with a markers topic; a dead letter is finished when it has an end marker
-there. Redrive and purge first fence the run before them and only then read what is finished: however
-often a run is killed, every dead letter is sent back exactly once (to read_committed readers).
+The dead letters are a queue of their own with a markers topic: a dead letter is finished when it has an end
+marker there. A redrive or purge first fences the run before it (Kafka then refuses that run's writes), and
+only then reads which dead letters are finished. So, however often a run is killed, read_committed readers of
+the queue see every dead letter that is sent back exactly once.
 
-Where two queues have one dead-letter topic, each sees and touches its own dead letters only.
+If two queues have one dead-letter topic, each lists and moves its own dead letters only.
 """
 
 from __future__ import annotations
@@ -62,25 +63,28 @@ _log = logging.getLogger(__name__)
 
 _REDRIVE_BATCH = 1_000
 _PURGE_BATCH = 10_000
+"""The most dead letters in one transaction of a redrive, and of a purge."""
 _STALL_TIMEOUT_S = 30.0
+"""Seconds without a record from Kafka, or with an open transaction of others, after which a call fails."""
 _POLL_S = 0.1
 _VISIBLE_TIMEOUT_S = 5.0
+"""Seconds that a redrive or purge waits, at its end, until readers see its last commit."""
 _VISIBLE_POLL_S = 0.01
 _MAX_READ_GAP = 1_000
-"""A gap of more finished dead letters than this is skipped by a seek; a shorter one is read."""
+"""A reader skips a gap of more finished dead letters than this by a seek, and reads a shorter one."""
 _ID = re.compile(r"([0-9]{1,10})-([0-9]{1,19})")
 
 Progress = Callable[[int, int], None]
-"""Called with (done, total) after each transaction. The total is an upper bound until the end: which
-offsets are messages shows when they are read."""
+"""Called with (done, total) after each transaction. The total is an upper bound until the end, since only
+reading shows which offsets hold dead letters of this queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaDeadLetter(DeadLetter):
-    """A DeadLetter that knows where its last copy lay in the queue.
+    """A DeadLetter that knows the topic, partition and offset of the message from which it was copied.
 
-    Its id is `partition-offset` in the dead-letter topic. A null Kafka value reads as an empty body. What its
-    headers do not say, or say unreadably, is None. A reason may also be `refused: …`: Kafka takes no copy.
+    Its id is `partition-offset` in the dead-letter topic. A null Kafka value reads as an empty body. A field
+    whose header is absent or unreadable is None. A reason `refused: …` says why Kafka took no copy.
     """
 
     origin_topic: str | None = None
@@ -93,8 +97,9 @@ class RedriveResult:
     """The outcome of run_redrive().
 
     redriven   how many dead letters are back in the queue
-    not_found  the ids that name no dead letter, or one that is finished
-    refused    the ids of those that Kafka does not take, as too large for the queue's topic; they stay
+    not_found  the given ids that name no dead letter of the queue, or a finished one
+    refused    the ids of dead letters that Kafka refuses in the queue topic, as too large; they stay dead
+               letters
     """
 
     redriven: int
@@ -103,15 +108,15 @@ class RedriveResult:
 
 
 class KafkaDeadLetters:
-    """The dead letters of one queue, see kmqpy.queue.DeadLetters; for use by one thread at a time.
+    """Lists and moves the dead letters of one queue, see kmqpy.queue.DeadLetters; for one thread at a time.
 
-    Their topic may hold dead letters of other queues, too. A header says from which queue each came. One
-    without that header belongs to the queue after which the topic is named or, if there is no such queue, to
-    every queue that has the topic. `origin`: those that came from a queue of that name instead, for example
-    the queue's former name.
+    The dead-letter topic may hold dead letters of other queues, too. A header of each says from which queue
+    it came. A dead letter without this header belongs to the queue after which the topic is named
+    (`<queue>__undelivered`) or, if the topic has another name, to every queue that has the topic. `origin`:
+    the name of the queue from which the dead letters came, if not this one; its former name for example.
 
-    Every call may raise Unavailable, and TopicError when a topic is missing. Memory stays bounded however
-    many dead letters there are: a bit for each, and one batch.
+    Every call may raise Unavailable, and TopicError when a topic is missing. A call needs memory for one
+    batch, and at most a bit for each dead letter.
     """
 
     def __init__(
@@ -146,7 +151,7 @@ class KafkaDeadLetters:
             self._reader = None
 
     def list(self, limit: int = 100) -> builtins.list[KafkaDeadLetter]:
-        """The oldest `limit` dead letters that are not finished, oldest first."""
+        """The oldest `limit` dead letters that are not finished, oldest first, without body and headers."""
         return self._oldest(limit, with_body=False)
 
     def peek(self, limit: int = 100) -> builtins.list[KafkaDeadLetter]:
@@ -154,7 +159,7 @@ class KafkaDeadLetters:
         return self._oldest(limit, with_body=True)
 
     def redrive(self, ids: Iterable[str] | None = None, *, limit: int | None = None) -> int:
-        """See DeadLetters.redrive. Raises Unfinished when it was stopped halfway."""
+        """See DeadLetters.redrive. Raises Unfinished when the redrive was stopped halfway."""
         if ids is not None and limit is not None:
             raise ConfigError("redrive: give ids or a limit, not both")
         if ids is not None:
@@ -174,14 +179,14 @@ class KafkaDeadLetters:
         rate: float | None = None,
         progress: Progress | None = None,
     ) -> RedriveResult:
-        """Send dead letters back to the queue as if never delivered: all there are now, or `ids`.
+        """Send dead letters back to the queue as if never delivered: all of now, or those with these `ids`.
 
-        `rate`: at most so many messages a second; None: no limit. A second redrive or purge of the
-        queue stops this one. Up to 1,000 messages of one partition appear in the queue together. Dead
-        letters that somebody else finishes meanwhile are left out.
+        `rate`: the most messages in a second; None: no limit. Up to 1,000 messages of one partition appear in
+        the queue together; with a rate, those of a quarter of a second. Dead letters that others finish
+        meanwhile are left out. A later redrive or purge of the same queue stops this one.
 
-        Raises ConfigError for a bad rate or id (then nothing was done), Unfinished when it was stopped
-        halfway: running it again goes on with the rest.
+        Raises ConfigError for a bad rate or id before anything is moved, Unfinished when the redrive was
+        stopped halfway: another run_redrive() moves the rest.
         """
         if rate is not None and not 0 < rate < math.inf:
             raise ConfigError(f"rate: {rate!r} must be a number above 0, of messages per second")
@@ -215,13 +220,13 @@ class KafkaDeadLetters:
         return RedriveResult(run.done, _ids(missing), _ids(run.refused))
 
     def purge(self) -> int:
-        """Throw away all dead letters there are now; returns how many.
+        """Throw away all dead letters that the queue has now; returns how many.
 
-        First they are marked as finished, then their records are deleted, in each partition up to the first
-        one that waits and is of another queue. A redrive that runs is
-        stopped, so that nothing is both sent back and thrown away.
+        The purge first finishes the dead letters with end markers. Then it deletes the records of each
+        partition, up to the first unfinished dead letter of another queue. A redrive that runs is stopped, so
+        that no dead letter is both sent back and thrown away.
 
-        Raises Unfinished when it was stopped halfway: running it again goes on with the rest.
+        Raises Unfinished when the purge was stopped halfway: another purge() finishes the rest.
         """
         partitions = self._partitions()[self._dead.name]
         with RedriveRun("purge", self._queue, self._connection, self._clock) as run:
@@ -268,7 +273,7 @@ class KafkaDeadLetters:
         )
 
     def _partitions(self, *also: str) -> dict[str, int]:
-        """How many partitions each topic has; raises TopicError saying what to run."""
+        """The numbers of partitions of the dead-letter topic, its markers topic and the topics `also`."""
         self._guard.raise_if_inherited()
         queue, letters, finished = self._queue.name, self._dead.name, self._dead.markers_topic
         found = {
@@ -287,15 +292,15 @@ class KafkaDeadLetters:
             )
         return found
 
-    def _find_waiting(self, partitions: int, *, fenced: bool) -> builtins.list[_WaitingLetters]:
-        """The dead letters that are not finished, by partition.
+    def _find_waiting(self, partitions: int, *, fenced: bool) -> builtins.list[_Unfinished]:
+        """Read which offsets of each partition of the dead-letter topic are not finished.
 
-        `fenced`: the caller has fenced its predecessors. Then markers are read to the end that the log
-        has now (rule R1), open transactions of others or not.
+        `fenced`: a run that has fenced its predecessors asks. Then the markers are read to the present end of
+        their log (rule R1 of docs/rules.md); raises Unavailable if a transaction of others stays open.
         """
         everything = range(partitions)
         bounds = partition_reader.bounds(self._connection, self._dead.name, everything)
-        found = [_WaitingLetters(partition, *bounds[partition]) for partition in everything]
+        found = [_Unfinished(partition, *bounds[partition]) for partition in everything]
         ends: Mapping[int, tuple[int, int]] = {}
         if fenced:
             topic = self._dead.markers_topic
@@ -323,9 +328,9 @@ class KafkaDeadLetters:
         return found
 
     def _wait_until_visible(self, partitions: int) -> None:
-        """Let list() leave out what was committed just now: readers see a commit a moment after it.
+        """Wait until readers, list() for example, see the commits of this run.
 
-        Gives up after a few seconds, since an open transaction of somebody else also holds readers back.
+        Gives up after 5 s, since an open transaction of others may hold readers back, and when Kafka fails.
         """
         topic, everything = self._dead.markers_topic, range(partitions)
         deadline = self._clock.monotonic() + _VISIBLE_TIMEOUT_S
@@ -337,13 +342,16 @@ class KafkaDeadLetters:
                     return
                 self._clock.sleep(_VISIBLE_POLL_S)
 
-    def _discard_finished(self, waiting: builtins.list[_WaitingLetters], record: Any, fenced: bool) -> None:
-        """Remove from `waiting` the dead letters that this record of the markers topic finishes."""
+    def _discard_finished(self, waiting: builtins.list[_Unfinished], record: Any, fenced: bool) -> None:
+        """Remove from `waiting` the dead letters that this record of the markers topic finishes.
+
+        For a marker of a newer version, raises UnsupportedMarker if `fenced`; else logs and ignores it.
+        """
         try:
             marker = read_marker(record)
         except UnsupportedMarker as error:
             text = f"{record.topic()}, partition {record.partition()}, offset {record.offset()}: {error}"
-            if fenced:  # it may finish dead letters that would be sent back (rule R3)
+            if fenced:  # the marker may finish dead letters that would be sent back (rule R3)
                 raise UnsupportedMarker(f"{text}; upgrade kmqpy and run this again", error.data) from None
             _log.warning(text)
         except DecodeError:
@@ -355,17 +363,17 @@ class KafkaDeadLetters:
                     one.discard(start, start + count)
 
     def _own_records(
-        self, waiting: _WaitingLetters, others: Callable[[Any], None] = lambda _: None
+        self, waiting: _Unfinished, others: Callable[[Any], None] = lambda _: None
     ) -> Iterator[Any]:
-        """Read the dead letters of this queue only; call `others` with each record that is not one."""
+        """Yield the waiting dead letters of this queue; call `others` with those of other queues."""
         for record in self._waiting_records(waiting):
             if is_dead_letter_of(message_headers(record), self._queue, self._origin):
                 yield record
             else:
                 others(record)
 
-    def _waiting_records(self, waiting: _WaitingLetters) -> Iterator[Any]:
-        """Yield the records that wait, in order; removes those passed from `waiting`. One call at a time."""
+    def _waiting_records(self, waiting: _Unfinished) -> Iterator[Any]:
+        """Yield the records of `waiting`, in order, and remove all passed offsets. One call at a time."""
         for start, stop in list(waiting.pieces()):
             position = start
             for record in self._records(waiting.partition, start, stop):
@@ -377,7 +385,10 @@ class KafkaDeadLetters:
             waiting.discard(position, stop)
 
     def _records(self, partition: int, start: int, stop: int) -> Iterator[Any]:
-        """Committed records from `start` to before `stop`, which is not beyond the last stable offset."""
+        """Yield the committed records from `start` to before `stop`, at most the last stable offset.
+
+        Raises Unavailable when Kafka sends nothing for 30 s; errors of `_NOT_RETRIED` are raised at once.
+        """
         reader = self._consumer()
         reader.assign([TopicPartition(self._dead.name, partition, start)])
         position = start
@@ -395,7 +406,7 @@ class KafkaDeadLetters:
                     raise librdkafka.translated(problem, doing, self._connection)
                 continue
             offset = record.offset() or 0
-            # The log may end in control records: its end is told as an event.
+            # A log may end in control records; librdkafka reports its end as an event.
             position = offset + (error is None)
             if error is None and offset < stop:
                 yield record
@@ -418,12 +429,14 @@ _NOT_RETRIED = {
     KafkaError._UNKNOWN_PARTITION,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
 }
+"""Errors that end the reading of dead letters at once, since waiting does not help."""
 
 
-class _WaitingLetters:
-    """The offsets of one partition, `first` to before `end`, that are not finished.
+class _Unfinished:
+    """The unfinished offsets of one partition of the dead-letter topic.
 
-    `read_to`: the markers offset up to which the markers say so.
+    offsets  the offsets from `first` to before `end` without an end marker; not all of them hold a message
+    read_to  the markers offset up to which end markers were read
     """
 
     def __init__(self, partition: int, first: int, end: int) -> None:
@@ -436,20 +449,20 @@ class _WaitingLetters:
             self.offsets.add_runs([(first, end - first)])
 
     def discard(self, start: int, stop: int) -> None:
-        """Remove the offsets from `start` to before `stop`, as far as they are there."""
+        """Remove the offsets from `start` to before `stop`; others than `first` to `end` are ignored."""
         start, stop = max(start, self.first), min(stop, self.end)
         if start < stop:
             self.offsets.discard_runs([(start, stop - start)])
 
     def keep(self, offsets: Iterable[int]) -> None:
-        """Remove all other offsets."""
+        """Remove all offsets but these."""
         kept = OffsetRuns()
         for offset in offsets:
             kept.add(offset)
         self.offsets &= kept
 
     def pieces(self) -> Iterator[tuple[int, int]]:
-        """Yield pieces of the log, (start, stop), that hold all that waits and no long gap."""
+        """Yield pieces of the log, (start, stop), that hold all unfinished offsets and no long gap."""
         start = stop = None
         for first, count in self.offsets.runs():
             if start is not None and stop is not None and first - stop > _MAX_READ_GAP:

@@ -1,4 +1,4 @@
-"""Queues on Kafka as the Storage protocol has them. `open_storage` is what `kafka://` opens."""
+"""The `Storage` protocol for Kafka: makes, opens and deletes queues. open_storage() opens `kafka:` URLs."""
 
 from __future__ import annotations
 
@@ -42,25 +42,27 @@ _FIXED_ON_KAFKA = {
     "redelivery": ("automatic", "manual"),
     "ephemeral": (True, False),
 }
-"""Settings that queues of other storages have: what they are on Kafka, and what Kafka can't do."""
+"""Settings of queues on other storages: the value of each on Kafka, and the value that Kafka refuses."""
 _TOPIC_SETTINGS = {"partitions": int | None, "replication": int | None, "retention_ms": int | None}
-"""How the topics of a new queue are made."""
+"""Settings of the topics of a new queue, with their types."""
 _NEW_QUEUE_SETTINGS = (*_QUEUE_FIELDS, *_FIXED_ON_KAFKA, *_TOPIC_SETTINGS, "adopt")
 _MAX_NAME_LENGTH = 200
-"""Characters of the name of a new queue; the names of its other topics are longer."""
+"""The most characters in the name of a new queue. Kafka allows 249, but the queue's other topics need longer
+names."""
 _IDLE_TIMEOUT_MS = 60_000
 
 
 class KafkaStorage:
-    """The queues of one Kafka and ZooKeeper root, see kmqpy.queue.Storage.
+    """Makes, opens and deletes the queues of one Kafka and ZooKeeper root, see kmqpy.queue.Storage.
 
-    Its queues share a producer and an administrator. Each queue is a consumer group, so each has a client of
-    its own to receive with. The client is opened when the first message is received or finished. It is
-    closed when that has not happened for `idle_timeout_ms` and none of its messages is in flight.
+    The queues share a producer and an administrator. Each queue is a consumer group, so each has a client of
+    its own. A queue opens its client when the first message is received or finished. The storage closes a
+    client that was not used for `idle_timeout_ms` and has no message in flight; the next use opens another.
 
-    zookeeper        without it, only `open` works, and `describe` where the settings are known to clients
-    idle_timeout_ms  0: a queue's client is closed only with the queue
-    options          of KmqClient, for all queues
+    zookeeper        without ZooKeeper, only open() and describe() work, with the settings in the topic
+                     kmq.queues or the defaults
+    idle_timeout_ms  0: a client is closed only with its queue
+    options          options of KmqClient, for all queues
     """
 
     def __init__(
@@ -90,12 +92,12 @@ class KafkaStorage:
         return CAPABILITIES
 
     def create(self, name: str, **settings: Any) -> None:
-        """See Storage.create. Makes the queue's topics and registers it.
+        """See Storage.create. Makes the queue's topics and registers the queue.
 
         The settings are the fields of QueueSettings, and `partitions`, `replication` and `retention_ms` of
-        its topics, see Admin.create_queue. Those of other storages (`order` and the like) may say what holds
-        on Kafka anyway. Topics that are there already are taken over where they are empty, and with
-        `adopt=True` in any case; else they are a ConfigError.
+        the topics, see Admin.create_queue. Settings of other storages (`order` and the like) are accepted
+        with the value that they have on Kafka. The queue takes over existing topics that never had a record
+        and that no queue of another root uses, or any with `adopt=True`; other topics raise ConfigError.
         """
         self._check_open()
         _check_name(name)
@@ -124,7 +126,7 @@ class KafkaStorage:
             )
 
     def list(self) -> builtins.list[str]:
-        """See Storage.list: the queues that are registered."""
+        """See Storage.list: the registered queues, without those that are being deleted."""
         with self._use_admin() as admin:
             return sorted(one.settings.name for one in admin.list_queues() if not one.deleting)
 
@@ -150,7 +152,7 @@ class KafkaStorage:
         )
 
     def delete(self, name: str) -> None:
-        """See Storage.delete. Waits until the trackers have let go; raises Unavailable if they do not."""
+        """See Storage.delete. Waits until trackers have let go of the queue, else raises Unavailable."""
         _check_name(name)
         with self._use_admin() as admin, self._suggest_nearest(admin, name):
             for queue in self._opened_queues():
@@ -165,7 +167,10 @@ class KafkaStorage:
             return self._open_queue(admin.settings(name), codec=codec)
 
     def open_url(self, url: QueueUrl) -> KafkaQueue:
-        """See Storage.open_url. With `create=true`, a missing queue is made with the settings of the url."""
+        """See Storage.open_url. With `create=true`, makes a missing queue with the settings in the url.
+
+        Closing the queue closes the storage.
+        """
         given = _select(url.settings, _QUEUE_FIELDS)
         settings = build(QueueSettings, {"name": url.queue}, given)
         for key in url.settings.keys() & _FIXED_ON_KAFKA.keys():
@@ -187,7 +192,7 @@ class KafkaStorage:
                 return
             self._closed.set()
             queues = self._opened_queues()
-        with ExitStack() as all_of_them:  # also when one raises
+        with ExitStack() as all_of_them:  # closes the others, too, if one of them raises
             all_of_them.callback(self._shared.close)
             if self._idle_closer is not None and self._idle_closer is not threading.current_thread():
                 all_of_them.callback(self._idle_closer.join)
@@ -224,12 +229,12 @@ class KafkaStorage:
         return opened
 
     def _close_idle_clients(self) -> None:
-        """Let queues that have not received for a while leave their consumer groups; the work of a thread."""
+        """Close the clients of idle queues, again and again; runs in a thread."""
         while not self._closed.wait(self._idle_s / 4):
             for queue in self._opened_queues():
                 try:
                     queue.leave_group_if_idle(self._idle_s)
-                except Exception:  # the thread must live, for the other queues
+                except Exception:  # the thread must go on, for the other queues
                     _log.exception("closing what is idle failed", extra={"queue": queue.name})
 
     def _opened_queues(self) -> builtins.list[KafkaQueue]:
@@ -245,7 +250,7 @@ class KafkaStorage:
 
     @contextmanager
     def _suggest_nearest(self, admin: Admin, name: str) -> Iterator[None]:
-        """Names the nearest queue where there is none of this name."""
+        """If the block raises QueueNotFound, raise one that suggests the queue with the most similar name."""
         try:
             yield
         except QueueNotFound:
@@ -260,10 +265,11 @@ class KafkaStorage:
 def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> Storage:
     """Open the storage of a kafka: url.
 
-    Its settings are `zookeeper`, `root`, `idle_timeout_ms`, `max_in_flight`, `holder`, `instance_id` and
-    `markers` of KmqClient, and librdkafka settings (names with a dot). That of a queue may also have the
-    fields of QueueSettings, and `create=true` with what KafkaStorage.create takes. What the url leaves open
-    of the connections is as in KafkaConnection.from_environment(), but there is no default ZooKeeper.
+    The url may set `zookeeper`, `root`, `idle_timeout_ms`, the options `max_in_flight`, `holder`,
+    `instance_id` and `markers` of KmqClient, and settings of librdkafka (names with a dot). The url of a
+    queue may also set fields of QueueSettings, and `create=true` with the settings of KafkaStorage.create.
+    Connection settings that the url leaves open come from the config file and the environment, as in
+    KafkaConnection.from_environment(), but ZooKeeper has no default address.
     """
     if url.user is not None:
         raise ConfigError("queue url: a kafka: url has no user; use sasl.username and sasl.password")
