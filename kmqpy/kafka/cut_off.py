@@ -33,7 +33,7 @@ Client = confluent_kafka.Producer | confluent_kafka.Consumer
 _CHECK_EVERY_S = 5.0
 """Seconds from one find() of a CutOffCheck until its is_due() is true again."""
 _CUT_OFF_AFTER_S = 15.0
-"""A client that Kafka has not answered for so many seconds, while Kafka answered new clients, is cut off.
+"""Seconds for which Kafka must have answered new clients and not a client, before this client is cut off.
 Longer than the 10 s that librdkafka may take to connect again."""
 _ANSWER_TIMEOUT_S = 1.0
 """Seconds that a CutOffCheck waits for Kafka's answer to one client."""

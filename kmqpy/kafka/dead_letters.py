@@ -52,7 +52,7 @@ from kmqpy.kafka.message_headers import (
     is_dead_letter_of,
 )
 from kmqpy.kafka.places import message_id
-from kmqpy.kafka.redrive import DeadLetterMove, RedriveRun, number, redriven
+from kmqpy.kafka.redrive import DeadLetterMove, RedriveRun, int_header_or_none, redrive_move
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.topic_names import dead_letter_queue
 from kmqpy.kafka.topics import Topics
@@ -197,22 +197,22 @@ class KafkaDeadLetters:
         with RedriveRun("redrive", self._queue, self._connection, self._clock) as run:
             waiting = self._find_waiting(partitions[self._dead.name], fenced=True)
             if wanted is not None:
-                for one in waiting:
-                    one.keep(offset for partition, offset in wanted if partition == one.partition)
+                for part in waiting:
+                    part.keep(offset for partition, offset in wanted if partition == part.partition)
 
             def steps() -> Iterator[DeadLetterMove]:
-                for one in waiting:
-                    for record in self._own_records(one):
+                for part in waiting:
+                    for record in self._own_records(part):
                         if wanted is not None:
                             found.add((record.partition(), record.offset()))
-                        yield redriven(record, self._queue, partitions[self._queue.name])
+                        yield redrive_move(record, self._queue, partitions[self._queue.name])
 
             def report() -> None:
                 if progress is not None:
-                    left = sum(len(one.offsets) for one in waiting)
+                    left = sum(len(part.offsets) for part in waiting)
                     progress(run.done, run.done + len(run.refused) + left)
 
-            known = {one.partition: one.read_to for one in waiting}
+            known = {part.partition: part.read_to for part in waiting}
             run.move(steps(), known=known, at_once=at_once, rate=rate, progress=report)
         self._wait_until_visible(partitions[self._dead.name])
         _log.info("dead letters redriven", extra={"queue": self._queue.name, "count": run.done})
@@ -231,14 +231,14 @@ class KafkaDeadLetters:
         partitions = self._partitions()[self._dead.name]
         with RedriveRun("purge", self._queue, self._connection, self._clock) as run:
             waiting = self._find_waiting(partitions, fenced=True)
-            ends = {one.partition: one.end for one in waiting if one.end > one.first}
+            ends = {part.partition: part.end for part in waiting if part.end > part.first}
 
             def keep(record: Any) -> None:
                 ends[record.partition()] = min(ends[record.partition()], record.offset())
 
-            records = (record for one in waiting for record in self._own_records(one, keep))
+            records = (record for part in waiting for record in self._own_records(part, keep))
             steps = (DeadLetterMove(record.partition(), record.offset()) for record in records)
-            run.move(steps, known={one.partition: one.read_to for one in waiting}, at_once=_PURGE_BATCH)
+            run.move(steps, known={part.partition: part.read_to for part in waiting}, at_once=_PURGE_BATCH)
             self._topics.delete_records(self._dead.name, ends)
         self._wait_until_visible(partitions)
         _log.info("dead letters purged", extra={"queue": self._queue.name, "count": run.done})
@@ -249,8 +249,8 @@ class KafkaDeadLetters:
         partitions = self._partitions()[self._dead.name]
         found = (
             (record.timestamp()[1], record.partition(), record.offset(), self._dead_letter(record, with_body))
-            for one in self._find_waiting(partitions, fenced=False)
-            for record in islice(self._own_records(one), limit)
+            for part in self._find_waiting(partitions, fenced=False)
+            for record in islice(self._own_records(part), limit)
         )
         return [entry[3] for entry in heapq.nsmallest(limit, found, key=lambda entry: entry[:3])]
 
@@ -261,10 +261,10 @@ class KafkaDeadLetters:
             id=message_id(record.partition(), record.offset()),
             key=record.key(),
             origin_topic=_text(headers, DEAD_LETTER_TOPIC),
-            origin_partition=number(headers, DEAD_LETTER_PARTITION),
-            origin_offset=number(headers, DEAD_LETTER_OFFSET),
-            attempts=number(headers, DEAD_LETTER_ATTEMPTS),
-            first_enqueued_ms=number(headers, ORIGINAL_TIMESTAMP),
+            origin_partition=int_header_or_none(headers, DEAD_LETTER_PARTITION),
+            origin_offset=int_header_or_none(headers, DEAD_LETTER_OFFSET),
+            attempts=int_header_or_none(headers, DEAD_LETTER_ATTEMPTS),
+            first_enqueued_ms=int_header_or_none(headers, ORIGINAL_TIMESTAMP),
             dead_since_ms=record.timestamp()[1],
             reason=_text(headers, DEAD_LETTER_REASON),
             size=len(body),
@@ -305,7 +305,7 @@ class KafkaDeadLetters:
         if fenced:
             topic = self._dead.markers_topic
             ends = partition_reader.bounds(self._connection, topic, everything, uncommitted=True)
-        starts = {one.partition: 0 for one in found if one.first < one.end}
+        starts = {part.partition: 0 for part in found if part.first < part.end}
         deadline = self._clock.monotonic() + _STALL_TIMEOUT_S
         while starts:
             reached = partition_reader.scan(
@@ -358,9 +358,9 @@ class KafkaDeadLetters:
             _log.debug("undecodable marker", extra={"topic": record.topic(), "offset": record.offset()})
         else:
             if marker.op is Op.END and marker.partition < len(waiting):
-                one = waiting[marker.partition]
+                part = waiting[marker.partition]
                 for start, count in marker.offset_runs:
-                    one.discard(start, start + count)
+                    part.discard(start, start + count)
 
     def _own_records(
         self, waiting: _Unfinished, others: Callable[[Any], None] = lambda _: None

@@ -273,9 +273,9 @@ def retrying(
 ) -> T:
     """Call `call` until it succeeds, as long as its errors are retriable or `also` says that they are.
 
-    The argument of `call` is its time limit in seconds. Raises the KafkaException of `call` if it is not
-    retriable, or when `timeout_s` is over: sooner, if first_contact_within() says so. After a failure, raises
-    AccessDenied if Kafka has refused us for a second, and Unavailable if only we use TLS.
+    The argument of `call` is the time limit of one try in seconds. Raises the KafkaException of `call` if the
+    error is not retriable, or when `timeout_s` (or the shorter limit of first_contact_within()) is over.
+    Raises AccessDenied if Kafka has refused us for a second, and Unavailable if only we use TLS.
     """
     started = SYSTEM_CLOCK.monotonic()
     failure = KafkaException(KafkaError(KafkaError._TIMED_OUT))

@@ -26,7 +26,7 @@ _BATCH_RECORDS = 10_000
 _POLL_S = 0.1
 """Seconds that a reader waits for a record before it checks whether `timeout_s` is over."""
 _MAX_READ_GAP = 1_000
-"""If the next wanted record is more than so many offsets away, read_at() seeks it, and does not read on."""
+"""read_at() skips a gap of more offsets than this between two wanted records; it reads a shorter gap."""
 
 
 @dataclass(slots=True)

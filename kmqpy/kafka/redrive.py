@@ -47,7 +47,7 @@ from kmqpy.kafka.topic_names import dead_letter_queue
 _log = logging.getLogger(__name__)
 
 _MAX_TRANSACTION_BYTES = 4_000_000
-"""Once the copies of a transaction have about so many bytes, it gets no more."""
+"""A batch gets no more dead letters once its copies have this size (the last copy may exceed it)."""
 _TRANSACTION_TIMEOUT_MS = 10_000
 """The transaction of a killed run holds back readers of the queue for up to this time; then Kafka aborts it.
 The next run aborts it at once."""
@@ -59,7 +59,7 @@ _MAX_TRIES = 4
 """Tries of one transaction before the run stops. The first try after a message that Kafka has refused can
 fail by its sequence numbers."""
 
-_unreadable_ancestors = Throttle(60.0)
+_ancestors_throttle = Throttle(60.0)
 
 
 class DeadLetterMove(NamedTuple):
@@ -80,12 +80,12 @@ class DeadLetterMove(NamedTuple):
         return size_of(self.copy.key, self.copy.value, self.copy.headers)
 
 
-def redriven(record: Any, queue: QueueSettings, partitions: int) -> DeadLetterMove:
-    """The move of a dead letter, by its record, back to `queue` as a message that was never delivered.
+def redrive_move(record: Any, queue: QueueSettings, partitions: int) -> DeadLetterMove:
+    """Make the move that sends a dead letter (`record`) back to `queue`, as if it was never delivered.
 
-    The copy goes to the partition from which the dead letter came. Without a header that says so, the copy
-    goes to the partition with the number of the dead letter's own. If `queue` has no such partition, the
-    partitioner chooses one. `partitions`: how many `queue` has.
+    The copy goes to the partition from which the dead letter came or, without a header that says so, to the
+    partition with the same number as the dead letter's own. If that is not one of the `partitions` of
+    `queue`, the partitioner chooses.
     """
     headers = message_headers(record)
     partition = origin_partition(headers, queue.name)
@@ -98,7 +98,7 @@ def redriven(record: Any, queue: QueueSettings, partitions: int) -> DeadLetterMo
         ancestors = read_ancestors(m.last_header(headers, ANCESTORS), place)
     except DecodeError as error:
         ancestors = ()
-        if _unreadable_ancestors.allows(place.topic):
+        if _ancestors_throttle.allows(place.topic):
             _log.warning("dead letter %d-%d: ignored: %s", place.partition, place.offset, error)
     new_headers = redriven_headers(headers, place, queue, ancestors)
     copy = NewRecord(partition, record.key(), record.value(), new_headers)
@@ -109,10 +109,10 @@ def origin_partition(headers: m.Headers, queue: str) -> int | None:
     """The partition of `queue` from which a dead letter came; None if its headers do not say so."""
     if m.last_header(headers, DEAD_LETTER_TOPIC) != queue.encode():
         return None
-    return number(headers, DEAD_LETTER_PARTITION)
+    return int_header_or_none(headers, DEAD_LETTER_PARTITION)
 
 
-def number(headers: m.Headers, name: str) -> int | None:
+def int_header_or_none(headers: m.Headers, name: str) -> int | None:
     """The header `name` as a number; None when it is absent or can't be read."""
     try:
         return int_header(headers, name)

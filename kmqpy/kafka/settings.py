@@ -28,8 +28,8 @@ _log = logging.getLogger(__name__)
 KafkaSettings = Mapping[str, Any]
 """Settings of librdkafka by librdkafka's names; handed on unchanged."""
 CLOCK_LEAD_MS = 5_000
-"""A timestamp may be so many milliseconds ahead of the broker's clock; a later one counts as this bound
-(rule R23 of docs/rules.md)."""
+"""Milliseconds by which a timestamp may be ahead of the broker's clock, by default. Trackers replace a later
+timestamp by this bound (rule R23 of docs/rules.md)."""
 MARKERS_SUFFIX = "__markers"
 DEAD_LETTERS_SUFFIX = "__undelivered"
 """Default endings of the names of a queue's markers topic and dead-letter topic."""
@@ -47,7 +47,7 @@ SETTINGS_TOPIC = "kmq.queues"
 
 @dataclass(frozen=True, kw_only=True)
 class QueueSettings(QueuePolicy):
-    """The settings of a queue on Kafka: its policy, the names of its topics and group, and two flags.
+    """The settings of a queue on Kafka: its policy, the names of its topics, group and header, two flags.
 
     Names that are left empty follow the queue's name: `<queue>__markers`, `<queue>__undelivered`, group
     `kmq-<queue>`. The registry in ZooKeeper and the topic kmq.queues hold the settings as JSON.
@@ -56,8 +56,8 @@ class QueueSettings(QueuePolicy):
     a value and the values differ. Settings that were read from the store are complete.
 
     claims     trackers look, inside the transaction of a redelivery, for acknowledgements that came after
-               the redelivery was planned (rule R27 of docs/rules.md). If claims are off, trackers of versions
-               without claims refuse the queue
+               they planned the redelivery (rule R27 of docs/rules.md). If the setting is off, trackers of
+               versions without claims refuse the queue
     late_acks  a client that takes a copy (a message that a tracker has appended again) hands it out only if
                nobody acknowledged or rejected the message after it was copied, and no lease or delay that
                somebody gave it after that still runs (rule R32). Needs claims. Trackers of versions without

@@ -59,10 +59,10 @@ class KafkaStorage:
     its own. A queue opens its client when the first message is received or finished. The storage closes a
     client that was not used for `idle_timeout_ms` and has no message in flight; the next use opens another.
 
-    zookeeper        without ZooKeeper, only open() and describe() work, with the settings in the topic
-                     kmq.queues or the defaults
+    zookeeper        without ZooKeeper, one can only open and describe existing queues, with the settings in
+                     the topic kmq.queues or the defaults
     idle_timeout_ms  0: a client is closed only with its queue
-    options          options of KmqClient, for all queues
+    options          arguments of KmqClient, for the clients of all queues
     """
 
     def __init__(

@@ -56,7 +56,7 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic as Kafka describes it; `config` holds the settings that matter to kmqpy."""
+    """A topic as Kafka describes it; `config` holds all its settings, or none if they were not asked for."""
 
     name: str
     topic_id: str

@@ -31,14 +31,14 @@ from kmqpy.message import last_header
 _log = logging.getLogger(__name__)
 
 LATE_MS = 60_000
-"""A trace reads markers until so many milliseconds after the message has ended, since some come late."""
+"""Milliseconds after the end of a message in which a trace still reads markers, since some come late."""
 _SENDER_CLOCK_LEAD_MS = 60_000
-"""The clock of a sender may be so many milliseconds ahead of the broker's clock."""
+"""Milliseconds by which the clock of a sender may be ahead of the broker's clock."""
 _MAX_RECORDS = 10_000
-"""A trace follows at most about so many copies of a message, and ignores the others."""
+"""A trace follows about this number of copies of a message at most, and ignores further copies."""
 _PLACE = re.compile(r"(?:([a-zA-Z0-9._-]{1,249}):)?([0-9]{1,10})[:-]([0-9]{1,19})")
 _LOG_APPEND_TIME = 2
-_forged_headers = Throttle(60.0)
+_forged_headers_throttle = Throttle(60.0)
 
 Progress = Callable[[int], None]
 """Called with the number of records that were read so far, after each batch."""
@@ -47,10 +47,12 @@ Progress = Callable[[int], None]
 def trace(
     connection: KafkaConnection, queue: QueueSettings, message: str, *, progress: Progress = lambda _: None
 ) -> MessageLife:
-    """The life of the message that a receipt names, or `partition:offset`, `partition-offset`, `topic:…`.
+    """The life of a message; `message` is a receipt or `partition:offset` (or `partition-offset`).
 
-    `topic:` is the queue topic or the dead-letter topic. The text may name the message itself or any of its
-    copies. Raises ReceiptError for a receipt of another queue or topic, and for a message that never existed;
+    `topic:partition:offset` names a record of the dead-letter topic, or of the queue topic. The record may be
+    the message itself or any of its copies.
+
+    Raises ReceiptError for a receipt of another queue or topic, and for a message that never existed;
     ConfigError for another topic; QueueNotFound, TopicError, Unavailable.
     """
     return trace_all(connection, queue, [message], progress=progress)[0]
@@ -205,7 +207,8 @@ class _Tracer:
         """The records of the message: it and its copies, each before its own copies.
 
         `known`: the record that the user named, after its ancestors. If the markers of an ancestor name other
-        copies than the next ancestor, all up to this ancestor are left out, and a warning is logged.
+        copies than the record after it in `known`, the records up to this ancestor are left out, with a
+        warning.
         """
         self._fetch(seen.copy for some in self._markers.values() for seen in some if seen.copy is not None)
         first = 0
@@ -381,5 +384,5 @@ def _appended_ms(record: Any) -> int:
 
 
 def _warn(place: RecordPlace, text: str) -> None:
-    if _forged_headers.allows(place.topic):
+    if _forged_headers_throttle.allows(place.topic):
         _log.warning("%s %d:%d: ignored: %s", *place, text)
