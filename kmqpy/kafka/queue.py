@@ -79,7 +79,8 @@ def _handed_on(
 class KafkaQueue:
     """A queue on Kafka, see kmqpy.queue.Queue; what it receives are KafkaMessages.
 
-    queue       its name; or settings, of which those that are not given are the queue's own
+    queue       the queue's name, or QueueSettings; fields that you leave out come from the queue's stored
+                settings, and fields that contradict them raise ConfigError
     connection  where Kafka is. Redelivery and dead letters need a tracker that runs
     zookeeper   where ZooKeeper is; without it `size`, `in_flight` and the like read the whole markers
                 topic, with it less
@@ -90,8 +91,7 @@ class KafkaQueue:
     The other arguments are those of KmqClient, which joins the consumer group when the first message is
     received or acknowledged.
 
-    Raises QueueNotFound, TopicError, Unavailable when it is made, ConfigError for settings that contradict
-    the queue's own.
+    The constructor raises QueueNotFound, TopicError, Unavailable, and ConfigError for bad arguments.
     """
 
     def __init__(

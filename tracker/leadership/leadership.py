@@ -190,7 +190,7 @@ class Leadership(Closeable):
     def _seen_as_ours(self, partitions: Iterable[Partition]) -> set[Partition]:
         """Return the partitions whose leader znode was of our session at the time of this call.
 
-        Goes by the watched copies of leader znodes, after one round trip to ZooKeeper.
+        Goes by the cached leader znodes (see ZnodeCache), after one round trip to ZooKeeper.
         """
         (stat,) = gather([self._zk.exists_async(self._paths.tracker(self._id))], self._timeout)
         if not self._session.is_ours(stat):

@@ -54,7 +54,8 @@ _INTERRUPT_TIMEOUT_S = 5.0
 _RESUBMIT_BACKOFF = Backoff(0.4, 2, 30, jitter=0)
 """The pause before a job that has ended is submitted again."""
 _MAX_FAILED_SUBMISSIONS = 5
-"""After so many failures in a row, without all trackers having started, the job is given up."""
+"""When this many submissions in a row have failed, TrackerJob gives up and raises the last error. The count
+begins anew, at 1, with a submission that failed after all its trackers had started."""
 
 
 def track(
@@ -93,7 +94,8 @@ def track(
 class TrackerJob:
     """Keeps trackers running on Spark until it is stopped; the arguments are those of `track`.
 
-    stopping  an event that stops the job; the caller may set it, and `request_stop` does
+    stopping  TrackerJob stops the trackers when this event is set; the caller may set it, and `request_stop`
+              does
 
     `run` blocks until the job is stopped, and returns the reports of the trackers. `start` does the same in a
     thread; then `stop` returns the reports.

@@ -63,14 +63,16 @@ class KmqClient:
     Clients share a queue by its partitions: one client takes from each partition, further clients are on
     standby.
 
-    queue            the name of the queue, or settings; the client looks up the settings that are not given
+    queue            the queue's name, or QueueSettings; fields that you leave out come from the queue's
+                     stored settings, and fields that contradict them raise ConfigError
     connection       the addresses of Kafka; the client needs no ZooKeeper
     max_in_flight    receive() waits while this many messages are taken, not finished, and within their leases
     holder           a name for this client, shown beside the messages that it has taken
     instance_id      static membership in the group: a restart within the session moves no partitions
-    markers          "jvm": the format of the JVM library; "range": kmqpy's own, one marker for many messages,
-                     several times as fast. A queue that JVM trackers look after must stay with "jvm"; kmqpy's
-                     trackers read both, mixed.
+    markers          the format of the markers that the client writes. "jvm": that of the JVM library kmq,
+                     one marker for each message. "range": kmqpy's own, one marker for many messages, several
+                     times as fast. Choose "range" unless JVM trackers look after the queue: they can't read
+                     it. kmqpy's trackers read both, mixed
     coalesce_ms      with "range": for how long the client collects end markers, to write them as ranges
     acknowledged_by  the object whose ack() message.ack() calls; default: this client
 
@@ -78,10 +80,10 @@ class KmqClient:
 
     In a forked child of the process that made the client, its calls raise Forked.
 
-    The constructor raises QueueNotFound, TopicError, Unavailable, and ConfigError for bad arguments and for
-    settings that contradict the queue's own. When the queue topic is recreated (deleted and made again under
-    the same name), the client goes on with the new topic. If the markers topic was not recreated as well,
-    receive() raises TopicError until somebody recreates it.
+    The constructor raises QueueNotFound, TopicError, Unavailable, and ConfigError for bad arguments. When the
+    queue topic is recreated (deleted and made again under the same name), the client goes on with the new
+    topic. If the markers topic was not recreated as well, receive() raises TopicError until somebody
+    recreates it.
     """
 
     def __init__(
