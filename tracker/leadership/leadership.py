@@ -43,7 +43,8 @@ RECHECK_ZNODES_PER_S = 50
 _FAILURE_PAUSE = Backoff(0.1, 2, 2, jitter=0)
 """The pause of the thread after a failure: 0.1 s, doubled by each failure in a row, up to 2 s."""
 _POLL_S = 0.05
-"""How often `start` looks whether ZooKeeper denies access while it waits for the registration."""
+"""Seconds between two checks of `start` whether ZooKeeper denies access, while `start` waits for the
+registration."""
 
 
 class Leadership(Closeable):
@@ -57,8 +58,8 @@ class Leadership(Closeable):
                         has not taken
 
     snapshot, may_redeliver, release and set_kafka_ok do no I/O; any thread may call them. verify, read_offset
-    and write_offsets wait for ZooKeeper, each request for one session timeout at most; they raise
-    Unavailable, and only one thread at a time may call the two for offsets.
+    and write_offsets wait for ZooKeeper, each request for one session timeout at most, and raise Unavailable.
+    Only one thread at a time may call read_offset and write_offsets.
     """
 
     def __init__(

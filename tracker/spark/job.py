@@ -48,11 +48,12 @@ _ZOOKEEPER_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 120.0
 """Seconds in which all trackers must start the first time: a cluster may have to start executors first."""
 _STOP_TIMEOUT_S = 20.0
-"""Seconds for trackers to stop before Spark interrupts them: they finish transactions for up to 15 s."""
+"""Seconds that TrackerJob gives trackers to stop before it has Spark interrupt them: a tracker may finish
+transactions for up to 15 s."""
 _INTERRUPT_TIMEOUT_S = 5.0
 """Seconds to wait for the end of tasks that Spark has interrupted."""
 _RESUBMIT_BACKOFF = Backoff(0.4, 2, 30, jitter=0)
-"""The pause before a job that has ended is submitted again."""
+"""The pause before TrackerJob submits a job that has ended again."""
 _MAX_FAILED_SUBMISSIONS = 5
 """When this many submissions in a row have failed, TrackerJob gives up and raises the last error. The count
 begins anew, at 1, with a submission that failed after all its trackers had started."""
@@ -70,14 +71,15 @@ def track(
 ) -> TrackerJob:
     """Run `trackers` trackers on the executors of `spark`, also by Spark Connect; returns the running job.
 
-    settings  of each tracker. The ids of the trackers begin with `tracker_id`. Tracker number n serves
-              /metrics on port http_port + n; on any free port if http_port is 0, on none if it is -1
+    settings  the settings of each tracker. The ids of the trackers begin with `tracker_id`. Tracker number n
+              serves /metrics on port http_port + n; on any free port if http_port is 0, on none if it is -1
 
     kmqpy must be installed on the executors, which must reach Kafka and ZooKeeper. Spark needs a slot for
-    each tracker, and no speculation. spark.task.maxFailures should be high (for a local
-    master: `local[N,1000000]`): when a task has failed that often, the whole job is submitted again.
+    each tracker, and no speculation. spark.task.maxFailures should be high (for a local master:
+    `local[N,1000000]`): when a task has failed that often, TrackerJob submits the whole job again.
 
-    Raises ConfigError if Spark can't run them or executors lack kmqpy, Unavailable if ZooKeeper is away.
+    Raises ConfigError if Spark can't run the trackers or executors lack kmqpy, Unavailable if ZooKeeper is
+    away.
     """
     job = TrackerJob(
         spark,
