@@ -43,8 +43,7 @@ RECHECK_ZNODES_PER_S = 50
 _FAILURE_PAUSE = Backoff(0.1, 2, 2, jitter=0)
 """The pause of the thread after a failure: 0.1 s, doubled by each failure in a row, up to 2 s."""
 _POLL_S = 0.05
-"""Seconds between two checks of `start` whether ZooKeeper denies access, while `start` waits for the
-registration."""
+"""How often `start` looks whether ZooKeeper denies access while it waits for the registration."""
 
 
 class Leadership(Closeable):

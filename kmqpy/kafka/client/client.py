@@ -174,10 +174,11 @@ class KmqClient:
         can't hand out with half of the lease left. That counts as no attempt, unless this process dies first
         or the broker writes the marker that gives the message back after the end of the lease.
 
-        Where the queue has late acks, the client checks copies (messages that a tracker has appended again)
-        for markers that earlier consumers wrote after their lease. It leaves out copies that are acknowledged
-        or that are to become dead letters. It puts copies off for which a delay or a longer lease was asked.
-        It gives back copies that it can't check.
+        If the queue's setting `late_acks` is on, the client checks copies (messages that a tracker has
+        appended again) for markers that earlier consumers wrote when the tracker was copying the message
+        already. It leaves out copies that are acknowledged or that are to become dead letters. It puts off
+        copies for which an earlier consumer asked for a delay or a longer lease. It gives back copies that it
+        can't check.
 
         Raises ConfigError for bad numbers, TopicError when the queue's topic is gone or was recreated without
         its markers topic, Fenced when the group goes on without this client, and Closed.

@@ -1,8 +1,7 @@
 """Builds the headers of copies: redeliveries, dead letters and redriven messages. Pure: no I/O.
 
 A redelivery and a dead letter keep the headers of their original, except those about the original itself:
-its redelivery count, its delay, its ancestors, and the markers offset from which clients look for its late
-operations (acknowledgements and the like that are written when the message is being copied already). A
+its redelivery count, its delay, its ancestors, and from where to look for its late acknowledgements. A
 redriven message keeps no `kmq-…` header but those about the origin: where and when it was first sent.
 """
 
