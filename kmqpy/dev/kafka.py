@@ -15,7 +15,8 @@ from kmqpy.dev.server import ServerKind
 from kmqpy.errors import ClusterError
 
 CONFIG = "server.properties"
-_CHECKPOINT = "bootstrap.checkpoint"  # in a data folder: the features of this Kafka version
+_CHECKPOINT = "bootstrap.checkpoint"
+"""The file of a data folder in which Kafka's format tool writes the features of this Kafka version."""
 
 
 def _write_config(
@@ -46,7 +47,8 @@ def _write_config(
         "share.coordinator.state.topic.num.partitions": 4,
         "auto.create.topics.enable": "false",
         "group.initial.rebalance.delay.ms": 0,
-        # Soon removes groups whose topics were deleted: `kmq doctor` asks for the offsets of every group.
+        # Every 5 s, not every 10 min, Kafka removes groups whose topics were deleted: `kmq doctor` asks for
+        # the offsets of every group, so many groups that are left would make it slow.
         "offsets.retention.check.interval.ms": 5_000,
         # A killed broker may come back only when its earlier session is over; the default is 9 s.
         "broker.session.timeout.ms": 3_000,

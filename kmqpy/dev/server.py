@@ -51,9 +51,13 @@ class ServerKind:
 class Server:
     """A server process, made by Cluster or Databases. All durations are in seconds.
 
-    `answers` tells from the log of this start whether the server serves clients. The server joins the process
-    group `group`, which the watchdog kills. `owner` has the arguments that choose its user
-    (programs.process_owner()), and `stop_signal` stops the server in an orderly way.
+    answers      called with the text that the server has logged since its last start: tells whether the
+                 server serves clients
+    group        the process group that the server joins; the watchdog kills the group as soon as the process
+                 that started the servers has ended
+    owner        arguments of subprocess that choose the user as whom the server runs, see
+                 programs.process_owner(); None: this user
+    stop_signal  the signal that stops the server in an orderly way
     """
 
     def __init__(

@@ -79,7 +79,8 @@ def _client_method(
 class KafkaQueue:
     """Sends, receives, counts and administers messages of a queue on Kafka; see kmqpy.queue.Queue.
 
-    queue       the queue's name; or settings, of which those that are not given are the queue's own
+    queue       the queue's name, or QueueSettings; fields that you leave out come from the queue's stored
+                settings, and fields that contradict them raise ConfigError
     connection  where Kafka is. Redelivery and dead letters need a tracker that runs
     zookeeper   where ZooKeeper is; `size`, `in_flight` and the like read less of the markers topic with
                 ZooKeeper, and the whole topic without
@@ -90,8 +91,7 @@ class KafkaQueue:
     The other arguments are those of KmqClient. The queue makes its client, which joins the consumer group,
     when the first message is received or finished. Received messages are KafkaMessages.
 
-    The constructor raises QueueNotFound, TopicError, Unavailable, and ConfigError for settings that
-    contradict the queue's own.
+    The constructor raises QueueNotFound, TopicError, Unavailable, and ConfigError for bad arguments.
     """
 
     def __init__(

@@ -34,8 +34,8 @@ ROW = "kmq_row"
 _MAX_CALLS_TO_SPLIT = 160
 """From this call for one batch on, parts are not halved: all messages of a part that raises have failed."""
 
-Frames = Callable[[pd.DataFrame], pd.DataFrame]
-"""A function of many messages; see `process`."""
+FrameFunction = Callable[[pd.DataFrame], pd.DataFrame]
+"""A user's function of many messages; see `process`."""
 
 
 @dataclass(slots=True)
@@ -47,10 +47,10 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrameFunction:
+class FrameCaller:
     """Calls `function` with the messages of a batch as frames, and checks what it returns."""
 
-    function: Frames
+    function: FrameFunction
     schema: StructType
     failures: FailurePolicy
 

@@ -70,9 +70,9 @@ class HandedOut:
     rows    a mask of numpy: True where the message was taken and is handed out
     taken   by partition, the offsets of the messages that are handed out
     left    by partition, the offsets of messages that must not be acknowledged: given back, overdue, to be
-            dead-lettered, not yet due, or deadly
-    deadly  by partition, the offsets of messages that were taken MAX_TAKES times in this delivery, while no
-            marker says that the worker survived them: the caller gives them back
+            dead-lettered, not yet due, or (if Handout withholds these) deadly
+    deadly  by partition, the offsets of deadly messages, which the caller gives back: they were taken
+            MAX_TAKES times in this delivery, and no marker says that the Python worker survived them
     next    by partition, the offset after the last message, and the markers offset from which a reader that
             begins at that offset must read
     """

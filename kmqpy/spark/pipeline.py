@@ -24,7 +24,7 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.spark import json_rows
 from kmqpy.spark.checkpoint import one_line
-from kmqpy.spark.frame_function import Frames
+from kmqpy.spark.frame_function import FrameFunction
 from kmqpy.spark.process import DEFAULT_LEASE_S, MAX_OFFSETS_PER_TRIGGER, NEEDED, parsed
 from kmqpy.spark.progress import Progress, ProgressWatch, finish_batch
 from kmqpy.spark.queue import KmqSpark
@@ -51,7 +51,7 @@ def run_pipeline(
     *,
     schema: str,
     sink: Sink,
-    function: Frames | None = None,
+    function: FrameFunction | None = None,
     drain: bool = False,
     follow: bool = False,
     stop: Callable[[], bool] | None = None,
@@ -150,7 +150,7 @@ def write_aggregate(
 
 
 def _rows(
-    kmq: KmqSpark, schema: StructType, function: Frames | None, lease: Duration, max_batch: int
+    kmq: KmqSpark, schema: StructType, function: FrameFunction | None, lease: Duration, max_batch: int
 ) -> DataFrame:
     """The queue's messages as rows of the schema, with the columns that sinks need."""
     df = kmq.read_stream(max_offsets_per_trigger=max_batch)

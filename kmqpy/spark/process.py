@@ -32,10 +32,10 @@ from kmqpy.spark.acknowledge import Acknowledger
 from kmqpy.spark.checkpoint import RememberedFailures, bind_checkpoint, one_line
 from kmqpy.spark.decode import check_columns, header_bytes, header_text, number, redelivery_count
 from kmqpy.spark.failures import FailurePolicy
-from kmqpy.spark.frame_function import Frames
+from kmqpy.spark.frame_function import FrameFunction
 from kmqpy.spark.records import check_options, own_partition, stream_topic
 from kmqpy.spark.report import REPORTS
-from kmqpy.spark.row_function import Rows
+from kmqpy.spark.row_function import RowFunction
 from kmqpy.spark.session import enlarge_arrow_batches
 from kmqpy.spark.source import MAX_ATTEMPTS
 from kmqpy.spark.take import MESSAGE, TakeTask, only_ok, with_taken, without_own_columns
@@ -138,7 +138,7 @@ class Processing:
     def process(
         self,
         df: DataFrame,
-        function: Frames,
+        function: FrameFunction,
         schema: StructType | str,
         *,
         lease: Duration = DEFAULT_LEASE_S,
@@ -171,7 +171,7 @@ class Processing:
     def process_rows(
         self,
         df: DataFrame,
-        function: Rows,
+        function: RowFunction,
         schema: StructType | str,
         *,
         lease: Duration = DEFAULT_LEASE_S,
@@ -293,7 +293,7 @@ class Processing:
     def _process(
         self,
         df: DataFrame,
-        function: Frames | Rows,
+        function: FrameFunction | RowFunction,
         schema: StructType | str,
         lease: Duration,
         backoff: Backoff,

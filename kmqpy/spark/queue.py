@@ -32,17 +32,19 @@ class KmqSpark(Processing):
 
     spark      a session made ready by configure_spark_with_kmq, also one of Spark Connect
     bootstrap  Kafka, `host:port[,host:port]`, or a KafkaConnection, which has settings of security
-    queue      its name; or settings, where the queue's own settings replace those not given, as for KmqClient
+    queue      the queue's name, or QueueSettings; fields that you leave out come from the queue's stored
+               settings, and fields that contradict them raise ConfigError
     options    for Spark's Kafka source, untouched: `{"minPartitions": "64"}`, or `kafka.…` for its client
-    markers    the format that processing writes: "jvm" or "range", as for KmqClient; "range" is several times
-               as fast
+    markers    the format of the markers that processing writes. "jvm": that of the JVM library kmq, one
+               marker for each message. "range": kmqpy's own, one marker for many messages, several times as
+               fast. Choose "range" unless JVM trackers look after the queue: they can't read it
 
     A frame of the queue's state shows the queue as it was when the method was called, whenever and however
     often the frame is evaluated. Reading the state joins no consumer group and writes nothing. Processing has
     the methods that process messages.
 
-    The constructor raises Unavailable, and ConfigError for another version of Spark and for settings that are
-    invalid or contradict the queue's own. The methods raise QueueNotFound, TopicError, Unavailable, and
+    The constructor raises Unavailable, and ConfigError for another version of Spark and for invalid settings.
+    The methods raise QueueNotFound, TopicError, Unavailable, and
     ConfigError when the session lacks the Kafka connector.
     """
 

@@ -17,15 +17,15 @@ from kmqpy.spark.failures import FailurePolicy
 from kmqpy.spark.frame_function import Outcome
 from kmqpy.spark.values import NotOfSchema, array_of, converted, named_fields
 
-Rows = Callable[[Row], Any]
-"""A function of one message; see `process_rows`."""
+RowFunction = Callable[[Row], Any]
+"""A user's function of one message; see `process_rows`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowFunction:
+class RowCaller:
     """Calls `function` with each message of a batch, and checks what it returns."""
 
-    function: Rows
+    function: RowFunction
     schema: StructType
     failures: FailurePolicy
 

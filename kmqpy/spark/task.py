@@ -1,7 +1,14 @@
 """Runs process() on executors: takes messages, calls the user's function, gives back messages that failed.
 
-Kafka has confirmed the start markers of an Arrow batch before the function sees the batch. The task hands on
-the rows that the function returned, followed by a report to the driver, which writes the end markers.
+For each Arrow batch, a Handout decides which messages the function may see. The Taker, which reads and writes
+markers for all tasks of a Python worker, writes the start markers of these messages. The function sees a
+message only after Kafka has confirmed its start marker. The task splits a batch into groups: it takes the
+messages of a group together, and gives them to the function together. After the rows that the function
+returned for a group, the task yields a report to the driver, which writes the end markers. `places` are the
+partition and offset of each row.
+
+A message is *deadly* if it was taken MAX_TAKES times in one delivery, and no marker says that the Python
+worker survived it. The function does not see a deadly message; the task gives it back.
 """
 
 from __future__ import annotations
@@ -19,22 +26,26 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark.failures import FailurePolicy, alike_markers, nacks
-from kmqpy.spark.frame_function import FrameFunction, Frames
+from kmqpy.spark.frame_function import FrameCaller, FrameFunction
 from kmqpy.spark.handout import HandedOut, Handout, Places
-from kmqpy.spark.row_function import RowFunction, Rows
+from kmqpy.spark.row_function import RowCaller, RowFunction
 from kmqpy.spark.taker import MAX_TAKES, MarkersFormat, Taker, taker_of
 
 REPORT = "kmq_report"
 """The column of a report; null in the rows that the function returned."""
-_DEADLY_REASON = f"the worker that processed it, or others with it, died {MAX_TAKES} times"
+_DEADLY_REASON = (
+    f"the Python worker died {MAX_TAKES} times while it processed this message "
+    "(perhaps because of another message of the same batch)"
+)
+"""The reason with which the task gives back a deadly message; shown to users."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessTask:
     """The function that Spark sends to executors, with its settings, and calls there (mapInArrow).
 
-    function  the user's function of a frame (`KmqSpark.process`), or with `by_row` of a row (`process_rows`)
-    schema    of the rows that the user's function returns
+    function  the user's function: of a frame (`KmqSpark.process`) or, if `by_row`, of a row (`process_rows`)
+    schema    the schema of the rows that the user's function returns
     """
 
     queue: QueueSettings
@@ -43,11 +54,11 @@ class ProcessTask:
     lease_ms: int
     backoff: Backoff
     schema: StructType
-    function: Frames | Rows
+    function: FrameFunction | RowFunction
     by_row: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run one task: take and process messages. A report follows the output for each group of messages."""
+        """Run one task: take and process messages. Yields the output for each group, then a report on it."""
         taker = taker_of(self.queue, self.connection, self.markers)
         handout = Handout(taker, self.lease_ms, withholds_deadly=True)
         for batch in filter(len, batches):
@@ -59,8 +70,8 @@ class ProcessTask:
     def _groups(self, batch: pa.RecordBatch, handout: Handout, places: Places) -> Iterator[pa.RecordBatch]:
         """Split a batch into groups of messages that are taken together.
 
-        A message on its last attempt is taken alone if it was taken before, and no marker says that the
-        worker survived: if it kills the worker again, no other message becomes a dead letter with it.
+        A message on its last attempt is a group of its own if it was taken before and no marker says that the
+        worker survived it: if it kills the worker again, no other message becomes a dead letter with it.
         """
         most = self.queue.max_redeliveries
         alone = np.zeros(len(batch), dtype=bool)
@@ -85,9 +96,9 @@ class ProcessTask:
         failed: dict[int, set[int]] = {}
         output: list[pa.RecordBatch] = []
         if handed_out.taken:
-            call = RowFunction if self.by_row else FrameFunction
+            caller = RowCaller if self.by_row else FrameCaller
             rows = batch if handed_out.rows.all() else batch.filter(pa.array(handed_out.rows))
-            outcome = call(function=self.function, schema=self.schema, failures=failures).call(rows)
+            outcome = caller(function=self.function, schema=self.schema, failures=failures).call(rows)
             output = outcome.output
             given = places.where(handed_out.rows) if outcome.failed else places
             by_place = {given.place(row): failure for row, failure in outcome.failed.items()}

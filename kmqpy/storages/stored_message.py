@@ -1,4 +1,9 @@
-"""The messages that a StoredQueue hands out."""
+"""The messages that a StoredQueue hands out.
+
+A StoredQueue is a queue over an *engine*: a storage other than Kafka, which keeps each message as a row. A
+*take* is one delivery of a row to a client; the row counts its takes. A *receipt* is a text that names one
+take of one row, so that another process can acknowledge the message.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +32,10 @@ class Acknowledges(Protocol):
 class TakeContext:
     """The objects that all messages of one receive(), peek() or orphans() share.
 
-    queue     handed the messages out, and acknowledges them
+    queue     the queue that handed the messages out, and acknowledges them
     receipts  makes their receipts
-    ahead_ms  how many ms this machine's clock is ahead of the storage's, to which the ends of leases in rows
-              refer; lease_until_ms adds it
+    ahead_ms  this machine's clock minus the storage's clock, in ms. Rows hold ends of leases by the storage's
+              clock; lease_until_ms adds ahead_ms, to give them by this machine's clock
     """
 
     queue: Acknowledges
@@ -39,7 +44,7 @@ class TakeContext:
 
 
 class StoredMessage(LazyMessage):
-    """A message of an engine. It acknowledges itself by the queue that handed it out; see Message."""
+    """A Message whose fields are read from a row of an engine; ack() calls the queue that handed it out."""
 
     __slots__ = ("_context", "_row")
     _context: TakeContext

@@ -25,12 +25,15 @@ class Telemetry:
     def finished(self, queue: str, op: str, count: int = 1) -> None:
         """A client did `op` with `count` messages: send, ack, nack, extend, dead-letter or a late op.
 
-        A late op concerns copies (records with which a tracker redelivered messages): an earlier consumer of
-        the message wrote an operation when the message was being copied, and the client follows it.
+        A late op is about copies (a copy is the record with which a tracker redelivers a message). An earlier
+        consumer acknowledged, gave back, extended or dead-lettered the message when a tracker was copying it
+        already. The client that takes the copy finds this late operation, and applies it to the copy:
 
-        late-ack          the client finished copies, because the earlier consumer acknowledged the message
-        late-dead-letter  the client dead-lettered copies, unseen, as the earlier consumer had asked
-        late-postpone     the client gave copies back, unseen: an earlier lease or delay is not over
+        late-ack          the earlier consumer acknowledged the message; the client finished its copy
+        late-dead-letter  the earlier consumer asked for a dead letter; the client dead-lettered the copy
+                          without handing it out
+        late-postpone     the earlier consumer asked for a lease or a delay that is not over; the client gave
+                          the copy back for the rest of that time, without handing it out
         """
 
     def processing(self, message: Message) -> AbstractContextManager[None]:

@@ -30,6 +30,7 @@ class PrometheusTelemetry(Telemetry):
 
     kmq_client_sent_total, …_received_total, …_acked_total, …_nacked_total, …_extended_total,
     …_dead_lettered_total, …_late_acked_total, …_late_dead_lettered_total, …_late_postponed_total   messages
+                            (Telemetry.finished() says what the late ones are)
     kmq_client_failures_total{queue, what}   failures after which kmqpy went on
     kmq_client_in_flight    messages in flight of the client that reported last
     kmq_worker_handler_seconds{queue, outcome}   histogram; outcome is `ok` or `error`

@@ -1,4 +1,4 @@
-"""Queues and workers for asyncio: they call the Queue and Worker classes in threads.
+"""Queues and workers for asyncio, which call methods of Queue and Worker in threads.
 
 async with AsyncQueue(queue_for(url)) as queue:
     async for message in queue:
@@ -40,14 +40,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _MAX_RECEIVE_S = 1.0
-"""The longest single call of Queue.receive(), in seconds; a longer wait is divided into several calls. A call
-goes on in its thread after its caller was cancelled."""
+"""The longest single call of Queue.receive(), in seconds. A longer wait is divided into several calls, since
+a call goes on in its thread after its caller was cancelled."""
 _STOP_POLL_S = 0.05
 """Seconds between two checks of AsyncWorker.run() whether the worker stops."""
 _TIMER_EARLY_S = 0.001
 """Seconds by which an event loop may call back too early; timers are longer by that time."""
 _MAX_TAKEN_AHEAD = 10
-"""The most messages that `async for` takes in one call (at most once: 1) and then yields one by one."""
+"""The most messages that `async for` takes in one call and then yields one by one. On an at-most-once queue,
+it takes one message in each call."""
 
 
 class AsyncQueue:

@@ -1,4 +1,4 @@
-"""Decides which of the messages that a worker has received starts next. Pure: no threads, no clock."""
+"""Decides which of its received messages a worker handles next. Pure: no threads, no clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class KeyedFifo(Generic[T]):
-    """Gives out items in the order in which they were added, but of each key only one item at a time.
+    """Gives out items in the order in which they were added, but only one item of each key at a time.
 
     The next item of a key is ready after done() for the item before. Items without a key (None) do not wait.
     """

@@ -21,7 +21,7 @@ class LeasedMessage:
     key         messages of one key are handled one at a time; None: no order
     lease_ends  the lease certainly holds until this time; afterwards others may have the message
     extend_at   when the LeaseKeeper extends the lease next
-    context     the context in which the handler runs, with the span of the message; None before
+    context     the context in which the handler runs, with the span of the message; None before it runs
     lost        True if the message is no longer the worker's: others finished it, or its lease was over
     """
 
@@ -39,8 +39,9 @@ class LeaseKeeper:
     run() extends all leases that are due in one call. A lease is due when a third of its duration has passed
     since receive() returned the message, or since the last extension.
 
-    An extension that reaches the queue after an acknowledgement or a nack would undo it. So finish() waits
-    for an extension of its messages that is under way; afterwards they are not extended again.
+    An extension that reaches the queue after an acknowledgement or a nack of the same message would undo it.
+    So finish() waits until extensions of its messages that are under way have ended. The LeaseKeeper does not
+    extend these messages again.
 
     If the queue says that messages are lost (no longer the worker's), the LeaseKeeper does not extend them
     again, and calls `on_lost` with them. `on_lost` must not raise.

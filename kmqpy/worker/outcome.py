@@ -77,7 +77,8 @@ Outcome = Acknowledge | GiveBack | DeadLetter
 ACKNOWLEDGE = Acknowledge()
 """The outcome of a message whose handler returned."""
 RELEASE = GiveBack(count=False)
-"""The outcome of a message whose handler was not called, or did not end in time: given back, no attempt."""
+"""The outcome of a message whose handler was not called, or did not end in time. The worker gives the message
+back, and this delivery does not count as an attempt."""
 
 
 def failed_outcome(error: BaseException, attempts: int, backoff: Backoff) -> Outcome:

@@ -16,8 +16,8 @@ from kmqpy.worker.outcome import Acknowledge, Outcome
 class OutcomeWriter:
     """Writes the outcomes of messages to the queue, messages of equal outcome in one call.
 
-    Lost messages (LeasedMessage.lost) are acknowledged: a late acknowledgement may count, and does no harm.
-    They are neither given back nor dead-lettered, since others have taken or finished them.
+    Of lost messages (LeasedMessage.lost) it writes only acknowledgements, which may still count and do no
+    harm. It neither gives lost messages back nor dead-letters them, since others have taken or finished them.
 
     run() writes outcomes in the thread that calls it. While a call to the queue runs, further messages gather
     for the next call, so batches grow if calls get slower. The writer calls `written` once with each

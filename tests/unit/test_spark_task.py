@@ -413,7 +413,7 @@ def test_finished_messages_are_not_handed_out_again_and_taken_ones_are(takes):
     assert output == [b"m4", b"m6"]
     assert (listed(report.done), listed(report.left)) == ({0: [14, 16]}, {0: [12, 13, 15]})
     assert takes.extended == [14]
-    assert [(marker.offset, marker.reason.split()[-2:]) for marker in takes.nacks] == [(13, ["3", "times"])]
+    assert [(marker.offset, "died 3 times" in marker.reason) for marker in takes.nacks] == [(13, True)]
 
 
 def test_what_one_evaluation_left_is_not_done_though_another_handed_it_on():

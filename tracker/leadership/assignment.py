@@ -29,16 +29,17 @@ Ranking = Mapping[Partition, tuple[str, ...]]
 """For each partition the id of its proposed owner, then the ids of the stand-ins in their order."""
 
 LOAD_FACTOR = 1.4
-"""The most partitions that are proposed to a member, as a multiple of its even share.
+"""At most this many times its even share of the partitions is proposed to a member.
 
-Where members have 100 partitions each, 0.4 are three standard deviations of their loads. So few partitions
-go to another member than the next on the ring, and few move back later.
+Where members have 100 partitions each, 0.4 of that is three standard deviations of the load. So members
+seldom reach the limit: few partitions go to another member than the next on the ring, and few move back
+later.
 """
 STAND_INS = 2
 """How many members besides the proposed owner watch a partition, and take it if that owner does not."""
 
 _POINTS_PER_MEMBER = 128  # unequal distances of the points make loads differ by 1/sqrt(128)
-_RING_BITS = 44
+_RING_BITS = 44  # points and places are numbers of 44 bits
 _INDEX_BITS = 20  # the low bits of a point hold its member's index, so that one integer is both
 _INDEX_MASK = (1 << _INDEX_BITS) - 1
 _RING_MASK = (1 << _RING_BITS) - 1
@@ -46,7 +47,7 @@ _RING_MASK = (1 << _RING_BITS) - 1
 
 @dataclass(frozen=True)
 class Member:
-    """A tracker as the assignment sees it.
+    """A tracker, with all that the assignment of partitions depends on.
 
     queues    the queues that the tracker serves; None: all
     kafka_ok  False while the tracker does not reach Kafka: then no partition is proposed to it

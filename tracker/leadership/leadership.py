@@ -57,8 +57,8 @@ class Leadership(Closeable):
                         has not taken
 
     snapshot, may_redeliver, release and set_kafka_ok do no I/O; any thread may call them. verify, read_offset
-    and write_offsets wait for ZooKeeper, each request for one session timeout at most; they raise
-    Unavailable, and only one thread at a time may call the two for offsets.
+    and write_offsets wait for ZooKeeper, each request for one session timeout at most, and raise Unavailable.
+    Only one thread at a time may call read_offset and write_offsets.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Leadership(Closeable):
     def _seen_as_ours(self, partitions: Iterable[Partition]) -> set[Partition]:
         """Return the partitions whose leader znode was of our session at the time of this call.
 
-        Goes by the watched copies of leader znodes, after one round trip to ZooKeeper.
+        Goes by the cached leader znodes (see ZnodeCache), after one round trip to ZooKeeper.
         """
         (stat,) = gather([self._zk.exists_async(self._paths.tracker(self._id))], self._timeout)
         if not self._session.is_ours(stat):

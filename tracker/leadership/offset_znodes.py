@@ -17,13 +17,14 @@ from tracker.leadership.assignment import Partition
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 10
-"""An offset is left out after so many attempts, each of which found the znode changed by another process."""
+"""write() leaves an offset out after this many attempts that found the znode changed by another process."""
 MAX_OFFSETS_PER_TRANSACTION = 100
-"""One ZooKeeper transaction writes so many offsets at most."""
+"""One ZooKeeper transaction writes at most this many offsets."""
 MAX_BYTES_PER_TRANSACTION = 500_000
-"""Half of the packet that ZooKeeper accepts; one larger offset has a transaction of its own."""
+"""Half of the largest packet that ZooKeeper accepts. A larger offset gets a transaction of its own."""
 EARLY_WRITE_MARKERS = 50_000
-"""After so many new markers an offset is written early. A successor reads them in a fraction of a second."""
+"""After this many new markers, OffsetWriteSchedule lets an offset be written early. A successor can read this
+many markers again in a fraction of a second."""
 
 
 class OffsetWriteSchedule:
@@ -40,7 +41,7 @@ class OffsetWriteSchedule:
         self._written: dict[Partition, float] = {}
 
     def interval_s(self, partitions: int) -> float:
-        """How many seconds pass between two writes of an offset if all queues have so many partitions."""
+        """The seconds between two writes of an offset, if all queues together have this many partitions."""
         return max(self._every_s, partitions / self._writes_per_s)
 
     def is_due(self, key: Partition, markers: int, partitions: int, now: float) -> bool:
@@ -64,7 +65,7 @@ class OffsetStore:
     """Reads and writes the offset znodes of owned partitions. For one thread at a time.
 
     is_ours       tells from the stat of a leader znode whether it belongs to our session
-    seen_as_ours  returns those of some partitions that our session has, going by watches of leader znodes
+    seen_as_ours  returns which of the given partitions our session owns, going by cached leader znodes
     member        the path of our member znode, which ZooKeeper deletes when our session ends
 
     A former owner may still write its offset late. That offset was safe when that owner computed it, so at
@@ -89,7 +90,7 @@ class OffsetStore:
         self._versions: dict[Partition, int] = {}
 
     def read(self, key: Partition) -> StoredOffset | None:
-        """The offset that ZooKeeper's leader has; None if there is no offset or it can't be decoded."""
+        """The stored offset, as the leading ZooKeeper server has it; None if it is absent or undecodable."""
         path = self._paths.offset(*key)
         with unavailable(self._zk):
             _, found = gather([self._zk.sync_async(path), self._zk.get_async(path)], self._timeout)

@@ -1,7 +1,7 @@
 """Writes the ephemeral znodes of a tracker: its member znode, and the leader znode of each partition it owns.
 
-Each znode belongs to the tracker's ZooKeeper session and vanishes with it. A znode of such a path that
-belongs to no session was restored from a backup, or made by hand.
+Each znode belongs to the tracker's ZooKeeper session and vanishes with it. A znode at such a path that is not
+ephemeral (restored from a backup, or made by hand) belongs to no live tracker: a tracker replaces it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MemberZnode:
         self._info = info
         self._timeout = timeout_s
         self.registered = threading.Event()
-        """Set once the znode exists in our session, with the right data."""
+        """Set once `ensure` has found the znode in our session, with the right data."""
         self.other_session: int | None = None
         """The last other session that was found registered under our id; None: there was none."""
 
@@ -55,14 +55,15 @@ class MemberZnode:
     def ensure(self, tree: RegistrySnapshot, session: int) -> bool:
         """Create or correct the znode; returns True if it had to be written.
 
-        While another session is registered under our id, waits for its end: logs a warning, returns False.
+        If another session is registered under our id, logs a warning and returns False: call again, until
+        that session has ended.
         """
         data = self._info.to_json()
         found = tree.members.get(self._info.id)
         if found is None:
             call = self._zk.create_async(self._path, data, ephemeral=True, makepath=True)
         elif session_of(found[1]) is None:
-            self._replace_copy(found[1], data)
+            self._replace_without_session(found[1], data)
             return True
         elif session_of(found[1]) != session:
             if self.other_session != session_of(found[1]):
@@ -83,8 +84,8 @@ class MemberZnode:
         self._znodes.forget(self._parent)
         return True
 
-    def _replace_copy(self, stat: Any, data: bytes) -> None:
-        """Replace a znode under our id that has no session, and so would never expire. Raises Unavailable."""
+    def _replace_without_session(self, stat: Any, data: bytes) -> None:
+        """Replace our member znode if it has no session, since it would never expire. Raises Unavailable."""
         transaction = self._zk.transaction()
         transaction.delete(self._path, stat.version)
         transaction.create(self._path, data, ephemeral=True)
@@ -127,9 +128,9 @@ class LeaderZnodes:
             transaction = self._zk.transaction()
             # Fails if the queue was changed, say marked as deleting, since `tree` was read.
             transaction.check(self._paths.queue(key[0]), tree.versions[key[0]])
-            copy = tree.leaders.get(key)
-            if copy is not None:
-                transaction.delete(self._paths.leader(*key), copy.version)
+            restored = tree.leaders.get(key)
+            if restored is not None:
+                transaction.delete(self._paths.leader(*key), restored.version)
             transaction.create(self._paths.leader(*key), self._id.encode(), ephemeral=True)
             calls[key] = transaction.commit_async()
         for key, call in calls.items():

@@ -17,7 +17,8 @@ class Planner:
     It remembers the rankings, since when partitions have no leader, and the partitions that this tracker took
     as a stand-in: as a member that is not the proposed owner.
 
-    takeover_delay_s  after which the next member in rank takes a partition that the former has not taken
+    takeover_delay_s  seconds after which the next member in rank takes a partition that the member before it
+                      has not taken
     """
 
     def __init__(self, tracker_id: str, takeover_delay_s: float) -> None:
@@ -31,7 +32,8 @@ class Planner:
         self._ranking: dict[Partition, tuple[str, ...]] = {}
         """By partition: the ids of the first members in order of rank. Only for partitions to watch."""
         self.claimed: set[Partition] = set()
-        """Partitions whose leader znode belongs to our session, or may, since its creation was asked for."""
+        """Partitions whose leader znode belongs to our session, or may, since we have asked ZooKeeper to
+        create it."""
 
     @property
     def members(self) -> int:
@@ -39,7 +41,7 @@ class Planner:
         return len(self._sessions)
 
     def forget_session(self) -> None:
-        """Forget all about leader znodes: the session has ended."""
+        """Forget everything about leader znodes, because our session has ended."""
         self._unowned_since.clear()
         self._stand_in = frozenset()
         self.claimed.clear()

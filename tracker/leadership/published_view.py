@@ -1,4 +1,4 @@
-"""Publishes the partitions and queues of a tracker from the leadership's thread to all other threads."""
+"""Lets all threads of a tracker read its partitions and queues, which the leadership's thread publishes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tracker.leadership.assignment import Partition
 class LeadershipView:
     """The partitions and queues of this tracker at one moment.
 
-    owned      by partition whose leader znode belongs to our session: its epoch, the znode's czxid; each
-               later acquisition has a larger epoch
+    owned      by partition whose leader znode belongs to our session: its epoch. The epoch is the znode's
+               czxid (the number of the transaction that created it), so a later owner has a larger epoch
     releasing  owned partitions that the tracker should finish and then give up with release()
     queues     the registered queues that this tracker serves
-    connected  whether there is a connected session; whether it still lives, may_redeliver() tells
+    connected  whether a session is connected; Leadership.may_redeliver() tells whether it certainly lives
     problems   texts: the path of a znode that can't be used, and why
     """
 

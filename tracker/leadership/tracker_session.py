@@ -14,7 +14,8 @@ from kmqpy.zookeeper.session import gather, last_failure, session_of, stop
 log = logging.getLogger(__name__)
 
 RESTART_AFTER_S = 2.0
-"""The client is started again once kazoo has been closed, or refused by ZooKeeper, for this long."""
+"""TrackerSession starts kazoo's client again when the client has been closed, or refused by ZooKeeper, for
+this many seconds."""
 
 
 class TrackerSession:
@@ -42,9 +43,10 @@ class TrackerSession:
         self._clock = clock
         self._changed = changed
         self._connection = 0
-        """The number of changes of the connection's state so far; serves as the connection's number."""
+        """How often the connection's state has changed so far. Each state has this number as its name."""
         self._verified = (-1, 0.0)
-        """The number of the last verified connection, and the monotonic time until which this counts."""
+        """The number of the connection that was verified last, and the monotonic time until which the session
+        counts as alive for that."""
         self.verify_at = 0.0
         """The monotonic time at which the session is verified next; 0: at once."""
         self._gave_up_at: float | None = None
@@ -53,7 +55,7 @@ class TrackerSession:
 
     @property
     def certain_s(self) -> float:
-        """For how long a verified session is certainly alive: two thirds of what the server grants."""
+        """For how many seconds a verified session is certainly alive: two thirds of its granted timeout."""
         return float(self._zk.granted_s) * 2 / 3
 
     def is_certain(self) -> bool:

@@ -14,7 +14,7 @@ class ZnodeCache:
     """Holds values of znodes until they change. Sends the requests of one call together.
 
     One thread reads. A thread of kazoo marks the path of each watch event as changed and calls `on_change`.
-    The mark is removed before the path is read again, so that a change during the read is not lost.
+    The reading thread removes the mark before it reads the path again, so that it loses no change.
     """
 
     def __init__(self, zk: KazooClient, on_change: Callable[[], None], timeout: float) -> None:
@@ -40,7 +40,7 @@ class ZnodeCache:
         return self._read(paths, self._zk.exists_async)
 
     def seen(self, path: str) -> Any:
-        """The cached value of `path`; None if there is none or it may have changed. For any thread."""
+        """The cached value of `path`; None if no value is cached, or it may be old. For any thread."""
         return None if self._expired or path in self._changed else self._values.get(path)
 
     @property

@@ -14,7 +14,8 @@ from tracker.partition.owned_partition import OwnedPartition
 _MAX_FETCHED_RECORDS = 5_000
 """One fetch() returns so many records at most."""
 _SILENT_S = 5.0
-"""A consumer that got no record for this long may be cut off. Trackers write ticks in less time."""
+"""A consumer that got no record for this long may be cut off. Trackers write ticks (markers that only bring
+the broker's time) in less time."""
 _MAX_UNREAD = 50_000
 """If more fetched markers of a partition wait to be applied, fetching this partition is paused."""
 

@@ -1,4 +1,4 @@
-"""Checks that a Spark session can run trackers, by its settings. Pure: no I/O."""
+"""Checks by the settings of a Spark session whether the session can run trackers. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from kmqpy.errors import ConfigError
 
 MAX_FAILURES = 1_000_000
-"""A task may fail so often before Spark fails the whole job, which would end the other trackers, too."""
+"""When a task has failed this many times, Spark fails the whole job, which ends the other trackers, too."""
 
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\d+)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
 
 
 def with_retries(master: str) -> str:
-    """`master`, with MAX_FAILURES if it is a local one without a number of failures: that retries no task."""
+    """Return `master`; a local one without a number of failures, which would retry no task, gets one."""
     found = _LOCAL.fullmatch(master)
     if found is None or "," in master:
         return master
@@ -23,10 +23,10 @@ def with_retries(master: str) -> str:
 
 
 def check_session(trackers: int, conf: Callable[[str], str], cores: int) -> None:
-    """Raise ConfigError unless Spark can run so many trackers at the same time.
+    """Raise ConfigError unless Spark can run this many trackers at the same time.
 
-    conf   returns a setting of the session, an empty text when it is not set
-    cores  how many this machine has, for a local master with `*`
+    conf   returns the setting of the session with the given name, or an empty text when it is not set
+    cores  the number of cores of this machine, for a local master with `*`
     """
     if trackers < 1:
         raise ConfigError(f"trackers: {trackers} must be at least 1")

@@ -47,8 +47,9 @@ def spark_tracker(
     """Run trackers as tasks of a Spark job: what `kmq tracker` does, placed and restarted by Spark.
 
     They share the partitions with all other trackers, on Spark or not. Settings come from the config file's
-    table [tracker], then KMQ_TRACKER_… in the environment, then the options here; --http-port is that of the
-    first, which the others count up. At the end, what each tracker did since its last start is printed.
+    table [tracker], then KMQ_TRACKER_… in the environment, then the options here; --http-port is the port of
+    the first tracker, and each further tracker has the next port. At the end, the command prints what each
+    tracker did since its last start.
     """
     # Not before: `kmq --help` loads this module, and must not load Spark.
     from tracker.spark.job import TrackerJob  # isort: skip  # says what to install where PySpark is not

@@ -48,13 +48,15 @@ _ZOOKEEPER_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 120.0
 """Seconds in which all trackers must start the first time: a cluster may have to start executors first."""
 _STOP_TIMEOUT_S = 20.0
-"""Seconds for trackers to stop before Spark interrupts them: they finish transactions for up to 15 s."""
+"""Seconds that TrackerJob gives trackers to stop before it has Spark interrupt them: a tracker may finish
+transactions for up to 15 s."""
 _INTERRUPT_TIMEOUT_S = 5.0
 """Seconds to wait for the end of tasks that Spark has interrupted."""
 _RESUBMIT_BACKOFF = Backoff(0.4, 2, 30, jitter=0)
-"""The pause before a job that has ended is submitted again."""
+"""The pause before TrackerJob submits a job that has ended again."""
 _MAX_FAILED_SUBMISSIONS = 5
-"""After so many failures in a row, without all trackers having started, the job is given up."""
+"""When this many submissions in a row have failed, TrackerJob gives up and raises the last error. The count
+begins anew, at 1, with a submission that failed after all its trackers had started."""
 
 
 def track(
@@ -69,14 +71,15 @@ def track(
 ) -> TrackerJob:
     """Run `trackers` trackers on the executors of `spark`, also by Spark Connect; returns the running job.
 
-    settings  of each tracker. The ids of the trackers begin with `tracker_id`. Tracker number n serves
-              /metrics on port http_port + n; on any free port if http_port is 0, on none if it is -1
+    settings  the settings of each tracker. The ids of the trackers begin with `tracker_id`. Tracker number n
+              serves /metrics on port http_port + n; on any free port if http_port is 0, on none if it is -1
 
     kmqpy must be installed on the executors, which must reach Kafka and ZooKeeper. Spark needs a slot for
-    each tracker, and no speculation. spark.task.maxFailures should be high (for a local
-    master: `local[N,1000000]`): when a task has failed that often, the whole job is submitted again.
+    each tracker, and no speculation. spark.task.maxFailures should be high (for a local master:
+    `local[N,1000000]`): when a task has failed that often, TrackerJob submits the whole job again.
 
-    Raises ConfigError if Spark can't run them or executors lack kmqpy, Unavailable if ZooKeeper is away.
+    Raises ConfigError if Spark can't run the trackers or executors lack kmqpy, Unavailable if ZooKeeper is
+    away.
     """
     job = TrackerJob(
         spark,
@@ -93,7 +96,8 @@ def track(
 class TrackerJob:
     """Keeps trackers running on Spark until it is stopped; the arguments are those of `track`.
 
-    stopping  an event that stops the job; the caller may set it, and `request_stop` does
+    stopping  TrackerJob stops the trackers when this event is set; the caller may set it, and `request_stop`
+              does
 
     `run` blocks until the job is stopped, and returns the reports of the trackers. `start` does the same in a
     thread; then `stop` returns the reports.

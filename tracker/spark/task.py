@@ -29,16 +29,17 @@ from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker, relax_garbage_collection
 
 _START_BACKOFF = Backoff(0.5, 2, 5)
-"""The pause before a tracker that has failed fails its task: Spark starts a failed task again at once."""
+"""When a tracker has failed, its task pauses for this long before the task fails, too: Spark starts a failed
+task again at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerReport:
-    """The report of one tracker of a job since its last start.
+    """Says what one tracker of a job has done since its last start.
 
     number         the number of the tracker in its job, from 0
-    starts         how often Spark has started this tracker: 1, and one more for each time that it died
-    partitions     how many partitions it owned when it was stopped
+    starts         how often Spark has started this tracker: 1, and one more for each time that its task died
+    partitions     how many partitions the tracker owned when it was stopped
     """
 
     number: int
@@ -62,7 +63,7 @@ class TrackerTask:
     show only the name of the function, so only driver and executors know the secrets of the connections.
 
     job_znode  the driver's ephemeral znode: the tracker runs as long as this znode exists
-    name       the ids of the job's trackers begin with it
+    name       the name of the submission; the ids of its trackers begin with this name
     """
 
     connection: KafkaConnection

@@ -32,10 +32,11 @@ class QueueDescription:
 
     registered     whether the registry has the queue, so that trackers serve it
     deleting       whether the registry marks the queue as being deleted
-    partitions     how many the queue topic has; 0 while that topic is missing
-    topics         those of the queue's four topics that exist, with the Kafka settings that matter
-    owners         the id of the tracker that has the partition, by partition
-    offsets        the markers offset that trackers have stored, by partition; the next tracker reads from it
+    partitions     the number of partitions of the queue topic; 0 while that topic is missing
+    topics         the existing topics among these four, with the Kafka settings that matter: queue topic,
+                   markers topic, dead-letter topic, markers topic of the dead letters
+    owners         by partition: the id of the tracker that has the partition
+    offsets        by partition: the markers offset that trackers have stored; the next tracker reads from it
     """
 
     settings: QueueSettings
@@ -53,9 +54,9 @@ class Admin(Closeable):
     A queue is given by its name or its settings. `timeout` (seconds) bounds each answer of Kafka and of
     ZooKeeper.
 
-    With NO_ZOOKEEPER these calls still work: create_queue(), which registers nothing then, describe_queue(),
-    in_flight(), stats(), purge() and settings(). All but the first take the settings of the queue from the
-    topic kmq.queues, as clients do. The other calls raise ConfigError.
+    With NO_ZOOKEEPER these calls work: create_queue(), describe_queue(), in_flight(), stats(), purge() and
+    settings(). create_queue() then creates the topics and registers nothing. The other five take the settings
+    of the queue from the topic kmq.queues, as clients do. All other calls raise ConfigError.
 
     Every call may raise Unavailable. A call for a queue that does not exist raises QueueNotFound.
     """

@@ -10,7 +10,8 @@
 Every call waits for a bounded time and raises Unavailable when ZooKeeper does not answer.
 
 Znodes may be damaged, made by hand or restored from a backup (rule R25 of docs/rules.md). So the registry
-checks the data of znodes, and ignores leader and tracker znodes without a session, which are copies.
+checks the data of znodes. A leader or tracker znode that is not ephemeral belongs to no live tracker: the
+registry ignores it.
 """
 
 from __future__ import annotations

@@ -63,14 +63,16 @@ class KmqClient:
     Clients share a queue by its partitions: one client takes from each partition, further clients are on
     standby.
 
-    queue            the name of the queue, or settings; the client looks up the settings that are not given
+    queue            the queue's name, or QueueSettings; fields that you leave out come from the queue's
+                     stored settings, and fields that contradict them raise ConfigError
     connection       the addresses of Kafka; the client needs no ZooKeeper
     max_in_flight    receive() waits while this many messages are taken, not finished, and within their leases
     holder           a name for this client, shown beside the messages that it has taken
     instance_id      static membership in the group: a restart within the session moves no partitions
-    markers          "jvm": the format of the JVM library; "range": kmqpy's own, one marker for many messages,
-                     several times as fast. A queue that JVM trackers look after must stay with "jvm"; kmqpy's
-                     trackers read both, mixed.
+    markers          the format of the markers that the client writes. "jvm": that of the JVM library kmq,
+                     one marker for each message. "range": kmqpy's own, one marker for many messages, several
+                     times as fast. Choose "range" unless JVM trackers look after the queue: they can't read
+                     it. kmqpy's trackers read both, mixed
     coalesce_ms      with "range": for how long the client collects end markers, to write them as ranges
     acknowledged_by  the object whose ack() message.ack() calls; default: this client
 
@@ -78,10 +80,10 @@ class KmqClient:
 
     In a forked child of the process that made the client, its calls raise Forked.
 
-    The constructor raises QueueNotFound, TopicError, Unavailable, and ConfigError for bad arguments and for
-    settings that contradict the queue's own. When the queue topic is recreated (deleted and made again under
-    the same name), the client goes on with the new topic. If the markers topic was not recreated as well,
-    receive() raises TopicError until somebody recreates it.
+    The constructor raises QueueNotFound, TopicError, Unavailable, and ConfigError for bad arguments. When the
+    queue topic is recreated (deleted and made again under the same name), the client goes on with the new
+    topic. If the markers topic was not recreated as well, receive() raises TopicError until somebody
+    recreates it.
     """
 
     def __init__(
@@ -172,10 +174,11 @@ class KmqClient:
         can't hand out with half of the lease left. That counts as no attempt, unless this process dies first
         or the broker writes the marker that gives the message back after the end of the lease.
 
-        Where the queue has late acks, the client checks copies (messages that a tracker has appended again)
-        for markers that earlier consumers wrote after their lease. It leaves out copies that are acknowledged
-        or that are to become dead letters. It puts copies off for which a delay or a longer lease was asked.
-        It gives back copies that it can't check.
+        If the queue's setting `late_acks` is on, the client checks copies (messages that a tracker has
+        appended again) for markers that earlier consumers wrote when the tracker was copying the message
+        already. It leaves out copies that are acknowledged or that are to become dead letters. It puts off
+        copies for which an earlier consumer asked for a delay or a longer lease. It gives back copies that it
+        can't check.
 
         Raises ConfigError for bad numbers, TopicError when the queue's topic is gone or was recreated without
         its markers topic, Fenced when the group goes on without this client, and Closed.

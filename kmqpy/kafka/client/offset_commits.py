@@ -1,8 +1,9 @@
 """Says which offsets a queue's consumer group commits, and when. Pure: no I/O, no clock.
 
 A commit says two things. Its offset is the next queue offset, as in any consumer group. Its metadata says
-from which markers offset a successor must read to find every start marker at or after that queue offset (rule
-R10 of docs/rules.md), and the ids of the topics that both offsets are of (rule R24).
+from which markers offset a successor (the next client of the partition) must read to find every start marker
+of messages at or after that queue offset (rule R10 of docs/rules.md). It also names the ids of the queue
+topic and the markers topic, so that a client notices a recreated topic (rule R24).
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def commit_of(place: TopicPartition, ids: TopicIds) -> Commit | None:
     """Return the commit that Kafka gives, or None if there is none, or if it names another queue topic.
 
     If the commit names another markers topic, its markers offset counts as 0. A commit without ids, which an
-    older kmqpy or another kind of client has made, is believed: Kafka deletes commits together with their
-    topic.
+    older kmqpy or another kind of client has made, is accepted: it cannot belong to an earlier topic of the
+    same name, since Kafka deletes commits together with their topic.
     """
     if place.offset < 0:
         return None

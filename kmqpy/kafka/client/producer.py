@@ -55,14 +55,13 @@ class KmqProducer(Closeable):
     A message is sent once it is on all in-sync replicas. Retries inside the client make no duplicates. After
     a fork, calls in the child raise Forked.
 
-    queue             the name of the queue, or settings; the producer looks up the settings that are not
-                      given
+    queue             the queue's name, or QueueSettings; fields that you leave out come from the queue's
+                      stored settings, and fields that contradict them raise ConfigError
     delivery_timeout  the longest time (seconds) that sending may take
     shared            a producer made by new_producer(), for several queues: the caller closes it, and has
                       checked that the queue exists
 
-    The constructor raises QueueNotFound, TopicError, Unavailable, and ConfigError for settings that
-    contradict the queue's own.
+    The constructor raises QueueNotFound, TopicError, Unavailable, and ConfigError for bad settings.
     """
 
     def __init__(

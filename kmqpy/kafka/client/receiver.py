@@ -44,11 +44,13 @@ _START_TIMEOUT_S = 3.0
 """Start markers not confirmed after this time count as failed, and their partitions back off (rule R18)."""
 
 _ASSIGNMENT_TICKS_TIMEOUT_S = 2.0
-"""New partitions whose assignment ticks are not confirmed after this time back off. The other partitions wait
-meanwhile."""
+"""New partitions whose assignment ticks Kafka has not confirmed after this time back off. An assignment tick
+is a marker that says from which offset this client takes messages of a partition that Kafka has assigned to
+it. The other partitions wait meanwhile."""
 
 _MAX_CONFIRMATION_SHARE = 1 / 8
-"""A lease is lengthened if confirming the last start markers took more than this part of it."""
+"""If Kafka took longer than this part of a lease to confirm the client's last start markers, the client asks
+for longer leases than its caller: otherwise, little of a short lease would be left for the caller."""
 
 _CHECK_CUT_OFF_AFTER_S = 5.0
 """When nothing was received for this long, the client checks whether it still reaches Kafka."""
@@ -315,11 +317,11 @@ class Receiver:
         return kept, offsets_of_records(list(map(_record_of, kept)))
 
     def _lengthen_lease(self, lease_ms: int) -> int:
-        """Return the lease for start markers: longer if confirming the last ones took over an eighth of it.
+        """Return the lease for start markers: longer if Kafka took over an eighth of it to confirm the last.
 
-        Over a slow link, little or nothing of a short lease would be left for the receiver otherwise. The
-        longer lease has twice that time added, and is no longer than the queue's max_hold or the lease asked
-        for.
+        Over a slow link, little or nothing of a short lease would be left for the caller otherwise. The
+        longer lease has twice the time of that confirmation added, but is at most the queue's max_hold, or
+        the lease that the caller asked for if that is longer.
         """
         confirmed_in_ms = self._confirmed_in_s * 1000
         if confirmed_in_ms <= lease_ms * _MAX_CONFIRMATION_SHARE:

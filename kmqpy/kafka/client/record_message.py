@@ -1,4 +1,4 @@
-"""KafkaMessage: a message as it came from Kafka."""
+"""KafkaMessage: a Message whose fields are read from a record of Kafka."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class Acknowledges(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReceiveContext:
-    """Values that all messages of one receive() share."""
+    """Values that all messages of one receive(), peek() or orphans() share."""
 
     queue: QueueSettings
     topic_id: str
     lease_until_ms: int
     telemetry: Telemetry
     client: Acknowledges | None = None
-    """The object that acknowledges the messages. None: nobody received the messages, they were only looked
-    at."""
+    """The object whose ack() the messages call. None: peek() returned the messages, so ack() raises an
+    error."""
 
 
 class KafkaMessage(LazyMessage):
-    """A Message that knows its place in Kafka.
+    """A Message that knows its place in Kafka. It computes a field only when a program reads the field.
 
     topic, partition, offset  where this record lies; a redelivered message is another record
-    receipt                   empty for a message that was only looked at
+    receipt                   names the message in calls like ack(); empty for a message that peek() returned
     """
 
     __slots__ = ("_context", "_record")

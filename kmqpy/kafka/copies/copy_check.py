@@ -31,16 +31,16 @@ _log = logging.getLogger(__name__)
 
 _MAX_READ_S = 2.0
 """A call stops reading markers after this many seconds, also if Kafka sends nothing. Copies whose markers it
-has not read to the end count as unread. The markers that it has read are kept for the next call."""
+has not read to the end count as unread. CopyCheck keeps what it has read for the next call."""
 _MIN_BATCH_S = 0.1
-"""For at least this many seconds, a call takes in the records that Kafka has sent, even if the time of the
-call is over. So each call gets further."""
+"""A call processes each batch of markers from Kafka for at least this many seconds, even if the caller's time
+limit has passed, so that repeated calls make progress."""
 _MAX_GAP_MARKERS = 50_000
-"""If the markers of a copy begin more than this many markers behind those that are known, reading begins anew
-at the copy's markers, and the gap is not read."""
+"""If a copy's markers begin more than this many markers after the end of the known stretch (see CopyCheck),
+CopyCheck does not read the markers between: it begins a new stretch where the copy's markers begin."""
 _MAX_KNOWN_MARKERS = 1_000_000
-"""If more markers than this are known, and a copy needs only some of the newer half, reading begins anew at
-the copy's markers."""
+"""If the known stretch has more markers than this, and a copy needs only markers of its newer half, CopyCheck
+begins a new stretch where the copy's markers begin, so that its memory stays bounded."""
 
 Copies = Mapping[int, Mapping[int, int]]
 """By partition, for the offset of each copy: the markers offset from which to look for late operations."""
@@ -70,8 +70,10 @@ class CheckedCopies:
 class CopyCheck:
     """Reads the markers of one queue that decide whether copies may be handed out; for use by any thread.
 
-    A CopyCheck keeps what it has read, so each call reads on where the call before it stopped. It reads
-    markers again only after it has begun anew elsewhere (see `_should_continue`).
+    For each partition, a CopyCheck caches the late operations of one stretch of the markers, the *known*
+    stretch, so that each call reads on where the call before it stopped. When reading on would cost too much
+    (see `_should_continue`), it begins a new stretch. It keeps the stretch before, the *former* one, for
+    copies that need that one, and drops older stretches to save memory.
     """
 
     def __init__(self, connection: KafkaConnection, queue: QueueSettings, clock: Clock) -> None:
@@ -82,8 +84,7 @@ class CopyCheck:
         self._closed = False
         self._known: dict[int, LateOperations] = {}
         self._former: dict[int, LateOperations] = {}
-        """By partition, markers of another stretch of the log, which were in `_known` before. Both change
-        places when copies come that need the former markers."""
+        """By partition, the former stretch; it changes places with the known one when copies need it."""
         self._unfinished: frozenset[int] = frozenset()
         """Partitions whose last reading stopped before the end of the log."""
         # Uncommitted: the transaction that made a copy is committed, and an open one must not hold us up.
@@ -145,8 +146,8 @@ class CopyCheck:
     def find_acknowledged(self, copies: Copies, within_s: float) -> list[Place]:
         """Return which of these copies, handed out before, an earlier consumer has acknowledged by now.
 
-        Stops reading as examine() does; the markers that are read by then decide. Of a partition with known
-        markers only newer markers are read, even if the known markers begin behind those that a copy needs.
+        Stops reading as examine() does; the markers that are read by then decide. If a partition has a known
+        stretch, this call reads on there, even if the stretch begins after the markers that a copy needs.
         """
         until = self._clock.monotonic() + min(within_s, _MAX_READ_S)
         if not self._acquire_lock(until):
@@ -200,7 +201,7 @@ class CopyCheck:
             checked.postponed[place] = left_ms
 
     def _known_from(self, partition: int, planned_at: int) -> LateOperations:
-        """Choose the known markers to read on from, for copies that need markers from `planned_at` on."""
+        """Choose the stretch of markers to read on, for copies that need markers from `planned_at` on."""
         known = self._known.get(partition)
         if known is not None and known.begin <= planned_at and partition in self._unfinished:
             return known  # beginning anew would lose what was read for older copies
@@ -241,7 +242,8 @@ class CopyCheck:
     ) -> bool:
         """Take in records of a partition; returns True when the time is over.
 
-        The time is checked within the records, too, since a forged claim of a megabyte takes a second.
+        Checks the time between markers, too, since a forged claim (the record that names the messages of a
+        tracker's transaction) of a megabyte takes a second.
         """
         stop_at = max(until, self._clock.monotonic() + _MIN_BATCH_S)
         if not known[partition].read(records, lambda: self._clock.monotonic() > stop_at):
@@ -250,7 +252,7 @@ class CopyCheck:
 
 
 def _should_continue(known: LateOperations, planned_at: int) -> bool:
-    """Return True if reading on from these known markers is possible, and costs less than beginning anew.
+    """Return True if this stretch can be read on, and that costs less than to begin a new one.
 
     The caller needs the markers from `planned_at` on.
     """

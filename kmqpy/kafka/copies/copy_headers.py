@@ -57,7 +57,8 @@ def redelivery_headers(
 
     count      the redeliveries that count as attempts, with this one if it counts; 0 writes no header
     ancestors  the ancestors of the original: records of which it is a copy, the oldest first
-    position   the markers offset before which the tracker knew all markers when it planned the copy
+    position   when the tracker decided to copy the message, it had applied all markers before this markers
+               offset; clients look for late operations (see late_operations) from there on
 
     `kmq-deliver-at` is dropped, since the delay is over.
     """
@@ -129,9 +130,10 @@ def _ancestors_of_copy(
 
 
 def _planned_at_header(original: Headers, origin: Origin, queue: QueueSettings, position: int) -> Headers:
-    """The header that says from where to look for late acknowledgements (rule R32 of docs/rules.md).
+    """The header with the markers offset from which to look for late operations (rule R32 of docs/rules.md).
 
-    Copies of copies keep the markers offset of the first copy. Empty if the queue has no late acks.
+    A copy of a copy keeps the markers offset of the first copy, unless `position` is lower. Empty if the
+    queue's setting `late_acks` is off.
     """
     if not queue.late_acks:
         return ()

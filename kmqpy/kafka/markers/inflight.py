@@ -3,8 +3,12 @@
 The state depends only on the markers, in the order of their log. A take (a start marker) opens an entry (the
 record of a message in flight), and an end marker removes the entry. So all processes that read the same
 markers have the same state. The safe offset is the markers offset from which another process must read to
-have this state: that of the oldest take in flight. A message that a client takes after its end is in flight
-again, like any other; `InFlight.finished` knows that the client took it late.
+have this state: that of the oldest take in flight.
+
+A start marker may follow the end marker of the same message, when its client paused between fetching the
+message and writing the start marker, and other clients took and acknowledged the message meanwhile. This
+late take opens an entry like any other take. `InFlight.finished` remembers that the message had ended, so
+taken_late() can tell the entry from others.
 """
 
 from __future__ import annotations
@@ -30,8 +34,8 @@ _STATES = {
 
 
 MarkerRun = tuple[int, int, int]
-"""Markers that follow one another and differ only in their keys, of messages that follow one another: the
-queue offset of the first message, the number of markers, and their timestamp in ms."""
+"""Consecutive markers that differ only in their keys, for consecutive messages: (queue offset of the first
+message, number of markers, their common timestamp in ms)."""
 
 
 class InFlight:
@@ -43,8 +47,9 @@ class InFlight:
     max_hold_ms         a longer lease counts as this long (rule R5)
     max_delay_ms        a longer delay counts as this long
     missed_markers      True: some markers before `position` were never read, so a take may be missing, and
-                        any operation but an end opens an entry (rule R2). A tracker that begins at the safe
-                        offset of such a state must set this, too
+                        any operation but an end opens an entry (rule R2). The stored offset keeps this flag,
+                        so that the partition's next tracker sets it, too: else the operation at the safe
+                        offset would not open the entry again
     position            the next markers offset to read
     finished            the finished messages that a client may take late (rule R30)
 

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BooleanType, DataType, IntegerType, LongType, StructField, StructType
 
 from kmqpy.errors import ConfigError
-from kmqpy.spark.frame_function import Frames
+from kmqpy.spark.frame_function import FrameFunction
 
 MESSAGE_COLUMNS = ("original_partition", "original_offset")
 """Columns that identify a message: where it was first sent. Redeliveries keep them."""
@@ -34,7 +34,7 @@ _TYPES: dict[str, DataType] = {
 class WithOrigin:
     """A function for KmqSpark.process: adds the columns ORIGIN and COPY to the result of `function`."""
 
-    function: Frames
+    function: FrameFunction
 
     def __call__(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Process a frame of messages."""

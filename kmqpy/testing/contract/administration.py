@@ -46,7 +46,7 @@ def test_a_queue_is_made_described_and_deleted(kmq_storage: Storage) -> None:
     queue.dead_letter(take_one(queue, lease=60), wait=True)
     take_one(queue, lease=60)
     assert_dead(queue, 1)
-    assert_sizes(queue, 2, 1)
+    assert_sizes(queue, waiting=2, in_flight=1)
     found = kmq_storage.describe(name)
     assert (found.name, found.settings["redeliver_after_ms"]) == (name, 5000)
     assert (found.settings["max_redeliveries"], found.settings["requeue_to"]) == (None, "back")
@@ -94,7 +94,7 @@ def test_a_queue_keeps_its_messages_and_settings_when_it_is_opened_again(
     queue.nack(messages[b"ready"], wait=True)
     queue.close()
     with kmq_target.open() as storage, storage.open(queue.name) as again:
-        assert_sizes(again, 1, 1)
+        assert_sizes(again, waiting=1, in_flight=1)
         assert [one.reason for one in assert_dead(again, 1)] == ["rejected: no"]
         again.ack(messages[b"taken"].receipt, wait=True)
         assert (take_one(again, lease=60).attempts, again.in_flight()) == (2, 1)
@@ -153,7 +153,7 @@ def test_a_recreated_queue_has_nothing_of_the_former_one(kmq_target: Target, que
         elsewhere.delete(queue.name)
         elsewhere.create(queue.name)
         with elsewhere.open(queue.name) as anew:
-            assert_sizes(anew, 0, 0)
+            assert_sizes(anew, waiting=0, in_flight=0)
 
 
 def test_closing_ends_a_receive_that_waits(queue: Queue) -> None:

@@ -11,7 +11,7 @@ from kmqpy.errors import ConfigError, ReceiptError
 from kmqpy.queue import Queue
 from kmqpy.testing.contract.target import (
     LEASE_S,
-    OVER_S,
+    PAST_LEASE_S,
     PATIENCE_S,
     MakeQueue,
     Target,
@@ -32,7 +32,7 @@ def test_the_size_is_what_is_neither_in_flight_nor_dead(queue: Queue) -> None:
     queue.dead_letter(messages[0], wait=True)
     queue.ack(messages[1], wait=True)
     assert_dead(queue, 1)
-    assert_sizes(queue, 6, 2)
+    assert_sizes(queue, waiting=6, in_flight=2)
     assert [queue.size(limit) for limit in (1, 5, 6, 100)] == [1, 5, 6, 6]
     with pytest.raises(ConfigError):
         queue.size(0)
@@ -64,7 +64,7 @@ def test_sizes_are_exact_under_load(queue: Queue) -> None:
     finally:
         done.set()
     assert sum(acked) == 400
-    assert_sizes(queue, 0, 0)
+    assert_sizes(queue, waiting=0, in_flight=0)
 
 
 def test_orphans_are_all_that_is_taken_and_not_finished(kmq_target: Target, queue: Queue) -> None:
@@ -85,14 +85,14 @@ def test_orphans_are_all_that_is_taken_and_not_finished(kmq_target: Target, queu
     assert orphans[1000].message is not None
     orphans[1000].message.ack(wait=True)
     queue.nack([one.receipt for one in orphans[1001:]], count=False, wait=True)
-    assert_sizes(queue, 248, 0)
+    assert_sizes(queue, waiting=248, in_flight=0)
     assert queue.orphans() == []
 
 
 def test_orphans_by_the_age_of_the_take(kmq_target: Target, queue: Queue) -> None:
     queue.send_many(["a", "b"])
     first = take_one(queue, lease=60)
-    kmq_target.pass_time(OVER_S)
+    kmq_target.pass_time(PAST_LEASE_S)
     second = take_one(queue, lease=60)
     assert [one.receipt for one in queue.orphans(older_than=LEASE_S)] == [first.receipt]
     assert [one.receipt for one in queue.orphans()] == [first.receipt, second.receipt]
@@ -115,7 +115,7 @@ def test_orphans_by_the_time_they_were_queued(kmq_target: Target, queue: Queue) 
 def test_what_is_redelivered_is_no_orphan(kmq_target: Target, queue: Queue) -> None:
     queue.send("x")
     take_one(queue)
-    kmq_target.pass_time(OVER_S)
+    kmq_target.pass_time(PAST_LEASE_S)
     assert_becomes(queue, lambda: len(queue.orphans()), 0)
 
 
@@ -165,10 +165,10 @@ def test_dead_letters_are_redriven_as_new(kmq_target: Target, make_queue: MakeQu
         assert message.attempts == 1
         assert message.enqueued_ms > message.first_enqueued_ms == sent_ms[message.body]
     queue.ack(taken, wait=True)  # by receipts of takes before the redrive
-    assert_sizes(queue, 0, 2)
+    assert_sizes(queue, waiting=0, in_flight=2)
     assert queue.redrive() == 2
     assert (queue.redrive(), queue.dead_letters.redrive([])) == (0, 0)
-    assert_sizes(queue, 2, 2)
+    assert_sizes(queue, waiting=2, in_flight=2)
     for wrong in (0, -1, True):
         with pytest.raises(ConfigError):
             queue.redrive(wrong)
@@ -181,7 +181,7 @@ def test_dead_letters_can_be_purged(queue: Queue) -> None:
     assert queue.dead_letters.purge() == 2
     assert queue.dead_letters.purge() == 0
     assert_dead(queue, 0)
-    assert_sizes(queue, 1, 0)
+    assert_sizes(queue, waiting=1, in_flight=0)
 
 
 def test_purge_removes_all_but_dead_letters(kmq_target: Target, queue: Queue) -> None:
@@ -193,12 +193,12 @@ def test_purge_removes_all_but_dead_letters(kmq_target: Target, queue: Queue) ->
     if queue.capabilities.delay:
         queue.nack(messages[1], delay=60, wait=True)
     assert queue.purge() == 8
-    assert_sizes(queue, 0, 0)
+    assert_sizes(queue, waiting=0, in_flight=0)
     assert_dead(queue, 1)
     queue.nack(messages[2], wait=True)
     queue.extend(messages[2], lease=60, wait=True)
     queue.ack(messages[3], wait=True)
-    kmq_target.pass_time(OVER_S)
+    kmq_target.pass_time(PAST_LEASE_S)
     assert (queue.receive(wait=0), queue.purge()) == ([], 0)
     queue.send("new")
     assert drain(queue, 1) == [b"new"]
@@ -209,10 +209,10 @@ def test_release_all_gives_back_what_is_in_flight_uncounted(queue: Queue) -> Non
     taken = take(queue, 3, lease=3600)
     assert queue.release_all() == 3
     assert queue.release_all() == 0
-    assert_sizes(queue, 5, 0)
+    assert_sizes(queue, waiting=5, in_flight=0)
     assert [one.attempts for one in take(queue, 5, lease=60)] == [1] * 5
     queue.ack(taken, wait=True)
-    assert_sizes(queue, 0, 5)
+    assert_sizes(queue, waiting=0, in_flight=5)
 
 
 def test_a_peeked_dead_letter_has_no_receipt(queue: Queue) -> None:

@@ -8,7 +8,7 @@ from kmqpy.errors import ConfigError, ReceiptError
 from kmqpy.queue import Queue, Storage
 from kmqpy.testing.contract.target import (
     LEASE_S,
-    OVER_S,
+    PAST_LEASE_S,
     MakeQueue,
     Target,
     assert_becomes,
@@ -28,8 +28,8 @@ def test_a_message_is_redelivered_when_its_lease_is_over(kmq_target: Target, que
     sent = queue.send("x", key="k", headers={"h": "1"})
     first = take_one(queue)
     assert queue.receive(wait=0) == []
-    kmq_target.pass_time(OVER_S)
-    assert_sizes(queue, 1, 0)
+    kmq_target.pass_time(PAST_LEASE_S)
+    assert_sizes(queue, waiting=1, in_flight=0)
     again = take_one(queue)
     assert (again.body, again.key, own_headers(again)) == (b"x", b"k", (("h", b"1"),))
     assert again.id == sent or not queue.capabilities.stable_ids
@@ -45,11 +45,11 @@ def test_an_acknowledged_message_is_not_redelivered(kmq_target: Target, queue: Q
     queue.ack(first, wait=True)
     second.ack(wait=True)
     queue.ack([third.receipt, third], wait=True)
-    queue.ack(first, wait=True)
-    queue.ack([], wait=True)
-    kmq_target.pass_time(OVER_S)
+    queue.ack(first, wait=True)  # a second ack of the same message does no harm
+    queue.ack([], wait=True)  # nor does an ack of no message
+    kmq_target.pass_time(PAST_LEASE_S)
     assert queue.receive(wait=0) == []
-    assert_sizes(queue, 0, 0)
+    assert_sizes(queue, waiting=0, in_flight=0)
 
 
 def test_each_receive_has_a_lease_of_its_own(kmq_target: Target, queue: Queue) -> None:
@@ -57,10 +57,10 @@ def test_each_receive_has_a_lease_of_its_own(kmq_target: Target, queue: Queue) -
     long = take_one(queue, lease=60)
     short = take_one(queue)
     assert queue.default_lease == LEASE_S
-    kmq_target.pass_time(OVER_S)
+    kmq_target.pass_time(PAST_LEASE_S)
     again = take_one(queue, lease=60)
     assert (again.body, again.attempts) == (short.body, 2)
-    assert_sizes(queue, 0, 2)
+    assert_sizes(queue, waiting=0, in_flight=2)
     queue.ack(long, wait=True)
 
 
@@ -68,10 +68,10 @@ def test_an_extended_lease_ends_later(kmq_target: Target, queue: Queue) -> None:
     queue.send("x")
     message = take_one(queue)
     queue.extend(message, lease=60, wait=True)
-    kmq_target.pass_time(OVER_S)
+    kmq_target.pass_time(PAST_LEASE_S)
     assert (queue.receive(wait=0), queue.size(), queue.in_flight()) == ([], 0, 1)
     queue.extend(message, lease=LEASE_S, wait=True)
-    kmq_target.pass_time(OVER_S)
+    kmq_target.pass_time(PAST_LEASE_S)
     assert take_one(queue).attempts == 2
     for wrong in (0.05, 10**9, -1):
         with pytest.raises(ConfigError):
@@ -82,7 +82,7 @@ def test_a_lease_can_be_shortened(kmq_target: Target, queue: Queue) -> None:
     queue.send("x")
     message = take_one(queue, lease=3600)
     queue.extend(message, lease=LEASE_S, wait=True)
-    kmq_target.pass_time(OVER_S)
+    kmq_target.pass_time(PAST_LEASE_S)
     assert take_one(queue).attempts == 2
 
 
@@ -98,7 +98,7 @@ def test_what_is_finished_cannot_be_extended(kmq_target: Target, queue: Queue) -
     queue.ack(messages[0], wait=True)
     queue.nack(messages[1], wait=True)
     queue.extend(messages, lease=60, wait=True)
-    assert_sizes(queue, 1, 0)
+    assert_sizes(queue, waiting=1, in_flight=0)
 
 
 def test_an_extension_says_which_messages_are_no_longer_the_callers(kmq_target: Target, queue: Queue) -> None:
@@ -116,7 +116,7 @@ def test_an_extension_says_which_messages_are_no_longer_the_callers(kmq_target: 
     assert queue.extend(kept, lease=60, wait=True) == []
     assert queue.extend(lease=60, wait=True) == []
     assert queue.extend(kept, lease=LEASE_S, wait=True) == []
-    kmq_target.pass_time(OVER_S)
+    kmq_target.pass_time(PAST_LEASE_S)
     again = {one.body for one in take(queue, 4)}
     assert sorted(queue.extend(kept, lease=60, wait=True)) == sorted(kept)
     assert again == {b"a", b"c", b"d", b"e"}
@@ -151,8 +151,8 @@ def test_a_nack_with_a_delay_is_redelivered_after_it(kmq_target: Target, queue: 
     queue.send("x")
     queue.nack(take_one(queue), delay=LEASE_S, wait=True)
     assert queue.receive(wait=0) == []
-    assert_sizes(queue, 1, 0)
-    kmq_target.pass_time(OVER_S)
+    assert_sizes(queue, waiting=1, in_flight=0)
+    kmq_target.pass_time(PAST_LEASE_S)
     assert take_one(queue, lease=60).attempts == 2
     with pytest.raises(ConfigError, match=r"^delay: "):
         queue.nack(queue.orphans()[0].receipt, delay=10**9)
@@ -163,7 +163,7 @@ def test_a_requeued_message_goes_to_the_back(kmq_target: Target, queue: Queue) -
     queue.send_many(["a", "b", "c", "d"])
     first, _ = take(queue, 2)
     queue.nack(first, wait=True)
-    kmq_target.pass_time(OVER_S)
+    kmq_target.pass_time(PAST_LEASE_S)
     assert drain(queue, 4) == [b"c", b"d", b"a", b"b"]
 
 
@@ -177,7 +177,7 @@ def test_a_requeued_message_goes_to_its_place_at_the_front(
     queue.nack(second, wait=True)
     queue.nack(first, count=False, wait=True)
     take(queue, 1)
-    kmq_target.pass_time(OVER_S)
+    kmq_target.pass_time(PAST_LEASE_S)
     assert drain(queue, 4) == [b"a", b"b", b"c", b"d"]
 
 
@@ -191,10 +191,10 @@ def test_what_fails_too_often_is_a_dead_letter(kmq_target: Target, make_queue: M
         if how == "nack":
             queue.nack(message, reason="no\x00good", wait=True)
         else:
-            kmq_target.pass_time(OVER_S)
+            kmq_target.pass_time(PAST_LEASE_S)
     (letter,) = assert_dead(queue, 1)
     assert queue.receive(wait=0) == []
-    assert_sizes(queue, 0, 0)
+    assert_sizes(queue, waiting=0, in_flight=0)
     assert (letter.attempts, letter.size) == (3, 3)
     assert letter.reason == ("expired" if how == "lease" else "nack: no\N{REPLACEMENT CHARACTER}good")
 
@@ -206,7 +206,7 @@ def test_the_limit_of_redeliveries_can_be_none_or_nothing(make_queue: MakeQueue,
     for _ in range(1 if most == 0 else 10):
         queue.nack(take_one(queue), wait=True)
     assert_dead(queue, 1 if most == 0 else 0)
-    assert_sizes(queue, 0 if most == 0 else 1, 0)
+    assert_sizes(queue, waiting=0 if most == 0 else 1, in_flight=0)
     if most == 0:
         assert queue.receive(wait=0) == []
 
@@ -218,7 +218,7 @@ def test_manual_redelivery_leaves_it_to_the_application(
     queue = make_queue(redelivery="manual")
     queue.send_many(["a", "b"])
     take(queue, 2)
-    kmq_target.pass_time(OVER_S * 5)
+    kmq_target.pass_time(PAST_LEASE_S * 5)
     assert (queue.receive(wait=0), queue.in_flight()) == ([], 2)
     first, second = queue.orphans(older_than=LEASE_S)
     queue.ack(first.receipt, wait=True)
@@ -232,7 +232,7 @@ def test_a_late_acknowledgement_counts_until_the_message_is_taken_anew(
     skip_without(queue.capabilities, "late_ack")
     queue.send("x")
     message = take_one(queue)
-    kmq_target.pass_time(OVER_S)
+    kmq_target.pass_time(PAST_LEASE_S)
     assert queue.size() == 1
     queue.ack(message, wait=True)
     assert (queue.size(), queue.in_flight(), queue.receive(wait=0)) == (0, 0, [])
@@ -241,20 +241,20 @@ def test_a_late_acknowledgement_counts_until_the_message_is_taken_anew(
 def test_a_receipt_never_touches_the_take_of_another(kmq_target: Target, queue: Queue) -> None:
     queue.send("x")
     late = take_one(queue)
-    kmq_target.pass_time(OVER_S)
+    kmq_target.pass_time(PAST_LEASE_S)
     current = take_one(queue, lease=60)
     queue.ack(late, wait=True)
     queue.nack(late, wait=True)
     queue.extend(late, lease=LEASE_S, wait=True)
     queue.extend(late, lease=0, wait=True)
     queue.dead_letter(late, wait=True)
-    kmq_target.pass_time(OVER_S)
-    assert_sizes(queue, 0, 1)
+    kmq_target.pass_time(PAST_LEASE_S)
+    assert_sizes(queue, waiting=0, in_flight=1)
     assert len(queue.dead_letters.list()) == 0
     queue.nack(current, wait=True)
     assert take_one(queue, lease=60).attempts == 3
     queue.ack(current, wait=True)
-    assert_sizes(queue, 0, 1)
+    assert_sizes(queue, waiting=0, in_flight=1)
 
 
 def test_a_nack_counts_once_however_often_it_is_given(make_queue: MakeQueue) -> None:
@@ -264,7 +264,7 @@ def test_a_nack_counts_once_however_often_it_is_given(make_queue: MakeQueue) -> 
         message = take_one(queue, lease=60)
         assert message.attempts == attempt
         at_once(4, lambda _, message=message: queue.nack(message, wait=True))  # type: ignore[misc]
-    assert_sizes(queue, 1, 0)
+    assert_sizes(queue, waiting=1, in_flight=0)
 
 
 def test_of_many_who_finish_one_message_one_wins(queue: Queue) -> None:
@@ -289,7 +289,7 @@ def test_a_receipt_is_good_in_another_handle(kmq_target: Target, queue: Queue) -
     with kmq_target.open() as elsewhere, elsewhere.open(queue.name) as other:
         other.ack(first, wait=True)
         other.nack(second, wait=True)
-    assert_sizes(queue, 1, 0)
+    assert_sizes(queue, waiting=1, in_flight=0)
 
 
 def test_what_is_no_receipt_of_the_queue_is_refused_and_finishes_nothing(
@@ -327,7 +327,7 @@ def test_what_is_no_receipt_of_the_queue_is_refused_and_finishes_nothing(
             with pytest.raises(ReceiptError):
                 refuse.nack(mine if refuse is queue else old, wrong)  # type: ignore[arg-type]
     for one in (queue, other, anew):
-        assert_sizes(one, 0, 1)
+        assert_sizes(one, waiting=0, in_flight=1)
 
 
 def test_a_seen_message_is_not_taken(queue: Queue) -> None:
@@ -338,4 +338,4 @@ def test_a_seen_message_is_not_taken(queue: Queue) -> None:
         with pytest.raises(ReceiptError):
             queue.ack(seen)
         queue.nack(take_one(queue), count=False, wait=True)
-    assert_sizes(queue, 1, 0)
+    assert_sizes(queue, waiting=1, in_flight=0)

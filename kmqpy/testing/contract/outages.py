@@ -17,7 +17,7 @@ from kmqpy.errors import Unavailable
 from kmqpy.message import Message
 from kmqpy.queue import Queue
 from kmqpy.testing import ManualClock
-from kmqpy.testing.contract.target import LEASE_S, OVER_S, Target, skip_without, take, take_one
+from kmqpy.testing.contract.target import LEASE_S, PAST_LEASE_S, Target, skip_without, take, take_one
 
 _KILLED_TAKER_PROGRAM = """
 import os, signal, sys
@@ -40,7 +40,7 @@ def test_what_a_killed_taker_had_is_redelivered_after_its_lease(kmq_target: Targ
     taker = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert taker.returncode == -9, taker.stderr
     assert (queue.receive(wait=0), queue.in_flight()) == ([], 5)
-    kmq_target.pass_time(3 * OVER_S)
+    kmq_target.pass_time(3 * PAST_LEASE_S)
     assert [one.attempts for one in take(queue, 5, lease=60)] == [2] * 5
 
 
@@ -129,7 +129,7 @@ def test_the_clock_of_the_storage_counts_and_not_that_of_its_clients(
             message = take_one(wrong)
             assert abs(message.lease_until_ms - (clock.wall_ms() + LEASE_S * 1000)) < 2000
             assert (queue.receive(wait=0), queue.in_flight()) == ([], 1)
-            kmq_target.pass_time(OVER_S)
+            kmq_target.pass_time(PAST_LEASE_S)
             wrong.ack(take_one(queue), wait=True)
             assert (queue.size(), queue.in_flight()) == (0, 0)
 

@@ -13,7 +13,7 @@ from kmqpy.message import OutgoingMessage
 from kmqpy.queue import Queue
 from kmqpy.testing.contract.target import (
     LEASE_S,
-    OVER_S,
+    PAST_LEASE_S,
     PATIENCE_S,
     MakeQueue,
     Target,
@@ -105,7 +105,7 @@ def test_receive_takes_no_more_than_asked_and_returns_nothing_where_nothing_is(q
     assert queue.receive(wait=0) == []
     queue.send_many(["x"] * 10)
     take(queue, 3, lease=60)
-    assert_sizes(queue, 7, 3)
+    assert_sizes(queue, waiting=7, in_flight=3)
 
 
 BAD_NUMBERS: list[dict[str, Any]] = [
@@ -157,7 +157,7 @@ def test_a_delayed_message_comes_when_it_is_due(kmq_target: Target, queue: Queue
     queue.send("soon", delay=LEASE_S)
     if not kmq_target.real_time:
         assert queue.receive(wait=0) == []
-        kmq_target.pass_time(OVER_S)
+        kmq_target.pass_time(PAST_LEASE_S)
     message = take_one(queue)
     assert (message.body, message.attempts) == (b"soon", 1)
     if kmq_target.real_time:
@@ -242,7 +242,7 @@ def test_eight_takers_get_nothing_twice_within_its_lease(queue: Queue) -> None:
 
     at_once(8, taker)
     assert sorted(found) == sorted(ids)
-    assert_sizes(queue, 0, 2000)
+    assert_sizes(queue, waiting=0, in_flight=2000)
 
 
 def test_takers_do_not_wait_for_one_row(queue: Queue) -> None:
@@ -269,6 +269,6 @@ def test_at_most_once_forgets_what_is_taken(kmq_target: Target, make_queue: Make
         queue.extend(message, lease=LEASE_S)
     with pytest.raises(NotSupported, match="ephemeral"):
         queue.dead_letter(message)
-    kmq_target.pass_time(OVER_S)
+    kmq_target.pass_time(PAST_LEASE_S)
     assert len(drain(queue, 1)) == 1
     assert (queue.dead_letters.list(), queue.orphans()) == ([], [])

@@ -18,7 +18,7 @@ from kmqpy.queue import Capabilities, DeadLetter, Queue, Storage, storage_for
 T = TypeVar("T")
 LEASE_S = 1.0
 """The lease of the queues under test, in seconds."""
-OVER_S = 1.3
+PAST_LEASE_S = 1.3
 """Seconds that a test lets pass so that a lease of LEASE_S is over, also on a slow machine."""
 PATIENCE_S = 60.0
 """Seconds that a test waits for an expected message or state before the test fails."""
@@ -143,9 +143,9 @@ def assert_becomes(queue: Queue, look: Callable[[], T], expected: T) -> None:
     assert found == expected
 
 
-def assert_sizes(queue: Queue, size: int, in_flight: int) -> None:
-    """Assert the size() and in_flight() of a queue, as assert_becomes() does."""
-    assert_becomes(queue, lambda: (queue.size(), queue.in_flight()), (size, in_flight))
+def assert_sizes(queue: Queue, *, waiting: int, in_flight: int) -> None:
+    """Assert that size() is `waiting` and in_flight() is `in_flight`, as assert_becomes() does."""
+    assert_becomes(queue, lambda: (queue.size(), queue.in_flight()), (waiting, in_flight))
 
 
 def assert_dead(queue: Queue, count: int) -> Sequence[DeadLetter]:
