@@ -1,1 +1,1 @@
-"""The queue on Kafka."""
+"""Queues on Kafka."""

@@ -1,4 +1,4 @@
-"""An administration client that is not freed by a thread of librdkafka's."""
+"""An administration client that is never freed in a thread of librdkafka, which would abort the process."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from confluent_kafka.admin import AdminClient
 from kmqpy.core.forks import keep_in_children
 
 _dropped: SimpleQueue[CollectableAdminClient] = SimpleQueue()
+"""Clients that the garbage collector found in a thread of librdkafka; free_dropped() frees them."""
 
 
 class CollectableAdminClient(AdminClient):
-    """Python's garbage collector may find it in any thread.
+    """An administration client that Python's garbage collector may find in any thread.
 
-    The results of administration requests are handed over in a background thread of the client, where the
-    collector may run. If it freed the client there, librdkafka would abort the process, since no thread may
-    wait for its own end (confluent-kafka-python's pull requests 2129 and 2131). So a client that is found in
-    a thread which Python did not start is kept, and free_dropped() frees it in another one.
+    A background thread of the client hands over the results of requests, and the collector may run in this
+    thread. If the collector freed the client there, librdkafka would abort the process, since no thread may
+    wait for its own end (confluent-kafka-python's pull requests 2129 and 2131). So the client keeps itself
+    alive if a thread that Python did not start drops it. free_dropped() frees the client in another thread.
     """
 
     def __del__(self) -> None:
         if not _is_started_by_python(threading.get_ident()):
-            keep_in_children(self)  # the collector has made that note void
+            keep_in_children(self)  # the collector has removed the weak reference of the first call
             _dropped.put(self)
 
 
 def free_dropped() -> None:
-    """Free the clients that could not be freed where they were found."""
+    """Free the clients that were dropped in threads of librdkafka; called in a thread of Python's."""
     try:
         while True:
             _dropped.get_nowait()
@@ -37,7 +38,7 @@ def free_dropped() -> None:
 
 
 def _is_started_by_python(thread_id: int) -> bool:
-    """Return True for the main thread and those of `threading`."""
+    """Return True for the main thread and for threads that the module `threading` has started."""
     return any(
         one.ident == thread_id and not isinstance(one, threading._DummyThread)
         for one in threading.enumerate()

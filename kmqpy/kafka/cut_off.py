@@ -1,14 +1,15 @@
-"""Replaces clients of librdkafka that are cut off: they never reach Kafka again, while others do.
+"""Finds and replaces clients of librdkafka that are cut off: they never reach Kafka again, while others do.
 
-Since 2.10, a client that reads an answer which names no broker forgets all brokers, and may never look for
-them again (librdkafka's issue 5301, open in 2.16). Kafka gives such answers for a moment when all brokers
-at once were away for longer than their session. Calls of a client that is cut off only time out, as in an
-outage.
+Since librdkafka 2.10, a client that reads an answer which names no broker forgets all brokers, and may never
+look for brokers again (librdkafka's issue 5301, open in 2.16). Kafka gives such answers for a moment when all
+brokers at once were away for longer than their session. Calls of a client that is cut off only time out, as
+in an outage.
 
-Administration clients and other producers are replaced whenever a call or a record of theirs got no answer
-(`may_be_cut_off`), which costs little in an outage. A consumer would lose its place in its group, and nobody
-would know what becomes of start markers. So consumers and producers of start markers are replaced only when
-Kafka answers new clients and not them (`CutOffCheck`).
+Administration clients and most producers are replaced whenever one of their calls or records got no answer
+(`may_be_cut_off`), which costs little in an outage. For two kinds of clients a needless replacement is
+expensive: a consumer loses its place in its group, and the outcome of start markers (the records that begin
+leases) becomes unknown. So consumers and producers of start markers are replaced only when Kafka answers a
+new client and does not answer them (`CutOffCheck`).
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ _log = logging.getLogger(__name__)
 
 Client = confluent_kafka.Producer | confluent_kafka.Consumer
 
-_EVERY_S = 5.0
-"""From one look to the next."""
-_AFTER_S = 15.0
-"""How long Kafka must have answered others only. It takes librdkafka up to 10 s to connect again."""
-_ANSWER_S = 1.0
-"""How long an answer is waited for."""
+_CHECK_EVERY_S = 5.0
+"""Seconds from one find() of a CutOffCheck until its is_due() is true again."""
+_CUT_OFF_AFTER_S = 15.0
+"""Seconds for which Kafka must have answered new clients and not a client, before this client is cut off.
+Longer than the 10 s that librdkafka may take to connect again."""
+_ANSWER_TIMEOUT_S = 1.0
+"""Seconds that a CutOffCheck waits for Kafka's answer to one client."""
 
 _UNANSWERED = {
     KafkaError._TIMED_OUT,
@@ -43,18 +45,19 @@ _UNANSWERED = {
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._RESOLVE,
 }
+"""Errors of calls and records that got no answer: in an outage, or since the client is cut off."""
 
 
 def may_be_cut_off(error: KafkaError | None) -> bool:
-    """Return True if this error says that a call or record got no answer, or that it ended the client."""
+    """Return True if `error` says that a call or record got no answer, or if `error` ended the client."""
     return error is not None and (librdkafka.is_fatal(error) or error.code() in _UNANSWERED)
 
 
 class RenewedProducer:
-    """A producer, and another one after an error that may have ended it; for any thread.
+    """Gives its users a producer, and a new producer after an error that may have ended it; for any thread.
 
-    The former one is kept until all that was given to it is reported: whoever waits for that polls it, and
-    what librdkafka ends without a report is never freed.
+    A replaced producer is kept, and polled, until the delivery of each of its records is reported. Senders
+    wait for these reports, and librdkafka would never free records that it drops without a report.
     """
 
     def __init__(self, make: Callable[[], Producer]) -> None:
@@ -65,7 +68,7 @@ class RenewedProducer:
         self._failed = False
 
     def current(self) -> Producer:
-        """The producer for what is sent next."""
+        """The producer for the next records; a new one after a failure that note_failure() has counted."""
         with self._lock:
             if self._failed:
                 _log.warning("producer replaced: it ended or got no answer")
@@ -75,19 +78,22 @@ class RenewedProducer:
             return self._producer
 
     def note_failure(self, producer: Producer | None, error: KafkaError | None) -> None:
-        """Note that `producer` could not send something; counts if it is the one for what is sent next."""
+        """Note that a record of `producer` failed.
+
+        If `producer` is the current one and may be cut off, the next current() replaces it.
+        """
         if producer is self._producer and may_be_cut_off(error):
             self._failed = True
 
     def poll(self) -> None:
-        """Serve delivery reports that have come."""
+        """Call the callbacks of delivery reports that have come, also those of replaced producers."""
         self._producer.poll(0)
         if self._former:
             with self._lock:
                 self._poll_former()
 
     def flush(self, timeout_s: float) -> None:
-        """Wait for what is still to be sent."""
+        """Wait until the current producer has sent its records, at most `timeout_s` seconds."""
         self._producer.flush(timeout_s)
 
     def _poll_former(self) -> None:
@@ -99,38 +105,43 @@ class RenewedProducer:
 class CutOffCheck:
     """Finds clients that are cut off; for one thread at a time.
 
-    Kafka is asked about `topic`, since an answer about all topics may be large. It may be missing: that is an
-    answer, too. But if brokers create topics by themselves, a producer that asks about one has it created.
+    Each client asks Kafka about `topic`, since an answer about all topics may be large. That the topic is
+    missing is an answer, too. But where brokers create topics by themselves, the question of a producer makes
+    Kafka create a missing topic.
     """
 
     def __init__(self, connection: KafkaConnection, topic: str, clock: Clock) -> None:
         self._connection = connection
         self._topic = topic
         self._clock = clock
-        self._next = clock.monotonic() + _EVERY_S
-        self._since: dict[Client, float] = {}
-        """The clients that got no answer when a new one did, each with the time when that was first so."""
+        self._next_check = clock.monotonic() + _CHECK_EVERY_S
+        self._silent_since: dict[Client, float] = {}
+        """The clients that got no answer in the last find() although a new client did.
+
+        With each client, the time of the first of the unbroken series of such find() calls.
+        """
 
     def is_due(self) -> bool:
-        """Return True if find() would ask Kafka now."""
-        return self._clock.monotonic() >= self._next
+        """Return True if the last find() was 5 s ago or earlier. find() itself asks Kafka whenever called."""
+        return self._clock.monotonic() >= self._next_check
 
     def find(self, clients: Iterable[Client]) -> list[Client]:
-        """Ask Kafka with each of these clients; returns those that are cut off.
+        """Ask Kafka with each of these clients; returns the clients that are cut off.
 
-        That is known 15 s after Kafka first answered a new client and not them. Waits a second for each
-        client that gets no answer, and one for the new client. Nobody may close a client meanwhile. Those
-        that are returned are forgotten, so that librdkafka ends them when the caller drops them.
+        A client is cut off if it got no answer in each find() of 15 s or more while a new client did. Waits
+        up to a second for each client, and another second for the new client if one of `clients` got no
+        answer. Nobody may close a client meanwhile. The CutOffCheck keeps no reference to the clients that it
+        returns, so that librdkafka ends these clients when the caller drops them.
         """
         now = self._clock.monotonic()
-        self._next = now + _EVERY_S
+        self._next_check = now + _CHECK_EVERY_S
         silent = [client for client in clients if not self._is_answered(client)]
         if not silent or not self._is_new_client_answered():
             silent = []
-        self._since = {client: self._since.get(client, now) for client in silent}
-        cut_off = [client for client, since in self._since.items() if now - since >= _AFTER_S]
+        self._silent_since = {client: self._silent_since.get(client, now) for client in silent}
+        cut_off = [client for client, since in self._silent_since.items() if now - since >= _CUT_OFF_AFTER_S]
         for client in cut_off:
-            del self._since[client]
+            del self._silent_since[client]
         return cut_off
 
     def _is_new_client_answered(self) -> bool:
@@ -139,7 +150,7 @@ class CutOffCheck:
 
     def _is_answered(self, client: Client) -> bool:
         try:
-            client.list_topics(self._topic, _ANSWER_S)
+            client.list_topics(self._topic, _ANSWER_TIMEOUT_S)
         except KafkaException:
             return False
         return True

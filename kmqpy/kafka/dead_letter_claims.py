@@ -1,8 +1,10 @@
-"""The claims of redrives and purges of dead letters: what somebody has finished meanwhile is left alone.
+"""Keeps redrives and purges from moving dead letters that others have finished meanwhile.
 
-Between the moment when a redrive reads which dead letters wait and a transaction of it, others may finish
-some: a redrive of another queue with the same dead-letter topic, or whoever acknowledges dead letters. As in
-a tracker's redelivery, the transaction begins with a claim, and all before the claim counts (rule R27).
+A redrive first reads which dead letters wait, and then moves them in transactions. In between, others may
+finish some of these dead letters: a redrive of another queue with the same dead-letter topic, or a client
+that acknowledges dead letters. As in a tracker's redelivery, each transaction begins with a claim (a record
+that names the messages which the transaction may end). Every end marker before the claim counts, and the
+transaction leaves out the dead letters that such a marker ends (rule R27 of docs/rules.md).
 """
 
 from __future__ import annotations
@@ -20,11 +22,15 @@ from kmqpy.kafka.markers.records import read_marker
 from kmqpy.kafka.partition_reader import RepeatedReader
 from kmqpy.kafka.settings import KafkaConnection
 
-_POLL_S = 0.01
+_RETRY_PAUSE_S = 0.01
+"""Seconds between two attempts to read up to a claim, while another transaction before the claim is open."""
 
 
 class FinishedDeadLetters:
-    """Follows the end markers of dead letters, each once, from `positions` (by partition) on."""
+    """Collects which dead letters have end markers; reads each markers partition once, in pieces.
+
+    `positions`: by partition, the markers offset at which the reading begins.
+    """
 
     def __init__(
         self, connection: KafkaConnection, markers_topic: str, positions: Mapping[int, int], clock: Clock
@@ -32,14 +38,14 @@ class FinishedDeadLetters:
         self._topic = markers_topic
         self._positions = dict(positions)
         self._clock = clock
-        self._ended = {partition: OffsetRuns() for partition in positions}
+        self._finished = {partition: OffsetRuns() for partition in positions}
         self._reader = RepeatedReader(connection, markers_topic, clock=clock)
 
     def ended_before(self, position: int, partition: int, within_s: float) -> OffsetRuns:
-        """Return the dead letters that were finished before markers offset `position`.
+        """Return the dead letters with an end marker before markers offset `position`, that of a claim.
 
-        Waits until every transaction before that has ended; raises TransactionCancelled if one is still open
-        after `within_s`.
+        Waits until every transaction that began before `position` has ended. Raises TransactionCancelled if
+        one of them is still open after `within_s` seconds, or if the markers can't be read.
         """
         deadline = self._clock.monotonic() + within_s
         while self._positions[partition] < position:
@@ -47,13 +53,13 @@ class FinishedDeadLetters:
                 reached = self._reader.scan({partition: self._positions[partition]}, self._read)[partition]
             except KmqError as error:
                 raise TransactionCancelled(f"markers before a claim can't be read: {error}") from error
-            # The claim is of an open transaction, so nothing behind it can be read.
+            # The transaction of the claim is open, so no record after the claim can be read.
             self._positions[partition] = reached.position
             if reached.end < position:
                 if self._clock.monotonic() > deadline:
                     raise TransactionCancelled(f"{self._topic}: somebody's transaction stays open")
-                self._clock.sleep(_POLL_S)
-        return self._ended[partition]
+                self._clock.sleep(_RETRY_PAUSE_S)
+        return self._finished[partition]
 
     def close(self) -> None:
         """Release the connection."""
@@ -66,12 +72,15 @@ class FinishedDeadLetters:
             except DecodeError:
                 continue
             if marker.op is Op.END and marker.offset >= 0:
-                self._ended[partition].add_runs(marker.offset_runs)
+                self._finished[partition].add_runs(marker.offset_runs)
         return False
 
 
 class DeadLetterClaim:
-    """Names the dead letters of one transaction; `dropped`: those that were finished before it."""
+    """The claim of one transaction of a redrive or purge; see Claim for what its methods are for.
+
+    dropped  once decide() has returned: the dead letters of the claim that others finished before the claim
+    """
 
     def __init__(
         self, partition: int, offsets: Sequence[int], finished: FinishedDeadLetters, within_s: float
@@ -79,17 +88,20 @@ class DeadLetterClaim:
         self.dropped: frozenset[int] = frozenset()
         self._partition = partition
         self._offsets = offsets
-        self._finished = finished
+        self._finished_letters = finished
         self._within_s = within_s
 
     @property
     def record(self) -> NewRecord:
-        """The claim itself."""
+        """The claim: the record with which the transaction begins; it names all `offsets`."""
         return NewRecord(self._partition, *naming_tick(self._partition, CLAIM, self._offsets))
 
     def decide(self, position: int) -> list[NewRecord]:
-        """Decide which dead letters are moved, now that the claim stands at `position`; see Claim.decide."""
-        ended = self._finished.ended_before(position, self._partition, self._within_s)
+        """Find out which dead letters others finished before the claim, which has markers offset `position`.
+
+        Returns a record that names these dead letters, or no record if there are none; see Claim.decide.
+        """
+        ended = self._finished_letters.ended_before(position, self._partition, self._within_s)
         self.dropped = frozenset(offset for offset in self._offsets if offset in ended)
         if not self.dropped:
             return []

@@ -1,10 +1,11 @@
-"""The dead letters of a queue: look at them, send them back, throw them away.
+"""Lists the dead letters of a queue, sends them back to the queue (redrive), or throws them away (purge).
 
-They are a queue of their own with a markers topic; a dead letter is finished when it has an end marker
-there. Redrive and purge first fence the run before them and only then read what is finished: however
-often a run is killed, every dead letter is sent back exactly once (to read_committed readers).
+The dead letters are a queue of their own with a markers topic: a dead letter is finished when it has an end
+marker there. A redrive or purge first fences the run before it (Kafka then refuses that run's writes), and
+only then reads which dead letters are finished. So, however often a run is killed, read_committed readers of
+the queue see every dead letter that is sent back exactly once.
 
-Where two queues have one dead-letter topic, each sees and touches its own dead letters only.
+If two queues have one dead-letter topic, each lists and moves its own dead letters only.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from kmqpy.kafka.message_headers import (
     is_dead_letter_of,
 )
 from kmqpy.kafka.places import message_id
-from kmqpy.kafka.redrive import DeadLetterMove, RedriveRun, number, redriven
+from kmqpy.kafka.redrive import DeadLetterMove, RedriveRun, int_header_or_none, redrive_move
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.topic_names import dead_letter_queue
 from kmqpy.kafka.topics import Topics
@@ -60,27 +61,30 @@ from kmqpy.queue.arguments import check_ids
 
 _log = logging.getLogger(__name__)
 
-_BATCH = 1_000
+_REDRIVE_BATCH = 1_000
 _PURGE_BATCH = 10_000
-_STALLED_S = 30.0
+"""The most dead letters in one transaction of a redrive, and of a purge."""
+_STALL_TIMEOUT_S = 30.0
+"""Seconds without a record from Kafka, or with an open transaction of others, after which a call fails."""
 _POLL_S = 0.1
-_VISIBLE_WITHIN_S = 5.0
+_VISIBLE_TIMEOUT_S = 5.0
+"""Seconds that a redrive or purge waits, at its end, until readers see its last commit."""
 _VISIBLE_POLL_S = 0.01
-_GAP = 1_000
-"""A gap of more finished dead letters than this is skipped by a seek; a shorter one is read."""
+_MAX_READ_GAP = 1_000
+"""A reader skips a gap of more finished dead letters than this by a seek, and reads a shorter one."""
 _ID = re.compile(r"([0-9]{1,10})-([0-9]{1,19})")
 
 Progress = Callable[[int, int], None]
-"""Called with (done, total) after each transaction. The total is an upper bound until the end: which
-offsets are messages shows when they are read."""
+"""Called with (done, total) after each transaction. The total is an upper bound until the end, since only
+reading shows which offsets hold dead letters of this queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaDeadLetter(DeadLetter):
-    """A DeadLetter that knows where its last copy lay in the queue.
+    """A DeadLetter that knows the topic, partition and offset of the message from which it was copied.
 
-    Its id is `partition-offset` in the dead-letter topic. A null Kafka value reads as an empty body. What its
-    headers do not say, or say unreadably, is None. A reason may also be `refused: …`: Kafka takes no copy.
+    Its id is `partition-offset` in the dead-letter topic. A null Kafka value reads as an empty body. A field
+    whose header is absent or unreadable is None. A reason `refused: …` says why Kafka took no copy.
     """
 
     origin_topic: str | None = None
@@ -93,8 +97,9 @@ class RedriveResult:
     """The outcome of run_redrive().
 
     redriven   how many dead letters are back in the queue
-    not_found  the ids that name no dead letter, or one that is finished
-    refused    the ids of those that Kafka does not take, as too large for the queue's topic; they stay
+    not_found  the given ids that name no dead letter of the queue, or a finished one
+    refused    the ids of dead letters that Kafka refuses in the queue topic, as too large; they stay dead
+               letters
     """
 
     redriven: int
@@ -103,15 +108,15 @@ class RedriveResult:
 
 
 class KafkaDeadLetters:
-    """The dead letters of one queue, see kmqpy.queue.DeadLetters; for use by one thread at a time.
+    """Lists and moves the dead letters of one queue, see kmqpy.queue.DeadLetters; for one thread at a time.
 
-    Their topic may hold dead letters of other queues, too. A header says from which queue each came. One
-    without that header belongs to the queue after which the topic is named or, if there is no such queue, to
-    every queue that has the topic. `origin`: those that came from a queue of that name instead, for example
-    the queue's former name.
+    The dead-letter topic may hold dead letters of other queues, too. A header of each says from which queue
+    it came. A dead letter without this header belongs to the queue after which the topic is named
+    (`<queue>__undelivered`) or, if the topic has another name, to every queue that has the topic. `origin`:
+    the name of the queue from which the dead letters came, if not this one; its former name for example.
 
-    Every call may raise Unavailable, and TopicError when a topic is missing. Memory stays bounded however
-    many dead letters there are: a bit for each, and one batch.
+    Every call may raise Unavailable, and TopicError when a topic is missing. A call needs memory for one
+    batch, and at most a bit for each dead letter.
     """
 
     def __init__(
@@ -146,7 +151,7 @@ class KafkaDeadLetters:
             self._reader = None
 
     def list(self, limit: int = 100) -> builtins.list[KafkaDeadLetter]:
-        """The oldest `limit` dead letters that are not finished, oldest first."""
+        """The oldest `limit` dead letters that are not finished, oldest first, without body and headers."""
         return self._oldest(limit, with_body=False)
 
     def peek(self, limit: int = 100) -> builtins.list[KafkaDeadLetter]:
@@ -154,7 +159,7 @@ class KafkaDeadLetters:
         return self._oldest(limit, with_body=True)
 
     def redrive(self, ids: Iterable[str] | None = None, *, limit: int | None = None) -> int:
-        """See DeadLetters.redrive. Raises Unfinished when it was stopped halfway."""
+        """See DeadLetters.redrive. Raises Unfinished when the redrive was stopped halfway."""
         if ids is not None and limit is not None:
             raise ConfigError("redrive: give ids or a limit, not both")
         if ids is not None:
@@ -174,40 +179,40 @@ class KafkaDeadLetters:
         rate: float | None = None,
         progress: Progress | None = None,
     ) -> RedriveResult:
-        """Send dead letters back to the queue as if never delivered: all there are now, or `ids`.
+        """Send dead letters back to the queue as if never delivered: all of now, or those with these `ids`.
 
-        `rate`: at most so many messages a second; None: no limit. A second redrive or purge of the
-        queue stops this one. Up to 1,000 messages of one partition appear in the queue together. Dead
-        letters that somebody else finishes meanwhile are left out.
+        `rate`: the most messages in a second; None: no limit. Up to 1,000 messages of one partition appear in
+        the queue together; with a rate, those of a quarter of a second. Dead letters that others finish
+        meanwhile are left out. A later redrive or purge of the same queue stops this one.
 
-        Raises ConfigError for a bad rate or id (then nothing was done), Unfinished when it was stopped
-        halfway: running it again goes on with the rest.
+        Raises ConfigError for a bad rate or id before anything is moved, Unfinished when the redrive was
+        stopped halfway: another run_redrive() moves the rest.
         """
         if rate is not None and not 0 < rate < math.inf:
             raise ConfigError(f"rate: {rate!r} must be a number above 0, of messages per second")
-        at_once = _BATCH if rate is None else min(_BATCH, max(1, int(rate / 4)))
+        at_once = _REDRIVE_BATCH if rate is None else min(_REDRIVE_BATCH, max(1, int(rate / 4)))
         wanted = None if ids is None else {_place(one) for one in ids}
         found: set[tuple[int, int]] = set()
         partitions = self._partitions(self._queue.name)
         with RedriveRun("redrive", self._queue, self._connection, self._clock) as run:
-            waiting = self._waiting(partitions[self._dead.name], fenced=True)
+            waiting = self._find_waiting(partitions[self._dead.name], fenced=True)
             if wanted is not None:
-                for one in waiting:
-                    one.keep(offset for partition, offset in wanted if partition == one.partition)
+                for part in waiting:
+                    part.keep(offset for partition, offset in wanted if partition == part.partition)
 
             def steps() -> Iterator[DeadLetterMove]:
-                for one in waiting:
-                    for record in self._own(one):
+                for part in waiting:
+                    for record in self._own_records(part):
                         if wanted is not None:
                             found.add((record.partition(), record.offset()))
-                        yield redriven(record, self._queue, partitions[self._queue.name])
+                        yield redrive_move(record, self._queue, partitions[self._queue.name])
 
             def report() -> None:
                 if progress is not None:
-                    left = sum(len(one.offsets) for one in waiting)
+                    left = sum(len(part.offsets) for part in waiting)
                     progress(run.done, run.done + len(run.refused) + left)
 
-            known = {one.partition: one.read_to for one in waiting}
+            known = {part.partition: part.read_to for part in waiting}
             run.move(steps(), known=known, at_once=at_once, rate=rate, progress=report)
         self._wait_until_visible(partitions[self._dead.name])
         _log.info("dead letters redriven", extra={"queue": self._queue.name, "count": run.done})
@@ -215,25 +220,25 @@ class KafkaDeadLetters:
         return RedriveResult(run.done, _ids(missing), _ids(run.refused))
 
     def purge(self) -> int:
-        """Throw away all dead letters there are now; returns how many.
+        """Throw away all dead letters that the queue has now; returns how many.
 
-        First they are marked as finished, then their records are deleted, in each partition up to the first
-        one that waits and is of another queue. A redrive that runs is
-        stopped, so that nothing is both sent back and thrown away.
+        The purge first finishes the dead letters with end markers. Then it deletes the records of each
+        partition, up to the first unfinished dead letter of another queue. A redrive that runs is stopped, so
+        that no dead letter is both sent back and thrown away.
 
-        Raises Unfinished when it was stopped halfway: running it again goes on with the rest.
+        Raises Unfinished when the purge was stopped halfway: another purge() finishes the rest.
         """
         partitions = self._partitions()[self._dead.name]
         with RedriveRun("purge", self._queue, self._connection, self._clock) as run:
-            waiting = self._waiting(partitions, fenced=True)
-            ends = {one.partition: one.end for one in waiting if one.end > one.first}
+            waiting = self._find_waiting(partitions, fenced=True)
+            ends = {part.partition: part.end for part in waiting if part.end > part.first}
 
             def keep(record: Any) -> None:
                 ends[record.partition()] = min(ends[record.partition()], record.offset())
 
-            records = (record for one in waiting for record in self._own(one, keep))
+            records = (record for part in waiting for record in self._own_records(part, keep))
             steps = (DeadLetterMove(record.partition(), record.offset()) for record in records)
-            run.move(steps, known={one.partition: one.read_to for one in waiting}, at_once=_PURGE_BATCH)
+            run.move(steps, known={part.partition: part.read_to for part in waiting}, at_once=_PURGE_BATCH)
             self._topics.delete_records(self._dead.name, ends)
         self._wait_until_visible(partitions)
         _log.info("dead letters purged", extra={"queue": self._queue.name, "count": run.done})
@@ -243,23 +248,23 @@ class KafkaDeadLetters:
         check_limit(limit, "limit")
         partitions = self._partitions()[self._dead.name]
         found = (
-            (record.timestamp()[1], record.partition(), record.offset(), self._described(record, with_body))
-            for one in self._waiting(partitions, fenced=False)
-            for record in islice(self._own(one), limit)
+            (record.timestamp()[1], record.partition(), record.offset(), self._dead_letter(record, with_body))
+            for part in self._find_waiting(partitions, fenced=False)
+            for record in islice(self._own_records(part), limit)
         )
         return [entry[3] for entry in heapq.nsmallest(limit, found, key=lambda entry: entry[:3])]
 
-    def _described(self, record: Any, with_body: bool) -> KafkaDeadLetter:
+    def _dead_letter(self, record: Any, with_body: bool) -> KafkaDeadLetter:
         headers = message_headers(record)
         body = record.value() or b""
         return KafkaDeadLetter(
             id=message_id(record.partition(), record.offset()),
             key=record.key(),
             origin_topic=_text(headers, DEAD_LETTER_TOPIC),
-            origin_partition=number(headers, DEAD_LETTER_PARTITION),
-            origin_offset=number(headers, DEAD_LETTER_OFFSET),
-            attempts=number(headers, DEAD_LETTER_ATTEMPTS),
-            first_enqueued_ms=number(headers, ORIGINAL_TIMESTAMP),
+            origin_partition=int_header_or_none(headers, DEAD_LETTER_PARTITION),
+            origin_offset=int_header_or_none(headers, DEAD_LETTER_OFFSET),
+            attempts=int_header_or_none(headers, DEAD_LETTER_ATTEMPTS),
+            first_enqueued_ms=int_header_or_none(headers, ORIGINAL_TIMESTAMP),
             dead_since_ms=record.timestamp()[1],
             reason=_text(headers, DEAD_LETTER_REASON),
             size=len(body),
@@ -268,7 +273,7 @@ class KafkaDeadLetters:
         )
 
     def _partitions(self, *also: str) -> dict[str, int]:
-        """How many partitions each topic has; raises TopicError saying what to run."""
+        """The numbers of partitions of the dead-letter topic, its markers topic and the topics `also`."""
         self._guard.raise_if_inherited()
         queue, letters, finished = self._queue.name, self._dead.name, self._dead.markers_topic
         found = {
@@ -287,28 +292,28 @@ class KafkaDeadLetters:
             )
         return found
 
-    def _waiting(self, partitions: int, *, fenced: bool) -> builtins.list[_Waiting]:
-        """The dead letters that are not finished, by partition.
+    def _find_waiting(self, partitions: int, *, fenced: bool) -> builtins.list[_Unfinished]:
+        """Read which offsets of each partition of the dead-letter topic are not finished.
 
-        `fenced`: the caller has fenced its predecessors. Then markers are read to the end that the log
-        has now (rule R1), open transactions of others or not.
+        `fenced`: a run that has fenced its predecessors asks. Then the markers are read to the present end of
+        their log (rule R1 of docs/rules.md); raises Unavailable if a transaction of others stays open.
         """
         everything = range(partitions)
         bounds = partition_reader.bounds(self._connection, self._dead.name, everything)
-        found = [_Waiting(partition, *bounds[partition]) for partition in everything]
+        found = [_Unfinished(partition, *bounds[partition]) for partition in everything]
         ends: Mapping[int, tuple[int, int]] = {}
         if fenced:
             topic = self._dead.markers_topic
             ends = partition_reader.bounds(self._connection, topic, everything, uncommitted=True)
-        starts = {one.partition: 0 for one in found if one.first < one.end}
-        deadline = self._clock.monotonic() + _STALLED_S
+        starts = {part.partition: 0 for part in found if part.first < part.end}
+        deadline = self._clock.monotonic() + _STALL_TIMEOUT_S
         while starts:
             reached = partition_reader.scan(
                 self._connection,
                 self._dead.markers_topic,
                 starts,
-                lambda record: self._leave_out(found, record, fenced),
-                timeout_s=_STALLED_S,
+                lambda record: self._discard_finished(found, record, fenced),
+                timeout_s=_STALL_TIMEOUT_S,
                 clock=self._clock,
             )
             for partition, place in reached.items():
@@ -323,12 +328,12 @@ class KafkaDeadLetters:
         return found
 
     def _wait_until_visible(self, partitions: int) -> None:
-        """Let list() leave out what was committed just now: readers see a commit a moment after it.
+        """Wait until readers, list() for example, see the commits of this run.
 
-        Gives up after a few seconds, since an open transaction of somebody else also holds readers back.
+        Gives up after 5 s, since an open transaction of others may hold readers back, and when Kafka fails.
         """
         topic, everything = self._dead.markers_topic, range(partitions)
-        deadline = self._clock.monotonic() + _VISIBLE_WITHIN_S
+        deadline = self._clock.monotonic() + _VISIBLE_TIMEOUT_S
         with suppress(KmqError):  # the redrive or purge itself is done
             written = partition_reader.bounds(self._connection, topic, everything, uncommitted=True)
             while self._clock.monotonic() < deadline:
@@ -337,33 +342,38 @@ class KafkaDeadLetters:
                     return
                 self._clock.sleep(_VISIBLE_POLL_S)
 
-    def _leave_out(self, waiting: builtins.list[_Waiting], record: Any, fenced: bool) -> None:
-        """Remove from `waiting` the dead letters that this record of the markers topic finishes."""
+    def _discard_finished(self, waiting: builtins.list[_Unfinished], record: Any, fenced: bool) -> None:
+        """Remove from `waiting` the dead letters that this record of the markers topic finishes.
+
+        For a marker of a newer version, raises UnsupportedMarker if `fenced`; else logs and ignores it.
+        """
         try:
             marker = read_marker(record)
         except UnsupportedMarker as error:
             text = f"{record.topic()}, partition {record.partition()}, offset {record.offset()}: {error}"
-            if fenced:  # it may finish dead letters that would be sent back (rule R3)
+            if fenced:  # the marker may finish dead letters that would be sent back (rule R3)
                 raise UnsupportedMarker(f"{text}; upgrade kmqpy and run this again", error.data) from None
             _log.warning(text)
         except DecodeError:
             _log.debug("undecodable marker", extra={"topic": record.topic(), "offset": record.offset()})
         else:
             if marker.op is Op.END and marker.partition < len(waiting):
-                one = waiting[marker.partition]
+                part = waiting[marker.partition]
                 for start, count in marker.offset_runs:
-                    one.discard(start, start + count)
+                    part.discard(start, start + count)
 
-    def _own(self, waiting: _Waiting, others: Callable[[Any], None] = lambda _: None) -> Iterator[Any]:
-        """Read the dead letters of this queue only; call `others` with each record that is not one."""
-        for record in self._read(waiting):
+    def _own_records(
+        self, waiting: _Unfinished, others: Callable[[Any], None] = lambda _: None
+    ) -> Iterator[Any]:
+        """Yield the waiting dead letters of this queue; call `others` with those of other queues."""
+        for record in self._waiting_records(waiting):
             if is_dead_letter_of(message_headers(record), self._queue, self._origin):
                 yield record
             else:
                 others(record)
 
-    def _read(self, waiting: _Waiting) -> Iterator[Any]:
-        """Yield the records that wait, in order; removes those passed from `waiting`. One call at a time."""
+    def _waiting_records(self, waiting: _Unfinished) -> Iterator[Any]:
+        """Yield the records of `waiting`, in order, and remove all passed offsets. One call at a time."""
         for start, stop in list(waiting.pieces()):
             position = start
             for record in self._records(waiting.partition, start, stop):
@@ -375,29 +385,32 @@ class KafkaDeadLetters:
             waiting.discard(position, stop)
 
     def _records(self, partition: int, start: int, stop: int) -> Iterator[Any]:
-        """Committed records from `start` to before `stop`, which is not beyond the last stable offset."""
+        """Yield the committed records from `start` to before `stop`, at most the last stable offset.
+
+        Raises Unavailable when Kafka sends nothing for 30 s; errors of `_NOT_RETRIED` are raised at once.
+        """
         reader = self._consumer()
         reader.assign([TopicPartition(self._dead.name, partition, start)])
         position = start
         problem = KafkaError(KafkaError._TIMED_OUT)
-        deadline = self._clock.monotonic() + _STALLED_S
+        deadline = self._clock.monotonic() + _STALL_TIMEOUT_S
         while position < stop:
             record = reader.poll(_POLL_S)
             error = None if record is None else record.error()
             if record is None or (error is not None and error.code() != KafkaError._PARTITION_EOF):
                 problem = error or problem
-                if self._clock.monotonic() > deadline or problem.code() in _LASTING:
+                if self._clock.monotonic() > deadline or problem.code() in _NOT_RETRIED:
                     reader.close()  # it may be cut off (kmqpy.kafka.cut_off)
                     self._reader = None
                     doing = f"read {self._dead.name}, partition {partition}"
                     raise librdkafka.translated(problem, doing, self._connection)
                 continue
             offset = record.offset() or 0
-            # The log may end in control records: its end is told as an event.
+            # A log may end in control records; librdkafka reports its end as an event.
             position = offset + (error is None)
             if error is None and offset < stop:
                 yield record
-            deadline = self._clock.monotonic() + _STALLED_S
+            deadline = self._clock.monotonic() + _STALL_TIMEOUT_S
 
     def _consumer(self) -> Consumer:
         if self._reader is None:
@@ -410,18 +423,20 @@ class KafkaDeadLetters:
         return self._reader
 
 
-_LASTING = {
+_NOT_RETRIED = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
 }
+"""Errors that end the reading of dead letters at once, since waiting does not help."""
 
 
-class _Waiting:
-    """The offsets of one partition, `first` to before `end`, that are not finished.
+class _Unfinished:
+    """The unfinished offsets of one partition of the dead-letter topic.
 
-    `read_to`: the markers offset up to which the markers say so.
+    offsets  the offsets from `first` to before `end` without an end marker; not all of them hold a message
+    read_to  the markers offset up to which end markers were read
     """
 
     def __init__(self, partition: int, first: int, end: int) -> None:
@@ -434,23 +449,23 @@ class _Waiting:
             self.offsets.add_runs([(first, end - first)])
 
     def discard(self, start: int, stop: int) -> None:
-        """Remove the offsets from `start` to before `stop`, as far as they are there."""
+        """Remove the offsets from `start` to before `stop`; others than `first` to `end` are ignored."""
         start, stop = max(start, self.first), min(stop, self.end)
         if start < stop:
             self.offsets.discard_runs([(start, stop - start)])
 
     def keep(self, offsets: Iterable[int]) -> None:
-        """Remove all other offsets."""
+        """Remove all offsets but these."""
         kept = OffsetRuns()
         for offset in offsets:
             kept.add(offset)
         self.offsets &= kept
 
     def pieces(self) -> Iterator[tuple[int, int]]:
-        """Yield pieces of the log, (start, stop), that hold all that waits and no long gap."""
+        """Yield pieces of the log, (start, stop), that hold all unfinished offsets and no long gap."""
         start = stop = None
         for first, count in self.offsets.runs():
-            if start is not None and stop is not None and first - stop > _GAP:
+            if start is not None and stop is not None and first - stop > _MAX_READ_GAP:
                 yield start, stop
                 start = None
             start = first if start is None else start

@@ -1,4 +1,4 @@
-"""Shared by all our librdkafka clients: settings, quiet logs, errors in our own words."""
+"""Makes clients of librdkafka, retries their requests, and turns their errors into kmqpy's own."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ T = TypeVar("T")
 
 _log = logging.getLogger("kmqpy.librdkafka")
 
-_REPEAT_S = 30.0
+_LOG_EVERY_S = 30.0
+"""Seconds in which log lines of one kind are logged once."""
 
 
 class _ThrottleFilter(logging.Filter):
-    """Lets each kind of librdkafka's log lines through once in 30 s; it repeats some 20 times a second."""
+    """Passes each kind of librdkafka's log lines once in 30 s; librdkafka repeats some 20 times a second."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._throttle = Throttle(_REPEAT_S)
+        self._throttle = Throttle(_LOG_EVERY_S)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return True if the line is to be logged. Its kind is its first word, FAIL for example."""
+        """Return True if the line is to be logged. Its first word, FAIL for example, is its kind."""
         kind = record.getMessage().partition(" ")[0]
-        if kind == "GETPID":  # of a broker that has just started; one that goes on like this fails a call
+        if kind == "GETPID":  # normal while a broker starts; if it does not end, calls fail and say so
             return _log.isEnabledFor(logging.DEBUG)
         return self._throttle.allows(kind)
 
@@ -50,17 +51,18 @@ class _ThrottleFilter(logging.Filter):
 _log.addFilter(_ThrottleFilter())
 
 REQUEST_TIMEOUT_S = 10.0
-"""How long a request to Kafka may take before it counts as away."""
+"""Seconds for which a request is tried, by default, before it fails because Kafka does not answer."""
 
-_LOOK_TIMEOUT_S = 2.0
+_METADATA_TIMEOUT_S = 2.0
+"""Seconds that refresh_partition() waits for the partitions of a topic."""
+_FIRST_TRY_S = 2.0
+"""Time limit of the first try of a request; each later try may take twice as long as the try before."""
+_MIN_TRY_S = 0.1
+"""Least time limit of a try, also if the time for the request is over."""
+_RETRY_PAUSE = Backoff(0.02, 2, 1, 0.2)
+"""Computes the pauses between the tries of a request."""
 
-_TRY_S = 2.0
-"""Time limit of the first try; each later one may take twice as long as the one before."""
-_LEAST_TRY_S = 0.1
-_PAUSE = Backoff(0.02, 2, 1, 0.2)
-"""The pause before a request is tried again."""
-
-_AWAY = {
+_NOT_ANSWERING = {
     KafkaError._TIMED_OUT,
     KafkaError._TRANSPORT,
     KafkaError._ALL_BROKERS_DOWN,
@@ -71,7 +73,8 @@ _AWAY = {
     KafkaError.NOT_ENOUGH_REPLICAS,
     KafkaError.REQUEST_TIMED_OUT,
 }
-_RETRIABLE = _AWAY | {
+"""Errors that kmqpy reports as: Kafka does not answer."""
+_RETRIABLE = _NOT_ANSWERING | {
     KafkaError._WAIT_COORD,
     KafkaError._WAIT_CACHE,
     KafkaError._DESTROY_BROKER,
@@ -93,23 +96,23 @@ _RETRIABLE = _AWAY | {
     KafkaError.THROTTLING_QUOTA_EXCEEDED,
 }
 """Errors that Kafka calls retriable, and librdkafka's own transient ones; not those of unknown topics."""
-_NOT_ACCEPTED = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED}
+_NOT_AUTHENTICATED = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED}
 _NOT_ALLOWED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
-_NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+_TOPIC_UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 
-_REPORTED_S = 30.0
-"""How long an error that a connection reported counts as the cause of later failures."""
+_REPORT_VALID_S = 30.0
+"""Seconds for which an error that a connection has reported counts as the cause of later failures."""
 
-_AROUND = re.compile(r"^\w+://\S+: | \(after \d+ms in state \w+\)$")
+_ADDRESS_OR_DURATION = re.compile(r"^\w+://\S+: | \(after \d+ms in state \w+\)$")
 
-_GRACE_S = 1.0
-"""Time for another broker to accept us after one did not."""
+_REFUSED_FOR_S = 1.0
+"""Seconds of refusals after which a request fails with AccessDenied; another broker may accept us before."""
 
 GROUP_REQUEST_S = 60.0
 """The time limit of administrative requests to a group's coordinator, however soon their answer is wanted.
@@ -117,28 +120,32 @@ GROUP_REQUEST_S = 60.0
 librdkafka aborts the process when such a request is answered after its time limit (its issue 4605).
 """
 
-_WRONG_LISTENER = "listener?"
+_WRONG_LISTENER_TEXT = "listener?"
 """Part of librdkafka's message when only it uses TLS. If only the broker does, there is no message."""
-_WRONG_LISTENER_S = 3.0
-"""How long it must say nothing else: a proxy whose broker is just starting looks the same."""
+_WRONG_LISTENER_FOR_S = 3.0
+"""Seconds of this message after which a request fails with Unavailable. A proxy whose broker is just starting
+causes the same message for a moment."""
 
-_LARGEST_BATCH = 2**31 - 1
-"""Bytes of a batch of records, decompressed. With librdkafka's default limit (100 MB), a zstd record of 5 kB
-could make itself and all records after it unreadable."""
+_MAX_RESPONSE_BYTES = 2**31 - 1
+"""The most bytes of a decompressed batch of records. With librdkafka's default (100 MB), a zstd record of
+5 kB could make itself and all records after it unreadable."""
 
 COPY_SETTINGS: KafkaSettings = {"message.max.bytes": 100_000_000, "compression.type": "zstd"}
-"""For producers that copy messages: only the topics' limits apply (rule R7). These count compressed
-bytes, and the originals may have been compressed: zstd makes the copies about as small as any codec."""
+"""Settings of producers that copy messages: only the topics' limits count (rule R7 of docs/rules.md).
+Topics limit compressed bytes, and zstd makes a copy about as small as its original with any codec."""
 
 _POLL_S = 0.05
-_CONNECT_EARLY_S = 1.0
-_CONNECT_S = 0.05
-"""librdkafka connects to a broker that answers within this time."""
+_CONNECT_EARLY_TIMEOUT_S = 1.0
+_PRODUCER_CONNECT_S = 0.05
+"""Seconds in which a new transactional producer may connect to a broker before it is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ReportedError:
-    """An error that a connection reported. Calls of librdkafka only time out then."""
+    """The last error that connections reported, and when; the calls of their clients only time out.
+
+    first, last  when the series of errors began, and when `error` was reported (monotonic)
+    """
 
     error: KafkaError
     first: float
@@ -146,6 +153,7 @@ class _ReportedError:
 
 
 _reported_errors: dict[tuple[str, int], _ReportedError] = {}
+"""By connection_key()."""
 
 
 class Producer(confluent_kafka.Producer):
@@ -155,7 +163,7 @@ class Producer(confluent_kafka.Producer):
 class Consumer(confluent_kafka.Consumer):
     """A consumer that can be weakly referenced; see `keep_in_children`.
 
-    credentials  what it was made with: SASL's user name and password, or empty texts
+    credentials  SASL's user name and password with which it was made, or empty texts
     """
 
     credentials = ("", "")
@@ -163,35 +171,35 @@ class Consumer(confluent_kafka.Consumer):
     def resume(self, partitions: list[TopicPartition]) -> None:
         """Resume paused partitions, and let librdkafka fetch from them at once, not up to a second later.
 
-        Its threads for the brokers look at their partitions once a second, or when they are woken. New
-        credentials wake them. A request would, too; but it has to wait for the answer to the last fetch, and
-        librdkafka closes the connection where a request's time limit is over before its answer.
+        librdkafka's broker threads look at their partitions once a second, or when they are woken. Setting
+        the credentials again wakes them. So would a request; but a request waits for the answer to the last
+        fetch, and librdkafka closes the connection if that takes longer than the request's time limit.
         """
         super().resume(partitions)
         self.set_sasl_credentials(*self.credentials)
 
 
 def new_producer(connection: KafkaConnection, defaults: KafkaSettings) -> Producer:
-    """A producer whose records are acknowledged by all in-sync replicas and never reordered."""
+    """Make a producer whose records all in-sync replicas acknowledge, and which never reorders records."""
     common = {"enable.idempotence": True, "acks": "all", "partitioner": "murmur2_random"}
     with _settings_errors(connection):
         made = Producer(_settings(connection, {**common, **defaults}), logger=_log)
     keep_in_children(made)
     if "transactional.id" in defaults:
-        # init_transactions() looks for the coordinator at once and, without a connection yet, after 500 ms.
-        made.poll(_CONNECT_S)
+        # Without a connection, init_transactions() would look for the coordinator only after 500 ms.
+        made.poll(_PRODUCER_CONNECT_S)
     return made
 
 
 def new_consumer(connection: KafkaConnection, defaults: KafkaSettings) -> Consumer:
-    """A consumer that sees committed records only, unless `defaults` say otherwise."""
+    """Make a consumer that sees committed records only, unless `defaults` say otherwise."""
     common = {
         "isolation.level": "read_committed",
         "enable.auto.commit": False,
         "auto.offset.reset": "earliest",
         "allow.auto.create.topics": False,
         "fetch.queue.backoff.ms": 5,
-        "receive.message.max.bytes": _LARGEST_BATCH,
+        "receive.message.max.bytes": _MAX_RESPONSE_BYTES,
         "group.id": "kmq-none",
     }
     with _settings_errors(connection):
@@ -205,16 +213,16 @@ def new_consumer(connection: KafkaConnection, defaults: KafkaSettings) -> Consum
 def connect_early(consumer: confluent_kafka.Consumer, topic: str) -> None:
     """Let a new consumer find its group's coordinator at once; waits for a second at most.
 
-    To ask for the coordinator, librdkafka needs a connection to any broker. It makes one after 50 ms, or at
-    once for a request to a partition's leader. So this asks for the bounds of partition 0, and ignores the
-    answer. For consumers of a few requests only: librdkafka closes a connection on which an answer is late.
+    To ask for the coordinator, librdkafka needs a connection to any broker. librdkafka connects after 50 ms,
+    or at once for a request to a partition's leader. So connect_early() asks for the bounds of partition 0
+    and ignores the answer. Only for consumers of few requests: a late answer costs the connection.
     """
     with suppress(KafkaException):
-        watermarks(consumer, topic, 0, _CONNECT_EARLY_S)
+        watermarks(consumer, topic, 0, _CONNECT_EARLY_TIMEOUT_S)
 
 
 def new_admin(connection: KafkaConnection) -> AdminClient:
-    """An administration client."""
+    """Make an administration client, and free those that could not be freed where they were dropped."""
     free_dropped()
     with _settings_errors(connection):
         made = CollectableAdminClient(_settings(connection, {}), logger=_log)
@@ -231,28 +239,28 @@ def is_retriable(error: KafkaError | None) -> bool:
 
 
 def is_fatal(error: KafkaError | None) -> bool:
-    """Return True if the producer or consumer that met the error is of no more use."""
+    """Return True if the producer or consumer that reported the error can do nothing any more."""
     return error is not None and (error.fatal() or error.code() == KafkaError._FATAL)
 
 
 def is_unknown_topic(error: KafkaError | None) -> bool:
     """Return True for the errors of an unknown topic or partition."""
-    return error is not None and error.code() in _NO_TOPIC
+    return error is not None and error.code() in _TOPIC_UNKNOWN
 
 
 def tries(timeout_s: float, clock: Clock = SYSTEM_CLOCK) -> Iterator[float]:
-    """Yield the time limit of each try, in seconds; sleeps between them, longer each time.
+    """Yield the time limit of each try, in seconds; sleeps between the tries, up to a second.
 
-    There is at least one; the last one begins no later than `timeout_s` seconds from now.
+    There is at least one try. The last try begins no later than `timeout_s` seconds from now.
     """
     deadline = clock.monotonic() + timeout_s
     for number in itertools.count(1):
         left_s = deadline - clock.monotonic()
-        yield max(_LEAST_TRY_S, min(left_s, _TRY_S * 2 ** min(number - 1, 8)))
+        yield max(_MIN_TRY_S, min(left_s, _FIRST_TRY_S * 2 ** min(number - 1, 8)))
         left_s = deadline - clock.monotonic()
         if left_s <= 0:
             return
-        clock.sleep(min(left_s, _PAUSE.delay(number)))
+        clock.sleep(min(left_s, _RETRY_PAUSE.delay(number)))
 
 
 def retrying(
@@ -265,8 +273,9 @@ def retrying(
 ) -> T:
     """Call `call` until it succeeds, as long as its errors are retriable or `also` says that they are.
 
-    Its argument is its time limit in seconds. Raises its KafkaException if that is not retriable, or when
-    `timeout_s` is over; AccessDenied as soon as it is clear that Kafka does not accept us.
+    The argument of `call` is the time limit of one try in seconds. Raises the KafkaException of `call` if the
+    error is not retriable, or when `timeout_s` (or the shorter limit of first_contact_within()) is over.
+    Raises AccessDenied if Kafka has refused us for a second, and Unavailable if only we use TLS.
     """
     started = SYSTEM_CLOCK.monotonic()
     failure = KafkaException(KafkaError(KafkaError._TIMED_OUT))
@@ -284,7 +293,7 @@ def retrying(
     try:
         raise failure
     finally:
-        del failure  # its traceback leads here
+        del failure  # its traceback refers to this frame
 
 
 def wait_result(
@@ -292,23 +301,24 @@ def wait_result(
 ) -> Any:
     """The result of `future` of `client`, or its exception; raises a KafkaException after `timeout_s`.
 
-    Raises AccessDenied as soon as it is clear that Kafka does not accept us; librdkafka goes on trying.
+    Meanwhile librdkafka tries again and again. Raises AccessDenied if Kafka has refused us for a second, and
+    Unavailable if only we use TLS.
     """
     started = SYSTEM_CLOCK.monotonic()
     try:
         while True:
-            client.poll(0)  # runs _settings' callback
+            client.poll(0)  # runs the error callback of _settings
             try:
                 return future.result(_POLL_S)
             except TimeoutError:
                 _check_access(connection, started)
             except KafkaException as exception:
-                exception.__traceback__ = None  # confluent-kafka's leads to the futures
+                exception.__traceback__ = None  # confluent-kafka's refers to the futures
                 raise
             if SYSTEM_CLOCK.monotonic() - started > timeout_s:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
     finally:
-        del future  # has the exception, whose traceback leads here
+        del future  # holds the exception, whose traceback refers to this frame
 
 
 def metadata(client: AdminClient, timeout_s: float, connection: KafkaConnection) -> Any:
@@ -317,9 +327,9 @@ def metadata(client: AdminClient, timeout_s: float, connection: KafkaConnection)
 
 
 def look_up(client: AdminClient, try_s: float) -> Any:
-    """Like metadata(), but tries once, for at most `try_s` seconds, and raises KafkaException."""
+    """Like metadata(), but tries once, for `try_s` seconds or one second at most; raises KafkaException."""
     try:
-        return client.list_topics(timeout=min(try_s, _GRACE_S))
+        return client.list_topics(timeout=min(try_s, _REFUSED_FOR_S))
     except KafkaException:
         client.poll(_POLL_S)  # serves the error callback of _settings
         raise
@@ -331,15 +341,16 @@ def refresh_partition(
     partition: int,
     exception: KafkaException,
 ) -> bool:
-    """Return True if a call failed only because the partition is new; calling again works then.
+    """Return True if a call failed with `exception` only since the partition is new to the client.
 
-    A client that knows a topic looks for new partitions every five minutes only.
+    Then the caller repeats the call. A client looks for new partitions of a known topic only every five
+    minutes; refresh_partition() makes it look now.
     """
     error = error_of(exception)
     if error is None or error.code() != KafkaError._UNKNOWN_PARTITION:
         return False
     try:
-        return partition in client.list_topics(topic, _LOOK_TIMEOUT_S).topics[topic].partitions
+        return partition in client.list_topics(topic, _METADATA_TIMEOUT_S).topics[topic].partitions
     except KafkaException:
         return False
 
@@ -355,7 +366,7 @@ def watermarks(
 
 
 def error_of(exception: BaseException) -> KafkaError | None:
-    """The KafkaError inside a KafkaException, if that is what this is."""
+    """The KafkaError in `exception`; None if `exception` is no KafkaException with one."""
     if isinstance(exception, KafkaException) and exception.args:
         error = exception.args[0]
         if isinstance(error, KafkaError):
@@ -370,13 +381,13 @@ def error_name(exception: KafkaException) -> str:
 
 
 def translated(error: KafkaError | None, doing: str, connection: KafkaConnection) -> KmqError:
-    """`error` in our words: what was being done, and what to do next."""
+    """The error of kmqpy for `error`; its text says what was being done (`doing`) and what to do next."""
     text = error.str() if error is not None else "unknown error"
     if error is None:
         return KmqError(f"{doing}: {text}")
     code = error.code()
     reported = _last_reported(connection_key(connection))
-    if code in _AWAY and reported is not None and _is_refusal(reported.error):
+    if code in _NOT_ANSWERING and reported is not None and _is_refusal(reported.error):
         error = reported.error
     if _is_refusal(error):
         return AccessDenied(_refused(doing, error, connection))
@@ -385,7 +396,7 @@ def translated(error: KafkaError | None, doing: str, connection: KafkaConnection
             f"{doing}: Kafka at {connection.bootstrap} does not allow it ({text}); "
             "grant it, see docs/security.md"
         )
-    if code in _AWAY:
+    if code in _NOT_ANSWERING:
         more = f"; {_text(reported.error)}" if reported is not None else ""
         return Unavailable(
             f"{doing}: Kafka at {connection.address} does not answer ({text}{more}); "
@@ -393,7 +404,7 @@ def translated(error: KafkaError | None, doing: str, connection: KafkaConnection
         )
     if is_retriable(error):
         return Unavailable(f"{doing}: Kafka at {connection.bootstrap} can't do that yet ({text}); try again")
-    if code in _NO_TOPIC:
+    if code in _TOPIC_UNKNOWN:
         return TopicError(f"{doing}: the topic does not exist; create it with: kmq queue create")
     if code in _TOO_LARGE:
         return MessageError(f"{doing}: the message is larger than the topic allows ({text})")
@@ -402,7 +413,7 @@ def translated(error: KafkaError | None, doing: str, connection: KafkaConnection
 
 @contextmanager
 def kafka_errors(doing: str, connection: KafkaConnection) -> Iterator[None]:
-    """Raise librdkafka's errors as ours."""
+    """Raise a KafkaException of the block as the error that translated() makes of it."""
     try:
         yield
     except KafkaException as exception:
@@ -410,7 +421,7 @@ def kafka_errors(doing: str, connection: KafkaConnection) -> Iterator[None]:
 
 
 def _settings(connection: KafkaConnection, defaults: KafkaSettings) -> dict[str, Any]:
-    """Settings of a client that notes errors of its connections, which librdkafka reports in poll() only."""
+    """Settings of a client whose poll() notes refusals and TLS errors of its connections."""
     key = connection_key(connection)
 
     def note_error(error: KafkaError) -> None:
@@ -428,43 +439,43 @@ def connection_key(connection: KafkaConnection) -> tuple[str, int]:
 
 def _last_reported(key: tuple[str, int]) -> _ReportedError | None:
     reported = _reported_errors.get(key)
-    return reported if reported and SYSTEM_CLOCK.monotonic() - reported.last < _REPORTED_S else None
+    return reported if reported and SYSTEM_CLOCK.monotonic() - reported.last < _REPORT_VALID_S else None
 
 
 def _is_refusal(error: KafkaError) -> bool:
-    """Return True if trying again is useless; a broker that is just stopped only disconnects."""
+    """Return True if a broker refuses us; False for a mere disconnect, as by a broker that is stopping."""
     text = error.str()
-    told = error.code() in _NOT_ACCEPTED or error.code() == KafkaError._SSL or "SSL alert" in text
+    told = error.code() in _NOT_AUTHENTICATED or error.code() == KafkaError._SSL or "SSL alert" in text
     return told and "disconnect" not in text.lower()
 
 
 def _check_access(connection: KafkaConnection, started: float) -> None:
-    """Raise when nothing but refusals was reported since `started`, for a while.
+    """Raise AccessDenied if connections have reported refusals since `started`, for more than a second.
 
-    That is AccessDenied, or Unavailable where one side speaks TLS and the other does not.
+    Raises Unavailable if they have reported for 3 s that only we use TLS.
     """
     reported = _last_reported(connection_key(connection))
     if reported is None or reported.last < started:
         return
     lasts_s = SYSTEM_CLOCK.monotonic() - max(started, reported.first)
     if _is_refusal(reported.error):
-        if lasts_s > _GRACE_S:
+        if lasts_s > _REFUSED_FOR_S:
             raise AccessDenied(_refused("connect", reported.error, connection))
-    elif _WRONG_LISTENER in reported.error.str() and lasts_s > _WRONG_LISTENER_S:
+    elif _WRONG_LISTENER_TEXT in reported.error.str() and lasts_s > _WRONG_LISTENER_FOR_S:
         raise translated(KafkaError(KafkaError._TRANSPORT), "connect", connection)
 
 
 def _refused(doing: str, error: KafkaError, connection: KafkaConnection) -> str:
     check = "ssl.ca.location, ssl.certificate.location and ssl.key.location"
-    if error.code() in _NOT_ACCEPTED:
+    if error.code() in _NOT_AUTHENTICATED:
         check = "sasl.mechanism, sasl.username and sasl.password"
     at = f"Kafka at {connection.bootstrap}"
     return f"{doing}: {at} and we do not accept each other ({_text(error)}); check {check}"
 
 
 def _text(error: KafkaError) -> str:
-    """Return the error's text without the address and without how long it took."""
-    return _AROUND.sub("", error.str())
+    """Return the error's text without the broker's address and the duration."""
+    return _ADDRESS_OR_DURATION.sub("", error.str())
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The headers that kmqpy puts on messages in Kafka, and numbers in headers. Pure: no I/O."""
+"""Names the headers that kmqpy puts on messages in Kafka, and reads their values. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -20,21 +20,27 @@ DEAD_LETTER_PARTITION = "kmq-dead-letter-partition"
 DEAD_LETTER_OFFSET = "kmq-dead-letter-offset"
 DEAD_LETTER_ATTEMPTS = "kmq-dead-letter-attempts"
 DEAD_LETTER_REASON = "kmq-dead-letter-reason"
-_HEADER_BYTES = 10
-"""Bytes of the two lengths that frame a header, at most."""
+_HEADER_FRAME_BYTES = 10
+"""Bytes that Kafka adds to a header, at most: the lengths of its name and of its value."""
 _DECIMAL = re.compile(rb"-?[0-9]{1,19}")
 
 
 def size_of(key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]) -> int:
-    """Bytes of a Kafka record, about and rather too many: key, value, headers and the framing of each."""
+    """Estimate the bytes of a Kafka record, rather too many than too few.
+
+    Counts the key, the value, and each header with its frame.
+    """
     size = len(key or b"") + len(value or b"")
     for name, data in headers:
-        size += len(name if name.isascii() else name.encode()) + len(data or b"") + _HEADER_BYTES
+        size += len(name if name.isascii() else name.encode()) + len(data or b"") + _HEADER_FRAME_BYTES
     return size
 
 
 def int_header(headers: Headers, name: str) -> int | None:
-    """A decimal header of at most 64 bits; None when it is absent. Raises DecodeError."""
+    """The last header `name` as a number; None when it is absent.
+
+    Raises DecodeError when the header is no decimal number, or does not fit into 64 bits.
+    """
     data = last_header(headers, name)
     if data is None:
         return None
@@ -44,12 +50,15 @@ def int_header(headers: Headers, name: str) -> int | None:
 
 
 def redelivery_count(headers: Headers, name: str) -> int:
-    """How often the message was redelivered; raises DecodeError. A negative count reads as 0."""
+    """How often the message was redelivered, by header `name`; a negative count reads as 0.
+
+    Raises DecodeError when the header is not a count.
+    """
     return max(0, codec.decode_count(last_header(headers, name)))
 
 
 def origin_queue(headers: message.Headers) -> str | None:
-    """The queue that a dead letter says it came from; None where it says none that can be one."""
+    """The queue from which a dead letter came, by its header; None if that is absent or no topic name."""
     try:
         name = (message.last_header(headers, DEAD_LETTER_TOPIC) or b"").decode()
     except UnicodeDecodeError:
@@ -58,10 +67,11 @@ def origin_queue(headers: message.Headers) -> str | None:
 
 
 def is_dead_letter_of(headers: message.Headers, queue: QueueSettings, origin: str = "") -> bool:
-    """Return True for a dead letter of `queue`, or of `origin` where that is given.
+    """Return True for a dead letter that came from `queue`, or from the queue `origin` if that is given.
 
-    Two queues may have one dead-letter topic. A letter that does not say where it came from is that of the
-    queue after which the topic is named, and where it is named after none, that of each queue which has it.
+    Two queues may have one dead-letter topic. A dead letter without a usable header belongs to the queue
+    after which the topic is named (`<queue>__undelivered`). If the topic has another name, the dead letter
+    belongs to every queue that has the topic.
     """
     found = origin_queue(headers)
     if found is None:

@@ -1,7 +1,8 @@
-"""Reads parts of topics once: from an offset to the end, or single records. Joins no group.
+"""Reads parts of topics: from an offset or a time to the end, or single records. Joins no consumer group.
 
-Only committed records are seen, unless asked otherwise. The end is the last stable offset at the time of the
-call, so an open transaction holds nobody up, and neither do control records at the end of the log.
+The functions return committed records only, unless `uncommitted` is given. They read each partition to its
+last stable offset at the time of the call. So they wait neither for an open transaction, nor for a record
+after the control records (those of commits and aborts) with which a log may end.
 """
 
 from __future__ import annotations
@@ -20,19 +21,22 @@ from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.settings import KafkaConnection
 
-_BATCH = 10_000
-_SLICE_S = 0.1
-_SEEK_OVER = 1_000
-"""A gap between wanted records that is longer than this is skipped rather than read."""
+_BATCH_RECORDS = 10_000
+"""The most records that a reader takes from librdkafka at once, after the first of them."""
+_POLL_S = 0.1
+"""Seconds that a reader waits for a record before it checks whether `timeout_s` is over."""
+_MAX_READ_GAP = 1_000
+"""read_at() skips a gap of more offsets than this between two wanted records; it reads a shorter gap."""
 
 
 @dataclass(slots=True)
 class ReadPosition:
     """How far a partition was read.
 
-    low       the first offset there is
+    low       the first offset of the log
     position  the next offset to read
-    end       where the log ended when the reading began; records from here on are not seen
+    end       the last stable offset when the reading began (`uncommitted`: the end of the log); records from
+              this offset on are not read
     """
 
     low: int
@@ -57,7 +61,7 @@ def bounds(
 
     `uncommitted`: the end of the log instead of the last stable offset.
 
-    Not by an AdminClient: librdkafka's first list_offsets of a client takes 3 s now and then.
+    Asks with a consumer, since the first list_offsets of an AdminClient takes 3 s now and then.
     """
     with _Reader(connection, topic, timeout_s, SYSTEM_CLOCK, uncommitted=uncommitted) as reader:
         return reader.bounds(partitions)
@@ -74,12 +78,13 @@ def scan(
     timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
     clock: Clock = SYSTEM_CLOCK,
 ) -> dict[int, ReadPosition]:
-    """Hand the records of each partition from its offset in `starts` on to `visit`.
+    """Call `visit` with each record of each partition, from the partition's offset in `starts` to the end.
 
-    A start outside the log is moved to its nearest end. `limit` bounds the records of each partition.
-    `uncommitted`: also those of open and aborted transactions, up to the end of the log.
+    limit        the most records of each partition
+    uncommitted  read records of open and aborted transactions, too, up to the end of the log
 
-    Raises Unavailable when nothing comes for `timeout_s` seconds, TopicError when the topic is gone.
+    A start before or after the log counts as the first offset or the end. Raises Unavailable when Kafka sends
+    nothing for `timeout_s` seconds, TopicError when the topic is gone.
     """
     with _Reader(connection, topic, timeout_s, clock, uncommitted=uncommitted) as reader:
         reached = reader.open(starts)
@@ -104,7 +109,7 @@ def scan_batches(
     timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
     clock: Clock = SYSTEM_CLOCK,
 ) -> dict[int, ReadPosition]:
-    """Like scan(), but `visit` is called with a partition and its next records, not with each record."""
+    """Like scan(), but calls `visit` with a partition and a list of its next records."""
     with _Reader(connection, topic, timeout_s, clock) as reader:
         reached = reader.open(starts)
         for partition, records in reader.batches(reached):
@@ -122,9 +127,9 @@ def scan_since(
     timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
     clock: Clock = SYSTEM_CLOCK,
 ) -> dict[int, ReadPosition]:
-    """Like scan_batches(), from each partition's first record at or after a time (ms since 1970).
+    """Like scan_batches(), from each partition's first record with this or a later time (ms since 1970).
 
-    Where `visit` returns True, the rest of the partition is not read.
+    Reads no more of a partition for which `visit` has returned True.
     """
     with _Reader(connection, topic, timeout_s, clock) as reader:
         reached = reader.open(reader.offsets_at(times_ms))
@@ -143,13 +148,13 @@ def read_at(
     timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
     clock: Clock = SYSTEM_CLOCK,
 ) -> dict[tuple[int, int], Any]:
-    """The records at these (partition, offset), as far as they exist.
+    """The records with these (partition, offset), as far as they exist.
 
-    Raises Unavailable when nothing comes for `timeout_s` seconds, TopicError when the topic is gone.
+    Raises Unavailable when Kafka sends nothing for `timeout_s` seconds, TopicError when the topic is gone.
     """
     wanted: dict[int, list[int]] = {}
     for partition, offset in sorted(set(places), reverse=True):
-        wanted.setdefault(partition, []).append(offset)  # the lowest is the last
+        wanted.setdefault(partition, []).append(offset)  # descending, so that pop() takes the lowest
     found: dict[tuple[int, int], Any] = {}
     with _Reader(connection, topic, timeout_s, clock) as reader:
         reached = reader.open({partition: offsets[-1] for partition, offsets in wanted.items()})
@@ -162,7 +167,7 @@ def read_at(
             place.position = offset + 1
             if not offsets:
                 reader.leave(partition)
-            elif offsets[-1] - offset > _SEEK_OVER:
+            elif offsets[-1] - offset > _MAX_READ_GAP:
                 place.position = offsets[-1]
                 reader.seek(partition, offsets[-1])
     return found
@@ -186,10 +191,10 @@ class RepeatedReader:
     def scan(
         self, starts: Mapping[int, int], visit: Callable[[int, list[Any]], bool]
     ) -> dict[int, ReadPosition]:
-        """Like scan_batches(). When `visit` returns True, the rest of the partition is not read."""
+        """Like scan_batches(), but reads no more of a partition for which `visit` has returned True."""
         if self._reader is None:
             self._reader = self._new_reader()
-        reader, self._reader = self._reader, None  # after an error the next one is new
+        reader, self._reader = self._reader, None  # after an error, the next scan() makes a new reader
         with ExitStack() as after_error:
             after_error.push(reader)
             reached = reader.open(starts)
@@ -210,7 +215,10 @@ class RepeatedReader:
 
 
 class _Reader:
-    """One consumer, and the partitions it has still to read."""
+    """Reads partitions of one topic to their ends with one consumer.
+
+    open() says what to read, batches() or records() yields the records, leave() and seek() skip records.
+    """
 
     def __init__(
         self,
@@ -225,13 +233,13 @@ class _Reader:
         self._topic = topic
         self._timeout_s = timeout_s
         self._clock = clock
-        self._open: set[int] = set()
+        self._unread: set[int] = set()
         self._consumer: Consumer = librdkafka.new_consumer(
             connection,
             {
                 "enable.partition.eof": True,
                 "fetch.wait.max.ms": 20,
-                "queued.min.messages": _BATCH,
+                "queued.min.messages": _BATCH_RECORDS,
                 "queued.max.messages.kbytes": 16_384,
                 "isolation.level": "read_uncommitted" if uncommitted else "read_committed",
             },
@@ -248,18 +256,18 @@ class _Reader:
         self._consumer.close()
 
     def bounds(self, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
-        """First offset and last stable offset of each partition."""
+        """First offset and last stable offset (or end of the log) of each partition."""
         with librdkafka.kafka_errors(f"read {self._topic}", self._connection):
             return {partition: self._bounds(partition) for partition in partitions}
 
     def _bounds(self, partition: int) -> tuple[int, int]:
         ask = partial(librdkafka.watermarks, self._consumer, self._topic, partition)
-        # librdkafka reports new partitions, and those of slow brokers, as unknown.
+        # librdkafka reports a partition as unknown if it is new, or if its broker is slow.
         exists = partial(librdkafka.refresh_partition, self._consumer, self._topic, partition)
         return librdkafka.retrying(ask, self._timeout_s, self._connection, also=exists, clock=self._clock)
 
     def offsets_at(self, times_ms: Mapping[int, int]) -> dict[int, int]:
-        """The offset of each partition's first record at or after a time; beyond the end if there is none."""
+        """The offset of each partition's first record with this or a later time; INT64_MAX without one."""
         wanted = [TopicPartition(self._topic, partition, max(0, ms)) for partition, ms in times_ms.items()]
 
         def ask(try_s: float) -> list[TopicPartition]:
@@ -274,17 +282,17 @@ class _Reader:
         return {place.partition: place.offset if place.offset >= 0 else INT64_MAX for place in found}
 
     def open(self, starts: Mapping[int, int]) -> dict[int, ReadPosition]:
-        """Begin to read where there is something to read."""
+        """Begin to read the partitions that have records from their starts on; returns all positions."""
         reached = {
             partition: ReadPosition(low, min(max(starts[partition], low), max(end, low)), end)
             for partition, (low, end) in self.bounds(starts).items()
         }
         with librdkafka.kafka_errors(f"read {self._topic}", self._connection):
-            self._open = {partition for partition, place in reached.items() if not place.done}
+            self._unread = {partition for partition, place in reached.items() if not place.done}
             self._consumer.assign(
                 [
                     TopicPartition(self._topic, partition, reached[partition].position)
-                    for partition in self._open
+                    for partition in self._unread
                 ]
             )
         return reached
@@ -292,67 +300,71 @@ class _Reader:
     def stop_fetching(self) -> None:
         """Fetch nothing until the next open()."""
         places = self._consumer.assignment()
-        self._consumer.resume(places)  # a partition that is paused stays so when it is assigned again
+        self._consumer.resume(places)  # a paused partition would still be paused after the next assign()
         self._consumer.unassign()
 
     def leave(self, partition: int) -> None:
         """Read no more of `partition`."""
-        if partition in self._open:
-            self._open.discard(partition)
-            if self._open:
+        if partition in self._unread:
+            self._unread.discard(partition)
+            if self._unread:
                 self._consumer.pause([TopicPartition(self._topic, partition)])
 
     def seek(self, partition: int, offset: int) -> None:
-        """Go on at `offset`."""
+        """Continue to read `partition` at `offset`."""
         self._consumer.seek(TopicPartition(self._topic, partition, offset))
 
     def records(self, reached: Mapping[int, ReadPosition]) -> Iterator[tuple[Any, ReadPosition]]:
-        """Yield (record, its partition's ReadPosition) until every partition is read."""
+        """Yield (record, its partition's ReadPosition) until every partition is read or left.
+
+        The caller sets `position` after each record.
+        """
         for partition, records in self.batches(reached):
             place = reached[partition]
             for record in records:
-                # The caller may have left the partition, or skipped ahead by a seek.
-                if partition in self._open and record.offset() >= place.position:
+                # The caller may have left the partition, or skipped records with seek().
+                if partition in self._unread and record.offset() >= place.position:
                     yield record, place
 
     def batches(self, reached: Mapping[int, ReadPosition]) -> Iterator[tuple[int, list[Any]]]:
-        """Yield (partition, its next records) until every partition is read.
+        """Yield (partition, its next records) until every partition is read or left.
 
-        The caller sets `position` of the partition after those records that it has processed.
+        The caller sets `position` of the partition to the offset after the records that it has processed.
+        Raises Unavailable when Kafka sends nothing for `timeout_s` seconds.
         """
         deadline = self._clock.monotonic() + self._timeout_s
-        while self._open:
+        while self._unread:
             if self._clock.monotonic() > deadline:
                 raise Unavailable(
                     f"read {self._topic}: Kafka at {self._connection.bootstrap} sends nothing, "
-                    f"{len(self._open)} partitions are not read to their ends"
+                    f"{len(self._unread)} partitions are not read to their ends"
                 )
-            # A lone consume(n, t) waits out t even when records are there.
-            fetched = self._consumer.consume(1, _SLICE_S)
+            # consume(n, t) with n > 1 waits for the whole of t, even when records are there.
+            fetched = self._consumer.consume(1, _POLL_S)
             batches: dict[int, list[Any]] = {}
             ended: set[int] = set()
-            for record in fetched and fetched + self._consumer.consume(_BATCH, 0):
+            for record in fetched and fetched + self._consumer.consume(_BATCH_RECORDS, 0):
                 partition, offset = record.partition(), record.offset() or 0
-                if partition not in self._open:
+                if partition not in self._unread:
                     continue
                 place = reached[partition]
                 error = record.error()
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     self._check(error)
                 elif offset >= place.end:
-                    # The end of the log is told as an event, and may lie after control records.
+                    # librdkafka reports the end of a log as an event, whose offset is after control records.
                     ended.add(partition)
-                elif error is None and offset >= place.position:  # others were fetched before a seek
+                elif error is None and offset >= place.position:  # lower offsets were fetched before a seek
                     batches.setdefault(partition, []).append(record)
-                # Else it is an end event before the end, of a replica that lags behind its leader.
+                # Otherwise a replica that lags behind its leader has reported an end before `place.end`.
             del fetched
             for partition, records in batches.items():
                 yield partition, records
-            for partition in ended & self._open:
+            for partition in ended & self._unread:
                 reached[partition].position = reached[partition].end
             if batches or ended:
                 deadline = self._clock.monotonic() + self._timeout_s
-            for partition in [partition for partition in self._open if reached[partition].done]:
+            for partition in [partition for partition in self._unread if reached[partition].done]:
                 self.leave(partition)
 
     def _check(self, error: KafkaError) -> None:

@@ -1,4 +1,4 @@
-"""Where messages are in a queue topic. Pure: no I/O."""
+"""Types for the places of messages in a queue topic, and the message id. Pure: no I/O."""
 
 from __future__ import annotations
 

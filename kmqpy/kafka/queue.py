@@ -1,4 +1,4 @@
-"""A queue on Kafka as the Queue protocol has it: a KmqClient, and what sends, counts and administers."""
+"""The `Queue` protocol for queues on Kafka: hands calls on to a client, a producer and an administrator."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ CAPABILITIES = Capabilities(
     immediate=False,
     stable_ids=False,
     late_ack=False,
-    tells_lost=False,  # only what KmqClient.extend says
+    tells_lost=False,  # only KmqClient.extend() tells
     exact_sizes=False,
     any_name=False,
     bound_handles=False,
@@ -63,10 +63,10 @@ CAPABILITIES = Capabilities(
 )
 
 
-def _handed_on(
+def _client_method(
     method: Callable[Concatenate[KmqClient, P], R],
 ) -> Callable[Concatenate[KafkaQueue, P], R]:
-    """The method of the queue's client, as one of the queue."""
+    """Make a method of KafkaQueue that calls `method` of the queue's client."""
 
     @functools.wraps(method)
     def call(queue: KafkaQueue, /, *args: P.args, **arguments: P.kwargs) -> R:
@@ -77,21 +77,21 @@ def _handed_on(
 
 
 class KafkaQueue:
-    """A queue on Kafka, see kmqpy.queue.Queue; what it receives are KafkaMessages.
+    """Sends, receives, counts and administers messages of a queue on Kafka; see kmqpy.queue.Queue.
 
-    queue       its name; or settings, of which those that are not given are the queue's own
+    queue       the queue's name; or settings, of which those that are not given are the queue's own
     connection  where Kafka is. Redelivery and dead letters need a tracker that runs
-    zookeeper   where ZooKeeper is; without it `size`, `in_flight` and the like read the whole markers
-                topic, with it less
-    shared      connections that several queues use and somebody else closes, in place of `connection` and
-                `zookeeper`; see KafkaStorage
+    zookeeper   where ZooKeeper is; `size`, `in_flight` and the like read less of the markers topic with
+                ZooKeeper, and the whole topic without
+    shared      a producer and an administrator that several queues use and the caller closes; see
+                KafkaStorage. Without `shared`, the queue makes and closes its own
     codec       turns objects into bodies and back
-    on_close    is called when it is closed
-    The other arguments are those of KmqClient, which joins the consumer group when the first message is
-    received or acknowledged.
+    on_close    called once, by the first close()
+    The other arguments are those of KmqClient. The queue makes its client, which joins the consumer group,
+    when the first message is received or finished. Received messages are KafkaMessages.
 
-    Raises QueueNotFound, TopicError, Unavailable when it is made, ConfigError for settings that contradict
-    the queue's own.
+    The constructor raises QueueNotFound, TopicError, Unavailable, and ConfigError for settings that
+    contradict the queue's own.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class KafkaQueue:
         priority: int = 0,
         connection: Any = None,
     ) -> str:
-        """See Queue.send. Messages of one key are in one partition."""
+        """See Queue.send. Messages of one key go to one partition."""
         message = OutgoingMessage(body, key=key, headers=headers, delay=delay, priority=priority)
         return self.send_many([message], connection=connection)[0]
 
@@ -185,7 +185,7 @@ class KafkaQueue:
         priority: int = 0,
         connection: Any = None,
     ) -> list[str]:
-        """See Queue.send_many. Raises Unfinished where some were sent, and others too large for the topic."""
+        """See Queue.send_many. Raises Unfinished if some messages were sent and others were too large."""
         if connection is not None:
             raise NotSupported("connection: Kafka takes no part in a transaction of yours (transactions)")
         check_bodies(bodies)
@@ -215,23 +215,23 @@ class KafkaQueue:
     def receive(
         self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
     ) -> list[Message]:
-        """See KmqClient.receive; they are KafkaMessages."""
+        """See KmqClient.receive; the messages are KafkaMessages."""
         with self._client.use() as client:
             try:
                 return [*client.receive(max_messages, wait=wait, lease=lease)]
             except Closed:
                 self._client.check_open()
-                return []  # only the client was closed, by leave_group()
+                return []  # the queue is open; leave_group() has closed the client
 
-    ack = _handed_on(KmqClient.ack)
-    nack = _handed_on(KmqClient.nack)
-    extend = _handed_on(KmqClient.extend)
-    dead_letter = _handed_on(KmqClient.dead_letter)
+    ack = _client_method(KmqClient.ack)
+    nack = _client_method(KmqClient.nack)
+    extend = _client_method(KmqClient.extend)
+    dead_letter = _client_method(KmqClient.dead_letter)
 
     def flush(self, timeout: Duration = 30) -> None:
         """See Queue.flush."""
         self._client.check_open()
-        if self._client.current is not None:  # else nothing was finished, and what was sent is certain
+        if self._client.current is not None:  # without a client, no acknowledgement waits to be written
             with self._client.use() as client:
                 client.flush(timeout)
 
@@ -254,16 +254,16 @@ class KafkaQueue:
         return [message for message in found if not _is_delayed(message, now_ms)]
 
     def size(self, limit: int | None = None) -> int:
-        """See Queue.size; beyond 10,000 in a partition an upper bound."""
+        """See Queue.size; an upper bound if a partition has more than 10,000 records to count."""
         most = None if limit is None else check_limit(limit, "limit")
-        with self._administered() as admin:
+        with self._use_admin() as admin:
             found = admin.stats(self._settings)
         size = found.depth + found.released
         return size if most is None else min(size, most)
 
     def in_flight(self) -> int:
-        """See Queue.in_flight; what was rejected is in flight until it is a dead letter."""
-        with self._administered() as admin:
+        """See Queue.in_flight; a rejected message is in flight until a tracker makes it a dead letter."""
+        with self._use_admin() as admin:
             found = admin.stats(self._settings)
         return found.in_flight - found.released
 
@@ -283,12 +283,13 @@ class KafkaQueue:
         ]
 
     def trace(self, message: Message | str) -> MessageLife:
-        """Everything that the logs tell of a message: who took it, why it was redelivered, how it ended.
+        """The life of a message, read from Kafka: who took it, why it was redelivered, how it ended.
 
-        `message`: one that was received, its receipt, its id (`partition-offset`), or, of a dead letter,
-        `topic:partition:offset`. It may have been redelivered meanwhile, or be a copy itself.
+        `message`: a received message, a receipt, an id (`partition-offset`), or for a dead letter
+        `topic:partition:offset`. The message may have been redelivered meanwhile, or be a copy itself.
 
-        Raises ReceiptError for a message of another queue or topic, and for one that there never was.
+        Raises ReceiptError for a receipt of another queue or topic, and for a message that never existed;
+        ConfigError for a topic that holds no messages of this queue.
         """
         self._client.check_open()
         named = message.receipt if isinstance(message, Message) else message
@@ -306,35 +307,35 @@ class KafkaQueue:
         )
 
     def _leased(self) -> list[InFlightMessage]:
-        """The messages that any client has; not those that wait for a tracker (nacked, delayed)."""
-        with self._administered() as admin:
+        """The messages that clients have leased; nacked and delayed messages wait for a tracker."""
+        with self._use_admin() as admin:
             found = admin.in_flight(self._settings, limit=None)
         return [one for one in found if one.state is EntryState.LEASED]
 
     # --- administration -----------------------------------------------------------------------------
 
     def purge(self) -> int:
-        """See Queue.purge; messages in flight are finished first, so that they never count as lost."""
-        with self._administered() as admin:
+        """See Queue.purge; finishes messages in flight first, so that trackers do not report them as lost."""
+        with self._use_admin() as admin:
             return admin.purge(self._settings)
 
     def redrive(self, limit: int | None = None) -> int:
-        """See Queue.redrive. Raises Unfinished when it was stopped halfway."""
+        """See Queue.redrive. Raises Unfinished when the redrive was stopped halfway."""
         return self._dead_letters.redrive(limit=limit)
 
     def release_all(self) -> int:
-        """See Queue.release_all; messages that were nacked wait on until their delay is over."""
+        """See Queue.release_all; nacked messages still wait until their delay is over."""
         leased = self._leased()
         if leased:
             self.nack([one.receipt for one in leased], count=False, wait=True)
         return len(leased)
 
     def leave_group(self) -> None:
-        """Leave the consumer group and close what receives; the next receive() joins again."""
+        """Close the client, which leaves the consumer group; the next receive() makes another client."""
         self._client.close_current()
 
     def leave_group_if_idle(self, idle_s: float) -> None:
-        """Call leave_group() if nothing is in flight, nor was received or acknowledged for `idle_s`."""
+        """Call leave_group() if the client has no message in flight and was not used for `idle_s` seconds."""
         self._client.close_if_idle(idle_s)
 
     def close(self) -> None:
@@ -342,7 +343,7 @@ class KafkaQueue:
         if self._guard.inherited:
             return
         try:
-            self._client.close()  # from here on no producer is made any more
+            self._client.close()  # from here on, _sender() makes no producer
         finally:
             with self._opening:
                 self._producer = None
@@ -361,14 +362,14 @@ class KafkaQueue:
         self.close()
 
     @contextmanager
-    def _administered(self) -> Iterator[Admin]:
+    def _use_admin(self) -> Iterator[Admin]:
         self._client.check_open()
         with self._shared.admin() as admin:
             self._client.check_open()
             yield admin
 
     @contextmanager
-    def _opened_dead_letters(self) -> Iterator[KafkaDeadLetters]:
+    def _open_dead_letters(self) -> Iterator[KafkaDeadLetters]:
         self._client.check_open()
         with KafkaDeadLetters(self._settings, self._connection, self._clock) as letters:
             yield letters
@@ -378,26 +379,26 @@ class _DeadLetters:
     """The dead letters of an open queue, see kmqpy.queue.DeadLetters; connected only during each call."""
 
     def __init__(self, queue: KafkaQueue) -> None:
-        self._opened = queue._opened_dead_letters
+        self._open = queue._open_dead_letters
 
     def list(self, limit: int = 100) -> Sequence[KafkaDeadLetter]:
         """See DeadLetters.list."""
-        with self._opened() as letters:
+        with self._open() as letters:
             return letters.list(limit)
 
     def peek(self, limit: int = 100) -> Sequence[KafkaDeadLetter]:
         """See DeadLetters.peek."""
-        with self._opened() as letters:
+        with self._open() as letters:
             return letters.peek(limit)
 
     def redrive(self, ids: Iterable[str] | None = None, *, limit: int | None = None) -> int:
         """See DeadLetters.redrive."""
-        with self._opened() as letters:
+        with self._open() as letters:
             return letters.redrive(ids, limit=limit)
 
     def purge(self) -> int:
         """See DeadLetters.purge."""
-        with self._opened() as letters:
+        with self._open() as letters:
             return letters.purge()
 
 

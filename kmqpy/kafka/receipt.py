@@ -1,4 +1,4 @@
-"""The receipt: text that names a taken message of a queue on Kafka. Pure: no I/O."""
+"""Encodes and decodes receipts: texts that name taken messages of queues on Kafka. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from kmqpy.errors import ReceiptError
 
 _RECEIPT_VERSION = "1."
-_OF_OTHER_STORAGES = "2."
+_STORED_QUEUE_VERSION = "2."
+"""Receipts of queues on Kafka begin with the former, receipts of all other storages with the latter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Names one taken message; good in any process and in later versions.
+    """Names one taken message; any process, and later versions of kmqpy, can use the receipt.
 
     As text: `1.` + base64url of the JSON list [queue, topic id, partition, offset].
     """
@@ -31,9 +32,9 @@ class Receipt:
 
     @classmethod
     def parse(cls, text: str) -> Receipt:
-        """The receipt in `text`; raises ReceiptError, whatever the text."""
+        """The receipt in `text`; raises ReceiptError, and nothing else, for any other value."""
         if not isinstance(text, str) or not text.startswith(_RECEIPT_VERSION):
-            is_other = isinstance(text, str) and text.startswith(_OF_OTHER_STORAGES)
+            is_other = isinstance(text, str) and text.startswith(_STORED_QUEUE_VERSION)
             hint = " on Kafka; name its storage (for kmq: --queue-url)" if is_other else ""
             raise ReceiptError(f"receipt: {_shown(text)} is not a receipt of kmqpy{hint}")
         encoded = text[len(_RECEIPT_VERSION) :]

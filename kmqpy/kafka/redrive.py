@@ -1,7 +1,8 @@
-"""Moves dead letters out of the dead-letter topic: copies and end markers, in short transactions.
+"""Moves dead letters out of the dead-letter topic, in short transactions of copies and end markers.
 
-One `transactional.id` per queue: a run that begins fences the one before it for good and aborts what
-that left open.
+A copy is the record with which a redrive appends a dead letter to the queue again; an end marker finishes a
+dead letter. All redrives and purges of a queue use one `transactional.id`: when a run begins, Kafka refuses
+all later writes of the run before it (fencing) and aborts the transaction that this run has left open.
 """
 
 from __future__ import annotations
@@ -45,20 +46,27 @@ from kmqpy.kafka.topic_names import dead_letter_queue
 
 _log = logging.getLogger(__name__)
 
-_BATCH_BYTES = 4_000_000
+_MAX_TRANSACTION_BYTES = 4_000_000
+"""A batch gets no more dead letters once its copies have this size (the last copy may exceed it)."""
 _TRANSACTION_TIMEOUT_MS = 10_000
-"""A killed run holds back readers of the queue for this long, unless the redrive is run again."""
-_TIMEOUT_S = 30.0
+"""The transaction of a killed run holds back readers of the queue for up to this time; then Kafka aborts it.
+The next run aborts it at once."""
+_OPEN_TIMEOUT_S = 30.0
+"""Seconds within which Kafka must let a run begin."""
 
 _FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
-_TRIES = 4
-"""More than one: after a refused message, the next transaction can fail once, by its sequence numbers."""
+_MAX_TRIES = 4
+"""Tries of one transaction before the run stops. The first try after a message that Kafka has refused can
+fail by its sequence numbers."""
 
-_UNREADABLE = Throttle(60.0)
+_ancestors_throttle = Throttle(60.0)
 
 
 class DeadLetterMove(NamedTuple):
-    """One dead letter that is finished: its end marker, and the copy in the queue unless it is dropped."""
+    """One dead letter to be finished by an end marker.
+
+    copy  the message that a redrive appends to the queue in the same transaction; None: a purge drops it
+    """
 
     partition: int
     offset: int
@@ -66,16 +74,18 @@ class DeadLetterMove(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the copy, about."""
+        """Estimated bytes of the copy; 0 without one."""
         if self.copy is None:
             return 0
         return size_of(self.copy.key, self.copy.value, self.copy.headers)
 
 
-def redriven(record: Any, queue: QueueSettings, partitions: int) -> DeadLetterMove:
-    """A record of the dead-letter topic as a message of `queue` that was never delivered.
+def redrive_move(record: Any, queue: QueueSettings, partitions: int) -> DeadLetterMove:
+    """Make the move that sends a dead letter (`record`) back to `queue`, as if it was never delivered.
 
-    It goes where it came from, or to the partition it is in now.
+    The copy goes to the partition from which the dead letter came or, without a header that says so, to the
+    partition with the same number as the dead letter's own. If that is not one of the `partitions` of
+    `queue`, the partitioner chooses.
     """
     headers = message_headers(record)
     partition = origin_partition(headers, queue.name)
@@ -88,7 +98,7 @@ def redriven(record: Any, queue: QueueSettings, partitions: int) -> DeadLetterMo
         ancestors = read_ancestors(m.last_header(headers, ANCESTORS), place)
     except DecodeError as error:
         ancestors = ()
-        if _UNREADABLE.allows(place.topic):
+        if _ancestors_throttle.allows(place.topic):
             _log.warning("dead letter %d-%d: ignored: %s", place.partition, place.offset, error)
     new_headers = redriven_headers(headers, place, queue, ancestors)
     copy = NewRecord(partition, record.key(), record.value(), new_headers)
@@ -96,14 +106,14 @@ def redriven(record: Any, queue: QueueSettings, partitions: int) -> DeadLetterMo
 
 
 def origin_partition(headers: m.Headers, queue: str) -> int | None:
-    """The partition of `queue` that a dead letter came from, if its headers say so."""
+    """The partition of `queue` from which a dead letter came; None if its headers do not say so."""
     if m.last_header(headers, DEAD_LETTER_TOPIC) != queue.encode():
         return None
-    return number(headers, DEAD_LETTER_PARTITION)
+    return int_header_or_none(headers, DEAD_LETTER_PARTITION)
 
 
-def number(headers: m.Headers, name: str) -> int | None:
-    """A decimal header; None when it is absent or can't be read."""
+def int_header_or_none(headers: m.Headers, name: str) -> int | None:
+    """The header `name` as a number; None when it is absent or can't be read."""
     try:
         return int_header(headers, name)
     except DecodeError:
@@ -111,12 +121,12 @@ def number(headers: m.Headers, name: str) -> int | None:
 
 
 class RedriveRun:
-    """One redrive or purge.
+    """Executes the moves of one redrive or purge, and counts them.
 
-    done     how many dead letters it has finished for certain
-    refused  those that Kafka does not take, as (partition, offset); they stay dead letters
+    done     how many dead letters the run has finished for certain
+    refused  (partition, offset) of the dead letters whose copies Kafka refuses; they stay dead letters
 
-    Raises Unavailable when Kafka does not let it begin.
+    Its constructor ends the run before it, and raises Unavailable and the like if Kafka does not allow that.
     """
 
     def __init__(
@@ -130,9 +140,9 @@ class RedriveRun:
         self._markers_topic = dead_letter_queue(queue).markers_topic
         self._connection = connection
         self._clock = clock
-        self._finished: FinishedDeadLetters | None = None
+        self._finished_letters: FinishedDeadLetters | None = None
         self._producer = open_producer(
-            connection, f"kmq-redrive-{queue.name}", _TRANSACTION_TIMEOUT_MS, self._doing, _TIMEOUT_S
+            connection, f"kmq-redrive-{queue.name}", _TRANSACTION_TIMEOUT_MS, self._doing, _OPEN_TIMEOUT_S
         )
 
     def __enter__(self) -> Self:
@@ -142,8 +152,8 @@ class RedriveRun:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._producer.purge()
-        if self._finished is not None:
-            self._finished.close()
+        if self._finished_letters is not None:
+            self._finished_letters.close()
 
     def move(
         self,
@@ -154,19 +164,23 @@ class RedriveRun:
         rate: float | None = None,
         progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """Execute these moves in transactions of at most `at_once`, `rate` dead letters a second.
+        """Execute these moves; calls `progress` after each batch.
 
-        Leaves out dead letters that others have finished meanwhile. `known`: by partition of the dead
-        letters, the markers offset before which `steps` takes all markers into account.
+        known    by partition of the dead-letter topic, the markers offset up to which the caller has read
+                 which dead letters are finished. Dead letters that others have finished since are left out
+        at_once  the most moves in one transaction
+        rate     the most moves in a second, on average; None: no limit
 
-        Raises Unfinished when it can't go on; what a transaction did not commit did not happen.
+        Raises Unfinished when the run can't go on. Moves whose transaction was not committed did not happen.
         """
         next_at = self._clock.monotonic()
-        self._finished = FinishedDeadLetters(self._connection, self._markers_topic, known, self._clock)
+        self._finished_letters = FinishedDeadLetters(
+            self._connection, self._markers_topic, known, self._clock
+        )
         try:
             for batch in _batches(steps, at_once):
                 self._clock.sleep(max(0.0, next_at - self._clock.monotonic()))
-                self._take(batch)
+                self._commit_batch(batch)
                 if rate is not None:
                     next_at = max(next_at, self._clock.monotonic() - 1) + len(batch) / rate
                 progress()
@@ -177,17 +191,20 @@ class RedriveRun:
                 self.done,
             ) from error
 
-    def _take(self, batch: list[DeadLetterMove]) -> None:
-        """Commit `batch`; where Kafka refuses a message, commit all others (rule R7)."""
-        for left in reversed(range(_TRIES)):
+    def _commit_batch(self, batch: list[DeadLetterMove]) -> None:
+        """Commit `batch`; if Kafka refuses a message, commit all others (rule R7 of docs/rules.md).
+
+        Raises Unavailable and the like if the transaction fails for other reasons, four times or for good.
+        """
+        for left in reversed(range(_MAX_TRIES)):
             try:
-                dropped = self._commit(batch)
+                dropped = self._execute(batch)
             except TransactionCancelled as error:
                 if not left:
                     raise Unavailable(str(error)) from error
             except TransactionAborted as error:
                 if error.by_message:
-                    self._take_apart(batch, error)
+                    self._split(batch, error)
                     return
                 if not left:
                     raise self._stopped(error.cause) from error
@@ -196,43 +213,45 @@ class RedriveRun:
                 self.done += len(batch) - dropped
                 return
 
-    def _take_apart(self, batch: list[DeadLetterMove], error: TransactionAborted) -> None:
+    def _split(self, batch: list[DeadLetterMove], error: TransactionAborted) -> None:
+        """Commit both halves of a batch that Kafka has refused; note a single dead letter as refused."""
         if len(batch) > 1:
             middle = len(batch) // 2
-            self._take(batch[:middle])
-            self._take(batch[middle:])
+            self._commit_batch(batch[:middle])
+            self._commit_batch(batch[middle:])
         else:
             self.refused.append((batch[0].partition, batch[0].offset))
             _log.error(
                 "%s: dead letter %d-%d is refused: %s", self._doing, *self.refused[-1], error.cause.str()
             )
 
-    def _commit(self, batch: list[DeadLetterMove]) -> int:
-        """Execute one transaction, of one partition; returns how many were finished by others meanwhile.
+    def _execute(self, batch: list[DeadLetterMove]) -> int:
+        """Execute one transaction, of one partition; returns how many dead letters of `batch` it left out.
 
-        Raises TransactionAborted or TransactionCancelled: it did not happen. Raises another KmqError:
-        nothing more may be written (rules R1, R6).
+        Those are the dead letters that others have finished meanwhile. After TransactionAborted and
+        TransactionCancelled, nothing of the transaction happened. After another KmqError, its outcome may be
+        unknown and this run may write nothing more (rules R1, R6).
         """
-        assert self._finished is not None
+        assert self._finished_letters is not None
         timeout_s = _TRANSACTION_TIMEOUT_MS / 1000
         transaction = CopyTransaction(self._producer, self._queue.name, self._markers_topic, timeout_s)
         offsets = [step.offset for step in batch]
-        claim = DeadLetterClaim(batch[0].partition, offsets, self._finished, timeout_s / 2)
-        kept = (step for step in batch if step.offset not in claim.dropped)  # once the claim has decided
+        claim = DeadLetterClaim(batch[0].partition, offsets, self._finished_letters, timeout_s / 2)
+        kept = (step for step in batch if step.offset not in claim.dropped)  # read after claim.decide()
         copies = (step.copy for step in kept if step.copy is not None)
         try:
-            transaction.execute(copies, partial(self._ends, batch, claim), claim=claim)
+            transaction.execute(copies, partial(self._end_markers, batch, claim), claim=claim)
         except ProducerUnusable as unusable:
             raise self._stopped(*unusable.errors) from unusable
         except (TransactionAborted, TransactionCancelled):
             raise
-        except BaseException:  # Ctrl-C: readers of the queue should not have to wait for the time-out
+        except BaseException:  # Ctrl-C: otherwise readers of the queue wait until the transaction times out
             with suppress(KafkaException):
                 self._producer.abort_transaction(timeout_s)
             raise
         return len(claim.dropped)
 
-    def _ends(
+    def _end_markers(
         self, batch: list[DeadLetterMove], claim: DeadLetterClaim, places: Sequence[Place | None]
     ) -> Iterator[NewRecord]:
         copied = iter(places)
@@ -254,12 +273,12 @@ def _batches(steps: Iterable[DeadLetterMove], at_once: int) -> Iterator[list[Dea
     batch: list[DeadLetterMove] = []
     size = 0
     for step in steps:
-        if batch and step.partition != batch[0].partition:  # a claim is of one partition
+        if batch and step.partition != batch[0].partition:  # a claim names messages of one partition
             yield batch
             batch, size = [], 0
         batch.append(step)
         size += step.size
-        if len(batch) >= at_once or size >= _BATCH_BYTES:
+        if len(batch) >= at_once or size >= _MAX_TRANSACTION_BYTES:
             yield batch
             batch, size = [], 0
     if batch:

@@ -1,4 +1,7 @@
-"""Settings of a queue on Kafka, and of the connections to Kafka and ZooKeeper."""
+"""Holds and checks the settings of a queue on Kafka and of the connection to Kafka.
+
+Also reads the settings of the connections to Kafka and ZooKeeper from the config file and the environment.
+"""
 
 from __future__ import annotations
 
@@ -23,39 +26,42 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 _log = logging.getLogger(__name__)
 
 KafkaSettings = Mapping[str, Any]
-"""librdkafka settings by their own names; handed on untouched."""
+"""Settings of librdkafka by librdkafka's names; handed on unchanged."""
 CLOCK_LEAD_MS = 5_000
-"""How far a clock may be ahead of the broker's before it is not believed (rule R23)."""
+"""Milliseconds by which a timestamp may be ahead of the broker's clock, by default. Trackers replace a later
+timestamp by this bound (rule R23 of docs/rules.md)."""
 MARKERS_SUFFIX = "__markers"
 DEAD_LETTERS_SUFFIX = "__undelivered"
 """Default endings of the names of a queue's markers topic and dead-letter topic."""
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_SECRET = re.compile(
+_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_SECRET_NAME = re.compile(
     r"pass(word|phrase)|secret|token|sasl\.jaas|\.key$|key\.pem|oauthbearer\.config", re.IGNORECASE
 )
 OTHER_TABLES = ("tracker", "gateway")
-"""Tables of the config file that are not the connections'."""
+"""Tables of the config file that hold no settings of connections."""
 FLAGS = ("claims", "late_acks")
-"""Settings of QueueSettings that are on or off."""
+"""Fields of QueueSettings that are True or False."""
 SETTINGS_TOPIC = "kmq.queues"
 """The topic that tells clients the settings of all queues; see kmqpy.kafka.client.settings_mirror."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueSettings(QueuePolicy):
-    """A queue on Kafka: its policy, and its names there.
+    """The settings of a queue on Kafka: its policy, the names of its topics, group and header, two flags.
 
-    Stands in the registry as JSON. Names left empty follow the queue's name: `<queue>__markers`,
-    `<queue>__undelivered`, group `kmq-<queue>`.
+    Names that are left empty follow the queue's name: `<queue>__markers`, `<queue>__undelivered`, group
+    `kmq-<queue>`. The registry in ZooKeeper and the topic kmq.queues hold the settings as JSON.
 
-    A client completes these settings from those stored with the queue, and raises ConfigError where both
-    give a value and the values differ. Settings that were read from the store are complete.
+    A client completes the settings that it is given from the stored ones. It raises ConfigError if both have
+    a value and the values differ. Settings that were read from the store are complete.
 
-    claims  trackers look, inside the transaction of a redelivery, for acknowledgements that came since they
-            planned it (rule R27). Where this is off, trackers of versions without claims refuse the queue
-    late_acks  a client that takes a copy hands it out only if the message was not acknowledged, extended,
-            given back for later or rejected after it had been copied (rule R32). Needs claims. Trackers of
-            versions without late acks refuse such a queue; their clients hand such copies out
+    claims     trackers look, inside the transaction of a redelivery, for acknowledgements that came after
+               they planned the redelivery (rule R27 of docs/rules.md). If the setting is off, trackers of
+               versions without claims refuse the queue
+    late_acks  a client that takes a copy (a message that a tracker has appended again) hands it out only if
+               nobody acknowledged or rejected the message after it was copied, and no lease or delay that
+               somebody gave it after that still runs (rule R32). Needs claims. Trackers of versions without
+               late acks refuse such a queue; clients of these versions hand such copies out
     """
 
     markers_topic: str = ""
@@ -67,7 +73,7 @@ class QueueSettings(QueuePolicy):
 
     def __new__(cls, *_: Any, **given: Any) -> Self:  # noqa: D102
         made = super().__new__(cls)
-        # Not a field: settings are equal whoever gave them.
+        # Not a field, so that settings are equal whether a value was given or is the default.
         object.__setattr__(
             made, "_given_fields", frozenset(name for name, value in given.items() if value != "")
         )
@@ -102,15 +108,15 @@ class QueueSettings(QueuePolicy):
 
     @property
     def given_fields(self) -> frozenset[str] | None:
-        """The fields that were given, and not left to defaults; None in settings that were stored."""
+        """The fields that the constructor was given, unless as ""; None in settings read from the store."""
         given: frozenset[str] | None = self.__dict__["_given_fields"]
         return given
 
     @property
     def topic_ids(self) -> Mapping[str, str]:
-        """The ids of its topics, by name, as whoever told of these settings knew them (rule R24).
+        """The ids of the queue's topics, by name, as kmq.queues has them (rule R24); empty if not known.
 
-        Empty where they are not known. Like `given_fields`, they are no part of the settings themselves.
+        Like `given_fields`, they do not count when settings are compared or stored.
         """
         ids: Mapping[str, str] = self.__dict__.get("_topic_ids", {})
         return ids
@@ -122,7 +128,7 @@ class QueueSettings(QueuePolicy):
         return told
 
     def to_json(self) -> bytes:
-        """The registry's form; without flags at their defaults, so that versions without them can read it."""
+        """The registry's form. Flags at their defaults are left out, for versions without these flags."""
         values = dataclasses.asdict(self)
         for flag in FLAGS:
             if values[flag] == getattr(QueueSettings, flag):
@@ -131,7 +137,7 @@ class QueueSettings(QueuePolicy):
 
     @classmethod
     def from_json(cls, data: bytes, *, newer: bool = False) -> QueueSettings:
-        """The reverse of to_json; raises ConfigError. `newer`: unknown settings are left out."""
+        """The reverse of to_json(); raises ConfigError. `newer`: ignore settings of newer versions."""
         try:
             values = json.loads(data)
         except (ValueError, RecursionError) as error:
@@ -158,13 +164,13 @@ class QueueSettings(QueuePolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaConnection:
-    """Where Kafka is: everything that clients need.
+    """Where Kafka is, and how a client connects to Kafka and finds the settings of queues.
 
     bootstrap  `host:port[,host:port]`
-    root       the namespace of the queues: the znode under which everything of kmqpy stands. It is here, and
-               not in ZooKeeperConnection, because clients find a queue's settings by it in the topic
-               kmq.queues; what needs ZooKeeper needs Kafka, too
-    kafka      librdkafka settings (security and the like), handed on untouched
+    root       the namespace of the queues: the znode under which kmqpy keeps everything. The root is a field
+               of this class, not of ZooKeeperConnection, because clients without ZooKeeper need it to find a
+               queue's settings in the topic kmq.queues
+    kafka      settings of librdkafka (security and the like), handed on unchanged
     """
 
     bootstrap: str = "127.0.0.1:9092"
@@ -188,25 +194,25 @@ class KafkaConnection:
     def from_environment(cls) -> KafkaConnection:
         """Build the settings from the file KMQ_CONFIG; variables of the environment override the file.
 
-        That is KMQ_BOOTSTRAP and KMQ_ROOT, as `kmq dev up` prints them; KMQ_KAFKA_SASL_PASSWORD and the
-        like for settings of librdkafka, with `_` for each dot. Raises ConfigError, for an unknown key
-        of the file, too.
+        The variables are KMQ_BOOTSTRAP and KMQ_ROOT, as `kmq dev up` prints them, and KMQ_KAFKA_… for each
+        setting of librdkafka, with `_` for each dot (KMQ_KAFKA_SASL_PASSWORD). Raises ConfigError for bad
+        values and for an unknown key in the file.
         """
         return build_connections(*connection_layers())[0]
 
     @property
     def address(self) -> str:
-        """`bootstrap` for texts of errors: each address with its port, by default 9092."""
+        """`bootstrap` for error texts: each address with its port, 9092 where none is given."""
         return with_default_port(self.bootstrap, 9092)
 
     def kafka_settings(self, defaults: KafkaSettings) -> dict[str, Any]:
-        """Settings for a librdkafka client: `defaults`, under what the user gave."""
+        """Settings for a librdkafka client: `defaults`, overridden by the settings in `kafka`."""
         return {**defaults, **self.kafka, "bootstrap.servers": self.bootstrap}
 
 
 def check_connection(value: object) -> KafkaConnection:
-    """`value`; raises ConfigError when it is no KafkaConnection, an address as text for example."""
-    if hasattr(value, "bootstrap"):  # so that tests can give one of their own
+    """Return `value`; raises ConfigError if it is no KafkaConnection, but an address as text for example."""
+    if hasattr(value, "bootstrap"):  # so that tests can give objects of their own classes
         return typing.cast("KafkaConnection", value)
     shown = repr(value) if isinstance(value, str) else f"an object of type {type(value).__name__}"
     raise ConfigError(
@@ -217,19 +223,19 @@ def check_connection(value: object) -> KafkaConnection:
 
 def is_topic_name(name: object) -> bool:
     """Return True if Kafka accepts `name` as the name of a topic."""
-    return isinstance(name, str) and _TOPIC.fullmatch(name) is not None and name not in {".", ".."}
+    return isinstance(name, str) and _TOPIC_NAME.fullmatch(name) is not None and name not in {".", ".."}
 
 
 def check_topic_name(name: str, field_name: str) -> None:
-    """Raise ConfigError unless Kafka takes `name` for a topic."""
+    """Raise ConfigError unless Kafka accepts `name` as the name of a topic."""
     if not is_topic_name(name):
         raise ConfigError(f"{field_name}: {name!r} is no topic name; 1 to 249 of a-z A-Z 0-9 . _ - are")
 
 
 def check_new_queue_name(name: str) -> None:
-    """Raise ConfigError unless a new queue may have this name: those of a queue's other topics are refused.
+    """Raise ConfigError if `name` ends like the name of a markers topic or a dead-letter topic.
 
-    Queues that are there already keep such names, so the settings themselves take them.
+    Only new queues are checked. Existing queues may have such names, so QueueSettings accepts them.
     """
     for suffix in (MARKERS_SUFFIX, DEAD_LETTERS_SUFFIX):
         if name.endswith(suffix):
@@ -247,11 +253,11 @@ def connection_layers() -> tuple[dict[str, Any], dict[str, Any]]:
 
 _OTHER_VARIABLES = ("KMQ_CONFIG", "KMQ_QUEUE_URL", "KMQ_CACHE")
 _OTHER_PREFIXES = (*(f"KMQ_{table.upper()}_" for table in OTHER_TABLES), "KMQ_TEST_")
-_warned_of: set[str] = set()
+_logged_unknown: set[str] = set()
 
 
 def unknown_in_environment() -> dict[str, str]:
-    """The `KMQ_…` variables that nothing reads, each with `; did you mean …?` or an empty text."""
+    """The `KMQ_…` variables that kmqpy does not read, each with `; did you mean …?` or an empty text."""
     return unknown_variables(
         os.environ, [KafkaConnection, ZooKeeperConnection], _OTHER_VARIABLES, _OTHER_PREFIXES
     )
@@ -260,8 +266,8 @@ def unknown_in_environment() -> dict[str, str]:
 def connections_in_environment() -> dict[str, Any]:
     """The connection settings in the environment, by key; logs each unknown variable once."""
     for name, hint in unknown_in_environment().items():
-        if name not in _warned_of:
-            _warned_of.add(name)
+        if name not in _logged_unknown:
+            _logged_unknown.add(name)
             _log.warning("%s in the environment is unknown%s", name, hint)
     return {
         **from_environment(KafkaConnection, os.environ),
@@ -270,7 +276,10 @@ def connections_in_environment() -> dict[str, Any]:
 
 
 def build_connections(*layers: Mapping[str, Any]) -> tuple[KafkaConnection, ZooKeeperConnection]:
-    """Both connections from layers of values of both; raises ConfigError as build() does."""
+    """Build both connections from `layers`, each of which may have values for both; see build().
+
+    Raises ConfigError for an unknown key or a bad value.
+    """
     ours, zookeepers = keys(KafkaConnection), keys(ZooKeeperConnection)
     for layer in layers:
         refuse_unknown(layer, [*ours, *zookeepers])
@@ -285,9 +294,9 @@ def build_connections(*layers: Mapping[str, Any]) -> tuple[KafkaConnection, ZooK
 
 def is_secret(name: str) -> bool:
     """Return True if the value of this setting (of librdkafka or ZooKeeper) must not be printed."""
-    return _SECRET.search(name) is not None
+    return _SECRET_NAME.search(name) is not None
 
 
 def redacted(settings: KafkaSettings) -> dict[str, Any]:
-    """A copy that can be printed: secrets as `***`."""
+    """A copy of `settings` that can be printed: each secret is `***`."""
     return {key: "***" if is_secret(key) else value for key, value in flat(settings).items()}

@@ -1,4 +1,4 @@
-"""Connections that several queues on one Kafka share."""
+"""Opens the connections that several queues on one Kafka share, and closes them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from kmqpy.kafka.settings import KafkaConnection, check_connection
 from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
-_FLUSH_S = 5
+_FLUSH_TIMEOUT_S = 5
+"""Seconds that close() waits for messages that are still to be sent."""
 
 
 class SharedConnections:
-    """A producer of messages and an administrator, each made when it is first used; for any thread."""
+    """The producer, the Topics and the Admin of several queues; for any thread.
+
+    The producer and the Topics connect when they are first asked for, the Admin in its first call.
+    """
 
     def __init__(
         self, connection: KafkaConnection, zookeeper: ZooKeeperConnection, *, clock: Clock = SYSTEM_CLOCK
@@ -35,7 +39,7 @@ class SharedConnections:
         self._admin = Admin(connection, zookeeper, clock=clock)
 
     def producer(self) -> RenewedProducer:
-        """The producer for the messages of all queues."""
+        """The producer that sends the messages of all queues."""
         self._guard.raise_if_inherited()  # before the lock, which may be held for ever in a child
         with self._opening:
             if self._producer is None:
@@ -43,7 +47,7 @@ class SharedConnections:
             return self._producer
 
     def topics(self) -> Topics:
-        """The administrator that describes the topics of all queues."""
+        """The Topics that describe the topics of all queues."""
         self._guard.raise_if_inherited()
         with self._opening:
             if self._topics is None:
@@ -52,18 +56,21 @@ class SharedConnections:
 
     @contextmanager
     def admin(self) -> Iterator[Admin]:
-        """The administrator, for one thread at a time."""
+        """Yield the Admin; other threads wait until the block has ended."""
         self._guard.raise_if_inherited()
         with self._administering:
             yield self._admin
 
     def close(self) -> None:
-        """Leave Kafka and ZooKeeper. Does nothing in a child process."""
+        """Send the messages that are still to be sent, for up to 5 s, and close the Admin.
+
+        Does nothing in a child process.
+        """
         if self._guard.inherited:
             return
         with self._opening:
             producer, self._producer = self._producer, None
         if producer is not None:
-            producer.flush(_FLUSH_S)
+            producer.flush(_FLUSH_TIMEOUT_S)
         with self._administering:
             self._admin.close()

@@ -1,4 +1,4 @@
-"""Queues on Kafka as the Storage protocol has them. `open_storage` is what `kafka://` opens."""
+"""The `Storage` protocol for Kafka: makes, opens and deletes queues. open_storage() opens `kafka:` URLs."""
 
 from __future__ import annotations
 
@@ -36,31 +36,33 @@ from kmqpy.zookeeper.settings import NO_ZOOKEEPER, ZooKeeperConnection
 _log = logging.getLogger(__name__)
 
 _QUEUE_FIELDS = tuple(field.name for field in dataclasses.fields(QueueSettings) if field.name != "name")
-_FIXED = {
+_FIXED_ON_KAFKA = {
     "requeue_to": ("back", "front"),
     "order": ("any", "fifo"),
     "redelivery": ("automatic", "manual"),
     "ephemeral": (True, False),
 }
-"""Settings that queues of other storages have: what they are on Kafka, and what Kafka can't do."""
+"""Settings of queues on other storages: the value of each on Kafka, and the value that Kafka refuses."""
 _TOPIC_SETTINGS = {"partitions": int | None, "replication": int | None, "retention_ms": int | None}
-"""How the topics of a new queue are made."""
-_NEW_QUEUE = (*_QUEUE_FIELDS, *_FIXED, *_TOPIC_SETTINGS, "adopt")
-_LONGEST_NAME = 200
-"""Characters of the name of a new queue; the names of its other topics are longer."""
+"""Settings of the topics of a new queue, with their types."""
+_NEW_QUEUE_SETTINGS = (*_QUEUE_FIELDS, *_FIXED_ON_KAFKA, *_TOPIC_SETTINGS, "adopt")
+_MAX_NAME_LENGTH = 200
+"""The most characters in the name of a new queue. Kafka allows 249, but the queue's other topics need longer
+names."""
 _IDLE_TIMEOUT_MS = 60_000
 
 
 class KafkaStorage:
-    """The queues of one Kafka and ZooKeeper root, see kmqpy.queue.Storage.
+    """Makes, opens and deletes the queues of one Kafka and ZooKeeper root, see kmqpy.queue.Storage.
 
-    Its queues share a producer and an administrator. Each queue is a consumer group, so each has a client of
-    its own to receive with. The client is opened when the first message is received or finished. It is
-    closed when that has not happened for `idle_timeout_ms` and none of its messages is in flight.
+    The queues share a producer and an administrator. Each queue is a consumer group, so each has a client of
+    its own. A queue opens its client when the first message is received or finished. The storage closes a
+    client that was not used for `idle_timeout_ms` and has no message in flight; the next use opens another.
 
-    zookeeper        without it, only `open` works, and `describe` where the settings are known to clients
-    idle_timeout_ms  0: a queue's client is closed only with the queue
-    options          of KmqClient, for all queues
+    zookeeper        without ZooKeeper, one can only open and describe existing queues, with the settings in
+                     the topic kmq.queues or the defaults
+    idle_timeout_ms  0: a client is closed only with its queue
+    options          arguments of KmqClient, for the clients of all queues
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class KafkaStorage:
         self._lock = threading.RLock()
         self._queues: WeakSet[KafkaQueue] = WeakSet()
         self._closed = threading.Event()
-        self._keeper: threading.Thread | None = None
+        self._idle_closer: threading.Thread | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -90,27 +92,27 @@ class KafkaStorage:
         return CAPABILITIES
 
     def create(self, name: str, **settings: Any) -> None:
-        """See Storage.create. Makes the queue's topics and registers it.
+        """See Storage.create. Makes the queue's topics and registers the queue.
 
         The settings are the fields of QueueSettings, and `partitions`, `replication` and `retention_ms` of
-        its topics, see Admin.create_queue. Those of other storages (`order` and the like) may say what holds
-        on Kafka anyway. Topics that are there already are taken over where they are empty, and with
-        `adopt=True` in any case; else they are a ConfigError.
+        the topics, see Admin.create_queue. Settings of other storages (`order` and the like) are accepted
+        with the value that they have on Kafka. The queue takes over existing topics that never had a record
+        and that no queue of another root uses, or any with `adopt=True`; other topics raise ConfigError.
         """
         self._check_open()
         _check_name(name)
-        if len(name) > _LONGEST_NAME:
-            raise ConfigError(f"queue: {name!r} is longer than {_LONGEST_NAME} characters")
-        refuse_unknown(settings, _NEW_QUEUE)
-        for key in settings.keys() & _FIXED.keys():
+        if len(name) > _MAX_NAME_LENGTH:
+            raise ConfigError(f"queue: {name!r} is longer than {_MAX_NAME_LENGTH} characters")
+        refuse_unknown(settings, _NEW_QUEUE_SETTINGS)
+        for key in settings.keys() & _FIXED_ON_KAFKA.keys():
             _check_fixed(key, settings[key])
-        made = build(QueueSettings, {"name": name}, _part(settings, _QUEUE_FIELDS))
+        made = build(QueueSettings, {"name": name}, _select(settings, _QUEUE_FIELDS))
         topics = {
             key: convert(key, settings[key], hint) for key, hint in _TOPIC_SETTINGS.items() if key in settings
         }
         retention_ms = topics.pop("retention_ms", None)
         adopt = convert("adopt", settings.get("adopt", False), bool)
-        with self._administered() as admin:
+        with self._use_admin() as admin:
             if any(one.settings.name == name for one in admin.list_queues()):
                 raise ConfigError(
                     f"queue: there is a queue {name!r} already; open it, or change its settings with: "
@@ -124,14 +126,14 @@ class KafkaStorage:
             )
 
     def list(self) -> builtins.list[str]:
-        """See Storage.list: the queues that are registered."""
-        with self._administered() as admin:
+        """See Storage.list: the registered queues, without those that are being deleted."""
+        with self._use_admin() as admin:
             return sorted(one.settings.name for one in admin.list_queues() if not one.deleting)
 
     def describe(self, name: str) -> QueueDescription:
         """See Storage.describe; the generation is the id of the queue's topic."""
         _check_name(name)
-        with self._administered() as admin, self._hinting(admin, name):
+        with self._use_admin() as admin, self._suggest_nearest(admin, name):
             found = admin.describe_queue(name)
             counted = admin.stats(name)
         delayed = counted.delayed + counted.released
@@ -140,7 +142,7 @@ class KafkaStorage:
             generation=next((one.topic_id for one in found.topics if one.name == name), ""),
             settings={
                 **dataclasses.asdict(found.settings),
-                **{key: value for key, (value, _) in _FIXED.items()},
+                **{key: value for key, (value, _) in _FIXED_ON_KAFKA.items()},
                 "partitions": found.partitions,
             },
             ready=counted.depth - counted.delayed,
@@ -150,9 +152,9 @@ class KafkaStorage:
         )
 
     def delete(self, name: str) -> None:
-        """See Storage.delete. Waits until the trackers have let go; raises Unavailable if they do not."""
+        """See Storage.delete. Waits until trackers have let go of the queue, else raises Unavailable."""
         _check_name(name)
-        with self._administered() as admin, self._hinting(admin, name):
+        with self._use_admin() as admin, self._suggest_nearest(admin, name):
             for queue in self._opened_queues():
                 if queue.name == name:
                     queue.leave_group()
@@ -161,22 +163,25 @@ class KafkaStorage:
     def open(self, name: str, *, codec: Codec | None = None) -> KafkaQueue:
         """See Storage.open."""
         _check_name(name)
-        with self._administered() as admin, self._hinting(admin, name):
-            return self._opened(admin.settings(name), codec=codec)
+        with self._use_admin() as admin, self._suggest_nearest(admin, name):
+            return self._open_queue(admin.settings(name), codec=codec)
 
     def open_url(self, url: QueueUrl) -> KafkaQueue:
-        """See Storage.open_url. With `create=true`, a missing queue is made with the settings of the url."""
-        given = _part(url.settings, _QUEUE_FIELDS)
+        """See Storage.open_url. With `create=true`, makes a missing queue with the settings in the url.
+
+        Closing the queue closes the storage.
+        """
+        given = _select(url.settings, _QUEUE_FIELDS)
         settings = build(QueueSettings, {"name": url.queue}, given)
-        for key in url.settings.keys() & _FIXED.keys():
+        for key in url.settings.keys() & _FIXED_ON_KAFKA.keys():
             _check_fixed(key, url.settings[key])
         try:
-            return self._opened(settings, on_close=self.close)
+            return self._open_queue(settings, on_close=self.close)
         except QueueNotFound:
             if not convert("create", url.settings.get("create", False), bool):
                 raise
-        self.create(url.queue, **_part(url.settings, _NEW_QUEUE))
-        return self._opened(settings, on_close=self.close)
+        self.create(url.queue, **_select(url.settings, _NEW_QUEUE_SETTINGS))
+        return self._open_queue(settings, on_close=self.close)
 
     def close(self) -> None:
         """See Storage.close. Does nothing in a child process."""
@@ -187,10 +192,10 @@ class KafkaStorage:
                 return
             self._closed.set()
             queues = self._opened_queues()
-        with ExitStack() as all_of_them:  # also when one raises
+        with ExitStack() as all_of_them:  # closes the others, too, if one of them raises
             all_of_them.callback(self._shared.close)
-            if self._keeper is not None and self._keeper is not threading.current_thread():
-                all_of_them.callback(self._keeper.join)
+            if self._idle_closer is not None and self._idle_closer is not threading.current_thread():
+                all_of_them.callback(self._idle_closer.join)
             for queue in queues:
                 all_of_them.callback(queue.close)
 
@@ -202,7 +207,7 @@ class KafkaStorage:
     ) -> None:
         self.close()
 
-    def _opened(
+    def _open_queue(
         self,
         queue: str | QueueSettings,
         *,
@@ -216,18 +221,20 @@ class KafkaStorage:
         with self._lock:
             self._check_open()
             self._queues.add(opened)
-            if self._keeper is None and self._idle_s:
-                self._keeper = threading.Thread(target=self._keep, name="kmq-storage", daemon=True)
-                self._keeper.start()
+            if self._idle_closer is None and self._idle_s:
+                self._idle_closer = threading.Thread(
+                    target=self._close_idle_clients, name="kmq-storage", daemon=True
+                )
+                self._idle_closer.start()
         return opened
 
-    def _keep(self) -> None:
-        """Let queues that have not received for a while leave their consumer groups; the work of a thread."""
+    def _close_idle_clients(self) -> None:
+        """Close the clients of idle queues, again and again; runs in a thread."""
         while not self._closed.wait(self._idle_s / 4):
             for queue in self._opened_queues():
                 try:
                     queue.leave_group_if_idle(self._idle_s)
-                except Exception:  # the thread must live, for the other queues
+                except Exception:  # the thread must go on, for the other queues
                     _log.exception("closing what is idle failed", extra={"queue": queue.name})
 
     def _opened_queues(self) -> builtins.list[KafkaQueue]:
@@ -235,15 +242,15 @@ class KafkaStorage:
             return [*self._queues]
 
     @contextmanager
-    def _administered(self) -> Iterator[Admin]:
+    def _use_admin(self) -> Iterator[Admin]:
         self._check_open()
         with self._shared.admin() as admin:
             self._check_open()
             yield admin
 
     @contextmanager
-    def _hinting(self, admin: Admin, name: str) -> Iterator[None]:
-        """Names the nearest queue where there is none of this name."""
+    def _suggest_nearest(self, admin: Admin, name: str) -> Iterator[None]:
+        """If the block raises QueueNotFound, raise one that suggests the queue with the most similar name."""
         try:
             yield
         except QueueNotFound:
@@ -258,10 +265,11 @@ class KafkaStorage:
 def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> Storage:
     """Open the storage of a kafka: url.
 
-    Its settings are `zookeeper`, `root`, `idle_timeout_ms`, `max_in_flight`, `holder`, `instance_id` and
-    `markers` of KmqClient, and librdkafka settings (names with a dot). That of a queue may also have the
-    fields of QueueSettings, and `create=true` with what KafkaStorage.create takes. What the url leaves open
-    of the connections is as in KafkaConnection.from_environment(), but there is no default ZooKeeper.
+    The url may set `zookeeper`, `root`, `idle_timeout_ms`, the options `max_in_flight`, `holder`,
+    `instance_id` and `markers` of KmqClient, and settings of librdkafka (names with a dot). The url of a
+    queue may also set fields of QueueSettings, and `create=true` with the settings of KafkaStorage.create.
+    Connection settings that the url leaves open come from the config file and the environment, as in
+    KafkaConnection.from_environment(), but ZooKeeper has no default address.
     """
     if url.user is not None:
         raise ConfigError("queue url: a kafka: url has no user; use sasl.username and sasl.password")
@@ -270,8 +278,8 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> Storage:
     if url.path not in ("", "/"):
         raise ConfigError("queue url: a kafka: url has no path")
     kafka = {name: value for name, value in url.settings.items() if "." in name}
-    of_queues = (*_NEW_QUEUE, "create") if url.queue else ()
-    url.refuse_unknown([*_CONNECTION, *_CLIENT, "idle_timeout_ms", *of_queues, *kafka])
+    of_queues = (*_NEW_QUEUE_SETTINGS, "create") if url.queue else ()
+    url.refuse_unknown([*_CONNECTION_SETTINGS, *_CLIENT_SETTINGS, "idle_timeout_ms", *of_queues, *kafka])
     own = url.settings
     connection, zookeeper = build_connections(
         {"zookeeper": NO_ZOOKEEPER.hosts},
@@ -279,7 +287,7 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> Storage:
         {
             "bootstrap": url.address,
             "kafka": kafka,
-            **_part(own, _CONNECTION),
+            **_select(own, _CONNECTION_SETTINGS),
         },
     )
     options = ClientOptions(telemetry=telemetry)
@@ -295,16 +303,16 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> Storage:
     return KafkaStorage(connection, zookeeper, idle_timeout_ms=idle_ms, **options)
 
 
-_CONNECTION = ("zookeeper", "root")
-_CLIENT = ("max_in_flight", "holder", "instance_id", "markers")
+_CONNECTION_SETTINGS = ("zookeeper", "root")
+_CLIENT_SETTINGS = ("max_in_flight", "holder", "instance_id", "markers")
 
 
-def _part(settings: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _select(settings: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: settings[name] for name in names if name in settings}
 
 
 def _check_fixed(key: str, value: Any) -> None:
-    here, other = _FIXED[key]
+    here, other = _FIXED_ON_KAFKA[key]
     value = convert(key, value, type(here))
     if value == other:
         raise NotSupported(f"{key}: Kafka can't do {value!r}; there it is always {here!r}")

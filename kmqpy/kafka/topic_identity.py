@@ -1,4 +1,8 @@
-"""Which topics the names of a queue stand for: a topic that was recreated is another one (rule R24)."""
+"""Notices topics of a queue that were recreated: deleted and made again under the same name.
+
+Kafka tells by the topic id. Positions, receipts and markers of the former topic must not count for the new
+one (rule R24 of docs/rules.md).
+"""
 
 from __future__ import annotations
 
@@ -16,16 +20,20 @@ from kmqpy.kafka.cut_off import may_be_cut_off
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_names import markers_topics
 
-_WATCH_EVERY_S = 1.0
-_WATCH_SOON_S = 0.05
-_WATCH_TIMEOUT_S = 3.0
-_WATCH_LAG_S = 10.0
-"""A lagging broker may report the ids of deleted topics for this long."""
+_ASK_EVERY_S = 1.0
+"""Seconds between two questions of a TopicWatch to Kafka, as long as nobody needs an answer sooner."""
+_MIN_ASK_INTERVAL_S = 0.05
+"""The least seconds between two questions when knows_since() needs an answer."""
+_ANSWER_TIMEOUT_S = 3.0
+"""Seconds after which a question without an answer has failed."""
+_MAX_BROKER_LAG_S = 10.0
+"""Seconds for which a lagging broker may report the ids of deleted topics. Former ids that all answers have
+named for this long are believed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicIds:
-    """The ids of a queue's topics; a topic that is recreated gets another id (rule R24)."""
+    """The ids of a queue's topic and of its markers topic; a topic that is recreated gets another id."""
 
     queue: str
     markers: str
@@ -38,10 +46,10 @@ class TopicIds:
 def find_stale_markers(
     queue: QueueSettings, before: Mapping[str, str], now: Mapping[str, str]
 ) -> dict[str, str]:
-    """Topics that were recreated while their markers topic was not: topic -> its markers topic (rule R24).
+    """Topics of `queue` that were recreated while their markers topics were not: topic -> its markers topic.
 
-    `before` and `now` are topic ids by name; topics that are missing from either are left out. Such markers
-    would count for the new messages that now have the same offsets.
+    The old markers would count for the new messages, which have the same offsets as the former ones. `before`
+    and `now` are topic ids by name. A topic is left out if either lacks its id or that of its markers topic.
     """
     return {
         messages: markers
@@ -63,10 +71,10 @@ def stale_markers_error(queue: QueueSettings) -> TopicError:
 
 
 class TopicWatch:
-    """Notices that the topics of a queue were recreated under the same names (rule R24).
+    """Notices that the queue topic or the markers topic of a queue was recreated; for one thread at a time.
 
-    It asks Kafka at most every second, sooner when knows_since() has to know; it never waits for the answer.
-    Used by one thread at a time.
+    The watch asks Kafka for the topic ids at most once a second, or up to every 0.05 s while knows_since()
+    needs an answer. It never waits for an answer: look() takes in an answer that has come.
     """
 
     def __init__(
@@ -76,57 +84,66 @@ class TopicWatch:
         self._names = [queue.name, queue.markers_topic]
         self._clock = clock
         self._admin: Any = None
-        self._asked: dict[str, Future[Any]] = {}
+        self._pending: dict[str, Future[Any]] = {}
         self._asked_at = self._known_at = clock.monotonic()
-        self._next = self._asked_at + _WATCH_EVERY_S
+        self._next_ask = self._asked_at + _ASK_EVERY_S
         self._ids = ids
-        self._before: set[TopicIds] = set()
-        self._told = ids, self._known_at
-        """The ids in the last answer, and the moment since which answers had the same."""
+        self._former_ids: set[TopicIds] = set()
+        self._last_answer = ids, self._known_at
+        """The ids in the last answer, and since when all answers have named these ids."""
 
     def look(self) -> TopicIds:
-        """The ids as of the last answer that named both topics; asks again when it is time to."""
+        """Take in the answer of Kafka if there is one, ask again if it is time to; returns the current ids.
+
+        An answer that does not name both topics changes nothing. Neither does an answer with former ids,
+        unless answers have named these ids for 10 s.
+        """
         now = self._clock.monotonic()
-        if self._asked and all(future.done() for future in self._asked.values()):
-            found = [one for name in self._names if (one := self._id(name)) is not None]
-            self._asked = {}
+        if self._pending and all(future.done() for future in self._pending.values()):
+            found = [one for name in self._names if (one := self._answered_id(name)) is not None]
+            self._pending = {}
             if len(found) == len(self._names):
                 self._known_at = self._asked_at
-                self._found(TopicIds(*found))
-        if not self._asked and now >= self._next:
+                self._note_answer(TopicIds(*found))
+        if not self._pending and now >= self._next_ask:
             self._ask(now)
         return self._ids
 
     def knows_since(self, moment: float) -> bool:
-        """True if the ids were read at that moment of the clock or later; if not, it asks soon."""
+        """True if the last complete answer is to a question asked at `moment` (monotonic) or later.
+
+        If not, one of the next look() calls asks, without waiting for the usual second to pass.
+        """
         if self._known_at >= moment:
             return True
-        self._next = min(self._next, max(self._clock.monotonic(), self._asked_at + _WATCH_SOON_S))
+        self._next_ask = min(
+            self._next_ask, max(self._clock.monotonic(), self._asked_at + _MIN_ASK_INTERVAL_S)
+        )
         return False
 
-    def _found(self, ids: TopicIds) -> None:
-        # A broker that does not know of the new topics yet answers with the ids of the old ones, for
-        # `_WATCH_LAG_S` at most. A watch made meanwhile can't tell which ids are the old ones.
-        if ids != self._told[0]:
-            self._told = ids, self._known_at
-        lasts = self._known_at - self._told[1] >= _WATCH_LAG_S
-        if ids != self._ids and (lasts or ids not in self._before):
-            self._before.add(self._ids)
+    def _note_answer(self, ids: TopicIds) -> None:
+        # A broker that does not know of the new topics yet answers with the ids of the former topics, for
+        # `_MAX_BROKER_LAG_S` at most. A watch that is made meanwhile can't tell former from new ids.
+        if ids != self._last_answer[0]:
+            self._last_answer = ids, self._known_at
+        lasts = self._known_at - self._last_answer[1] >= _MAX_BROKER_LAG_S
+        if ids != self._ids and (lasts or ids not in self._former_ids):
+            self._former_ids.add(self._ids)
             self._ids = ids
 
-    def _id(self, name: str) -> str | None:
+    def _answered_id(self, name: str) -> str | None:
         try:
-            return str(self._asked[name].result(0).topic_id)
+            return str(self._pending[name].result(0).topic_id)
         except KafkaException as exception:
             if may_be_cut_off(librdkafka.error_of(exception)):
                 self._admin = None
-            return None  # nobody answers, or the topic is gone; whoever reads it is told so
+            return None  # Kafka does not answer, or the topic is gone; readers of the topic notice that
 
     def _ask(self, now: float) -> None:
         if self._admin is None:
             self._admin = librdkafka.new_admin(self._connection)
-        self._admin.poll(0)  # what it logs would heap up
-        self._asked_at, self._next = now, now + _WATCH_EVERY_S
-        self._asked = self._admin.describe_topics(
-            TopicCollection(self._names), request_timeout=_WATCH_TIMEOUT_S
+        self._admin.poll(0)  # serves the client's log lines, which would heap up
+        self._asked_at, self._next_ask = now, now + _ASK_EVERY_S
+        self._pending = self._admin.describe_topics(
+            TopicCollection(self._names), request_timeout=_ANSWER_TIMEOUT_S
         )

@@ -1,4 +1,4 @@
-"""The names of a queue's four topics, and which of them two queues share. Pure: no I/O."""
+"""Names the four topics of a queue, and finds the topics that two queues share. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kmqpy.kafka.settings import QueueSettings
 
 
 def dead_letter_queue(queue: QueueSettings) -> QueueSettings:
-    """The dead letters of `queue` as a queue of their own, with a markers topic."""
+    """The settings of the queue that the dead letters of `queue` form; the dead-letter topic is its topic."""
     return QueueSettings(
         name=queue.dead_letter_topic,
         redelivery_count_header=queue.redelivery_count_header,
@@ -18,7 +18,7 @@ def dead_letter_queue(queue: QueueSettings) -> QueueSettings:
 
 
 def topics_of(queue: QueueSettings) -> dict[str, str]:
-    """The names of the queue's four topics, its own first, each with what it is to the queue."""
+    """The queue's four topics by name, the queue topic first; each value says what the topic is for."""
     dead = dead_letter_queue(queue)
     return {
         queue.name: "queue topic",
@@ -29,14 +29,14 @@ def topics_of(queue: QueueSettings) -> dict[str, str]:
 
 
 def markers_topics(queue: QueueSettings) -> dict[str, str]:
-    """The names of the topics that hold messages of the queue, its own first, each with its markers topic."""
+    """The queue topic and the dead-letter topic, in this order, each with its markers topic."""
     dead = dead_letter_queue(queue)
     return {queue.name: queue.markers_topic, dead.name: dead.markers_topic}
 
 
 @dataclass(frozen=True, slots=True)
 class SharedTopic:
-    """A topic of a queue (`role` says which) that is a topic of queue `other`, too (`role_there`)."""
+    """A topic that two queues have: it is the `role` of one queue, and the `role_there` of queue `other`."""
 
     name: str
     role: str
@@ -45,7 +45,7 @@ class SharedTopic:
 
 
 def shared_topics(queue: QueueSettings, others: Iterable[QueueSettings]) -> list[SharedTopic]:
-    """Return the topics that the queue shares with one of `others`, among which `queue` itself may be."""
+    """Return the topics that `queue` shares with queues of `others`, which may contain `queue` itself."""
     own = topics_of(queue)
     return [
         SharedTopic(name, own[name], other.name, role)

@@ -1,4 +1,4 @@
-"""The topics of a queue in Kafka: create, check, describe, grow, delete."""
+"""Creates, checks, describes, grows and deletes the topics of a queue in Kafka."""
 
 from __future__ import annotations
 
@@ -41,21 +41,22 @@ MAX_MESSAGE_BYTES = 1024 * 1024
 """The largest message that send() takes, in bytes as message_headers.size_of() counts them."""
 
 HEADROOM_BYTES = 64 * 1024
-"""Room in the topics' limits for the headers of copies (rule R7)."""
+"""Bytes that topics allow beyond MAX_MESSAGE_BYTES, for headers of copies (rule R7 of docs/rules.md)."""
 
-_LARGEST_LIMIT = 100_000_000
-"""Brokers take no larger requests, by default."""
+_MAX_DEAD_LETTER_LIMIT = 100_000_000
+"""Bytes; brokers take no larger requests, by default."""
 
-_LATE_S = 5.0
-"""How long after its time limit librdkafka may give up a request."""
-_GROUPS_AT_ONCE = 100
+_EXTRA_WAIT_S = 5.0
+"""Seconds that librdkafka gets, after the time limit of a request, to report that the request timed out."""
+_MAX_GROUP_REQUESTS = 100
+"""The most consumer groups that groups() asks for at once."""
 
 K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic as Kafka describes it; `config` holds the settings that matter to kmqpy."""
+    """A topic as Kafka describes it; `config` holds all its settings, or none if they were not asked for."""
 
     name: str
     topic_id: str
@@ -86,15 +87,16 @@ class QueueTopics:
 def dead_letter_limit(limit: int) -> int:
     """`max.message.bytes` of the dead-letter topic of a queue topic with `limit`.
 
-    Ten times as much: messages that can't be copied to the queue topic become dead letters (rule R7).
+    Ten times `limit`, at most 100 MB, but always more than `limit`: messages that are too large to be copied
+    to the queue topic become dead letters (rule R7).
     """
-    return max(limit + HEADROOM_BYTES, min(10 * limit, _LARGEST_LIMIT))
+    return max(limit + HEADROOM_BYTES, min(10 * limit, _MAX_DEAD_LETTER_LIMIT))
 
 
 class Topics:
-    """Administration of queue topics. Retriable errors are retried for `timeout_s` seconds.
+    """Administers the topics of queues. Retries requests for `timeout_s` seconds after retriable errors.
 
-    Every call may raise Unavailable, when Kafka does not answer or can't do it within that time.
+    Every call may raise Unavailable if Kafka does not answer, or can't do the request within this time.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class Topics:
         self._connection = check_connection(connection)
         self._timeout = timeout_s
         self._clock = clock
-        self._made_at: dict[str, float] = {}  # when topics were created or got more partitions
+        self._changed_at: dict[str, float] = {}  # by topic: when it was created or got more partitions here
         self._admin = librdkafka.new_admin(connection)
 
     def create(
@@ -119,11 +121,11 @@ class Topics:
         *,
         anew: Iterable[str] = (),
     ) -> QueueTopics:
-        """Create the missing ones of the queue's four topics, and check all four.
+        """Create the missing ones of the queue's four topics; check the queue topic and the markers topic.
 
-        Retention follows rule R9: both topics must outlive the longest lease or delay. `replication`
+        All four must keep records for longer than the longest lease or delay (rule R9). `replication`
         defaults to 3, or to the number of brokers if there are fewer. `anew`: topics that were just deleted;
-        brokers that create topics by themselves may have recreated them, with other settings.
+        brokers that create topics by themselves may have recreated them, so they get these settings, too.
 
         Raises ConfigError for bad numbers, TopicError when existing topics do not fit.
         """
@@ -152,8 +154,8 @@ class Topics:
         self._create(
             {name: NewTopic(name, partitions, replication, config=config) for name, config in wanted.items()}
         )
-        # Describing once more could reach a broker that does not know the new topics yet.
-        known = self._wait_until_told(wanted, 1)
+        # Another describe() could ask a broker that does not know the new topics yet.
+        known = self._wait_until_shown(wanted, 1)
         for name in anew:
             if name not in known:
                 raise Unavailable(
@@ -163,7 +165,7 @@ class Topics:
             self.configure(name, wanted[name])
             if known[name].partitions < partitions:
                 self._add_partitions(name, partitions)
-                known |= self._wait_until_told([name], partitions)
+                known |= self._wait_until_shown([name], partitions)
         found = self._checked(queue, known)
         if found.partitions != partitions:
             raise TopicError(
@@ -180,7 +182,7 @@ class Topics:
             "min.insync.replicas": "2" if replication >= 3 else "1",
         }
         self._create({name: NewTopic(name, 1, replication, config=config)})
-        self._wait_until_told([name], 1)
+        self._wait_until_shown([name], 1)
 
     def _create(self, topics: Mapping[str, NewTopic]) -> None:
         self._ask(
@@ -189,13 +191,13 @@ class Topics:
             lambda admin, names, try_s: admin.create_topics(
                 [topics[name] for name in names], operation_timeout=try_s, request_timeout=try_s
             ),
-            but=KafkaError.TOPIC_ALREADY_EXISTS,  # also by an earlier try whose answer was lost
+            none_on=KafkaError.TOPIC_ALREADY_EXISTS,  # perhaps by an earlier try, whose answer was lost
         )
 
     def check(self, queue: QueueSettings, partition: int | None = None) -> QueueTopics:
-        """The queue's topics; raises QueueNotFound or TopicError when they can't be used.
+        """The queue's topics; raises QueueNotFound or TopicError if queue or markers topic can't be used.
 
-        With `partition`, it is enough that this one has its markers partition.
+        With `partition`, the markers topic needs only this partition, not all that the queue topic has.
         """
         found = self.describe([queue.name, queue.markers_topic, queue.dead_letter_topic])
         return self._checked(queue, found, partition)
@@ -231,23 +233,23 @@ class Topics:
                 lambda admin, left, try_s: admin.describe_topics(
                     TopicCollection(left), request_timeout=try_s
                 ),
-                but=KafkaError.UNKNOWN_TOPIC_OR_PART,
+                none_on=KafkaError.UNKNOWN_TOPIC_OR_PART,
             )
             existing = [name for name, topic in topics.items() if topic is not None]
             configs = self._configs(existing) if with_config else {name: {} for name in existing}
             if len(configs) == len(existing):
-                break  # else one was deleted meanwhile, or this broker does not know it yet
+                break  # otherwise a topic was deleted meanwhile, or this broker does not know it yet
         return {name: _topic_info(name, topics[name], config) for name, config in configs.items()}
 
     def _configs(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
-        """The settings of topics, as far as these exist."""
+        """The settings of those topics that exist."""
         described: dict[str, dict[str, ConfigEntry] | None] = self._ask(
             "describe {}",
             names,
             lambda admin, left, try_s: admin.describe_configs(
                 [ConfigResource(ResourceType.TOPIC, name) for name in left], request_timeout=try_s
             ),
-            but=KafkaError.UNKNOWN_TOPIC_OR_PART,
+            none_on=KafkaError.UNKNOWN_TOPIC_OR_PART,
         )
         return {
             name: {key: entry.value for key, entry in entries.items() if entry.value is not None}
@@ -256,7 +258,7 @@ class Topics:
         }
 
     def grow(self, queue: QueueSettings, partitions: int) -> QueueTopics:
-        """Raise the number of partitions, the markers topics' first (rule R19)."""
+        """Add partitions to the queue's topics; to each markers topic before its topic (rule R19)."""
         found = self.describe(list(topics_of(queue)))
         if queue.name not in found:
             raise QueueNotFound(f"queue {queue.name!r}: there is no such topic")
@@ -268,7 +270,7 @@ class Topics:
         for name in reversed(topics_of(queue)):
             if name in found and found[name].partitions < partitions:
                 self._add_partitions(name, partitions)
-        known = self._wait_until_told(found, partitions)
+        known = self._wait_until_shown(found, partitions)
         for name in found:
             if name not in known or known[name].partitions < partitions:
                 raise Unavailable(
@@ -286,16 +288,16 @@ class Topics:
                 operation_timeout=try_s,
                 request_timeout=try_s,
             ),
-            but=KafkaError.INVALID_PARTITIONS,  # added by an earlier try whose answer was lost
+            none_on=KafkaError.INVALID_PARTITIONS,  # added by an earlier try, whose answer was lost
         )
 
-    def _wait_until_told(self, topics: Iterable[str], partitions: int) -> dict[str, TopicInfo]:
-        """Wait until the topics have at least `partitions` partitions each; returns the last description.
+    def _wait_until_shown(self, topics: Iterable[str], partitions: int) -> dict[str, TopicInfo]:
+        """Wait until a broker shows `partitions` partitions of each topic; the controller answers before.
 
-        The controller answers before the brokers know of a change.
+        Returns the last description, even when the time is over and partitions are missing.
         """
         names = list(topics)
-        self._made_at.update(dict.fromkeys(names, self._clock.monotonic()))
+        self._changed_at.update(dict.fromkeys(names, self._clock.monotonic()))
         for _ in librdkafka.tries(self._timeout, self._clock):
             known = self.describe(names)
             if all(name in known and known[name].partitions >= partitions for name in names):
@@ -303,17 +305,17 @@ class Topics:
         return known
 
     def delete(self, topics: Iterable[str]) -> None:
-        """Delete these topics, whichever exist."""
+        """Delete those of these topics that exist, and wait until a broker does not know them any more."""
         names = list(topics)
         for name in names:
-            self._made_at.pop(name, None)
+            self._changed_at.pop(name, None)
         self._ask(
             "delete topic {}",
             names,
             lambda admin, left, try_s: admin.delete_topics(
                 left, operation_timeout=try_s, request_timeout=try_s
             ),
-            but=KafkaError.UNKNOWN_TOPIC_OR_PART,
+            none_on=KafkaError.UNKNOWN_TOPIC_OR_PART,
         )
         for _ in librdkafka.tries(
             self._timeout, self._clock
@@ -322,13 +324,13 @@ class Topics:
                 break
 
     def offsets(self, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
-        """First and next offset of each partition."""
+        """First offset and end of the log of each partition."""
         first = self._list_offsets(topic, partitions, OffsetSpec.earliest())
         last = self._list_offsets(topic, first, OffsetSpec.latest())
         return {p: (first[p].offset, last[p].offset) for p in first}
 
     def latest_timestamps(self, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
-        """The record with the highest timestamp of each partition that has one: its offset and that in ms."""
+        """Offset and timestamp (ms) of the latest record, by timestamp, of each partition with records."""
         found = self._list_offsets(topic, partitions, OffsetSpec.max_timestamp())
         return {p: (one.offset, one.timestamp) for p, one in found.items() if one.offset >= 0}
 
@@ -342,7 +344,7 @@ class Topics:
         return {place.partition: one for place, one in found.items()}
 
     def configure(self, topic: str, settings: Mapping[str, str]) -> None:
-        """Change these settings of a topic and leave its others as they are."""
+        """Change these settings of a topic; its other settings stay."""
         entries = [
             ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
             for name, value in settings.items()
@@ -356,7 +358,7 @@ class Topics:
         )
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
-        """Delete the records of each partition below the given offset."""
+        """Delete the records of each partition below its offset in `before`."""
         self._ask(
             f"delete records of {topic}",
             [TopicPartition(topic, partition, offset) for partition, offset in before.items()],
@@ -365,7 +367,7 @@ class Topics:
         )
 
     def names(self) -> set[str]:
-        """Every topic of the cluster but Kafka's own."""
+        """All topics of the cluster but Kafka's own, which begin with `__`."""
         found = self._metadata("list topics").topics
         return {name for name in found if not name.startswith("__")}
 
@@ -378,17 +380,17 @@ class Topics:
         ).values()
         names = sorted(group.group_id for group in listed.valid)
         committed: dict[str, Any] = {}
-        for start in range(0, len(names), _GROUPS_AT_ONCE):
+        for start in range(0, len(names), _MAX_GROUP_REQUESTS):
             committed |= self._ask(
                 "offsets of group {}",
-                names[start : start + _GROUPS_AT_ONCE],
+                names[start : start + _MAX_GROUP_REQUESTS],
                 lambda admin, groups, _: {
                     group: admin.list_consumer_group_offsets(
                         [ConsumerGroupTopicPartitions(group)], request_timeout=librdkafka.GROUP_REQUEST_S
                     )[group]
                     for group in groups
                 },
-                but=KafkaError.GROUP_ID_NOT_FOUND,  # it can vanish meanwhile
+                none_on=KafkaError.GROUP_ID_NOT_FOUND,  # a group can vanish meanwhile
             )
         found: dict[str, list[str]] = {}
         for group in sorted(committed):
@@ -412,7 +414,7 @@ class Topics:
                 raise
 
     def _renew_after(self, admin: AdminClient, exception: KafkaException) -> None:
-        """Ask with a new client from now on if `admin` may be cut off; requests under way keep that one."""
+        """Replace `admin` for later requests if the exception says that `admin` may be cut off."""
         if admin is self._admin and may_be_cut_off(librdkafka.error_of(exception)):
             self._admin = librdkafka.new_admin(self._connection)
 
@@ -422,16 +424,16 @@ class Topics:
         wanted: Iterable[K],
         request: Callable[[AdminClient, list[K], float], Mapping[Any, Future[Any]]],
         *,
-        but: int | None = None,
+        none_on: int | None = None,
         topic: str | None = None,
     ) -> dict[K, Any]:
-        """Kafka's answer for each item of `wanted`; None where it was the error code `but`.
+        """Kafka's answer for each item of `wanted`; None if the answer was the error code `none_on`.
 
-        request  given a client, items and its time limit in seconds, returns their futures, in the same
-                 order; called again with the items that failed with retriable errors
-        doing    begins error messages; `{}` in it stands for the item that the error is about
-        topic    the topic of all items; if it was created here a short while ago, that a broker does not
-                 know it is retriable
+        request  called with a client, items and a time limit in seconds; returns the futures of the items, in
+                 the same order. Called again with the items that failed with retriable errors
+        doing    begins error messages; `{}` in it stands for the item that failed
+        topic    the topic of all items; if this object has just created or grown the topic, the error that a
+                 broker does not know the topic is retriable, too
         """
         self._guard.raise_if_inherited()
         admin = self._admin
@@ -443,7 +445,7 @@ class Topics:
             nonlocal left, tried
             if is_awaited(Service.KAFKA):
                 librdkafka.look_up(admin, try_s)
-            if tried:  # else librdkafka asks the controller and leaders it knows, even if they are gone
+            if tried:  # else librdkafka asks the controller and leaders that it knows, even if they are gone
                 admin.list_topics(timeout=try_s)
             tried = True
             failed: dict[K, KafkaError | None] = {}
@@ -451,21 +453,21 @@ class Topics:
             for one in left:
                 try:
                     found[one] = librdkafka.wait_result(
-                        admin, futures.pop(0), try_s + _LATE_S, self._connection
+                        admin, futures.pop(0), try_s + _EXTRA_WAIT_S, self._connection
                     )
                 except KafkaException as exception:
                     error = librdkafka.error_of(exception)
-                    if error is not None and error.code() == but:
+                    if error is not None and error.code() == none_on:
                         found[one] = None
                     else:
                         failed[one] = error
-            # Errors that are not retriable come first.
+            # Put errors that are not retriable first: the first one decides whether to try again.
             left = sorted(failed, key=lambda one: librdkafka.is_retriable(failed[one]))
             if left:
                 raise KafkaException(failed[left[0]])
 
         def is_of_new_topic(exception: KafkaException) -> bool:
-            is_new = self._clock.monotonic() - self._made_at.get(topic or "", -math.inf) < self._timeout
+            is_new = self._clock.monotonic() - self._changed_at.get(topic or "", -math.inf) < self._timeout
             return is_new and librdkafka.is_unknown_topic(librdkafka.error_of(exception))
 
         if left:

@@ -1,8 +1,9 @@
-"""Follows a message through the logs: every record of it, and what happened to each.
+"""Follows a message through Kafka: finds the message, its copies, and the markers of each.
 
-Reads of the markers topics only what can speak of the message: from its timestamp on, until it has ended and
-LATE_MS have passed. A copy is believed where its original's end marker names it and it names its original;
-what else such headers say is ignored.
+A copy is a record with which a tracker or a redrive appends a message again. Of the markers topics, a trace
+reads only the part that can have markers of the message: from the message's timestamp until LATE_MS after its
+last end marker, or to the end of the log. Anybody can write headers: a record counts as a copy if the end
+marker of its original names it and the copy names its original. Other such headers are ignored.
 """
 
 from __future__ import annotations
@@ -30,26 +31,29 @@ from kmqpy.message import last_header
 _log = logging.getLogger(__name__)
 
 LATE_MS = 60_000
-"""Markers of a message are read until this long after its end, since some come late."""
-_CLOCK_MS = 60_000
-"""How far the clock of a sender may be ahead of the broker's."""
-_MOST_RECORDS = 10_000
-"""The most records of one message that are followed; further ones are ignored."""
+"""Milliseconds after the end of a message in which a trace still reads markers, since some come late."""
+_SENDER_CLOCK_LEAD_MS = 60_000
+"""Milliseconds by which the clock of a sender may be ahead of the broker's clock."""
+_MAX_RECORDS = 10_000
+"""A trace follows about this number of copies of a message at most, and ignores further copies."""
 _PLACE = re.compile(r"(?:([a-zA-Z0-9._-]{1,249}):)?([0-9]{1,10})[:-]([0-9]{1,19})")
 _LOG_APPEND_TIME = 2
-_FORGED = Throttle(60.0)
+_forged_headers_throttle = Throttle(60.0)
 
 Progress = Callable[[int], None]
-"""Called with the number of records that were read, now and then."""
+"""Called with the number of records that were read so far, after each batch."""
 
 
 def trace(
     connection: KafkaConnection, queue: QueueSettings, message: str, *, progress: Progress = lambda _: None
 ) -> MessageLife:
-    """The life of a message, named by a receipt, by `partition:offset` or, a dead letter, by `topic:…`.
+    """The life of a message; `message` is a receipt or `partition:offset` (or `partition-offset`).
 
-    It does not matter which of its records that is. Raises ReceiptError for a receipt of another queue or
-    topic, and for a message that there never was; QueueNotFound, TopicError, Unavailable.
+    `topic:partition:offset` names a record of the dead-letter topic, or of the queue topic. The record may be
+    the message itself or any of its copies.
+
+    Raises ReceiptError for a receipt of another queue or topic, and for a message that never existed;
+    ConfigError for another topic; QueueNotFound, TopicError, Unavailable.
     """
     return trace_all(connection, queue, [message], progress=progress)[0]
 
@@ -75,9 +79,10 @@ def find_by_key(
     limit: int = 100,
     progress: Progress = lambda _: None,
 ) -> list[str]:
-    """The first `limit` messages with this key that were appended at or after a time; copies are left out.
+    """The first `limit` messages with this key from time `since_ms` on, as `partition:offset`, oldest first.
 
-    As `partition:offset`, oldest first. Raises QueueNotFound, TopicError, Unavailable.
+    Leaves out a copy if one of its originals is from this time on, too. Raises QueueNotFound, TopicError,
+    Unavailable.
     """
     partitions = Topics(connection).check(queue).partitions
     found: list[Any] = []
@@ -103,7 +108,7 @@ def find_by_key(
 
 
 class _Tracer:
-    """Finds the records of messages of one queue, and their markers."""
+    """Finds messages of one queue, their copies and the markers of both, and builds lives from them."""
 
     def __init__(self, connection: KafkaConnection, queue: QueueSettings, progress: Progress) -> None:
         self._connection = connection
@@ -121,12 +126,12 @@ class _Tracer:
         self._markers_topics = names
         self._read = 0
         self._records: dict[RecordPlace, Any] = {}
-        """None: it is not there."""
+        """The records that were looked for; None: Kafka has no record at this place (any more)."""
         self._markers: dict[RecordPlace, list[SeenMarker]] = {}
         self._known_bounds: dict[tuple[str, int], tuple[int, int]] = {}
 
     def place_of(self, message: str) -> RecordPlace:
-        """The record that the text names; raises ReceiptError, ConfigError."""
+        """The place that a receipt or a text like `topic:0:42` names; raises ReceiptError, ConfigError."""
         found = _PLACE.fullmatch(message) if isinstance(message, str) else None
         if found is None:
             receipt = Receipt.parse(message)
@@ -144,7 +149,7 @@ class _Tracer:
         return place
 
     def life(self, place: RecordPlace) -> MessageLife:
-        """The life of the message of which `place` is a record."""
+        """The life of the message at `place`, or of which the record at `place` is a copy."""
         self._markers.clear()
         self._fetch([place])
         known = [*self._ancestors(place), place]
@@ -157,20 +162,20 @@ class _Tracer:
     # --- records ------------------------------------------------------------------------------------
 
     def _has(self, place: RecordPlace) -> bool:
-        """Return True if there is, or was, such a record."""
+        """Return True if Kafka has such a record, or may have had it."""
         if place.partition >= self._partitions.get(place.topic, 0):
             return False
         return place.offset < self._bounds(place.topic, place.partition)[1]
 
     def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        """The first offset of a log, and its end."""
+        """The first offset and the end of a log, as the tracer has first read them."""
         if (topic, partition) not in self._known_bounds:
             found = partition_reader.bounds(self._connection, topic, [partition], uncommitted=True)
             self._known_bounds[topic, partition] = found[partition]
         return self._known_bounds[topic, partition]
 
     def _fetch(self, places: Iterable[RecordPlace]) -> None:
-        """Read these records, as far as they are there."""
+        """Read those of these records that exist into `_records`."""
         by_topic: dict[str, list[tuple[int, int]]] = {}
         for place in places:
             if place in self._records:
@@ -187,7 +192,7 @@ class _Tracer:
         return () if record is None else _ancestors_of(record, place)
 
     def _is_copy(self, copy: RecordPlace, original: RecordPlace) -> bool:
-        """Return True unless `copy` is there and says otherwise, or never was."""
+        """Return True if `copy` names `original`, or if Kafka has deleted `copy`; else log a warning."""
         ancestors = self._ancestors(copy)
         believed = (
             ancestors[-1] == original
@@ -199,7 +204,12 @@ class _Tracer:
         return believed
 
     def _chain(self, known: Sequence[RecordPlace]) -> list[RecordPlace]:
-        """The records of the message, each before its copies."""
+        """The records of the message: it and its copies, each before its own copies.
+
+        `known`: the record that the user named, after its ancestors. If the markers of an ancestor name other
+        copies than the record after it in `known`, the records up to this ancestor are left out, with a
+        warning.
+        """
         self._fetch(seen.copy for some in self._markers.values() for seen in some if seen.copy is not None)
         first = 0
         for index in range(len(known) - 1, 0, -1):
@@ -210,11 +220,11 @@ class _Tracer:
                 break
         chain: dict[RecordPlace, None] = {}
         for one in known[first:]:
-            self._walk(one, chain)
+            self._add_with_copies(one, chain)
         return list(chain)
 
-    def _walk(self, place: RecordPlace, chain: dict[RecordPlace, None]) -> None:
-        """Add a record to `chain`, its copies, their copies and so on."""
+    def _add_with_copies(self, place: RecordPlace, chain: dict[RecordPlace, None]) -> None:
+        """Add to `chain`: the record at `place`, its copies, their copies and so on."""
         pending = [place]
         while pending:
             place = pending.pop()
@@ -224,9 +234,9 @@ class _Tracer:
                 pending += [copy for copy in copies if self._is_copy(copy, place)]
 
     def _leads_to(self, original: RecordPlace, copy: RecordPlace) -> bool:
-        """Return True if `copy` is a copy of `original`, of a copy of it and so on, or nobody can tell."""
+        """Return True if `copy` descends from `original` by copies, or if the markers can't tell."""
         copies: dict[RecordPlace, None] = {}
-        self._walk(original, copies)
+        self._add_with_copies(original, copies)
         if copy in copies:
             return True
         ends = [seen for seen in self._markers.get(original, ()) if seen.marker.op is Op.END]
@@ -238,8 +248,8 @@ class _Tracer:
     # --- markers ------------------------------------------------------------------------------------
 
     def _read_markers(self, known: Sequence[RecordPlace]) -> None:
-        """Read the markers of these records, and of all copies that they name."""
-        since_ms = self._first_ms(known)
+        """Read the markers of these records, and those of all copies that the markers name."""
+        since_ms = self._sent_after_ms(known)
         wanted: dict[tuple[str, int], dict[int, int]] = {}
         for place in known:
             record = self._records.get(place)
@@ -250,14 +260,17 @@ class _Tracer:
             if log[1] >= self._partitions.get(log[0], 0):
                 continue
             reading = _LogReading(log, times_ms)
-            self._scan(reading)
+            self._scan_log(reading)
             self._markers |= reading.found
             for copy, at_ms in reading.elsewhere.items():
-                if copy not in self._markers and len(self._markers) < _MOST_RECORDS:
+                if copy not in self._markers and len(self._markers) < _MAX_RECORDS:
                     wanted.setdefault(copy[:2], {})[copy.offset] = at_ms
 
-    def _first_ms(self, known: Sequence[RecordPlace]) -> int:
-        """When the first of `known` was sent, where a copy says so although it is gone itself; else 0."""
+    def _sent_after_ms(self, known: Sequence[RecordPlace]) -> int:
+        """A time before which the first of `known` was not sent, by the oldest record that Kafka still has.
+
+        0 if that record does not say so, or if there is none.
+        """
         for place in known:
             record = self._records.get(place)
             if record is not None:
@@ -265,10 +278,10 @@ class _Tracer:
                     said = int_header(message_headers(record), ORIGINAL_TIMESTAMP)
                 except DecodeError:
                     return 0
-                return max(0, (said or 0) - _CLOCK_MS)
+                return max(0, (said or 0) - _SENDER_CLOCK_LEAD_MS)
         return 0
 
-    def _scan(self, reading: _LogReading) -> None:
+    def _scan_log(self, reading: _LogReading) -> None:
         topic, partition = reading.log
 
         def visit(_partition: int, records: list[Any]) -> bool:
@@ -282,10 +295,12 @@ class _Tracer:
 
 
 class _LogReading:
-    """Finds the markers of some messages of one partition, and of their copies there.
+    """Finds the markers of some messages of one partition, and of their copies in this partition.
 
-    found      the markers of each
-    elsewhere  copies in other partitions, with the times from which on they have markers
+    log        the topic and the partition of the messages
+    times_ms   by offset of each message: a time before which the message has no markers
+    found      the markers of each message and copy
+    elsewhere  the copies in other partitions, each with a time before which it has no markers
     """
 
     def __init__(self, log: tuple[str, int], times_ms: dict[int, int]) -> None:
@@ -294,42 +309,42 @@ class _LogReading:
         self.found: dict[RecordPlace, list[SeenMarker]] = {}
         self.elsewhere: dict[RecordPlace, int] = {}
         self._filter = MessageFilter(log[1], ())
-        self._open: set[int] = set()
+        self._unfinished: set[int] = set()
         self._last_end_ms = 0
         for offset in times_ms:
-            self._want(offset)
+            self._follow(offset)
 
     def take(self, records: Sequence[Any]) -> bool:
-        """Take in the next records of the markers partition; True when no others are needed."""
+        """Take in the next records of the markers partition; returns True when no more are needed."""
         for record, marker, about in self._filter.pick(records):
             for offset in about:
                 copy = _copy_named(record, marker, offset, self.log[0])
                 seen = SeenMarker(record.offset(), record.timestamp()[1], marker, copy)
                 self.found[RecordPlace(*self.log, offset)].append(seen)
-                self._note(offset, seen)
-        return not self._open and records[-1].timestamp()[1] > self._last_end_ms + LATE_MS
+                self._note_marker(offset, seen)
+        return not self._unfinished and records[-1].timestamp()[1] > self._last_end_ms + LATE_MS
 
-    def _want(self, offset: int) -> None:
+    def _follow(self, offset: int) -> None:
         self.found[RecordPlace(*self.log, offset)] = []
-        self._open.add(offset)
+        self._unfinished.add(offset)
         self._filter.add([offset])
 
-    def _note(self, offset: int, seen: SeenMarker) -> None:
+    def _note_marker(self, offset: int, seen: SeenMarker) -> None:
         if seen.marker.op is Op.END:
-            self._open.discard(offset)
+            self._unfinished.discard(offset)
             self._last_end_ms = max(self._last_end_ms, seen.timestamp_ms)
         elif seen.marker.op is Op.TAKE:
-            self._open.add(offset)
-        if seen.copy is None or len(self.found) + len(self.elsewhere) >= _MOST_RECORDS:
+            self._unfinished.add(offset)
+        if seen.copy is None or len(self.found) + len(self.elsewhere) >= _MAX_RECORDS:
             return
         if seen.copy[:2] != self.log:
-            self.elsewhere[seen.copy] = seen.timestamp_ms - _CLOCK_MS
+            self.elsewhere[seen.copy] = seen.timestamp_ms - _SENDER_CLOCK_LEAD_MS
         elif seen.copy not in self.found:
-            self._want(seen.copy.offset)
+            self._follow(seen.copy.offset)
 
 
 def _copy_named(record: Any, marker: Marker, offset: int, topic: str) -> RecordPlace | None:
-    """The copy of message `offset` that its end marker names; None where it names none that can be."""
+    """The copy that the end marker of message `offset` names; None if it names no possible copy."""
     if marker.op is not Op.END or not marker.by_tracker:
         return None
     data = dict(read_headers(record)[0]).get(COPY)
@@ -363,11 +378,11 @@ def _facts(record: Any) -> RecordFacts:
 
 
 def _appended_ms(record: Any) -> int:
-    """A time at or before which the record was appended, by the broker's clock."""
+    """A time before which the record was not appended, by the broker's clock."""
     kind, ms = record.timestamp()
-    return int(ms) if kind == _LOG_APPEND_TIME else int(ms) - _CLOCK_MS
+    return int(ms) if kind == _LOG_APPEND_TIME else int(ms) - _SENDER_CLOCK_LEAD_MS
 
 
 def _warn(place: RecordPlace, text: str) -> None:
-    if _FORGED.allows(place.topic):
+    if _forged_headers_throttle.allows(place.topic):
         _log.warning("%s %d:%d: ignored: %s", *place, text)

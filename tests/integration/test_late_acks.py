@@ -173,7 +173,7 @@ def test_r32_an_acknowledged_copy_whose_taker_dies_in_its_last_attempt_is_no_dea
 
 def test_r32_a_copy_planned_long_ago_is_examined_while_newer_ones_come(make_queue, monkeypatch):
     """Neither can be read to the end at once; what was read for one must not be read again for the other."""
-    monkeypatch.setattr(partition_reader, "_BATCH", 10)
+    monkeypatch.setattr(partition_reader, "_BATCH_RECORDS", 10)
     monkeypatch.setattr(copy_check, "_MAX_KNOWN_MARKERS", 40)
     monkeypatch.setattr(copy_check, "_MAX_GAP_MARKERS", 5)
     queue = make_queue(claims=True, late_acks=True)

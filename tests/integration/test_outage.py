@@ -108,9 +108,9 @@ def cluster_behind_a_gate():
 @pytest.fixture
 def cut_off_soon(monkeypatch):
     """What is cut off is found out, and given up, after a second or two."""
-    monkeypatch.setattr(cut_off, "_EVERY_S", 0.3)
-    monkeypatch.setattr(cut_off, "_AFTER_S", 1.0)
-    monkeypatch.setattr(cut_off, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(cut_off, "_CHECK_EVERY_S", 0.3)
+    monkeypatch.setattr(cut_off, "_CUT_OFF_AFTER_S", 1.0)
+    monkeypatch.setattr(cut_off, "_ANSWER_TIMEOUT_S", 0.5)
     monkeypatch.setattr(receiver, "_CHECK_CUT_OFF_AFTER_S", 0.3)
     monkeypatch.setitem(tick_writer._PRODUCER_SETTINGS, "message.timeout.ms", 1_000)
     monkeypatch.setattr(kafka_clients, "_PROBE_TIMEOUT_S", 1.0)

@@ -31,8 +31,8 @@ class TopicWatch(_identity.TopicWatch):
         super().__init__(connection, *rest)
         self._process = connection.process
 
-    def _found(self, ids: TopicIds) -> None:
-        super()._found(ids)
+    def _note_answer(self, ids: TopicIds) -> None:
+        super()._note_answer(ids)
         self._process.topics_of = number_of(self._ids.queue)
 
 

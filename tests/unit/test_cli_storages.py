@@ -257,7 +257,7 @@ def test_variables_that_nothing_reads_are_named_with_the_nearest(monkeypatch, km
         "kmq: KMQ_BOOTSTAP in the environment is unknown; did you mean KMQ_BOOTSTRAP?",
         "kmq: KMQ_FOO_BAR in the environment is unknown",
     ]
-    monkeypatch.setattr("kmqpy.kafka.settings._warned_of", set())
+    monkeypatch.setattr("kmqpy.kafka.settings._logged_unknown", set())
     caplog.clear()
     for _ in range(2):
         KafkaConnection.from_environment()

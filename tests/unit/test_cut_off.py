@@ -94,7 +94,7 @@ def test_what_a_failed_job_of_a_tracker_has_used_is_gone_at_once(kafka):
 
 
 def test_a_watch_of_topics_learns_the_ids_again(kafka, monkeypatch):
-    monkeypatch.setattr(topic_identity, "_WATCH_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(topic_identity, "_ANSWER_TIMEOUT_S", 0.5)
     watch = TopicWatch(kafka.connection(**NEVER_AGAIN), QueueSettings(name="t"), TopicIds("old", "old"))
     assert _knows_soon(watch, within_s=10.0)
     _cut_off(kafka, watch._admin)
@@ -128,7 +128,7 @@ def _is_answered(client):
 
 
 def test_a_consumer_is_cut_off_once_others_were_answered_for_a_while(kafka, monkeypatch):
-    monkeypatch.setattr(cut_off, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(cut_off, "_ANSWER_TIMEOUT_S", 0.3)
     clock = Clock()
     connection = kafka.connection(**NEVER_AGAIN)
     check = CutOffCheck(connection, "t", clock)
