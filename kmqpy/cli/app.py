@@ -30,7 +30,7 @@ from kmqpy.core.settings import nearest
 from kmqpy.errors import KmqError, Unfinished
 
 _INTERRUPTED = 130
-"""The exit code after Ctrl-C, as shells have it."""
+"""The exit code after Ctrl-C; shells use the same."""
 
 _KNOWN_HELP = {
     "tracker": "Redeliver what is not acknowledged in time.",
@@ -40,21 +40,24 @@ _KNOWN_HELP = {
 
 
 class Root(click.Group):
-    """Lists our commands in the order of use, then those of other packages, without importing these."""
+    """Lists kmqpy's commands in the order in which users need them, then the commands of other packages.
+
+    Listing does not import these packages.
+    """
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands, without importing those of other packages or their dependencies."""
+        """Write the list of commands, without importing other packages that have commands."""
         own = [(name, command.get_short_help_str(78)) for name, command in self.commands.items()]
-        others = [(name, _KNOWN_HELP.get(name, "(of another package)")) for name in self.list_commands(ctx)]
+        every = [(name, _KNOWN_HELP.get(name, "(of another package)")) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            formatter.write_dl([*own, *others[len(own) :]])
+            formatter.write_dl([*own, *every[len(own) :]])
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """Return the names of all commands: ours in their order, then those of other packages."""
+        """Return the names of all commands: kmqpy's in their order, then those of other packages."""
         return [*self.commands, *(name for name in sorted(plugins()) if name not in self.commands)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command of this name: ours, or that of another package, which is imported now."""
+        """Return the command of this name: kmqpy's, or that of another package, which is imported now."""
         own = super().get_command(ctx, cmd_name)
         if own is not None or cmd_name not in plugins():
             return own

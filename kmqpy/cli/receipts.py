@@ -48,7 +48,11 @@ def ack(ctx: click.Context, cli: Cli, receipts: tuple[str, ...]) -> None:
 @click.command()
 @_RECEIPTS_ARGUMENT
 @click.option("--delay", type=DURATION, default="0s", help="Redeliver after this time.")
-@click.option("--reason", help="Shown by in-flight, and of the dead letter if it becomes one.")
+@click.option(
+    "--reason",
+    help="Why the message failed: kmq in-flight shows it, and the dead letter keeps it if the message "
+    "becomes one.",
+)
 @click.option("--no-count", is_flag=True, help="This delivery is not an attempt.")
 @connected_to_any
 @click.pass_context

@@ -1,7 +1,8 @@
 """The driver acknowledges messages, once a sink has committed their micro-batch.
 
-It writes end markers ("this message is acknowledged"), gives back messages of rows that were not ok, and
-commits the offsets of the queue's group.
+It writes end markers ("this message is acknowledged"), and commits the offsets of the queue's group. After
+KmqSpark.take(), a row is not ok if write_stream()'s argument `ok` is false or null for it. The driver gives
+the messages of such rows back to the queue: it writes nacks, and a tracker redelivers the messages later.
 """
 
 from __future__ import annotations

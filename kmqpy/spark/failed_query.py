@@ -1,8 +1,11 @@
 """Writes markers for messages that a query left in flight: taken, and not finished when the query ended.
 
-When the query ends, these messages lose no attempt. When a failed query starts again, some of them are given
-back, so that its micro-batches become smaller. `kmqpy.spark.isolation` has the rules. All state is in the
-markers, except the memory that isolation.remember() returns.
+When a query ends, the driver writes markers by which the redelivery of these messages does not count as an
+attempt. The restarted query has the same micro-batch. If the query has failed again, the driver gives half of
+the messages back to the queue (by nacks: a tracker redelivers them, for later micro-batches), so the next run
+hands out half as many. So a message that makes queries fail is alone after some restarts.
+`kmqpy.spark.isolation` has the rules. All state is in the markers, except the memory that
+isolation.remember() returns.
 """
 
 from __future__ import annotations
@@ -39,24 +42,26 @@ _log = logging.getLogger(__name__)
 _WRITE_TIMEOUT_S = 10.0
 """How long split() waits until Kafka has confirmed the nacks, in seconds; then it raises Unavailable."""
 _EVEN_CHANCE = 0.5
+"""The probability with which the next run keeps the lower half of the messages, and not the upper half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Leftovers:
     """The messages that ended queries left in flight.
 
-    leased    by partition, the messages that are leased, also those whose lease is over
+    taken     by partition, the messages that queries have taken, and that are neither finished nor given
+              back; their leases may be over
     now_ms    by partition, the partition's now: the largest timestamp read from its markers
     progress  the sum of the group's committed offsets: it grows when a micro-batch that took messages is done
     """
 
-    leased: Mapping[int, list[Entry]]
+    taken: Mapping[int, list[Entry]]
     now_ms: Mapping[int, int]
     progress: int
 
     def failed(self) -> Iterator[tuple[Place, str]]:
-        """The messages that failed queries, not stopped ones, have left; each with its reason."""
-        for partition, entries in self.leased.items():
+        """The messages that failed queries, not stopped ones, have left; each with the query's error."""
+        for partition, entries in self.taken.items():
             for entry in entries:
                 if not entry.counts and entry.reason and entry.reason.startswith(FAILED_PREFIX):
                     yield (partition, entry.offset), entry.reason
@@ -90,7 +95,8 @@ class LeftoverMessages:
     def spare(self, failure: str | None) -> None:
         """Write, for messages that an ended query left in flight, that their redelivery is no attempt.
 
-        failure  the error with which the query failed, which becomes their reason; None if it was stopped
+        failure  the error with which the query failed, which becomes the reason of the messages; None if the
+                 query was stopped
 
         The leases of a failed query's messages become at least isolation.MIN_RERUN_WAIT_MS long, if the
         queue's max_hold_ms allows that.
@@ -98,7 +104,7 @@ class LeftoverMessages:
         left = self._read_leftovers()
         wait_ms = 0 if failure is None else isolation.MIN_RERUN_WAIT_MS
         reason = None if failure is None else shortened(FAILED_PREFIX + failure)
-        for partition, entries in left.leased.items():
+        for partition, entries in left.taken.items():
             alike: dict[int, list[int]] = {}
             for entry in entries:
                 lease_ms = max(0, entry.due_ms - left.now_ms[partition], wait_ms)
@@ -117,11 +123,12 @@ class LeftoverMessages:
                 )
 
     def split(self, backoff: Backoff, remembered: RememberedFailures) -> None:
-        """Give back messages that the first micro-batch of a restarted query is not to have.
+        """Give messages back that the first micro-batch of a restarted query should not hand out.
 
-        backoff  how long a message that has failed alone waits
+        backoff     how long a message that has failed alone waits for its redelivery
+        remembered  loads and saves the memory of failed messages
 
-        Raises ConfigError when the memory of failed messages can't be saved.
+        Raises ConfigError when the memory can't be saved.
         """
         left = self._read_leftovers()
         failed = dict(left.failed())
@@ -164,21 +171,19 @@ class LeftoverMessages:
     def _read_leftovers(self) -> _Leftovers:
         topics = Topics(self._connection).check(self._queue)
         commits = stats.committed_offsets(self._connection, self._queue, range(topics.partitions), topics.ids)
-        leased: dict[int, list[Entry]] = {}
+        taken: dict[int, list[Entry]] = {}
         now_ms: dict[int, int] = {}
         with closing(RepeatedReader(self._connection, self._queue.markers_topic)) as markers:
             for partition in range(topics.partitions):
                 first, at = commits.get(partition, (0, None))
                 found = read_taken(self._queue, self._connection, markers, partition, first, at or 0)
-                leased[partition] = [
+                taken[partition] = [
                     entry
                     for entry in found.state
                     if entry.state is EntryState.LEASED and entry.offset >= first
                 ]
                 now_ms[partition] = found.now_ms
-        return _Leftovers(
-            leased=leased, now_ms=now_ms, progress=sum(offset for offset, _ in commits.values())
-        )
+        return _Leftovers(taken=taken, now_ms=now_ms, progress=sum(offset for offset, _ in commits.values()))
 
     def _first_copies(self, places: Iterable[Place]) -> dict[Place, _Message]:
         records = partition_reader.read_at(self._connection, self._queue.name, places)

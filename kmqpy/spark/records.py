@@ -1,4 +1,7 @@
-"""Reads topics as DataFrames, through Spark's Kafka source; makes its options of a KafkaConnection."""
+"""Reads topics as DataFrames, through Spark's Kafka source.
+
+kafka_options() translates a KafkaConnection into the options of that source.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ Bounds = Mapping[int, tuple[int, int]]
 
 _LOGIN_MODULES = "org.apache.kafka.common.security"
 _SAME_IN_JAVA = ("security.protocol", "ssl.key.password")
-"""Settings of librdkafka that Kafka's Java client has under the same name."""
+"""Settings of librdkafka whose name and values are the same in Kafka's Java client."""
 _TRANSLATED = {
     *_SAME_IN_JAVA,
     *("sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password"),
@@ -26,7 +29,7 @@ _TRANSLATED = {
 }
 """Settings of librdkafka that kafka_options() translates for Java."""
 _SECURITY_PREFIXES = ("sasl.", "ssl.", "security.", "enable.ssl.")
-"""Other settings that begin so are refused: to drop them could weaken security without a word."""
+"""Other settings whose names begin like this are refused: to drop them silently could weaken security."""
 _RESERVED_OPTIONS = {
     *("kafka.isolation.level", "includeheaders", "subscribe", "subscribepattern", "assign"),
     *(f"{end}{how}" for end in ("startingoffsets", "endingoffsets") for how in ("", "bytimestamp")),
@@ -56,7 +59,11 @@ def stream_topic(
 
 
 def own_partition(topic: str) -> Column:
-    """The partition of each row; null in rows of other topics, so that Python needs no column `topic`."""
+    """The partition of each row of `topic`; null in rows of other topics.
+
+    By the null, the Python functions on the executors see which rows are not of the queue, without the column
+    `topic`, which Spark then need not send to them.
+    """
     return F.when(F.col("topic") == topic, F.col("partition"))
 
 

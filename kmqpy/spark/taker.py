@@ -35,8 +35,8 @@ _log = logging.getLogger(__name__)
 MarkersFormat = Literal["jvm", "range"]
 
 MAX_TAKES = 3
-"""A message is *deadly* if it was taken so often in one delivery, and no marker says that the Python worker
-survived it. process() gives it back.
+"""A message is *deadly* if it was taken this many times in one delivery, and no marker says that the Python
+worker survived it. process() gives it back.
 
 Otherwise a message that kills the worker would do so in every evaluation of its micro-batch.
 """

@@ -1,4 +1,9 @@
-"""StoredQueue, the queue over any `Engine`: it does checks, receipts, waiting, codecs and telemetry."""
+"""StoredQueue, the queue over any `Engine`: it does checks, receipts, waiting, codecs and telemetry.
+
+An engine is a storage's own part: it keeps messages as rows, and changes rows in atomic steps. It neither
+checks arguments nor knows receipts. An orphan is a message that was taken and not finished, perhaps by a
+process that is gone.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity, che
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
-"""The time between two checks of connect(), whether the client is connected or refused."""
+"""connect() checks this often whether the client is connected, or was refused."""
 _SESSION_PER_READ_TIMEOUT = 3 / 2
 """kazoo does not tell the granted session time-out, only its read time-out, which is two thirds of that."""
 _PERMISSIONS = {
@@ -50,15 +50,15 @@ _PERMISSIONS = {
     "a": Permissions.ADMIN,
 }
 _DENIAL_TEXTS = {
-    AuthFailedError: "it does not accept the username or password; check those of zookeeper_security",
-    SessionClosedRequireSaslError: "it wants to know who we are; "
+    AuthFailedError: "the server does not accept the username or password; check those of zookeeper_security",
+    SessionClosedRequireSaslError: "the server accepts only clients that log in; "
     "give zookeeper_security a username and password",
-    InvalidACLError: "it does not know who we are, and so can't make the znodes ours; "
+    InvalidACLError: "the server has not authenticated this client, so it can't reserve znodes for a user; "
     "check zookeeper_security, and which ways of authentication the server has",
-    NoAuthError: "we may not do this; check username and password of zookeeper_security, "
+    NoAuthError: "this user may not do that; check username and password of zookeeper_security, "
     "and the ACLs of the znodes",
 }
-"""Errors that the same attempt would meet again -> the text for the user."""
+"""By each error that another attempt would meet again: the text for the user."""
 
 
 class Greeting(Protocol):
@@ -73,7 +73,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo ships
     """kazoo's handler of sockets and threads, with three changes.
 
     It gives one address up early enough to try the others within the session time-out; kazoo waits a whole
-    session time-out. It does TLS itself: kazoo trusts the system's authorities beside ours, and leaves the
+    session time-out. It does TLS itself: kazoo trusts the system's authorities, too, and leaves the
     socket open when TLS fails. It waits for sockets by poll(): kazoo makes a new epoll object for each wait,
     five for a request.
     """
@@ -289,10 +289,10 @@ def connect(
 
 
 def check_access(zk: KazooClient) -> None:
-    """Raise AccessDenied if ZooKeeper and we do not accept each other.
+    """Raise AccessDenied if ZooKeeper refuses this client, or this client refuses ZooKeeper.
 
-    That is the case if the password was rejected in the latest refused attempt, or if as many attempts were
-    refused as there are servers, by a server or by us (over its certificate).
+    That is the case if a server rejected the password in the latest refused attempt. It is also the case if
+    as many attempts were refused as there are servers, by a server or by this client (for its certificate).
     """
     failures: list[_Failure] = getattr(zk, "failures", [])
     denied = [failure for failure in failures if failure.denied]
@@ -413,12 +413,18 @@ def _tls(security: ZooKeeperSecurity) -> ssl.SSLContext | None:
 
 
 def _denial_text(error: BaseException) -> str | None:
-    """Return in words why we are refused, or refuse the server; None for an error that may pass by itself."""
+    """Return why the server refuses this client, or this client the server, as a text for the user.
+
+    Returns None for an error that may pass by itself.
+    """
     if type(error) in _DENIAL_TEXTS:
         return _DENIAL_TEXTS[type(error)]
     cause = _root_cause(error)
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"its certificate is not accepted ({_text(cause)}); check zookeeper_security.ca and the host"
+        return (
+            f"the server's certificate is not accepted ({_text(cause)}); "
+            "check zookeeper_security.ca and the host"
+        )
     if isinstance(cause, ssl.SSLError) and "alert" in str(cause).lower():
         return f"TLS failed ({_text(cause)}); check zookeeper_security.certificate and key"
     return None

@@ -371,7 +371,7 @@ def test_strangers_read_and_write_nothing_in_zookeeper(secured, live, stranger):
             if path not in (paths.leader(live.name, 0), paths.tracker("one")):
                 with pytest.raises(NoAuthError):
                     zk.create(f"{path}/intruder", b"")
-        with pytest.raises(AccessDenied, match=r"we may not do this.*ACLs"):
+        with pytest.raises(AccessDenied, match=r"this user may not do that.*ACLs"):
             Registry(zk, live.connection.root).get(live.name)
 
 
@@ -400,7 +400,7 @@ def test_digest_takes_any_password_and_the_acls_decide(secured):
         assert zk.get(root)[0] == b""
     wrong = secured.security(scheme="digest", password="wrong")
     with (
-        refused("we may not do this"),
+        refused("this user may not do that"),
         connect(ZooKeeperConnection(hosts=secured.zookeeper_tls, security=wrong)) as zk,
         session.unavailable(zk),
     ):

@@ -19,7 +19,7 @@ import confluent_kafka
 from .model import Record
 
 IO = {
-    "_announce",
+    "_write_assignment_ticks",
     "_look_for_topics",
     "begin_transaction",
     "commit_transaction",

@@ -47,7 +47,7 @@ def one_by_one(state, records):
             applied.newer.append((at, error))
         except DecodeError as error:
             state.observe(at, timestamp_ms)
-            applied.undecodable.append((at, error))
+            applied.skipped.append((at, error))
         else:
             changed = state.apply(marker, at, timestamp_ms)
             if marker.op is Op.END and not marker.by_tracker:
@@ -113,13 +113,13 @@ def test_the_same_as_one_by_one(log, batch, sizes):
             applied = replay_markers(state, PARTITION, records[first : first + batch])
             total.late_acks += applied.late_acks
             total.newer += applied.newer
-            total.undecodable += applied.undecodable
+            total.skipped += applied.skipped
         assert sorted(state) == sorted(expected)
         assert (state.now_ms, state.position) == (expected.now_ms, expected.position)
         assert (state.safe_offset(), state.pinned) == (expected.safe_offset(), expected.pinned)
         assert total.late_acks == wanted.late_acks
         assert [at for at, _ in total.newer] == [at for at, _ in wanted.newer]
-        assert [at for at, _ in total.undecodable] == [at for at, _ in wanted.undecodable]
+        assert [at for at, _ in total.skipped] == [at for at, _ in wanted.skipped]
 
 
 @settings(deadline=None)
@@ -151,13 +151,15 @@ ENDS = [Marker(PARTITION, offset, Op.END) for offset in (18, 19, 20, 21, 10**6)]
 RANGES = [codec.ranges(PARTITION, Op.END, range(first, first + 9))[0] for first in (11, 12, 500)]
 
 
-@pytest.mark.parametrize("decides_below", [100, 4, 0])
-def test_ends_of_what_does_not_exist_touch_nothing(decides_below):
+@pytest.mark.parametrize("decides_markers_below", [100, 4, 0])
+def test_ends_of_what_does_not_exist_touch_nothing(decides_markers_below):
     log = [codec.encode(marker) for marker in ENDS + RANGES]
     touched = OffsetRuns()
     records = [Record(at, T0, encoded) for at, encoded in enumerate(log)]
-    applied = replay_markers(InFlight(), PARTITION, records, QueueEnd(END_OF_QUEUE, decides_below), touched)
-    assert (applied.records, applied.undecodable) == (len(records), [])
+    applied = replay_markers(
+        InFlight(), PARTITION, records, QueueEnd(END_OF_QUEUE, decides_markers_below), touched
+    )
+    assert (applied.records, applied.skipped) == (len(records), [])
     assert list(touched.runs()) == [(11, 9)]
 
 
@@ -167,9 +169,9 @@ def test_a_take_of_what_may_not_exist_yet_stops_the_reading():
     state = InFlight()
     assert replay_markers(state, PARTITION, records, QueueEnd(END_OF_QUEUE, 0)).records == 1
     applied = replay_markers(state, PARTITION, records[1:], QueueEnd(21, 3))
-    assert (applied.records, applied.undecodable) == (2, [])
+    assert (applied.records, applied.skipped) == (2, [])
     applied = replay_markers(state, PARTITION, records[3:], QueueEnd(21, 4))
-    assert (applied.records, [at for at, _ in applied.undecodable]) == (2, [3])
+    assert (applied.records, [at for at, _ in applied.skipped]) == (2, [3])
     assert sorted(entry.offset for entry in state) == [1, 2, 3, 20]
 
 
@@ -183,8 +185,8 @@ def test_what_a_marker_that_is_undecodable_had_come_to_is_not_kept():
     applied = replay_markers(InFlight(), PARTITION, records)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert [at for at, _ in applied.undecodable] == [0, 1]
-    assert all(error.__traceback__ is None for _, error in applied.undecodable)
+    assert [at for at, _ in applied.skipped] == [0, 1]
+    assert all(error.__traceback__ is None for _, error in applied.skipped)
     assert peak < 5_000_000
 
 

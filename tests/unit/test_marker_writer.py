@@ -440,14 +440,14 @@ def test_f1_start_markers_without_a_report_of_each_count_as_written_only_when_th
     refused, stuck, error, expected
 ):
     starts, quiet = Starts(error), Quiet()
-    all_written = []
-    batch = StartBatch(starts, SYSTEM_CLOCK, 0.05, quiet.purge, all_written.append)
+    all_confirmed = []
+    batch = StartBatch(starts, SYSTEM_CLOCK, 0.05, quiet.purge, all_confirmed.append)
     report = batch.expect_errors_only(quiet, 0, range(3, 9))
     quiet.failures += [(report, encode_key(0, offset)) for offset in refused]
     quiet.stuck += [(report, encode_key(0, offset)) for offset in stuck]
     starts.report = batch.expect(0, [9])
     assert batch.wait_until_confirmed() == expected
-    assert all_written == ([] if expected.failed else [0])
+    assert all_confirmed == ([] if expected.failed else [0])
 
 
 def test_f1_a_start_marker_that_is_not_accepted_is_none():

@@ -37,13 +37,16 @@ from tracker.leadership.znode_cache import ZnodeCache
 log = logging.getLogger(__name__)
 
 RECHECK_S = 1.0
-"""All znodes are read again after this time, whether or not watches have reported changes …"""
+"""The tracker reads all znodes again after this time, whether or not watches have reported changes; later if
+RECHECK_ZNODES_PER_S asks for that."""
 RECHECK_ZNODES_PER_S = 50
-"""… or later, so that all trackers together read about as many znodes a second for this purpose."""
+"""The tracker waits longer than RECHECK_S to read all znodes again if all trackers together would read more
+znodes per second than this."""
 _FAILURE_PAUSE = Backoff(0.1, 2, 2, jitter=0)
 """The pause of the thread after a failure: 0.1 s, doubled by each failure in a row, up to 2 s."""
 _POLL_S = 0.05
-"""How often `start` looks whether ZooKeeper denies access while it waits for the registration."""
+"""The pause between two checks in `start` whether ZooKeeper denies access, while `start` waits for the
+registration."""
 
 
 class Leadership(Closeable):
@@ -110,7 +113,7 @@ class Leadership(Closeable):
     # ---- for the tracker's main loop ----
 
     def start(self, timeout: float | None = None) -> Leadership:
-        """Connect and start the thread; with `timeout`, wait so many seconds for the registration.
+        """Connect and start the thread; with `timeout`, wait that many seconds for the registration.
 
         Raises Unavailable if the tracker is not registered by then, and AccessDenied as soon as ZooKeeper
         denies access.

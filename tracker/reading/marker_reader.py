@@ -87,10 +87,10 @@ class MarkerReader:
         if applied.newer:
             self._metrics.unsupported_markers.labels(name).inc(len(applied.newer))
             self._problems.warn("newer", part.key, "marker of a newer kmqpy", **_first(applied.newer))
-        if applied.undecodable:
-            self._metrics.undecodable_markers.labels(name).inc(len(applied.undecodable))
+        if applied.skipped:
+            self._metrics.undecodable_markers.labels(name).inc(len(applied.skipped))
             self._problems.warn(
-                "undecodable", part.key, "undecodable marker skipped", **_first(applied.undecodable)
+                "undecodable", part.key, "undecodable marker skipped", **_first(applied.skipped)
             )
         for at, error in applied.failed:
             part.problems.marker_failed(at, error)

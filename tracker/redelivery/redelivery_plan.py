@@ -1,7 +1,7 @@
 """Computes the copy of a message whose lease has ended, from its entry, its original and the queue. Pure.
 
-The entry is the message in the in-flight state, the original is its record in the queue topic, and the copy
-is the record that redelivers or dead-letters it.
+The entry is the message in the in-flight state. The original is its record in the queue topic, which may be a
+copy itself. The copy is the record that redelivers or dead-letters the message.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ class Original(NamedTuple):
 class Refusal(NamedTuple):
     """How Kafka refused copies of a message.
 
-    times   how often the queue topic refused a copy; a refusal of the dead-letter topic subtracts one.
-            Each counts as a used delivery
+    times   how many deliveries the refusals have used up. A refusal by the queue topic adds one. When these
+            and the redeliveries reach the queue's limit, the message becomes a dead letter. A refusal by the
+            dead-letter topic subtracts one, so that the next copy goes to the queue topic again: its limit of
+            record sizes may have been raised meanwhile
     why     which topic refused the last copy, how large the copy was, and Kafka's error
     """
 
@@ -47,10 +49,13 @@ class Refusal(NamedTuple):
 class Copy(NamedTuple):
     """The record that replaces an original.
 
-    undecodable_count, undecodable_ancestors
-                True if this header of the original could not be decoded, and counts as 0 or as missing
-    planned_at  only of a dead letter whose original is a copy, too, in a queue with `late_acks`: the
-                markers offset from which to look for acknowledgements of the original
+    undecodable_count
+                True if the redelivery-count header of the original could not be decoded; the count is then 0
+    undecodable_ancestors
+                True if the header `kmq-ancestors` of the original could not be decoded; it is then ignored
+    planned_at  the markers offset from which to look for acknowledgements of the original and its ancestors.
+                Set only if the copy is a dead letter, the queue has `late_acks`, and the original has a
+                valid header `kmq-planned-at`: then the original is a copy, too
     """
 
     entry: Entry
@@ -81,8 +86,8 @@ def copy_of(
     refusal   how Kafka has refused earlier copies of the message, if it has
     position  the markers offset up to which markers were read when the message was due
 
-    The copy is a dead letter if a consumer asked for one, or if the queue's limit of redeliveries is reached,
-    which refusals count towards; else a redelivery. The copy keeps all headers of the original, but headers
+    The copy is a dead letter if a consumer asked for one, or if redeliveries and refusals reach the queue's
+    limit of redeliveries; else a redelivery. The copy keeps all headers of the original, but headers
     that describe the copy replace older ones, and `kmq-deliver-at` is left out.
     """
     count, undecodable_count = 0, False

@@ -1,4 +1,8 @@
-"""Deletes a queue: its topics, once trackers have let go of it, then its entry in the registry."""
+"""Deletes a queue: its topics, once trackers have let go of it, then its entry in the registry.
+
+Leftovers are the topics, and the record in kmq.queues, of a queue that is not in the registry any more, for
+example since ZooKeeper was emptied. No tracker serves such a queue, so their deletion waits for no tracker.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +31,13 @@ class Deletion:
 
 
 class QueueDeletion:
-    """Deletes a registered queue, or the topics that are left over from a queue; see Admin.delete_queue()."""
+    """Deletes a registered queue, or the leftovers of a queue; see Admin.delete_queue()."""
 
     def __init__(self, context: AdminContext) -> None:
         self._context = context
 
     def delete(self, name: str, *, timeout: Duration, if_empty: bool, leftovers: bool) -> Deletion:
-        """See Admin.delete_queue()."""
+        """Delete a queue, or its leftovers; returns what was deleted. See Admin.delete_queue()."""
         found = self.deletion(name, leftovers=leftovers)
         if if_empty:
             self._check_empty(name)
@@ -48,7 +52,7 @@ class QueueDeletion:
         return found
 
     def deletion(self, name: str, *, leftovers: bool = False) -> Deletion:
-        """See Admin.deletion()."""
+        """Return what delete() would delete; deletes nothing. See Admin.deletion()."""
         names, kept = self._to_delete(name, leftovers)
         topics = self._context.topics.describe(names)
         records = {
@@ -61,10 +65,10 @@ class QueueDeletion:
         return Deletion(queue=name, topics=records, kept=kept)
 
     def _to_delete(self, name: str, leftovers: bool) -> tuple[list[str], dict[str, str]]:
-        """Return the topics to delete, and those to keep, each with the queue that uses it.
+        """Return the topics to delete, and the topics to keep, each of these with the queue that uses it.
 
-        For a registered queue, topics to delete need not exist. Raises the errors of Admin.delete_queue() for
-        the name.
+        Topics of a registered queue are returned even if they don't exist. Raises the errors of
+        Admin.delete_queue() for the name.
         """
         registered, damaged = self._context.registry.every_queue()
         users = {topic: one.name for one in registered if one.name != name for topic in topics_of(one)}

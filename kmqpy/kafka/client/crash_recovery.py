@@ -1,8 +1,10 @@
 """Finds messages that have a start marker already, so that this client does not start them once more.
 
-A client that crashed has started such a message, or this client has without being told that Kafka wrote its
-start marker. A tracker redelivers the message if nobody finishes it. A commit says from which markers offset
-a client must read to find these messages (rule R10 of docs/rules.md); see `offset_commits`.
+To start a message is to write its start marker: "a client took this message". An earlier client of the
+partition may have started messages and crashed before it committed their offsets. Or this client has started
+a message, and was not told that Kafka wrote the start marker. A tracker redelivers such a message if nobody
+finishes it. A commit says from which markers offset a client must read to find these messages (rule R10 of
+docs/rules.md); see `offset_commits`.
 """
 
 from __future__ import annotations
@@ -33,15 +35,19 @@ _log = logging.getLogger(__name__)
 _READ_COMMIT_TIMEOUT_S = 10.0
 """A partition whose committed offset Kafka has not told after this time backs off."""
 _READ_MARKERS_TIMEOUT_S = 2.0
-"""A partition whose markers partition gives nothing for this long backs off (rule R18). The other partitions
-wait meanwhile."""
+"""If Kafka gives no marker of a partition for this long, that partition backs off (rule R18). The other
+partitions wait meanwhile."""
 
-Announce = Callable[[Sequence[Marker]], Collection[int]]
-"""Writes assignment ticks; returns the partitions whose tick is not confirmed yet. See CrashRecovery."""
+WriteAssignmentTicks = Callable[[Sequence[Marker]], Collection[int]]
+"""Writes assignment ticks; returns the partitions whose tick Kafka has not confirmed yet.
+
+A tick is an end marker of no message. The assignment tick of a partition says from which queue offset the
+client takes messages to which Kafka has assigned the partition.
+"""
 
 
 class _PartitionToActivate(NamedTuple):
-    """A partition whose commit and markers were read, and that can become ACTIVE.
+    """A partition whose commit and markers were read, so that the partition can become ACTIVE.
 
     assigned   the state of the partition
     commit     from where the client takes messages
@@ -61,9 +67,8 @@ class CrashRecovery:
     If the markers of a partition can't be read, the partition stays in its phase and its back-off begins:
     call again after the back-off.
 
-    announce  announce(ticks) writes the assignment tick of each partition: a marker that says from which
-              offset this client takes messages. The call returns the partitions whose tick is not confirmed
-              yet; the client takes no message of these (rule R30)
+    write_assignment_ticks  see WriteAssignmentTicks. The client takes no message of a partition whose tick
+                            is not confirmed yet (rule R30)
     """
 
     def __init__(
@@ -71,13 +76,13 @@ class CrashRecovery:
         connection: KafkaConnection,
         queue: QueueSettings,
         telemetry: Telemetry,
-        announce: Announce,
+        write_assignment_ticks: WriteAssignmentTicks,
         clock: Clock,
     ) -> None:
         self._connection = connection
         self._queue = queue
         self._telemetry = telemetry
-        self._announce = announce
+        self._write_assignment_ticks = write_assignment_ticks
         self._clock = clock
 
     def recover(
@@ -125,18 +130,18 @@ class CrashRecovery:
         return _PartitionToActivate(assigned, commit, found, max(committed.offset, 0))
 
     def _activate(self, to_activate: Mapping[int, _PartitionToActivate]) -> list[int]:
-        """Write from which offsets this client takes messages, then make the partitions ACTIVE (rule R30).
+        """Write the assignment ticks of these partitions, then make the partitions ACTIVE (rule R30).
 
         Trackers must read the assignment ticks before the first start marker. From the offset in a tick on, a
-        tracker notes which messages end. A tick also says whether messages that have ended may be taken
-        again, in a group that was set back.
+        tracker notes which messages end. A tick also says whether this client may take messages again that
+        have ended. It may if it does not know all earlier start markers, as in a group that was set back.
         """
         ticks = [
             codec.assignment_tick(partition, one.commit.offset, again=not one.found.complete)
             for partition, one in to_activate.items()
         ]
         try:
-            unconfirmed = self._announce(ticks)
+            unconfirmed = self._write_assignment_ticks(ticks)
         except KmqError:  # the writer is closed, or the topic was recreated
             unconfirmed = to_activate.keys()
         to_seek = []

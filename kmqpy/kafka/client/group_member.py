@@ -21,7 +21,7 @@ from kmqpy.core.throttle import Throttle
 from kmqpy.errors import AccessDenied, Fenced, KmqError, TopicError
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.assigned_partition import AssignedPartition, ReceivePhase
-from kmqpy.kafka.client.crash_recovery import Announce, CrashRecovery
+from kmqpy.kafka.client.crash_recovery import CrashRecovery, WriteAssignmentTicks
 from kmqpy.kafka.client.leave_group import leave_group, returns_in_time
 from kmqpy.kafka.client.offset_commits import CommitSchedule, commit_metadata
 from kmqpy.kafka.client.record_fetcher import RecordFetcher
@@ -59,7 +59,8 @@ class GroupMember:
                    client has sent to the partition; each call drives that check on
     ids_known      ids_known(moment) is True if the topic ids were read at or after that monotonic time; if
                    not, the call has them read
-    announce       see CrashRecovery
+    write_assignment_ticks
+                   see CrashRecovery
     instance_id    makes this a static member: its partitions stay its own for a while after it has left
     """
 
@@ -72,7 +73,7 @@ class GroupMember:
         ids: TopicIds,
         outcome_known: Callable[[int], bool],
         ids_known: Callable[[float], bool],
-        announce: Announce,
+        write_assignment_ticks: WriteAssignmentTicks,
         instance_id: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -94,7 +95,7 @@ class GroupMember:
         self._closing = False
         self._awaits_assignment = False  # True between a revocation and the assignment that follows it
         self._static_settings = {"group.instance.id": instance_id} if instance_id else {}
-        self._recovery = CrashRecovery(connection, queue, telemetry, announce, clock)
+        self._recovery = CrashRecovery(connection, queue, telemetry, write_assignment_ticks, clock)
         self._consumer = self._new_consumer()
         self._fetcher = RecordFetcher(self._consumer, queue.name)
 

@@ -131,7 +131,7 @@ class Receiver:
                 ids=self._topics.ids,
                 outcome_known=self._outcome_known,
                 ids_known=self._topics.knows_since,
-                announce=lambda ticks: self._topics.writer.write_assignments(
+                write_assignment_ticks=lambda ticks: self._topics.writer.write_assignments(
                     ticks, _ASSIGNMENT_TICKS_TIMEOUT_S
                 ),
                 instance_id=self._instance_id,

@@ -1,4 +1,6 @@
-"""Mirrors the settings of all queues in the topic kmq.queues, for clients, which don't reach ZooKeeper.
+"""Copies the settings of all queues from the registry to the topic kmq.queues, and reads them there.
+
+Clients read the topic, since they don't reach ZooKeeper, where the registry is.
 
 The topic is compacted and has one partition, with one record for each queue. The key is the path of the
 queue's znode in the registry, so several roots can share a Kafka. The value is JSON: the settings, and the
@@ -38,13 +40,13 @@ _log = logging.getLogger(__name__)
 _READ_TIMEOUT_S = 5.0
 """Reading of the topic is given up after this time. The topic is small, unless others write to it."""
 _MAX_CACHE_AGE_S = 10.0
-"""Records that were read are used again in this process for so long."""
+"""This process uses records again for this long before it reads the topic again."""
 _MAX_RECORD_BYTES = 64 * 1024
 """A record whose key and value have more bytes than this is ignored: kmqpy has not written it."""
 _MAX_VALUES_PER_KEY = 8
 """The number of last values kept of each key, so that unreadable values hide none before them (rule R21)."""
 
-_DEFAULTS_APPLY = "what clients are not told of a queue's settings counts as the default"
+_DEFAULTS_APPLY = "clients use the default of each setting that their program does not give"
 
 _TOPIC_IDS_FIELD = "topic_ids"
 """The JSON field of the topic ids; versions of kmqpy that don't know it leave it out when they read."""

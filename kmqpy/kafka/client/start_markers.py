@@ -1,4 +1,10 @@
-"""Writes start markers, and says which of them Kafka has confirmed."""
+"""Writes start markers ("a client took this message"), and says which of them Kafka has confirmed.
+
+There are up to two producers, since librdkafka takes as long to report the outcome of a marker as to write
+the marker. One producer reports every outcome, so the client learns where in the log its markers stand. The
+other reports errors only: most markers of a large number go to it. A range marker is one record that is the
+start marker of many messages.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +31,11 @@ _log = logging.getLogger(__name__)
 POLL_S = 0.01
 """How long one poll of a producer waits for delivery reports, or for room in its queue."""
 _ERRORS_ONLY_POLL_S = 0.001
-"""The same for the producer that reports errors only. Short, because the confirmation of a marker does not
-end such a poll."""
+"""How long one poll of the producer that reports errors only waits. Short, because the confirmation of a
+marker does not end such a poll."""
 _MIN_ERRORS_ONLY = 200
-"""From this many start markers of one partition on, all but the last of them go to the producer that reports
-errors only. Range markers, and start markers that name a holder, don't."""
+"""If a batch has at least this many start markers of one partition, all but the last go to the producer that
+reports errors only. Range markers never go to it, nor start markers that name a holder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,43 +54,40 @@ class StartOutcome:
 
 @dataclass
 class _PartitionStarts:
-    """The start markers of one partition in a batch.
-
-    Each start marker goes to one of two producers. One producer reports every outcome, the other errors only.
-    """
+    """The start markers of one partition in a batch; each goes to one of the two producers."""
 
     reported: list[int] = field(default_factory=list)
     """The lowest queue offset of each marker for the producer that reports every outcome."""
-    written: list[Any] = field(default_factory=list)
-    """The records that this producer has confirmed; any thread that polls the producer appends to the
+    confirmed: list[Any] = field(default_factory=list)
+    """Those of these records that Kafka has confirmed. Any thread that polls the producer appends to the
     list."""
     errors_only: Sequence[int] = ()
     """The queue offsets whose markers are for the producer that reports errors only."""
     refused: list[int] = field(default_factory=list)
-    """Those of `errors_only` whose markers the producer did not accept or reported as failed."""
+    """The queue offsets of `errors_only` whose markers the producer did not accept, or reported as failed."""
 
     def outcome(self, *, unknown: bool) -> tuple[int | None, int | None]:
         """Return the markers offset of the last confirmed marker, and the lowest queue offset not confirmed.
 
         `unknown`: the producer that reports errors only still holds markers, so their outcome is not known.
         """
-        written = list(self.written)  # a copy: another thread that polls the producer may append to it
+        confirmed = list(self.confirmed)  # a copy: another thread that polls the producer may append to it
         failed = list(self.refused)
-        if unknown or not written:  # without a confirmed marker, the markers offset is not known
+        if unknown or not confirmed:  # without a confirmed marker, the markers offset is not known
             failed += self.errors_only[:1]
-        if len(written) < len(self.reported):
-            offsets = {codec.decode_key(record.key())[1] for record in written}
+        if len(confirmed) < len(self.reported):
+            offsets = {codec.decode_key(record.key())[1] for record in confirmed}
             failed += [offset for offset in self.reported if offset not in offsets]
-        return written[-1].offset() if written else None, min(failed, default=None)
+        return confirmed[-1].offset() if confirmed else None, min(failed, default=None)
 
 
 class StartBatch:
     """Start markers whose outcome is awaited. One thread uses a batch; any thread may poll the producers.
 
-    producer     reports the outcome of each marker
-    give_up      called after a fatal error, and when the producer that reports errors only still holds
-                 markers at the time-out: closes the producers, so that they report unwritten markers
-    all_written  called with each partition of which every start marker was confirmed
+    producer       reports the outcome of each marker
+    give_up        called after a fatal error, and when the producer that reports errors only still holds
+                   markers at the time-out: purges both producers, so that they report unwritten markers
+    all_confirmed  called with each partition of which every start marker was confirmed
     """
 
     def __init__(
@@ -93,14 +96,14 @@ class StartBatch:
         clock: Clock,
         timeout_s: float,
         give_up: Callable[[], None],
-        all_written: Callable[[int], None],
+        all_confirmed: Callable[[int], None],
     ) -> None:
         self._producer = producer
         self._errors_only: Producer | None = None
         self._clock = clock
         self._deadline = clock.monotonic() + timeout_s
         self._give_up = give_up
-        self._all_written = all_written
+        self._all_confirmed = all_confirmed
         self._partitions: dict[int, _PartitionStarts] = {}
         self._refused: list[KafkaError | None] = []
         self._refused_errors_only: list[KafkaError | None] = []
@@ -116,11 +119,11 @@ class StartBatch:
         """Register markers by their lowest queue offsets; returns their delivery callback."""
         starts = self._partitions.setdefault(partition, _PartitionStarts())
         starts.reported.extend(offsets)
-        written = starts.written
+        confirmed = starts.confirmed
 
         def report(error: KafkaError | None, record: Any) -> None:
             if error is None:
-                written.append(record)
+                confirmed.append(record)
             else:
                 self.refuse(error)
 
@@ -189,7 +192,7 @@ class StartBatch:
             if last is not None:
                 last_at[partition] = last
             if lowest is None:
-                self._all_written(partition)
+                self._all_confirmed(partition)
             else:
                 failed[partition] = lowest
         return StartOutcome(last_at, failed, self._given_back)
@@ -202,7 +205,7 @@ class StartBatch:
         return self._errors_only is not None and len(self._errors_only) > 0
 
     def _has_unreported(self) -> bool:
-        left = sum(len(starts.reported) - len(starts.written) for starts in self._partitions.values())
+        left = sum(len(starts.reported) - len(starts.confirmed) for starts in self._partitions.values())
         return left > len(self._refused)
 
 
@@ -211,9 +214,6 @@ class StartMarkerWriter:
 
     Failed start markers are not sent again: the client reads their messages again and writes new start
     markers (rule R18).
-
-    The writer has up to two producers. One reports the outcome of each marker. The other, for large numbers,
-    reports errors only, since a report of each marker takes as long as writing the marker.
 
     new_producer  makes a producer; the settings given override the usual ones
     ranges        True: write range markers, not one marker for each message

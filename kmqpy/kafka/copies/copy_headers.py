@@ -1,8 +1,13 @@
 """Builds the headers of copies: redeliveries, dead letters and redriven messages. Pure: no I/O.
 
+The original of a copy is the record of which it was made directly, which may be a copy itself. The first
+record of a message is the one that send() wrote: the headers `kmq-original-…` say where it stands in the
+queue topic, and when it was written.
+
 A redelivery and a dead letter keep the headers of their original, except those about the original itself:
-its redelivery count, its delay, its ancestors, and from where to look for its late acknowledgements. A
-redriven message keeps no `kmq-…` header but those about the origin: where and when it was first sent.
+its redelivery count, its delay, its ancestors, and from where to look for its late acknowledgements
+(acknowledgements written when the message was claimed or copied already). A redriven message keeps of the
+`kmq-…` headers only those about the first record.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ from kmqpy.kafka.message_headers import (
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.message import Headers, last_header, without
 
-_ORIGIN_HEADERS = (ORIGINAL_PARTITION, ORIGINAL_OFFSET, ORIGINAL_TIMESTAMP)
+_FIRST_RECORD_HEADERS = (ORIGINAL_PARTITION, ORIGINAL_OFFSET, ORIGINAL_TIMESTAMP)
 _DEAD_LETTER_HEADERS = (
     DEAD_LETTER_TOPIC,
     DEAD_LETTER_PARTITION,
@@ -38,7 +43,7 @@ _DEAD_LETTER_HEADERS = (
 
 
 class Origin(NamedTuple):
-    """Where in the queue topic the original stands, and its timestamp."""
+    """The place of the original of a copy in the queue topic, and its timestamp."""
 
     partition: int
     offset: int
@@ -97,18 +102,22 @@ def redriven_headers(
     """The headers of the copy with which a redrive puts the dead letter at `place` back into `queue`.
 
     The copy counts as never delivered: the redelivery count is dropped, and all `kmq-…` headers but those
-    about the origin. `ancestors` are those of the dead letter.
+    about the first record. `ancestors` are those of the dead letter.
     """
     kept = tuple(
         (name, value)
         for name, value in dead_letter
-        if name != queue.redelivery_count_header and (not name.startswith("kmq-") or name in _ORIGIN_HEADERS)
+        if name != queue.redelivery_count_header
+        and (not name.startswith("kmq-") or name in _FIRST_RECORD_HEADERS)
     )
     return (*kept, ancestors_header(queue.name, ancestors, place))
 
 
 def _kept_headers(original: Headers, origin: Origin, queue: QueueSettings) -> Headers:
-    """The original's headers that its copy keeps, and the origin unless the original names it already."""
+    """The headers that a copy keeps of its original, and those about the first record.
+
+    An original without headers about the first record is the first record itself.
+    """
     kept = without(original, queue.redelivery_count_header, DELIVER_AT, ANCESTORS, PLANNED_AT)
     if last_header(original, ORIGINAL_OFFSET) is not None:
         return kept

@@ -151,12 +151,12 @@ def build_life(
             events.append(LifeEvent(at_ms=at_ms, what=LifeEventKind.SENT, record=shown(queue, place)))
         events.extend(map(one.event, markers.get(place, ())))
         state = one.state
-    original = facts.get(chain[0])
+    first = facts.get(chain[0])
     return MessageLife(
         queue=queue,
         records=tuple(shown(queue, place) for place in chain),
         deleted=tuple(shown(queue, place) for place in chain if place not in facts),
-        key=None if original is None or original.key is None else original.key.decode("utf-8", "replace"),
+        key=None if first is None or first.key is None else first.key.decode("utf-8", "replace"),
         state=state,
         # In each partition, the order of the log is the order of time. Sorting is stable.
         events=tuple(sorted(events, key=lambda event: event.at_ms)),

@@ -1,19 +1,22 @@
 """Writes and reads the headers that say which record is a copy of which record. Pure: no I/O.
 
 A copy is a record with which a tracker redelivers or dead-letters a message, or a redrive sends a dead letter
-back to its queue.
+back to its queue. The original of a copy is the record of which it was made directly, which may be a copy
+itself. The first record of a message is the one that send() wrote. The ancestors of a copy are all records
+from the first record to the original. A range marker is one record that is the marker of many messages.
 
     kmq-copy        on an end marker of a tracker or redrive: where the copy of the message stands; on a
                     range marker: where the copies of its messages stand, in the order of the messages
-    kmq-ancestors   on a copy: the records of which it is a copy, the oldest first, its original last
+    kmq-ancestors   on a copy: its ancestors, from the first record to the original
 
 The place of a record is `topic:partition:offset`, or `partition:offset` if its topic is that of the record
 with the header (for a marker: the topic of its messages). Ancestors are separated by commas. The copies of a
 range marker are all in one partition, and are written `partition:runs`: runs are `first` or `first-last`,
 separated by commas.
 
-Ancestors take at most MAX_ANCESTORS_BYTES. If there are more, the oldest and the newest that fit are named.
-The others are among the ancestors of a record that is named, as long as Kafka keeps that record.
+Ancestors take at most MAX_ANCESTORS_BYTES. If there are more, the header names the first record and those of
+the newest ancestors that fit. To find the ancestors left out, read the `kmq-ancestors` header of a record
+that is named, as long as Kafka still has that record.
 
 Anybody can write such headers. These functions raise DecodeError for a header that can't be true, and readers
 then ignore the header.
@@ -43,7 +46,7 @@ _RUN = re.compile(rb"([0-9]{1,19})(?:-([0-9]{1,19}))?")
 
 
 class RecordPlace(NamedTuple):
-    """Where a record of Kafka stands."""
+    """The topic, partition and offset of a record."""
 
     topic: str
     partition: int
@@ -118,8 +121,9 @@ def ancestors_header(
 def read_ancestors(data: bytes | None, record: RecordPlace) -> tuple[RecordPlace, ...]:
     """The ancestors in the `kmq-ancestors` header of this record, the oldest first; empty without a header.
 
-    Raises DecodeError, also if the offsets in a partition do not ascend up to that of the record: copies
-    stand behind their originals.
+    Raises DecodeError if the header is not a list of places. Raises it also if the offsets of ancestors in
+    one partition do not ascend, or are not below the record's own offset in its partition: Kafka appends a
+    copy after its original.
     """
     if data is None:
         return ()

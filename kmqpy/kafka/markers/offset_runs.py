@@ -1,5 +1,7 @@
 """A set of offsets that takes little memory if many offsets are close together. Pure: no I/O.
 
+Its methods take and return runs of offsets, (first, count). It stores blocks of bits, not runs.
+
 Each block of 1,024 offsets that has a member is one integer with a bit for each offset. One million offsets
 in a row, added one by one in any order, take 0.2 MB. Full blocks that are added as a run share one integer.
 """
@@ -13,7 +15,7 @@ _FULL = (1 << _BLOCK) - 1
 
 
 class OffsetRuns:
-    """A set of integers, for offsets. Not for use by several threads while one of them changes it.
+    """A set of offsets. Not for use by several threads while one of them changes it.
 
     add(), discard() and `in` look at one block. Methods that take runs look at the blocks of these runs.
     """
@@ -41,7 +43,7 @@ class OffsetRuns:
                 blocks[block] = _FULL if mask == _FULL else blocks.get(block, 0) | mask
 
     def add_bits(self, first: int, bits: int) -> None:
-        """Add the offset `first` + i for each bit i of `bits`, a number from 0 on."""
+        """Add the offset `first` + i for each bit i of `bits`, a non-negative integer."""
         block, low = divmod(first, _BLOCK)
         if bits.bit_length() + low <= _BLOCK:
             if bits:

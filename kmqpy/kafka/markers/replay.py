@@ -2,7 +2,8 @@
 
 This is the hot path of a tracker. Clients write their markers in batches, so most records differ from the
 record before only in the message that their key names. replay_markers() applies a series of such records at
-once, and decodes their common value and headers only once.
+once, and decodes their common value and headers only once. A range marker (one record that is the marker of
+many messages) is in no series. A take is the operation of a start marker: a client took the message.
 """
 
 from __future__ import annotations
@@ -32,14 +33,16 @@ _HOLDER_HEADER = codec.encode(Marker(0, 0, Op.TAKE, holder=""))[2][0][0]
 
 @dataclass(frozen=True, slots=True)
 class QueueEnd:
-    """The end offset of the queue partition, as Kafka told it at some moment (rule R22 of docs/rules.md).
+    """The end offset of the queue partition, as Kafka told it (rule R22 of docs/rules.md).
 
-    Markers below markers offset `decides_below` were written before that moment. The messages that these
-    markers name are below `offset`, or did not exist. Later markers may name messages sent after that moment.
+    offset                 the end offset
+    decides_markers_below  a markers offset. A marker before it was written before Kafka told the end: if such
+                           a marker names a message at or after `offset`, that message did not exist. A later
+                           marker may name a message that was sent later, so nothing follows from `offset`
     """
 
     offset: int
-    decides_below: int
+    decides_markers_below: int
 
 
 ALL_EXIST = QueueEnd(INT64_MAX + 1, INT64_MAX + 1)
@@ -55,8 +58,8 @@ class Applied:
     late_acks       the number of messages that clients acknowledged and that were not in flight
     in_ranges       the number of messages that range markers named
     newer           markers offset and error of each marker that only a newer kmqpy can read
-    undecodable     markers offset and error of each record that was skipped: it can't be decoded, or takes a
-                    message that did not exist
+    skipped         markers offset and error of each record that was skipped: the record can't be decoded, or
+                    it is a marker other than an end marker, of a message that did not exist
     failed          markers offset and error of each marker that a bug of kmqpy kept from being applied
     touched         the set that the caller gave, to which all existing messages were added that markers
                     took, delayed or ended, even if that did not change the state; else None
@@ -68,7 +71,7 @@ class Applied:
     late_acks: int = 0
     in_ranges: int = 0
     newer: list[tuple[int, UnsupportedMarker]] = field(default_factory=list)
-    undecodable: list[tuple[int, DecodeError]] = field(default_factory=list)
+    skipped: list[tuple[int, DecodeError]] = field(default_factory=list)
     failed: list[tuple[int, Exception]] = field(default_factory=list)
     touched: OffsetRuns | None = None
 
@@ -104,8 +107,8 @@ class _MarkerSeries(NamedTuple):
     start           the markers offset of the first marker
     length          the number of markers
     value           the value of each record
-    headers         the headers of each record; of a tracker's end markers without the header that names the
-                    copy, which may differ
+    headers         the headers of each record; for end markers of a tracker, without the header that names
+                    the copy: that header may differ from record to record
     runs            the messages that the markers name, with the timestamps of the markers
     """
 
@@ -164,9 +167,9 @@ def _grouped(partition: int, records: Sequence[Any], queue_end: QueueEnd) -> Ite
 
 
 def _can_be_in_series(offset: int, value: bytes, headers: Any) -> bool:
-    """Return True for an end marker and a take that have no headers, or only those that a series may have.
+    """Return True if the record is a take or an end marker, without headers that a series can't have.
 
-    A take may have the header that names the holder; for an end marker see _is_by_tracker().
+    A take may have the header that names its holder, the client. For an end marker see _is_by_tracker().
     """
     if headers is UNREADABLE:
         return False
@@ -212,7 +215,7 @@ def _apply_one(state: InFlight, applied: Applied, record: Any, queue_end: QueueE
     try:
         marker = read_marker(record)
         if marker.op is not Op.END and marker.highest >= queue_end.offset:
-            if at >= queue_end.decides_below:
+            if at >= queue_end.decides_markers_below:
                 return False
             raise DecodeError(f"marker of message {marker.highest}, which did not exist", record.key())
         changed = state.apply(marker, at, timestamp_ms)
@@ -223,7 +226,7 @@ def _apply_one(state: InFlight, applied: Applied, record: Any, queue_end: QueueE
     except DecodeError as error:
         state.observe(at, timestamp_ms)
         bare = error.with_traceback(None)  # a traceback would keep what was decoded
-        applied.undecodable.append((at, bare))
+        applied.skipped.append((at, bare))
     except Exception as error:  # a bug of kmqpy: pinned, so that a fixed version reads it again
         state.observe(at, timestamp_ms)
         state.pin(at)

@@ -18,7 +18,8 @@ from kmqpy.message import Headers
 from kmqpy.storages.engine import MessageRow, NewRow
 
 PAGE_ROWS = 100
-"""The most messages of a page. Larger pages make each change larger; smaller ones, the directory."""
+"""The most messages of a page. With larger pages, each change of a message writes more bytes. With smaller
+pages, the directory is larger, since it lists more pages."""
 
 
 class Status(IntEnum):
@@ -34,6 +35,7 @@ class Row(NamedTuple):
     """The state of a message; the times are as in MessageRow.
 
     pack, nth    where its body is: in the pack whose first message has the id `pack`, at index `nth`
+    take         the number of its last take, which grows with each take; 0: the message was never taken
     place        the order among messages of one priority
     """
 
@@ -88,14 +90,14 @@ Page = Mapping[int, Row]
 _ROW = struct.Struct(">QQHBBIIQQQQQh")
 _NO_REASON = -1
 _COUNT_LIMIT = 2**31
-"""A page with a message that was taken or requeued so often is damaged."""
+"""A page counts as damaged if it says that a message was taken or requeued this often."""
 MOST_REASON_BYTES = 1_000
 """A longer reason is cut to this."""
 _LARGE_PAGE_BYTES = 64 * 1024
 _SHORT_REASON_BYTES = 250
 """In a page above _LARGE_PAGE_BYTES, reasons are cut to this: a request has to hold a body, too."""
 PACK_BYTES = 32 * 1024
-"""The most bytes of bodies in a pack of several messages. A message that stays long keeps its whole pack."""
+"""The most bytes of bodies in a pack of several messages. A pack stays until its last message is finished."""
 _CONTENT = struct.Struct(">qII")
 _NO_KEY = -1
 

@@ -1,14 +1,16 @@
 """Reads and writes the znodes of queues.
 
 /ROOT/storage                    JSON: format, id of the storage
-/ROOT/ids                        the first id that no queue has been given
+/ROOT/ids                        the lowest id of a message that no queue has been given
 /ROOT/clock                      written to learn the server's time
-/ROOT/turn                       the last request of a process for its turn (see turns.py)
-/ROOT/names/q-NAME               JSON: generation and settings of a queue; NAME is percent-encoded
-/ROOT/queues/GENERATION          a directory (see directory.py)
-/ROOT/queues/GENERATION/table    the table of a directory with many pages
-/ROOT/queues/GENERATION/PAGE     a page of states (see rows.py)
-/ROOT/queues/GENERATION/PAGE/ID  a pack of bodies
+/ROOT/turn                       the last request of a process that others overtook too often: the others
+                                 wait a moment, so that it has its turn to change a queue (see turns.py)
+/ROOT/names/q-NAME               JSON: generation and settings of a queue; NAME is percent-encoded. The
+                                 generation is the queue's id: a later queue of this name has another one
+/ROOT/queues/GENERATION          the directory of a queue: sums up its pages (see directory.py)
+/ROOT/queues/GENERATION/table    the table: most of the directory, if there are many pages
+/ROOT/queues/GENERATION/PAGE     a page: the states of up to 100 messages (see rows.py); PAGE is its lowest id
+/ROOT/queues/GENERATION/PAGE/ID  a pack: bodies of messages of this page; ID is that of its first message
 """
 
 from __future__ import annotations
@@ -132,7 +134,7 @@ class Znodes:
         is_known = found.get("format") in (_FORMAT, *_OLDER_FORMATS)
         if not is_known or not isinstance(found.get("id"), str) or not found["id"]:
             raise ConfigError(
-                f"znode {path}: it is of a newer kmqpy or of another program; we know format {_FORMAT}"
+                f"znode {path}: it is of a newer kmqpy or of another program; kmqpy knows format {_FORMAT}"
             )
         if found["format"] != _FORMAT:
             self._upgrade(path, {**found, "format": _FORMAT}, version)

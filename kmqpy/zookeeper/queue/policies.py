@@ -7,8 +7,9 @@ item is handed out after that, so no crash makes the count too small. A meta zno
 
 taken          how often the item was handed out
 not_before_ms  the item is not handed out again before this time, in ms since 1970 UTC, by the taker's clock.
-               A taker ignores a time further away than twice its own longest back-off. Twice, since the
-               clock of the taker before may be ahead
+               A taker ignores a time that lies further in the future than twice the taker's own longest
+               back-off: the clock of the taker before was far ahead, and the item would wait too long. Twice
+               and not once, so that a time counts if that clock was only a little ahead
 """
 
 from __future__ import annotations

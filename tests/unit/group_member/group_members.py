@@ -12,7 +12,7 @@ from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.telemetry.base import Telemetry
 
 GIVEN = (KafkaConnection(), QueueSettings(name="q"), Telemetry())
-IDENTITY = {"ids": TopicIds("Q", "M"), "ids_known": lambda _: True, "announce": lambda _: ()}
+IDENTITY = {"ids": TopicIds("Q", "M"), "ids_known": lambda _: True, "write_assignment_ticks": lambda _: ()}
 
 
 class FakeRecord(NamedTuple):

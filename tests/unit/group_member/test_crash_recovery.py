@@ -233,8 +233,8 @@ class Announcements(list):
 
 @pytest.fixture
 def announced(member):
-    member._recovery._announce = Announcements()
-    return member._recovery._announce
+    member._recovery._write_assignment_ticks = Announcements()
+    return member._recovery._write_assignment_ticks
 
 
 def test_r30_partitions_say_together_from_where_their_messages_are_taken(member, consumer, takes, announced):
@@ -297,7 +297,7 @@ def test_r30_where_no_tick_can_be_written_nothing_is_taken(member, consumer, tak
     def unavailable(_ticks):
         raise Unavailable("the writer is closed")
 
-    member._recovery._announce = unavailable
+    member._recovery._write_assignment_ticks = unavailable
     consumer.committed = lambda places, timeout: [
         TopicPartition("q", places[0].partition, 5, "kmq2:0:Q:M" if places[0].partition else "")
     ]
