@@ -60,7 +60,7 @@ class DemoReport:
     redelivered         copies in the queue
     dead_lettered       dead letters
     duplicates          deliveries of a record that had been delivered before
-    tracker_duplicates  copies and dead letters, less the records that end markers of trackers name
+    tracker_duplicates  copies and dead letters, less the records that trackers moved, by their end markers
     unexpected          deliveries of messages that were never sent
     lost                messages that were sent, but neither acknowledged nor dead-lettered
     wrong_dead_letters  dead letters that are not poison or come twice, and poison without a dead letter
@@ -129,7 +129,7 @@ Show = Callable[[Progress], None]
 def run(total: int, show: Show, folder: Path | None = None) -> DemoReport:
     """Run the demo with `total` messages and return its figures; call `show` several times a second.
 
-    If nothing happens for 40 s the demo stops waiting, and its figures show which messages are missing.
+    If nothing happens for 40 s the demo stops waiting, and its figures show how many messages are missing.
     Raises ClusterError if a server does not start, or if a tracker or consumer ends by itself.
     """
     started = SYSTEM_CLOCK.monotonic()

@@ -249,7 +249,7 @@ def is_unknown_topic(error: KafkaError | None) -> bool:
 
 
 def tries(timeout_s: float, clock: Clock = SYSTEM_CLOCK) -> Iterator[float]:
-    """Yield the time limit of each try, in seconds; sleeps between the tries, up to a second.
+    """Yield the time limit of each try, in seconds; sleep longer after each try, up to a second.
 
     There is at least one try. The last try begins no later than `timeout_s` seconds from now.
     """

@@ -85,7 +85,8 @@ class KafkaQueue:
     zookeeper   where ZooKeeper is; `size`, `in_flight` and the like read less of the markers topic with
                 ZooKeeper, and the whole topic without
     shared      a producer and an administrator that several queues use and the caller closes; see
-                KafkaStorage. Without `shared`, the queue makes and closes its own
+                KafkaStorage. `zookeeper` is not used then. Without `shared`, the queue makes and closes its
+                own
     codec       turns objects into bodies and back
     on_close    called once, by the first close()
     The other arguments are those of KmqClient. The queue makes its client, which joins the consumer group,

@@ -81,7 +81,7 @@ def find_by_key(
 ) -> list[str]:
     """The first `limit` messages with this key from time `since_ms` on, as `partition:offset`, oldest first.
 
-    Leaves out a copy if one of its originals is from this time on, too. Raises QueueNotFound, TopicError,
+    Leaves out a copy if one of its ancestors was found, too. Raises QueueNotFound, TopicError,
     Unavailable.
     """
     partitions = Topics(connection).check(queue).partitions

@@ -23,16 +23,17 @@ MAX_OFFSETS_PER_TRANSACTION = 100
 MAX_BYTES_PER_TRANSACTION = 500_000
 """Half of the largest packet that ZooKeeper accepts. A larger offset gets a transaction of its own."""
 EARLY_WRITE_MARKERS = 50_000
-"""After this many new markers, OffsetWriteSchedule lets an offset be written early. A successor can read this
-many markers again in a fraction of a second."""
+"""When a successor would have to read this many markers, OffsetWriteSchedule lets an offset be written early.
+A successor reads this many markers in a fraction of a second."""
 
 
 class OffsetWriteSchedule:
     """Decides when the offset of a partition is written: seldom where there are many partitions.
 
     All trackers together write about `writes_per_s` offsets a second, and no partition's offset more often
-    than every `every_s` seconds. A busy partition's offset waits only for `every_s` once it has
-    `EARLY_WRITE_MARKERS` new markers: a successor would have to read these again.
+    than every `every_s` seconds. A busy partition's offset waits only for `every_s` once
+    `EARLY_WRITE_MARKERS` markers lie between the stored offset and the markers read so far: a successor would
+    have to read these again.
     """
 
     def __init__(self, every_s: float, writes_per_s: float) -> None:
@@ -45,7 +46,7 @@ class OffsetWriteSchedule:
         return max(self._every_s, partitions / self._writes_per_s)
 
     def is_due(self, key: Partition, markers: int, partitions: int, now: float) -> bool:
-        """True if an offset is due to be written; `markers` markers were read since the last write."""
+        """True if an offset is due to be written; `markers` is what a successor would read again."""
         written = self._written.setdefault(key, now - self._every_s)
         if markers >= EARLY_WRITE_MARKERS:
             return now - written >= self._every_s

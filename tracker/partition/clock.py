@@ -1,7 +1,8 @@
 """The clock of a partition, which goes by the timestamps of its markers (rules R4 and R23 of docs/rules.md).
 
-The partition's now is the largest timestamp that was read from its markers; leases end by it. A tick is a
-marker that only brings a timestamp. The tracker writes a tick when nobody else writes markers.
+The partition's now is the largest timestamp that was read from its markers; leases end by it. A tick is an
+end marker of no message, written here for its timestamp. The tracker writes a tick when a message may be due
+and the markers of others do not move the partition's now on.
 """
 
 from __future__ import annotations

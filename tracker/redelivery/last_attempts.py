@@ -1,6 +1,6 @@
 """Finds out which copies an earlier consumer has acknowledged, before they become dead letters.
 
-A copy is the record with which a tracker redelivers a message. The consumer of an earlier delivery may
+A copy here is the record with which a tracker redelivers a message. The consumer of an earlier delivery may
 acknowledge the message after it was copied (rule R32 of docs/rules.md).
 """
 

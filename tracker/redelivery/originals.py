@@ -31,7 +31,8 @@ class FetchResult:
 
     found         originals by offset
     gone          offsets whose records Kafka does not have any more
-    out_of_reach  offsets that can't be read now: Kafka reports an error, or an open transaction precedes them
+    out_of_reach  offsets that can't be read now: Kafka reports an error, or says that its readable log ends
+                  before them (an open transaction, or a broker that lags)
     """
 
     found: dict[int, Original] = field(default_factory=dict)

@@ -57,7 +57,7 @@ class TickWriter:
     def post_tick(self, topic: str, partition: int, written: Callable[[Tick], None]) -> None:
         """Append a tick without waiting until it is written.
 
-        A thread that polls later calls `written`, unless the tick can't be written.
+        poll() calls `written` later, unless the tick can't be written, so somebody must call poll().
         """
         asked_at = self._clock.monotonic()
 

@@ -58,7 +58,8 @@ class Admin(Closeable):
     settings(). create_queue() then creates the topics and registers nothing. The other five take the settings
     of the queue from the topic kmq.queues, as clients do. All other calls raise ConfigError.
 
-    Every call may raise Unavailable. A call for a queue that does not exist raises QueueNotFound.
+    Every call may raise Unavailable. For a queue that does not exist, every call raises QueueNotFound, except
+    create_queue() and settings().
     """
 
     def __init__(

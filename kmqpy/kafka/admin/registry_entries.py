@@ -72,7 +72,8 @@ class StoredOffset:
     offset          the safe offset: the markers offset from which the next tracker reads. All messages in
                     flight were taken there or after, except those in `in_flight`
     markers_id      the id of the markers topic that `offset` belongs to
-    now_ms          the partition's now (the largest timestamp of the markers before `offset`), ms since 1970
+    now_ms          the partition's now (the largest timestamp read so far) when the marker at `offset`
+                    was read, ms since 1970
     missed_markers  True: some markers below `offset` were never read, so start markers may be among them
                     (rule R2 of docs/rules.md)
     in_flight       a snapshot: the messages in flight that were taken before `offset`

@@ -270,8 +270,9 @@ class KmqClient:
         end markers for them, so that nobody gets them again. Reading the markers takes a quarter of the lease
         at most, and no more than 2 s.
 
-        For a message that was finished or redelivered meanwhile, the call does nothing. `lease=0` means
-        `nack(count=False)`; other leases below 0.1 s raise ConfigError.
+        For a message that was finished meanwhile, the call does nothing. The same is true of a message that
+        was redelivered, unless the queue has late acks: then a copy that no client has taken yet waits until
+        this lease is over. `lease=0` means `nack(count=False)`; other leases below 0.1 s raise ConfigError.
         """
         if not duration_ms(lease, "lease"):
             self.nack(*messages, count=False, wait=wait)

@@ -93,7 +93,7 @@ class GroupMember:
         self._orphaned_starts: list[Place] = []
         self._is_static = instance_id is not None
         self._closing = False
-        self._awaits_assignment = False  # True between a revocation and the assignment that follows it
+        self._awaits_assignment = False  # after partitions were given up, or join_again()
         self._static_settings = {"group.instance.id": instance_id} if instance_id else {}
         self._recovery = CrashRecovery(connection, queue, telemetry, write_assignment_ticks, clock)
         self._consumer = self._new_consumer()

@@ -1,6 +1,6 @@
 """Finds acknowledgements and other operations of earlier consumers that concern copies of a message.
 
-A copy is the record with which a tracker redelivers a message. The lease of a message may end while its
+A copy here is the record with which a tracker redelivers a message. The lease of a message may end while its
 consumer is still at work. A tracker copies the message then, and the consumer acknowledges the original when
 the copy waits already. The client that takes the copy finds this late acknowledgement in the markers and
 does not hand the copy out (rules R32 and R33 of docs/rules.md). A client that has handed out the copy already

@@ -8,8 +8,8 @@ assignment the tracker therefore notes the finished messages in a *window*: the 
 offset on.
 
 Memory: one bit for each message, and 100 bytes for every 1,024 messages. That is at most 0.25 bytes for each
-message and 64 kB for each of up to `MAX_WINDOWS` windows. Forgetting a message is harmless: if a client takes
-it late, trackers redeliver it like any other message.
+message and 64 kB for each of up to `MAX_WINDOWS` windows. If a message is forgotten, it is not lost, but
+rule R30 no longer holds for it: when a client takes it late, trackers redeliver it, although it was finished.
 """
 
 from __future__ import annotations

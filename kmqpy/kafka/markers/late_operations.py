@@ -1,7 +1,7 @@
 """Finds late operations: markers of clients for a message that was claimed or copied before. Pure: no I/O.
 
-A copy is the record with which a tracker redelivers a message. A claim is the first record of the tracker's
-transaction, and names the messages that the tracker is about to copy. A late acknowledgement finishes the
+A copy here is the record with which a tracker redelivers a message. A claim is the first record of the
+tracker's transaction, and names the messages that the tracker is about to copy. A late acknowledgement finishes the
 copies of the message, too. A late nack, extension or dead-letter request applies to the copy that no client
 has taken yet. See rules R32 and R33 of docs/rules.md. A copy has a header that says from where to look for
 late operations:
@@ -97,7 +97,7 @@ class LateOperations:
     def __init__(self, queue: str, partition: int, begin: int) -> None:
         self.begin = self.end = begin
         self.now_ms = 0
-        """The timestamp of the last record that read() was given."""
+        """The timestamp of the last record that read() has taken in."""
         self._queue = queue
         self._partition = partition
         self._watched = OffsetRuns()
