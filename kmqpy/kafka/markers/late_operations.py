@@ -1,10 +1,10 @@
 """Finds late operations: markers of clients for a message that was claimed or copied before. Pure: no I/O.
 
 A copy here is the record with which a tracker redelivers a message. A claim is the first record of the
-tracker's transaction, and names the messages that the tracker is about to copy. A late acknowledgement finishes the
-copies of the message, too. A late nack, extension or dead-letter request applies to the copy that no client
-has taken yet. See rules R32 and R33 of docs/rules.md. A copy has a header that says from where to look for
-late operations:
+tracker's transaction, and names the messages that the tracker is about to copy. A late acknowledgement
+finishes the copies of the message, too. A late nack, extension or dead-letter request applies to the copy
+that no client has taken yet. See rules R32 and R33 of docs/rules.md. A copy has a header that says from where
+to look for late operations:
 
     kmq-planned-at   `queue:partition:markers offset`: the tracker that planned the first copy of the message
                      knew all markers before that offset. Copies of copies keep this header
