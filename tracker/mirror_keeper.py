@@ -35,7 +35,7 @@ class MirrorKeeper:
         self._mirror = SettingsMirror(context.connection)
         self._clock = context.clock
         self._leadership = context.leadership
-        self._parts = context.parts
+        self._partitions = context.partitions
         self._jobs = context.jobs
         self._problems = context.problems
         self._written: _Mirrored = {}
@@ -64,7 +64,7 @@ class MirrorKeeper:
         queues = self._leadership.snapshot().queues
         return {
             name: (queues[name].settings, part.topic_ids if part.reading else None)
-            for (name, number), part in self._parts.items()
+            for (name, number), part in self._partitions.items()
             if number == 0 and name in queues and not queues[name].deleting
             if part.reading or part.problems.takeover is not None
         }

@@ -33,8 +33,9 @@ class LifeEventKind(StrEnum):
     DEAD_LETTERED = "dead-lettered"
     REDRIVEN = "redriven"
     ENDED = "ended"
-    """A tracker, redrive or purge ended the record, and names no known copy of it. The record was deleted,
-    purged or taken late (rule R30), or a version wrote the end marker that did not name copies."""
+    """A tracker, redrive or purge ended the record, and its end marker names no copy that is known. Either
+    there is no copy (the record was deleted, purged or taken late, rule R30), or an old version of kmqpy,
+    which did not write the names of copies, wrote the end marker."""
 
 
 class LifeState(StrEnum):
@@ -44,10 +45,12 @@ class LifeState(StrEnum):
     DELAYED = "delayed"
     IN_FLIGHT = "in flight"
     RELEASED = "released"
+    """A client gave the record back with a nack; the record waits for its redelivery."""
     REJECTED = "rejected"
     ACKNOWLEDGED = "acknowledged"
     DEAD_LETTER = "dead letter"
     ENDED = "ended"
+    """A tracker, redrive or purge ended the record, see LifeEventKind.ENDED."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
