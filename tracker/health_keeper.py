@@ -16,7 +16,7 @@ from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 _log = logging.getLogger(__name__)
 
 _MAX_PARTITIONS_PER_COUNT = 500
-"""How many partitions one background job counts at most. The next job begins with the other partitions."""
+"""One background job counts at most this many partitions. The next job begins with the other partitions."""
 
 
 class HealthKeeper:

@@ -30,11 +30,12 @@ from tracker.topic_probe import TopicProbe
 _log = logging.getLogger(__name__)
 
 _MAX_WAIT_S = 0.05
-"""How long an iteration waits for markers at most, in seconds."""
+"""An iteration waits for markers for at most this many seconds."""
 _BUSY_WAIT_S = 0.005
-"""How long an iteration waits for markers while a job runs whose result the loop should apply soon."""
+"""An iteration waits for markers for at most this long while a job runs whose result the loop should apply
+soon."""
 _DRAIN_TIMEOUT_S = 15.0
-"""How long a tracker that stops waits for the running jobs of its partitions."""
+"""A tracker that stops waits for at most this long for the running jobs of its partitions."""
 
 
 class MainLoop:

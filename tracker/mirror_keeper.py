@@ -14,11 +14,11 @@ from tracker.context import TrackerContext
 _log = logging.getLogger(__name__)
 
 _COMPARE_EVERY_S = 1.0
-"""How often the settings in the registry are compared with the settings that were written last."""
+"""MirrorKeeper compares the settings in the registry with those that it wrote last once in this time."""
 _REWRITE_EVERY_S = 300.0
-"""After this time unchanged settings are written again, in case somebody has removed them."""
+"""MirrorKeeper writes unchanged settings again after this time, in case somebody has removed them."""
 _RETRY_S = 5.0
-"""How long after a failed write the next one is tried."""
+"""MirrorKeeper tries the next write this long after a failed one."""
 
 _Mirrored = dict[str, tuple[QueueSettings, tuple[str, str] | None]]
 """By queue: its settings, and the ids of its queue topic and markers topic; None where these are unknown."""

@@ -23,7 +23,7 @@ from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 _log = logging.getLogger(__name__)
 
 _SNAPSHOT_MAX_ROWS = 4_000
-"""A snapshot has so many rows at most. The stored offset is then that of the first start marker left out."""
+"""A snapshot has at most this many rows. The stored offset is then that of the first omitted start marker."""
 _SNAPSHOT_MAX_BYTES = 500_000
 """A larger snapshot is not stored, only the safe offset: ZooKeeper takes packets of 1 MB."""
 

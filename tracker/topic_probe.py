@@ -23,13 +23,13 @@ _log = logging.getLogger(__name__)
 
 _PROBE_EVERY_S = 2.0
 _REGISTER_EVERY_S = 10.0
-"""How long after an attempt to register new partitions of a queue the next attempt begins."""
+"""After an attempt to register new partitions of a queue, the next attempt begins this long later."""
 
 
 class TopicProbe:
     """Tells the Membership whether Kafka answers, and starts new takeovers where topics were recreated.
 
-    Calls of `topics` must time out soon, since writes of offsets and releases wait for a running probe.
+    Calls of `topics` must time out soon, because writes of offsets and releases wait for a running probe.
     The main loop calls `probe`; threads that redeliver call `has_its_topics`.
     """
 

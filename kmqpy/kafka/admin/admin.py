@@ -58,7 +58,7 @@ class Admin(Closeable):
     settings(). create_queue() then creates the topics and registers nothing. The other five take the settings
     of the queue from the topic kmq.queues, as clients do. All other calls raise ConfigError.
 
-    Every call may raise Unavailable. A call for a queue that does not exist raises QueueNotFound.
+    Every method may raise Unavailable, and QueueNotFound for a queue that does not exist.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class Admin(Closeable):
 
         After an error, for example when trackers do not let go within `timeout` seconds, a second call goes
         on where the first one ended. Until the topics are deleted, the registry keeps the queue, marked as
-        deleting, since nothing else knows the names of its topics.
+        deleting, because nothing else knows the names of its topics.
 
         if_empty   raise TopicError if the queue holds messages or dead letters
         leftovers  delete what is left over from a queue of this name, which must not be registered: its

@@ -27,7 +27,7 @@ class LifeEventKind(StrEnum):
     REJECTED = "rejected"
     """A client asked for the message to be dead-lettered."""
     ACKNOWLEDGED = "acknowledged"
-    """A client acknowledged the record; or a tracker ended it, since a consumer of an earlier delivery has
+    """A client acknowledged the record; or a tracker ended it, because a consumer of an earlier delivery has
     acknowledged the message (rule R32 of docs/rules.md)."""
     REDELIVERED = "redelivered"
     DEAD_LETTERED = "dead-lettered"
@@ -61,8 +61,8 @@ class LifeEvent:
     what         what happened
     record       the record to which it happened, as `partition:offset` or, in another topic than the queue's,
                  `topic:partition:offset`
-    by           the client that took the record last, if it gave a name, since only start markers name their
-                 writer; None where a tracker wrote the marker
+    by           the client that took the record last, if it gave a name: only start markers name their
+                 writer. None where a tracker wrote the marker
     for_ms       the lease that was taken or asked for, or the delay
     counts       False: this delivery is not an attempt
     reason       the reason that the client gave; of a copy `expired`, `nack: …`, `rejected: …`, `refused: …`
