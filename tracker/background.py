@@ -66,7 +66,7 @@ class BackgroundJobs:
         self._pools[pool].submit(job)
 
     def hand_over(self, call: Callable[[], None]) -> None:
-        """Have the main loop make this call. For any thread."""
+        """Have the main loop call `call`. For any thread."""
         self._results.put(call)
 
     def take_results(self) -> None:

@@ -21,8 +21,8 @@ from tracker.supervisor import Supervisor
 class TrackerContext:
     """Objects that the parts of a tracker share. Each part gets the context and keeps the objects it uses.
 
-    `parts` holds the partitions that this tracker owns. Only PartitionLifecycle adds and removes partitions,
-    in the main loop. Other threads read a copy of `parts`.
+    `partitions` holds the partitions that this tracker owns. Only PartitionLifecycle adds and removes
+    partitions, in the main loop. Other threads read a copy of `partitions`.
     """
 
     connection: KafkaConnection
@@ -34,4 +34,4 @@ class TrackerContext:
     jobs: BackgroundJobs
     leadership: Leadership
     supervisor: Supervisor
-    parts: dict[Partition, OwnedPartition]
+    partitions: dict[Partition, OwnedPartition]

@@ -16,7 +16,7 @@ from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 _log = logging.getLogger(__name__)
 
 _MAX_PARTITIONS_PER_COUNT = 500
-"""How many partitions one background job counts at most. The next job begins with the other partitions."""
+"""One background job counts at most this many partitions. The next job begins with the other partitions."""
 
 
 class HealthKeeper:
@@ -31,7 +31,7 @@ class HealthKeeper:
         self._clock = context.clock
         self._metrics = context.metrics
         self._leadership = context.leadership
-        self._parts = context.parts
+        self._partitions = context.partitions
         self._jobs = context.jobs
         self._problems = context.problems
         self._supervisor = context.supervisor
@@ -50,12 +50,12 @@ class HealthKeeper:
             return
         self._next_refresh = now + self._settings.offset_interval_ms / 1000
         view = self._leadership.snapshot()
-        owned = Counter(queue for queue, _ in self._parts)
+        owned = Counter(queue for queue, _ in self._partitions)
         for name in view.queues:
             self._metrics.owned.labels(name).set(owned[name])
         if view.connected:
             self._metrics.keep_only(view.queues)
-        for part in self._parts.values():
+        for part in self._partitions.values():
             with self._supervisor.surviving(part):
                 self._show_in_flight(part, now)
                 part.forget_ended(now)
@@ -67,7 +67,7 @@ class HealthKeeper:
         """
         if now < self._next_count or self._counting or self._settings.http_port < 0:
             return
-        active = [key for key, part in self._parts.items() if part.phase is TrackingPhase.ACTIVE]
+        active = [key for key, part in self._partitions.items() if part.phase is TrackingPhase.ACTIVE]
         self._counted_at = {key: self._counted_at.get(key, 0.0) for key in active}
         # Partitions that were counted longest ago come first.
         chosen = sorted(active, key=self._counted_at.__getitem__)[:_MAX_PARTITIONS_PER_COUNT]
@@ -78,9 +78,9 @@ class HealthKeeper:
         self._next_count = now + self._settings.count_interval_ms / 1000
         delayed: dict[Partition, int] = {}
         for key in chosen:  # this needs no answer from Kafka
-            delayed[key], overdue = self._parts[key].delayed_and_overdue(now)
+            delayed[key], overdue = self._partitions[key].delayed_and_overdue(now)
             self._metrics.show(*key, overdue=overdue)
-        queues = {key: self._parts[key].queue for key in chosen}
+        queues = {key: self._partitions[key].queue for key in chosen}
         job = partial(self._counts.count, queues, active, self._stopping)
         self._jobs.run(Pool.COUNTING, job, partial(self._counted, delayed))
 
@@ -103,7 +103,7 @@ class HealthKeeper:
             return
         now = self._clock.monotonic()
         for key, counts in found.items():
-            part = self._parts.get(key)
+            part = self._partitions.get(key)
             if part is not None and part.phase is TrackingPhase.ACTIVE:
                 self._show_counts(part, counts, delayed[key], now)
 

@@ -12,7 +12,8 @@ from tracker.reading.queue_ends import QueueEnds
 from tracker.redelivery.tick_writer import TickWriter
 
 _PROBE_TIMEOUT_S = 3.0
-"""How long a probe waits for Kafka. Short, since writes of offsets and releases wait for a running probe."""
+"""A probe waits for Kafka for at most this long. The time is short, because writes of offsets and releases
+wait for a running probe."""
 
 
 class KafkaClients:

@@ -30,11 +30,12 @@ from tracker.topic_probe import TopicProbe
 _log = logging.getLogger(__name__)
 
 _MAX_WAIT_S = 0.05
-"""How long an iteration waits for markers at most, in seconds."""
+"""An iteration waits for markers for at most this many seconds."""
 _BUSY_WAIT_S = 0.005
-"""How long an iteration waits for markers while a job runs whose result the loop should apply soon."""
+"""An iteration waits for markers for at most this long while a job runs whose result the loop should apply
+soon."""
 _DRAIN_TIMEOUT_S = 15.0
-"""How long a tracker that stops waits for the running jobs of its partitions."""
+"""A tracker that stops waits for at most this long for the running jobs of its partitions."""
 
 
 class MainLoop:
@@ -57,7 +58,7 @@ class MainLoop:
         self._settings = context.settings
         self._clock = context.clock
         self._leadership = context.leadership
-        self._parts = context.parts
+        self._partitions = context.partitions
         self._jobs = context.jobs
         self._supervisor = context.supervisor
         self._originals = OriginalsReaders(context.connection, context.clock)
@@ -79,7 +80,7 @@ class MainLoop:
         """Run one iteration at the monotonic time `now`; waits for markers, at most `_MAX_WAIT_S`."""
         step = self._supervisor.step
         step("follow", now, lambda: self._lifecycle.follow(self._leadership.snapshot()))
-        for part in list(self._parts.values()):
+        for part in list(self._partitions.values()):
             with self._supervisor.surviving(part):
                 self._lifecycle.advance(part, now)
         step("ticks", now, self._kafka.tick_writer.poll)
@@ -108,7 +109,7 @@ class MainLoop:
             self._supervisor.step("ticks", now, self._kafka.tick_writer.poll)
             self._jobs.take_results()
         offsets = self._offsets.all_offsets()
-        for part in list(self._parts.values()):
+        for part in list(self._partitions.values()):
             with self._supervisor.surviving(part):
                 self._lifecycle.drop(part, "stopping")
         try:
@@ -130,7 +131,7 @@ class MainLoop:
         _log.info("tracker stopped", extra={"tracker": self._settings.tracker_id})
 
     def _is_busy(self) -> bool:
-        return any(part.busy for part in self._parts.values())
+        return any(part.busy for part in self._partitions.values())
 
     def _wait_s(self, now: float) -> float:
         """How many seconds to wait for markers until a tick may be due, or a job may have ended."""
@@ -139,5 +140,7 @@ class MainLoop:
         if not self._leadership.may_redeliver():
             return _MAX_WAIT_S  # no tick is written without a session
         silence_s = self._settings.silence_s
-        wait_s = min((part.seconds_to_tick(now, silence_s) for part in self._parts.values()), default=1.0)
+        wait_s = min(
+            (part.seconds_to_tick(now, silence_s) for part in self._partitions.values()), default=1.0
+        )
         return max(0.001, min(_MAX_WAIT_S, wait_s))

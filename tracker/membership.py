@@ -1,4 +1,8 @@
-"""Makes a tracker a member in ZooKeeper, withdraws it while Kafka does not answer, and serves its health."""
+"""Makes a tracker one of the members among which the partitions are divided, and serves its health.
+
+The tracker registers as a member in ZooKeeper. It withdraws while Kafka does not answer: then other members
+take its partitions over.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from tracker.settings import TrackerSettings
 _log = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 10.0
-"""How long `join` waits for ZooKeeper before it raises Unavailable."""
+"""join() raises Unavailable when ZooKeeper has not answered for this long."""
 _WITHDRAW_AFTER_S = 10.0
 """When Kafka has not answered for this long, the tracker withdraws: others take its partitions over."""
 
@@ -25,7 +29,8 @@ _WITHDRAW_AFTER_S = 10.0
 class Membership:
     """Serves the health of `source` from the constructor on; the tracker is a member from `join` to `leave`.
 
-    Raises ConfigError when the HTTP port can't be opened, or when the tracker's id is no name for a znode.
+    Raises ConfigError when the HTTP port can't be opened, or when the tracker's id is empty or contains a
+    slash, so that no znode can have it as its name.
     """
 
     def __init__(

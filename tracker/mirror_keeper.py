@@ -14,11 +14,11 @@ from tracker.context import TrackerContext
 _log = logging.getLogger(__name__)
 
 _COMPARE_EVERY_S = 1.0
-"""How often the settings in the registry are compared with the settings that were written last."""
+"""MirrorKeeper compares the settings in the registry with those that it wrote last once in this time."""
 _REWRITE_EVERY_S = 300.0
-"""After this time unchanged settings are written again, in case somebody has removed them."""
+"""MirrorKeeper writes unchanged settings again after this time, in case somebody has removed them."""
 _RETRY_S = 5.0
-"""How long after a failed write the next one is tried."""
+"""MirrorKeeper tries the next write this long after a failed one."""
 
 _Mirrored = dict[str, tuple[QueueSettings, tuple[str, str] | None]]
 """By queue: its settings, and the ids of its queue topic and markers topic; None where these are unknown."""
@@ -35,7 +35,7 @@ class MirrorKeeper:
         self._mirror = SettingsMirror(context.connection)
         self._clock = context.clock
         self._leadership = context.leadership
-        self._parts = context.parts
+        self._partitions = context.partitions
         self._jobs = context.jobs
         self._problems = context.problems
         self._written: _Mirrored = {}
@@ -64,7 +64,7 @@ class MirrorKeeper:
         queues = self._leadership.snapshot().queues
         return {
             name: (queues[name].settings, part.topic_ids if part.reading else None)
-            for (name, number), part in self._parts.items()
+            for (name, number), part in self._partitions.items()
             if number == 0 and name in queues and not queues[name].deleting
             if part.reading or part.problems.takeover is not None
         }

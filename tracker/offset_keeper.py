@@ -23,7 +23,7 @@ from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 _log = logging.getLogger(__name__)
 
 _SNAPSHOT_MAX_ROWS = 4_000
-"""A snapshot has so many rows at most. The stored offset is then that of the first start marker left out."""
+"""A snapshot has at most this many rows. The stored offset is then that of the first omitted start marker."""
 _SNAPSHOT_MAX_BYTES = 500_000
 """A larger snapshot is not stored, only the safe offset: ZooKeeper takes packets of 1 MB."""
 
@@ -49,7 +49,7 @@ class OffsetKeeper:
     def __init__(self, context: TrackerContext) -> None:
         self._leadership = context.leadership
         self._settings = context.settings
-        self._parts = context.parts
+        self._partitions = context.partitions
         self._jobs = context.jobs
         self._supervisor = context.supervisor
         self._interval_s = self._settings.offset_interval_ms / 1000
@@ -115,7 +115,7 @@ class OffsetKeeper:
     def all_offsets(self) -> dict[Partition, StoredOffset]:
         """The offsets of all partitions that have a new one, due or not."""
         offsets: dict[Partition, StoredOffset] = {}
-        for part in list(self._parts.values()):
+        for part in list(self._partitions.values()):
             with self._supervisor.surviving(part):
                 make = self.offset_of(part)
                 if make is not None:
@@ -124,9 +124,9 @@ class OffsetKeeper:
 
     def _due(self, now: float) -> dict[Partition, _DueOffset]:
         partitions = sum(queue.partitions for queue in self._leadership.snapshot().queues.values())
-        self._schedule.forget(self._parts)
+        self._schedule.forget(self._partitions)
         due: dict[Partition, _DueOffset] = {}
-        for part in self._parts.values():
+        for part in self._partitions.values():
             with self._supervisor.surviving(part):
                 unread = part.state.position - (part.stored_offset or 0)
                 if part.phase is TrackingPhase.ACTIVE and self._schedule.is_due(
@@ -155,6 +155,6 @@ class OffsetKeeper:
             raise written
         else:
             self._schedule.written(written, now)
-            for key in written.keys() & self._parts.keys():
-                part = self._parts[key]
+            for key in written.keys() & self._partitions.keys():
+                part = self._partitions[key]
                 part.stored_offset, part.stored_position = written[key].offset, due[key].position

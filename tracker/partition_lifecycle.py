@@ -53,7 +53,7 @@ class PartitionLifecycle:
         self._settings = context.settings
         self._clock = context.clock
         self._leadership = context.leadership
-        self._parts = context.parts
+        self._partitions = context.partitions
         self._metrics = context.metrics
         self._jobs = context.jobs
         self._problems = context.problems
@@ -65,20 +65,20 @@ class PartitionLifecycle:
 
         Gives each partition the newest settings of its queue.
         """
-        for key, part in list(self._parts.items()):
+        for key, part in list(self._partitions.items()):
             if view.owned.get(key) != part.epoch:
                 self.drop(part, "leadership lost")
             elif key in view.releasing and not part.busy:
                 self._release(part)
         for key, epoch in view.owned.items():
             registered = view.queues.get(key[0])
-            if key in self._parts or key in self._giving_up:
+            if key in self._partitions or key in self._giving_up:
                 continue
             if key in view.releasing:  # to be released before this tracker has added it
                 self._leadership.release(*key)
             elif registered is not None:
                 self._add(key, epoch, registered.settings)
-        for part in self._parts.values():
+        for part in self._partitions.values():
             if part.key[0] in view.queues:
                 part.follow(view.queues[part.key[0]].settings)
 
@@ -112,7 +112,7 @@ class PartitionLifecycle:
         part.phase = TrackingPhase.DROPPED
         if not part.busy:
             self._jobs.submit(Pool.HOUSEKEEPING, part.redeliverer.close)
-        self._parts.pop(part.key, None)
+        self._partitions.pop(part.key, None)
         for gauge in (self._metrics.in_flight, self._metrics.oldest):
             gauge.labels(part.key[0], str(part.number)).set(0)
         self._metrics.hide(*part.key)
@@ -120,7 +120,7 @@ class PartitionLifecycle:
     def _add(self, key: Partition, epoch: int, queue: QueueSettings) -> None:
         redeliverer = Redeliverer(self._connection, queue, key[1], self._settings)
         lead_ms = self._settings.max_clock_lead_ms
-        self._parts[key] = OwnedPartition(key, epoch, queue, redeliverer, lead_ms)
+        self._partitions[key] = OwnedPartition(key, epoch, queue, redeliverer, lead_ms)
         self._metrics.begin(key[0])
 
     def _submit(self, part: OwnedPartition, job: Callable[[], Any], finished: Callable[[Any], None]) -> None:

@@ -87,7 +87,7 @@ class PartitionRedelivery:
         self._metrics.redelivered.labels(name).inc(len(result.redelivered))
         self._metrics.dead_lettered.labels(name).inc(len(result.dead_lettered))
         self._metrics.taken_late.labels(name).inc(len(result.taken_late))
-        self._metrics.acknowledged.labels(name).inc(len(result.acknowledged))
+        self._metrics.dead_letters_spared.labels(name).inc(len(result.acknowledged))
         if result.unread:
             self._problems.warn(
                 "last attempts",

@@ -25,9 +25,9 @@ from tracker.redelivery.tick_writer import Tick
 _log = logging.getLogger(__name__)
 
 _FENCING_TIMEOUT_S = 10.0
-"""How long opening the producer, and then writing the tick, may take before the takeover fails."""
+"""A takeover fails when opening the producer, or then writing the tick, takes longer than this."""
 _SHARED_TOPIC_RETRY_S = 10.0
-"""How long after it was found that two queues have the same markers topic the takeover is tried again."""
+"""A takeover that finds two queues with the same markers topic is tried again after this time."""
 
 
 @dataclass(frozen=True)

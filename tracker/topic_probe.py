@@ -23,13 +23,13 @@ _log = logging.getLogger(__name__)
 
 _PROBE_EVERY_S = 2.0
 _REGISTER_EVERY_S = 10.0
-"""How long after an attempt to register new partitions of a queue the next attempt begins."""
+"""After an attempt to register new partitions of a queue, the next attempt begins this long later."""
 
 
 class TopicProbe:
     """Tells the Membership whether Kafka answers, and starts new takeovers where topics were recreated.
 
-    Calls of `topics` must time out soon, since writes of offsets and releases wait for a running probe.
+    Calls of `topics` must time out soon, because writes of offsets and releases wait for a running probe.
     The main loop calls `probe`; threads that redeliver call `has_its_topics`.
     """
 
@@ -43,7 +43,7 @@ class TopicProbe:
         self._zookeeper = context.zookeeper
         self._clock = context.clock
         self._leadership = context.leadership
-        self._parts = context.parts
+        self._partitions = context.partitions
         self._jobs = context.jobs
         self._problems = context.problems
         self._next_probe = 0.0
@@ -60,7 +60,7 @@ class TopicProbe:
             return
         self._probing = True
         self._next_probe = now + _PROBE_EVERY_S
-        queues = {part.queue.name: part.queue for part in self._parts.values() if part.reading}
+        queues = {part.queue.name: part.queue for part in self._partitions.values() if part.reading}
         self._jobs.run(
             Pool.HOUSEKEEPING, partial(self._describe, queues), partial(self._probed, queues.keys())
         )
@@ -95,7 +95,7 @@ class TopicProbe:
                 raise found
             _log.debug("Kafka does not answer: %s", found)
             return
-        for part in self._parts.values():
+        for part in self._partitions.values():
             known = part.phase in (TrackingPhase.CATCHING_UP, TrackingPhase.ACTIVE)
             if not found or not known or part.queue.name not in queues:
                 continue

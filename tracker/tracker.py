@@ -74,7 +74,7 @@ class Tracker:
             from kmqpy.telemetry.opentelemetry import TracingTelemetry  # an extra
 
             self._telemetry = TracingTelemetry()
-        self._parts: dict[Partition, OwnedPartition] = {}
+        self._partitions: dict[Partition, OwnedPartition] = {}
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._member: Membership | None = None
@@ -88,7 +88,9 @@ class Tracker:
     def owned(self) -> list[Partition]:
         """The partitions whose messages this tracker redelivers now: owned, and caught up."""
         self._guard.raise_if_inherited()
-        return sorted(key for key, part in self._parts.copy().items() if part.phase is TrackingPhase.ACTIVE)
+        return sorted(
+            key for key, part in self._partitions.copy().items() if part.phase is TrackingPhase.ACTIVE
+        )
 
     def start(self) -> Self:
         """Connect, then run the main loop in a thread."""
@@ -134,7 +136,7 @@ class Tracker:
         self._guard.raise_if_inherited()
         found = self._problems.shown()
         found += ["not started"] if self._member is None else self._member.problems()
-        for (queue, partition), part in self._parts.copy().items():
+        for (queue, partition), part in self._partitions.copy().items():
             found += [f"queue {queue}, partition {partition}: {text}" for text in part.problem_texts()]
         return found
 
@@ -172,7 +174,7 @@ class Tracker:
             jobs=BackgroundJobs(self._settings.workers, self._problems),
             leadership=member.leadership,
             supervisor=Supervisor(kafka.markers.stop, self._problems, self._clock),
-            parts=self._parts,
+            partitions=self._partitions,
         )
         return MainLoop(context, member, kafka, self._telemetry, self._stopping)
 

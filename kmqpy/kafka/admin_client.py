@@ -17,7 +17,7 @@ class CollectableAdminClient(AdminClient):
     """An administration client that Python's garbage collector may find in any thread.
 
     A background thread of the client hands over the results of requests, and the collector may run in this
-    thread. If the collector freed the client there, librdkafka would abort the process, since no thread may
+    thread. If the collector freed the client there, librdkafka would abort the process, because no thread may
     wait for its own end (confluent-kafka-python's pull requests 2129 and 2131). So the client keeps itself
     alive if a thread that Python did not start drops it. free_dropped() frees the client in another thread.
     """

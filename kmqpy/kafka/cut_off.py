@@ -45,7 +45,7 @@ _UNANSWERED = {
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._RESOLVE,
 }
-"""Errors of calls and records that got no answer: in an outage, or since the client is cut off."""
+"""Errors of calls and records that got no answer: in an outage, or because the client is cut off."""
 
 
 def may_be_cut_off(error: KafkaError | None) -> bool:
@@ -105,7 +105,7 @@ class RenewedProducer:
 class CutOffCheck:
     """Finds clients that are cut off; for one thread at a time.
 
-    Each client asks Kafka about `topic`, since an answer about all topics may be large. That the topic is
+    Each client asks Kafka about `topic`, because an answer about all topics may be large. That the topic is
     missing is an answer, too. But where brokers create topics by themselves, the question of a producer makes
     Kafka create a missing topic.
     """

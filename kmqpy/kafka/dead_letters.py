@@ -63,9 +63,9 @@ _log = logging.getLogger(__name__)
 
 _REDRIVE_BATCH = 1_000
 _PURGE_BATCH = 10_000
-"""The most dead letters in one transaction of a redrive, and of a purge."""
+"""A transaction of a redrive has at most `_REDRIVE_BATCH` dead letters, and one of a purge `_PURGE_BATCH`."""
 _STALL_TIMEOUT_S = 30.0
-"""Seconds without a record from Kafka, or with an open transaction of others, after which a call fails."""
+"""Reading fails after this many seconds without records from Kafka, or with an open transaction of others."""
 _POLL_S = 0.1
 _VISIBLE_TIMEOUT_S = 5.0
 """Seconds that a redrive or purge waits, at its end, until readers see its last commit."""
@@ -75,7 +75,7 @@ _MAX_READ_GAP = 1_000
 _ID = re.compile(r"([0-9]{1,10})-([0-9]{1,19})")
 
 Progress = Callable[[int, int], None]
-"""Called with (done, total) after each transaction. The total is an upper bound until the end, since only
+"""Called with (done, total) after each transaction. The total is an upper bound until the end, because only
 reading shows which offsets hold dead letters of this queue."""
 
 
@@ -115,7 +115,7 @@ class KafkaDeadLetters:
     (`<queue>__undelivered`) or, if the topic has another name, to every queue that has the topic. `origin`:
     the name of the queue from which the dead letters came, if not this one; its former name for example.
 
-    Every call may raise Unavailable, and TopicError when a topic is missing. A call needs memory for one
+    Every method may raise Unavailable, and TopicError when a topic is missing. It needs memory for one
     batch, and at most a bit for each dead letter.
     """
 
@@ -330,7 +330,7 @@ class KafkaDeadLetters:
     def _wait_until_visible(self, partitions: int) -> None:
         """Wait until readers, list() for example, see the commits of this run.
 
-        Gives up after 5 s, since an open transaction of others may hold readers back, and when Kafka fails.
+        Gives up after 5 s, because an open transaction of others may hold readers back, and when Kafka fails.
         """
         topic, everything = self._dead.markers_topic, range(partitions)
         deadline = self._clock.monotonic() + _VISIBLE_TIMEOUT_S
@@ -373,7 +373,7 @@ class KafkaDeadLetters:
                 others(record)
 
     def _waiting_records(self, waiting: _Unfinished) -> Iterator[Any]:
-        """Yield the records of `waiting`, in order, and remove all passed offsets. One call at a time."""
+        """Yield the records of `waiting`, in order, and remove all passed offsets. One iterator at a time."""
         for start, stop in list(waiting.pieces()):
             position = start
             for record in self._records(waiting.partition, start, stop):
@@ -429,7 +429,7 @@ _NOT_RETRIED = {
     KafkaError._UNKNOWN_PARTITION,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
 }
-"""Errors that end the reading of dead letters at once, since waiting does not help."""
+"""Errors that end the reading of dead letters at once, because waiting does not help."""
 
 
 class _Unfinished:

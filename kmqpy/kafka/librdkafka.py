@@ -341,7 +341,7 @@ def refresh_partition(
     partition: int,
     exception: KafkaException,
 ) -> bool:
-    """Return True if a call failed with `exception` only since the partition is new to the client.
+    """Return True if a call failed with `exception` only because the partition is new to the client.
 
     Then the caller repeats the call. A client looks for new partitions of a known topic only every five
     minutes; refresh_partition() makes it look now.

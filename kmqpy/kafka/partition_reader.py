@@ -1,8 +1,8 @@
 """Reads parts of topics: from an offset or a time to the end, or single records. Joins no consumer group.
 
 The functions return committed records only, unless `uncommitted` is given. They read each partition to its
-last stable offset at the time of the call. So they wait neither for an open transaction, nor for a record
-after the control records (those of commits and aborts) with which a log may end.
+last stable offset at the time when the function is called. So they wait neither for an open transaction, nor
+for a record after the control records (those of commits and aborts) with which a log may end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kmqpy.kafka import librdkafka
 from kmqpy.kafka.settings import KafkaConnection
 
 _BATCH_RECORDS = 10_000
-"""The most records that a reader takes from librdkafka at once, after the first of them."""
+"""A reader takes at most this many records from librdkafka at once, after the first of them."""
 _POLL_S = 0.1
 """Seconds that a reader waits for a record before it checks whether `timeout_s` is over."""
 _MAX_READ_GAP = 1_000
@@ -61,7 +61,7 @@ def bounds(
 
     `uncommitted`: the end of the log instead of the last stable offset.
 
-    Asks with a consumer, since the first list_offsets of an AdminClient takes 3 s now and then.
+    Asks with a consumer, because the first list_offsets of an AdminClient takes 3 s now and then.
     """
     with _Reader(connection, topic, timeout_s, SYSTEM_CLOCK, uncommitted=uncommitted) as reader:
         return reader.bounds(partitions)

@@ -152,7 +152,7 @@ class QueueSettings(QueuePolicy):
     def stored(cls, values: Mapping[str, Any]) -> QueueSettings:
         """Settings as they are stored in the registry; raises ConfigError.
 
-        Leases below 100 ms, which earlier versions allowed, become 100 ms, since registered queues must be
+        Leases below 100 ms, which earlier versions allowed, become 100 ms, because registered queues must be
         served.
         """
         leases = {key: convert(key, values[key], int) for key in LEASES if key in values}

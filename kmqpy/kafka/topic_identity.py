@@ -21,9 +21,10 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_names import markers_topics
 
 _ASK_EVERY_S = 1.0
-"""Seconds between two questions of a TopicWatch to Kafka, as long as nobody needs an answer sooner."""
+"""A TopicWatch asks Kafka once in this many seconds while nobody needs an answer sooner."""
 _MIN_ASK_INTERVAL_S = 0.05
-"""The least seconds between two questions when knows_since() needs an answer."""
+"""A TopicWatch waits for at least this many seconds between two questions when knows_since() needs an
+answer."""
 _ANSWER_TIMEOUT_S = 3.0
 """Seconds after which a question without an answer has failed."""
 _MAX_BROKER_LAG_S = 10.0

@@ -49,7 +49,7 @@ _MAX_DEAD_LETTER_LIMIT = 100_000_000
 _EXTRA_WAIT_S = 5.0
 """Seconds that librdkafka gets, after the time limit of a request, to report that the request timed out."""
 _MAX_GROUP_REQUESTS = 100
-"""The most consumer groups that groups() asks for at once."""
+"""groups() asks for at most this many consumer groups at once."""
 
 K = TypeVar("K")
 

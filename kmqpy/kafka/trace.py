@@ -31,7 +31,7 @@ from kmqpy.message import last_header
 _log = logging.getLogger(__name__)
 
 LATE_MS = 60_000
-"""Milliseconds after the end of a message in which a trace still reads markers, since some come late."""
+"""Milliseconds after the end of a message in which a trace still reads markers, because some come late."""
 _SENDER_CLOCK_LEAD_MS = 60_000
 """Milliseconds by which the clock of a sender may be ahead of the broker's clock."""
 _MAX_RECORDS = 10_000

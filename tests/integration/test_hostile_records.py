@@ -96,7 +96,7 @@ def test_takes_of_messages_that_do_not_exist_hide_none_and_cost_nothing(queue):
     tracker = queue.tracker()
     redelivered(queue, tracker, 1)
     assert value(tracker, queue.name, "undecodable_markers") == 101
-    until(lambda: len(tracker._parts[queue.name, 0].state) == 0)  # the end marker is read
+    until(lambda: len(tracker._partitions[queue.name, 0].state) == 0)  # the end marker is read
     with Admin(queue.connection, queue.zookeeper) as admin:
         assert admin.in_flight(queue.settings) == []
         assert admin.stats(queue.settings).in_flight == 0
@@ -106,7 +106,7 @@ def test_takes_of_messages_that_do_not_exist_hide_none_and_cost_nothing(queue):
         assert {message.body for message in collect(client, 3, ack=True)} == {b"first", b"second", b"third"}
         client.flush()
     until(lambda: value(tracker, queue.name, "undecodable_markers") == 101)
-    assert len(tracker._parts[queue.name, 0].state) == 0
+    assert len(tracker._partitions[queue.name, 0].state) == 0
 
 
 def test_a_lie_between_true_takes_changes_none_of_them(queue):
@@ -217,7 +217,7 @@ def test_what_was_stored_with_a_time_ahead_keeps_what_remains_of_its_lease(queue
     tracker = queue.tracker()
     redelivered(queue, tracker, 1)
     until(lambda: queue.copies() == {"a": 2, "b": 1})
-    (entry,) = tracker._parts[queue.name, 0].state
+    (entry,) = tracker._partitions[queue.name, 0].state
     assert entry.due_ms - time.time_ns() // 1_000_000 < 60_000
 
 

@@ -192,7 +192,7 @@ def test_r24_a_tracker_redelivers_no_message_of_a_new_topic_for_one_of_the_old(
     queue.send(*(f"old {i}" for i in range(20)))
     with queue.client() as client:
         collect(client, 20, lease=3.0)
-    part = tracker._parts[queue.name, 0]
+    part = tracker._partitions[queue.name, 0]
     until(lambda: len(part.state) == 20)
     make_anew(queue)
     new = [f"new {i}" for i in range(20)]

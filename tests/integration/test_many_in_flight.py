@@ -48,7 +48,7 @@ def test_f9_what_lies_behind_a_message_held_for_long_is_forgotten(queue):
     """The JVM library keeps everything behind the oldest message in flight."""
     others = 20_000
     tracker = queue.tracker()
-    (part,) = tracker._parts.values()
+    (part,) = tracker._partitions.values()
     empty = size_of(part.state)
     queue.fill(2 * others + 1)
     (held_at,) = queue.mark_all([Marker(0, 0, Op.TAKE, 3_600_000)])
@@ -67,7 +67,7 @@ def test_f9_what_lies_behind_a_message_held_for_long_is_forgotten(queue):
     # The leased one is not forgotten, and the next tracker need not read all that came after it.
     tracker.stop()
     following = queue.tracker()
-    (part,) = following._parts.values()
+    (part,) = following._partitions.values()
     assert [(entry.offset, entry.taken_at) for entry in part.state] == [(0, held_at)]
     assert value(following, queue.name, "markers_read") < others / 10
 

@@ -106,7 +106,7 @@ def test_r18_a_broker_that_hangs_keeps_up_markers_only_until_another_leads_its_q
         future.result(60)
     with LiveQueue(three_brokers.connection, three_brokers.zookeeper, queue_name, 2, replication=1) as queue:
         tracker = queue.tracker()
-        states = [tracker._parts[queue_name, partition].state for partition in (0, 1)]
+        states = [tracker._partitions[queue_name, partition].state for partition in (0, 1)]
         for partition in (0, 1):
             queue.send(*"abcde", partition=partition)
         three_brokers.third.pause()

@@ -153,7 +153,7 @@ def test_f14_extensions_racing_with_acks_make_no_copies(either_queue):
     thread.join()
     other.flush()
     last = len(queue.records(queue.settings.markers_topic))
-    part = tracker._parts[queue.name, 0]
+    part = tracker._partitions[queue.name, 0]
     until(lambda: part.state.position >= last, what=lambda: part.state.position)
     assert len(part.state) == 0, "an extension behind the end marker opened an entry"
     assert queue.copies() == {f"m{i}": 1 for i in range(count)}
@@ -368,7 +368,7 @@ def test_settings_changed_in_the_registry_are_followed(make_queue):
     tracker = queue.tracker()
     queue.settings = replace(queue.settings, max_redeliveries=5)
     queue.register()
-    until(lambda: tracker._parts[queue.name, 0].queue.max_redeliveries == 5)
+    until(lambda: tracker._partitions[queue.name, 0].queue.max_redeliveries == 5)
     # The tracker writes the record of the old settings, then of the new ones; meanwhile clients refuse these.
     until(lambda: SettingsMirror(queue.connection).find(queue.name) == queue.settings)
     queue.send("m")

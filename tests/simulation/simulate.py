@@ -213,7 +213,7 @@ class Simulation:
             f"R22: {process.name} holds {partition}@{entry.offset}, which does not exist"
             for process in self.processes
             if process.alive and hasattr(process, "tracker")
-            for (_, partition), part in process.tracker._parts.items()
+            for (_, partition), part in process.tracker._partitions.items()
             if number_of(part.topic_ids[0]) == self.broker.number
             for entry in part.state
             if entry.offset >= self.broker.logs[QUEUE, partition].end
@@ -513,7 +513,9 @@ class Simulation:
         known = {process.topics_of for process in self.world.clients if process.alive and process.client}
         for process in self.processes:
             if process.alive and hasattr(process, "tracker"):
-                known |= {number_of(p.topic_ids[0]) for p in process.tracker._parts.values() if p.reading}
+                known |= {
+                    number_of(p.topic_ids[0]) for p in process.tracker._partitions.values() if p.reading
+                }
         return known <= {self.broker.number}
 
     def _is_open(self, partition: int) -> dict[int, bool]:

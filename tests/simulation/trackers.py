@@ -287,7 +287,7 @@ class Tracker(_tracker.Tracker):
         wait_s = min(0.5, max(0.0, loop._offsets._next_store_at - now))
         if not loop._probe._probing:
             wait_s = min(wait_s, max(0.0, loop._probe._next_probe - now))
-        for part in self._parts.values():
+        for part in self._partitions.values():
             wait_s = min(wait_s, part.seconds_to_tick(now, self._settings.silence_s))
             if part.phase is TrackingPhase.FENCING and not part.busy:
                 wait_s = min(wait_s, part.retry_at - now)

@@ -133,7 +133,7 @@ class Tracked:
         self.lifecycle = self.loop._lifecycle
         self.lifecycle._takeover._diagnosed |= {"a", "b", "q"}
         self.jobs = self.loop._jobs
-        self.parts = self.tracker._parts
+        self.parts = self.tracker._partitions
         self.problems = self.tracker.problems
 
     def run_once(self) -> None:

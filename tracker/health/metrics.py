@@ -23,13 +23,13 @@ class TrackerMetrics:
 
         self.markers = counter("kmq_markers_read", "Markers read")
         self.undecodable_markers = counter(
-            "kmq_undecodable_markers", "Markers skipped since they can't be decoded"
+            "kmq_undecodable_markers", "Markers skipped because they can't be decoded"
         )
         self.unsupported_markers = counter(
             "kmq_unsupported_markers", "Markers that only a newer kmqpy understands"
         )
         self.undecodable_counts = counter(
-            "kmq_undecodable_counts", "Unreadable redelivery counts, taken as 0"
+            "kmq_undecodable_counts", "Messages with an unreadable count of redeliveries: 0 was assumed"
         )
         self.redelivered = counter("kmq_redelivered", "Messages redelivered")
         self.dead_lettered = counter("kmq_dead_lettered", "Messages moved to the dead-letter topic")
@@ -37,9 +37,9 @@ class TrackerMetrics:
         self.taken_late = counter(
             "kmq_taken_late", "Messages that were finished already when they were taken; they get no copy"
         )
-        self.acknowledged = counter(
+        self.dead_letters_spared = counter(
             "kmq_dead_letters_spared",
-            "Copies that became no dead letters since a consumer had acknowledged them",
+            "Messages not dead-lettered, because an earlier consumer had acknowledged them",
         )
         self.lost_to_retention = counter(
             "kmq_lost_to_retention", "Messages deleted by Kafka before they were finished"
@@ -51,7 +51,8 @@ class TrackerMetrics:
         self.failures = counter("kmq_redelivery_failures", "Redelivery attempts that failed and are retried")
         self.failed_markers = counter("kmq_failed_markers", "Markers not applied, by a bug of the tracker")
         self.clock_leads = counter(
-            "kmq_clock_leads", "Ticks at which markers, or a stored time, were ahead of the broker's clock"
+            "kmq_clock_leads",
+            "How often a tracker found times of markers, or a stored time, ahead of the broker's clock",
         )
         self.internal_errors = counter("kmq_internal_errors", "Bugs of the tracker, after which it went on")
         self.ticks = counter("kmq_ticks", "Ticks written")

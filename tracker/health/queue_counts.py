@@ -35,18 +35,20 @@ from tracker.leadership.assignment import Partition
 _log = logging.getLogger(__name__)
 
 _COUNT_TIMEOUT_S = 3.0
-"""How long one count() may take; partitions that are not counted by then wait for a later count()."""
+"""count() stops after this time; partitions that it has not counted by then wait for a later count()."""
 _REQUEST_TIMEOUT_S = 2.0
-"""How long a broker may take to tell the commits of one consumer group."""
+"""A request for the commits of one consumer group fails after this time."""
 _MAX_KEPT_CONSUMERS = 16
-"""For how many groups a consumer is kept open: each has a thread per broker. Others are closed after use."""
+"""At most this many consumers of groups are kept open: each has a thread per broker. Others are closed after
+use."""
 _CONSUME_WAIT_S = 0.1
 _CONSUME_RECORDS = 500
-"""A call of consume() returns after so many seconds, or with so many records."""
+"""consume() returns after `_CONSUME_WAIT_S` seconds, or with `_CONSUME_RECORDS` records."""
 _MAX_WAITING_READ = 100
-"""How many waiting messages of a partition one count() reads; the others are counted by their offsets."""
+"""One count() reads at most this many waiting messages of a partition, and counts the others by their
+offsets."""
 _MAX_LETTERS_READ = 10_000
-"""How many dead letters of a partition, and how many of their markers, one count() reads."""
+"""One count() reads at most this many dead letters of a partition, and at most this many of their markers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ REQUEST_TIMEOUT_S = 10.0
 """A connection is closed this long after it was accepted, answered or not."""
 
 _CHECK_EVERY_S = 0.5
-"""How often the server looks for expired connections, and for the request to stop."""
+"""The server looks for expired connections, and for the request to stop, once in this many seconds."""
 _OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
 """Errors of accept(): the process, or the machine, has no free file descriptor."""
 

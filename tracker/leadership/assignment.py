@@ -36,7 +36,7 @@ seldom reach the limit: few partitions go to another member than the next on the
 later.
 """
 STAND_INS = 2
-"""How many members besides the proposed owner watch a partition, and take it if that owner does not."""
+"""This many members besides the proposed owner watch a partition, and take it if that owner does not."""
 
 _POINTS_PER_MEMBER = 128  # unequal distances of the points make loads differ by 1/sqrt(128)
 _RING_BITS = 44  # points and places are numbers of 44 bits

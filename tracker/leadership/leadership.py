@@ -191,7 +191,7 @@ class Leadership(Closeable):
         return self._offsets.write(offsets)
 
     def _seen_as_ours(self, partitions: Iterable[Partition]) -> set[Partition]:
-        """Return the partitions whose leader znode was of our session at the time of this call.
+        """Return the partitions whose leader znode was of our session at the beginning of the check.
 
         Goes by the cached leader znodes (see ZnodeCache), after one round trip to ZooKeeper.
         """

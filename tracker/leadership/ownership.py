@@ -85,7 +85,7 @@ class MemberZnode:
         return True
 
     def _replace_without_session(self, stat: Any, data: bytes) -> None:
-        """Replace our member znode if it has no session, since it would never expire. Raises Unavailable."""
+        """Replace our member znode if it has no session: it would never expire. Raises Unavailable."""
         transaction = self._zk.transaction()
         transaction.delete(self._path, stat.version)
         transaction.create(self._path, data, ephemeral=True)

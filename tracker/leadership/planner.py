@@ -32,7 +32,7 @@ class Planner:
         self._ranking: dict[Partition, tuple[str, ...]] = {}
         """By partition: the ids of the first members in order of rank. Only for partitions to watch."""
         self.claimed: set[Partition] = set()
-        """Partitions whose leader znode belongs to our session, or may, since we have asked ZooKeeper to
+        """Partitions whose leader znode belongs to our session, or may, because we have asked ZooKeeper to
         create it."""
 
     @property

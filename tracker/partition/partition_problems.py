@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 _CLOCK_PROBLEM_SHOWN_S = 60.0
-"""How long /readyz shows that a clock was wrong."""
+"""/readyz shows for this many seconds that a clock was wrong."""
 _MAX_FAILED_MARKERS_SHOWN = 10
-"""/readyz shows so many markers that could not be applied, and omits the others."""
+"""/readyz shows at most this many markers that could not be applied, and omits the others."""
 
 
 class PartitionProblems:

@@ -44,7 +44,7 @@ class ExistenceCheck:
         self._ends = ends
         self._reader = reader
         self._clock = context.clock
-        self._parts = context.parts
+        self._partitions = context.partitions
         self._jobs = context.jobs
         self._problems = context.problems
         self._supervisor = context.supervisor
@@ -62,7 +62,7 @@ class ExistenceCheck:
         Queues whose last request failed, or whose answer is not believed yet, are asked for in a job of their
         own, so that they don't delay others.
         """
-        waiting = [part for part in self._parts.values() if part.reading and part.unread]
+        waiting = [part for part in self._partitions.values() if part.reading and part.unread]
         for repeated in (False, True):
             parts = [
                 part
@@ -88,7 +88,11 @@ class ExistenceCheck:
     ) -> None:
         self._running[repeated] = False
         for part, question in asked.items():
-            if self._parts.get(part.key) is part and part.reading and part.topic_ids == question.topic_ids:
+            if (
+                self._partitions.get(part.key) is part
+                and part.reading
+                and part.topic_ids == question.topic_ids
+            ):
                 with self._supervisor.surviving(part):
                     end = found if isinstance(found, Exception) else found[part.queue.name, part.number]
                     if isinstance(end, Exception):

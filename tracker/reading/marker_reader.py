@@ -17,7 +17,8 @@ from tracker.reading.markers_consumer import MarkersConsumer
 _log = logging.getLogger(__name__)
 
 _MAX_RANGE_MESSAGES = 50_000
-"""Once the range markers of one apply() have named more messages (within half a second), the rest waits."""
+"""A range marker is one record that is the marker of many messages. Once the range markers of one apply()
+have named more messages than this, apply() stops, so that it returns soon. The later markers stay unread."""
 _TAKEOVER_AFTER_ERROR_S = 1.0
 """A takeover begins this long after Kafka has reported an error of a markers partition."""
 
@@ -29,14 +30,15 @@ class MarkerReader:
         self._markers = markers
         self._clock = context.clock
         self._metrics = context.metrics
-        self._parts = context.parts
+        self._partitions = context.partitions
         self._problems = context.problems
         self._supervisor = context.supervisor
 
     def read(self, wait_s: float) -> None:
         """Fetch and apply markers that have arrived; waits up to `wait_s` for the first.
 
-        After an error of a partition, or of the consumer, the partitions concerned are taken over again.
+        After an error of a partition, the tracker takes this partition over again; after an error of the
+        consumer, all partitions.
         """
         try:
             fetched = self._markers.fetch(wait_s)
@@ -44,74 +46,76 @@ class MarkerReader:
             self._read_all_again()
             raise
         now = self._clock.monotonic()
-        for part, error in fetched.errors.items():
-            with self._supervisor.surviving(part):
-                self._reading_failed(part, error)
-        for part, records in fetched.records.items():
-            if part.reading:
-                with self._supervisor.surviving(part):
-                    self.apply(part, records, now)
+        for partition, error in fetched.errors.items():
+            with self._supervisor.surviving(partition):
+                self._reading_failed(partition, error)
+        for partition, records in fetched.records.items():
+            if partition.reading:
+                with self._supervisor.surviving(partition):
+                    self.apply(partition, records, now)
 
-    def apply(self, part: OwnedPartition, records: Sequence[Any], now: float) -> None:
+    def apply(self, partition: OwnedPartition, records: Sequence[Any], now: float) -> None:
         """Apply the partition's unread markers and then `records`, up to the first marker that must wait.
 
         A marker waits, and so do all after it, until Kafka has told whether its message exists (rule R22 of
         docs/rules.md). If markers wait already, `records` are only added to them.
         """
-        had_unread = bool(part.unread)
+        had_unread = bool(partition.unread)
         if not had_unread:
-            part.ask_at = now
-        part.unread += records
+            partition.ask_at = now
+        partition.unread += records
         if had_unread and records:
-            self._markers.limit_unread(part)
+            self._markers.limit_unread(partition)
             return
-        state, now_before_ms = part.state, part.state.now_ms
-        part.clock.limit_timestamps(now)
-        applied = replay_markers(state, part.number, part.unread, part.queue_end, most=_MAX_RANGE_MESSAGES)
-        done, part.unread = part.unread[: applied.records], part.unread[applied.records :]
-        self._markers.limit_unread(part)
-        part.redeliverer.ranges = part.redeliverer.ranges or applied.in_ranges > 0
-        self._report(part, applied)
-        if done and part.read(done[-1].offset(), now_before_ms, now):
+        state, now_before_ms = partition.state, partition.state.now_ms
+        partition.clock.limit_timestamps(now)
+        applied = replay_markers(
+            state, partition.number, partition.unread, partition.queue_end, most=_MAX_RANGE_MESSAGES
+        )
+        done, partition.unread = partition.unread[: applied.records], partition.unread[applied.records :]
+        self._markers.limit_unread(partition)
+        partition.redeliverer.ranges = partition.redeliverer.ranges or applied.in_ranges > 0
+        self._report(partition, applied)
+        if done and partition.read(done[-1].offset(), now_before_ms, now):
             # By then every message whose start marker was never read is acknowledged, or its lease has ended.
-            part.missed_until_ms = state.now_ms + part.queue.longest_ms
-            about = self._problems.about(part.key)
+            partition.missed_until_ms = state.now_ms + partition.queue.longest_ms
+            about = self._problems.about(partition.key)
             _log.info("partition active", extra={**about, "in_flight": len(state)})
 
-    def _report(self, part: OwnedPartition, applied: Applied) -> None:
+    def _report(self, partition: OwnedPartition, applied: Applied) -> None:
         """Count the markers that were applied, and log a warning about those that were not."""
-        name = part.key[0]
+        name = partition.key[0]
         self._metrics.markers.labels(name).inc(applied.records)
-        if part.phase is TrackingPhase.ACTIVE:
+        if partition.phase is TrackingPhase.ACTIVE:
             self._metrics.late_acks.labels(name).inc(applied.late_acks)
         if applied.newer:
             self._metrics.unsupported_markers.labels(name).inc(len(applied.newer))
-            self._problems.warn("newer", part.key, "marker of a newer kmqpy", **_first(applied.newer))
+            self._problems.warn("newer", partition.key, "marker of a newer kmqpy", **_first(applied.newer))
         if applied.skipped:
             self._metrics.undecodable_markers.labels(name).inc(len(applied.skipped))
             self._problems.warn(
-                "undecodable", part.key, "undecodable marker skipped", **_first(applied.skipped)
+                "undecodable", partition.key, "undecodable marker skipped", **_first(applied.skipped)
             )
         for at, error in applied.failed:
-            part.problems.marker_failed(at, error)
+            partition.problems.marker_failed(at, error)
             self._metrics.failed_markers.labels(name).inc()
-            self._problems.survived("applying a marker", error, part.key)
+            self._problems.survived("applying a marker", error, partition.key)
 
     def _read_all_again(self) -> None:
-        """Have all partitions that are read taken over again, since fetched markers may be lost."""
-        for part in self._parts.values():
-            if part.reading:
-                part.problems.takeover = "markers can't be read"
+        """Take all partitions that are read over again later, because fetched markers may be lost."""
+        for partition in self._partitions.values():
+            if partition.reading:
+                partition.problems.takeover = "markers can't be read"
                 with suppress(Exception):
-                    self._markers.stop(part)
-                part.back_off(self._clock.monotonic())
+                    self._markers.stop(partition)
+                partition.back_off(self._clock.monotonic())
 
-    def _reading_failed(self, part: OwnedPartition, error: KafkaError) -> None:
-        part.problems.takeover = f"markers can't be read: {error.name()}"
-        self._problems.warn("read", part.key, "markers can't be read", error=error.name())
+    def _reading_failed(self, partition: OwnedPartition, error: KafkaError) -> None:
+        partition.problems.takeover = f"markers can't be read: {error.name()}"
+        self._problems.warn("read", partition.key, "markers can't be read", error=error.name())
         # Markers may be deleted, or the topic recreated: the takeover finds out where to begin to read.
-        self._markers.stop(part)
-        part.take_over_again(self._clock.monotonic() + _TAKEOVER_AFTER_ERROR_S)
+        self._markers.stop(partition)
+        partition.take_over_again(self._clock.monotonic() + _TAKEOVER_AFTER_ERROR_S)
 
 
 def _first(found: Sequence[tuple[int, Exception]]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from kmqpy.kafka.settings import KafkaConnection
 from tracker.partition.owned_partition import OwnedPartition
 
 _MAX_FETCHED_RECORDS = 5_000
-"""One fetch() returns so many records at most."""
+"""One fetch() returns at most this many records."""
 _SILENT_S = 5.0
 """A consumer that got no record for this long may be cut off. Trackers write ticks (markers that only bring
 the broker's time) in less time."""

@@ -16,7 +16,8 @@ from kmqpy.kafka.copies.copy_check import CheckedCopies, CopyCheck
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 
 _PAUSE_FACTOR = 4
-"""After a call of examine() that could not read all in time, none reads for so many times its duration."""
+"""After a call of examine() that could not read all markers in time, no call reads markers for this many
+times the duration of that call."""
 
 _Key = tuple[str, int, str]
 """The name of the markers topic, the partition, the id of the markers topic."""
@@ -71,8 +72,9 @@ class LastAttempts:
 
         copies  by offset of a copy: the markers offset from which to look for acknowledgements
 
-        After a call that could not read all markers in time, copies count as unread for `_PAUSE_FACTOR` times
-        its duration. So forged records that make calls slow use a fifth of the time at most.
+        After a call of examine() that could not read all markers in time, copies count as unread for
+        `_PAUSE_FACTOR` times the duration of that call. So forged records that make calls slow use a fifth of
+        the time at most.
         """
         key = queue.markers_topic, partition, markers_id
         with self._lock:

@@ -22,7 +22,7 @@ _MAX_GAP = 500
 _MAX_FETCH_BYTES = 32_000_000
 """fetch() ends when the keys and values of the originals that it has found are this large together."""
 _MAX_CONSUMED_RECORDS = 1_000
-"""One call of consume() returns so many records at most."""
+"""One call of consume() returns at most this many records."""
 
 
 @dataclass
@@ -116,9 +116,9 @@ class OriginalsReader:
     ) -> None:
         """Call `visit` with lists of the committed records from offset `begin` to before `end`.
 
-        Waits until every transaction with records there has ended. Raises KafkaException, also when this call
-        takes longer than `timeout_s`; it may have passed some of the records to `visit` by then. If retention
-        has deleted the records at `begin`, reads from the log start on.
+        Waits until every transaction with records there has ended. Raises KafkaException, also when the
+        reading takes longer than `timeout_s`; it may have passed some of the records to `visit` by then. If
+        retention has deleted the records at `begin`, reads from the log start on.
         """
         with self._renewed_after_errors():
             try:

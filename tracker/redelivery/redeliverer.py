@@ -41,25 +41,32 @@ from tracker.settings import TrackerSettings
 _log = logging.getLogger(__name__)
 
 _NOT_REACHED_RETRY_S = 0.05
-"""When a message that a call did not reach is due again."""
+"""redeliver() stops early after some failures, for example after too many refusals. It makes the messages
+that it has neither finished nor failed due again after this time."""
 _MAX_IMMEDIATE_RETRIES = 3
-"""How often a batch is tried again at once after it failed because of an earlier aborted transaction."""
+"""redeliver() tries a batch again at once, at most this many times in a row, when the batch failed because an
+earlier transaction was aborted."""
 _MAX_REFUSED_PER_CALL = 20
-"""A call tries so many messages that were refused before, and stops sending after so many new refusals: each
-needs a transaction of its own, while other messages wait."""
+"""redeliver() sends at most this many messages whose copies Kafka has refused before. _send_all() also stops
+after this many new refusals. Each refused copy needs a transaction of its own, and other messages wait
+meanwhile."""
 _RETRY_PAUSE = Backoff(0.4, 2, 30, jitter=0)
-"""When a message that failed is due again: after 0.4 s, doubled by each failure, up to 30 s."""
+"""redeliver() makes a message that failed due again after this pause: 0.4 s, doubled by each failure of the
+message, up to 30 s."""
 _REFUSED_RETRY_S = 0.2
-"""When a message that a call did not reach is due again if Kafka has refused its copy before."""
+"""This time replaces `_NOT_REACHED_RETRY_S` for a message whose copy Kafka has refused before."""
 _MAX_REFUSED_SHOWN = 10
-"""refused() names so many messages, and only counts the others."""
+"""refused() names at most this many messages, and only counts the others."""
 
 
 @dataclass
 class RedeliveryResult:
-    """The outcome for the messages of one call. End markers of the first five kinds are committed.
+    """The outcome of one call of redeliver() for its messages.
 
-    redelivered, dead_lettered  their copies
+    A message that is in `redelivered`, `dead_lettered`, `gone`, `taken_late` or `acknowledged` has an end
+    marker, and the transaction with this marker is committed.
+
+    redelivered, dead_lettered  the copies of messages that were redelivered or dead-lettered
     gone                        offsets of messages that Kafka does not have any more
     taken_late                  offsets of messages that were finished before a client took them
     acknowledged                offsets of copies that became no dead letters: an earlier consumer has
@@ -69,10 +76,10 @@ class RedeliveryResult:
     failed                      by offset of a message that is in flight still: seconds until it is due again
     undecodable_counts, undecodable_ancestors
                                 for how many copies this header of the original could not be decoded
-    broken                      True if the partition must be taken over again before any other work
+    broken                      True if the tracker must take the partition over again before any other work
     dead_letter_problem         why nothing was dead-lettered, if the dead-letter topic is missing
     problem                     why other messages failed
-    refused                     texts about copies that Kafka refused in this call
+    refused                     texts about the copies that Kafka refused
     """
 
     redelivered: list[Copy] = field(default_factory=list)
@@ -170,7 +177,7 @@ class Redeliverer:
         by_offset = {entry.offset: entry for entry in entries}
         self._position, self._last_attempts = position, last_attempts
         self._since_plan = MarkersSincePlan(reader, self.queue, self._partition, by_offset, position)
-        # Messages that were refused before come last, one by one and few per call: they hardly delay others.
+        # Messages that were refused before come last, one by one, and only a few: they hardly delay others.
         refused = [offset for offset in by_offset if offset in self._refusals]
         fresh = by_offset.keys() - set(refused)
         for offsets, alone in ((fresh, False), (refused[:_MAX_REFUSED_PER_CALL], True)):

@@ -171,7 +171,7 @@ class Admin(Closeable):
 
         After an error, for example when trackers do not let go within `timeout` seconds, a second call goes
         on where the first one ended. Until the topics are deleted, the registry keeps the queue, marked as
-        deleting, since nothing else knows the names of its topics.
+        deleting, because nothing else knows the names of its topics.
 
         if_empty   raise TopicError if the queue holds messages or dead letters
         leftovers  delete what is left over from a queue of this name, which must not be registered: its

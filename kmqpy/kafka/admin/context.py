@@ -1,4 +1,4 @@
-"""`AdminContext` opens Kafka and the registry for the parts of `Admin`, each when it is first needed."""
+"""Connects the parts of `Admin` to Kafka and ZooKeeper; opens each connection at its first use."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AdminContext:
 
     @property
     def has_registry(self) -> bool:
-        """True if a ZooKeeper address was given; False with NO_ZOOKEEPER."""
+        """True if a ZooKeeper address was given; False with NO_ZOOKEEPER of kmqpy.zookeeper.settings."""
         return bool(self._zookeeper.hosts)
 
     @property

@@ -1,4 +1,9 @@
-"""Creates a queue: those of its topics that are missing, then its entry in the registry."""
+"""Creates a queue: those of its topics that are missing, then its entry in the registry.
+
+If the queue topic was recreated but its markers topic was not, create() deletes the old markers topic.
+Clients may have taken messages of the new queue topic meanwhile, and the markers of these messages are
+deleted, too. So create() writes markers with which trackers redeliver these messages.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +27,7 @@ from kmqpy.kafka.topics import QueueTopics, TopicInfo
 _log = logging.getLogger(__name__)
 
 _FLUSH_TIMEOUT_S = 10.0
-"""How long Kafka may take to confirm the markers that create() writes; then it raises Unavailable."""
+"""create() raises Unavailable when Kafka has not confirmed the written markers after this time."""
 
 
 class QueueCreation:
@@ -41,39 +46,42 @@ class QueueCreation:
         """See Admin.create_queue()."""
         settings = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
         # Asked first: while ZooKeeper does not answer, nothing is created.
-        registered, damaged = self._context.registry.every_queue() if self._context.has_registry else ([], [])
-        registered_settings = {one.name: one for one in registered}.get(settings.name)
-        known = None
-        if registered_settings is None:
+        registered_queues, damaged_names = (
+            self._context.registry.every_queue() if self._context.has_registry else ([], [])
+        )
+        former_settings = {one.name: one for one in registered_queues}.get(settings.name)
+        # A damaged entry counts as absent: the new settings replace it.
+        entry = None
+        if former_settings is None:
             check_new_queue_name(settings.name)
-        elif settings.name not in damaged:  # otherwise the new settings replace unreadable ones
-            known = self._context.registered(settings.name)
-        if registered_settings is not None and not isinstance(queue, QueueSettings):
-            settings = registered_settings
-        if known is not None and known.deleting:
+        elif settings.name not in damaged_names:
+            entry = self._context.registered(settings.name)
+        if former_settings is not None and not isinstance(queue, QueueSettings):
+            settings = former_settings
+        if entry is not None and entry.deleting:
             raise TopicError(
                 f"queue {settings.name!r} is being deleted; run: kmq queue delete {settings.name}"
             )
-        if known is not None and known.settings != settings:
-            changed = ", ".join(_differences(known.settings, settings))
+        if entry is not None and entry.settings != settings:
+            changed = ", ".join(_differences(entry.settings, settings))
             raise ConfigError(
                 f"queue {settings.name!r} exists with other settings ({changed}); use kmq queue alter"
             )
-        if registered_settings is None or topics_of(registered_settings) != topics_of(settings):
-            _check_topics(settings, registered)
+        if former_settings is None or topics_of(former_settings) != topics_of(settings):
+            _check_topics(settings, registered_queues)
         retention_ms = (
             max(DEFAULT_RETENTION_MS, ample_retention_ms(settings))
             if retention is None
             else duration_ms(retention, "retention")
         )
         existing = self._context.topics.describe(list(topics_of(settings)))
-        tracked = 1 if known is None else known.partitions
+        tracked = 1 if entry is None else entry.partitions
         if partitions is None:
             most = max([tracked, *(topic.partitions for topic in existing.values())])
             wanted = existing[settings.name].partitions if settings.name in existing else most
         else:
             wanted = partitions
-        obsolete = self._obsolete_markers(settings, known, registered, existing)
+        obsolete = self._obsolete_markers(settings, entry, registered_queues, existing)
         kept = self._delete_markers(obsolete)
         found = self._context.topics.create(settings, wanted, replication, retention_ms, anew=kept)
         for topic, old_ms in kept.items():
@@ -94,8 +102,8 @@ class QueueCreation:
     def _obsolete_markers(
         self,
         settings: QueueSettings,
-        known: RegisteredQueue | None,
-        registered: Iterable[QueueSettings],
+        entry: RegisteredQueue | None,
+        registered_queues: Iterable[QueueSettings],
         existing: Mapping[str, TopicInfo],
     ) -> dict[str, TopicInfo]:
         """Return the queue's markers topics whose messages are gone, by name.
@@ -103,10 +111,13 @@ class QueueCreation:
         Raises TopicError where another queue uses such a topic as well, and where nothing shows that the
         markers in it are of this queue: it is not registered, and no record tells of its earlier topic.
         """
-        earlier = self._stale_markers(settings, known, existing)
-        is_registered = any(topics_of(one) == topics_of(settings) for one in registered)
+        earlier = self._stale_markers(settings, entry, existing)
+        is_registered = any(topics_of(one) == topics_of(settings) for one in registered_queues)
         used = {
-            topic: one.name for one in registered if one.name != settings.name for topic in topics_of(one)
+            topic: one.name
+            for one in registered_queues
+            if one.name != settings.name
+            for topic in topics_of(one)
         }
         found = {}
         for messages, markers in markers_topics(settings).items():
@@ -132,7 +143,7 @@ class QueueCreation:
         return any(end > 0 for _low, end in offsets.values())
 
     def _stale_markers(
-        self, settings: QueueSettings, known: RegisteredQueue | None, topics: Mapping[str, TopicInfo]
+        self, settings: QueueSettings, entry: RegisteredQueue | None, topics: Mapping[str, TopicInfo]
     ) -> dict[str, str]:
         """Return topics that were recreated while their markers topic was not: topic -> its markers topic.
 
@@ -141,7 +152,7 @@ class QueueCreation:
         """
         now = {name: topic.topic_id for name, topic in topics.items()}
         found = find_stale_markers(settings, self._recorded_ids(settings.name) if now else {}, now)
-        if known is not None and {settings.name, settings.markers_topic} <= now.keys():
+        if entry is not None and {settings.name, settings.markers_topic} <= now.keys():
             ids = now[settings.name], now[settings.markers_topic]
             stored = self._context.registry.offsets(settings.name).values()
             if any(one.is_of_earlier_queue(*ids) for one in stored):

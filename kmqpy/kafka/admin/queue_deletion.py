@@ -1,7 +1,7 @@
 """Deletes a queue: its topics, once trackers have let go of it, then its entry in the registry.
 
 Leftovers are the topics, and the record in kmq.queues, of a queue that is not in the registry any more, for
-example since ZooKeeper was emptied. No tracker serves such a queue, so their deletion waits for no tracker.
+example because ZooKeeper was emptied. No tracker serves such a queue, so their deletion waits for no tracker.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from kmqpy.kafka.settings import QueueSettings, check_new_queue_name
 from kmqpy.kafka.topic_names import topics_of
 
 _FLUSH_TIMEOUT_S = 10.0
-"""How long Kafka may take to confirm the end markers; then purge() raises Unavailable."""
+"""purge() raises Unavailable when Kafka has not confirmed the end markers after this time."""
 
 
 class QueuePurge:

@@ -15,9 +15,10 @@ from kmqpy.zookeeper.session import session_of, unavailable
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
-"""How long remove_queue() waits before it looks again whether trackers still hold partitions."""
+"""remove_queue() waits for this long before it looks again whether trackers still hold partitions."""
 _MAX_OPS = 1_000
-"""The most znodes that one ZooKeeper transaction deletes: the server refuses requests of more than 1 MB."""
+"""One ZooKeeper transaction deletes at most this many znodes: the server refuses requests of more than 1
+MB."""
 
 
 def remove_queue(

@@ -14,7 +14,7 @@ from kmqpy.zookeeper.session import failure, gather, unavailable
 K = TypeVar("K")
 
 MAX_TRIES = 10
-"""How often a change of znodes is tried that fails since others change them meanwhile; then Unavailable."""
+"""A change of znodes raises Unavailable when this many tries failed because others changed the znodes."""
 
 
 class RegistryRequests:

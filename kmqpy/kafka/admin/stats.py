@@ -35,8 +35,8 @@ from kmqpy.kafka.topic_names import dead_letter_queue
 from kmqpy.kafka.topics import QueueTopics, Topics
 
 COUNT_LIMIT = 10_000
-"""The most records of a partition that are read to count messages. Of the records after these, offsets are
-counted, and the sum is an upper bound."""
+"""To count messages, kmqpy reads at most this many records of a partition. Of the records after these, it
+counts the offsets, and the sum is an upper bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -158,7 +158,7 @@ class AssignedPartition:
         return markers_offset < 0 or markers_offset >= known  # -1: Kafka does not say where
 
     def begin_markers_anew(self) -> None:
-        """Forget the markers offsets of the former markers topic, since the topic was recreated."""
+        """Forget the markers offsets of the former markers topic, because the topic was recreated."""
         self._markers_end = 0
         self.commits.begin_markers_anew()
 

@@ -52,7 +52,7 @@ _LATE_ACK_LOOK_SHARE = 1 / 4
 """extend() spends at most this part of the new lease on reading whether earlier consumers have acknowledged
 the messages."""
 _CONFIRM_TIMEOUT_S = 10.0
-"""A call with wait=True raises Unavailable if its markers are not confirmed after this time."""
+"""A method with wait=True raises Unavailable if its markers are not confirmed after this time."""
 _CLOSE_TIMEOUT_S = 10.0
 """close() waits for markers that are not confirmed for at most this time."""
 
@@ -225,10 +225,10 @@ class KmqClient:
         Here and in the methods below, messages may be several arguments or one list.
 
         Returns at once; a thread writes the end markers, and sends them again until they are confirmed. With
-        `wait`, this call waits until its own end markers are confirmed, and raises Unavailable if they are
+        `wait`, the method waits until its own end markers are confirmed, and raises Unavailable if they are
         not after 10 s. An ack that comes after the redelivery is harmless.
 
-        Raises ReceiptError; NotSupported for a `connection`, since Kafka takes no part in transactions of
+        Raises ReceiptError; NotSupported for a `connection`, because Kafka takes no part in transactions of
         databases.
         """
         if connection is not None:
@@ -304,7 +304,7 @@ class KmqClient:
     def flush(self, timeout: Duration = 10.0) -> None:
         """Wait until the markers of all calls so far are confirmed; raises Unavailable after `timeout`.
 
-        The call does not wait for markers of calls that other threads make meanwhile.
+        flush() does not wait for markers of calls that other threads make meanwhile.
         """
         self._guard.raise_if_inherited()
         self._check_confirmed(self._topics.writer.flush(duration_ms(timeout, "timeout") / 1000))
@@ -312,7 +312,7 @@ class KmqClient:
     def close(self) -> None:
         """Give back messages that were not handed out, wait for unconfirmed markers, leave the group.
 
-        In a forked child the call does nothing: connections and threads belong to the parent.
+        In a forked child close() does nothing: connections and threads belong to the parent.
         """
         if self._closed.is_set() or self._guard.inherited:
             return

@@ -186,7 +186,7 @@ def find_starts(
     """Return the start markers from `markers_offset` on, for queue offsets >= `first_offset`.
 
     If `markers_offset` is None, finds no start marker and is not complete. If `markers_offset` lies beyond
-    the end, reads all markers, since the topic was recreated. Raises Unavailable, TopicError.
+    the end, reads all markers, because the topic was recreated. Raises Unavailable, TopicError.
     """
     found = StartsFound()
     scan = partial(

@@ -35,7 +35,7 @@ from kmqpy.telemetry.base import Telemetry
 _log = logging.getLogger(__name__)
 
 _MAX_WAIT_WHILE_PREPARING_S = 0.02
-"""The longest wait of a poll while partitions are being assigned or are not ACTIVE."""
+"""poll() waits for at most this long while partitions are being assigned or are not ACTIVE."""
 _ASSIGNMENT_EXPECTED_FOR_S = 10.0
 """A member without partitions expects an assignment, and polls in short waits, for this long after it joined.
 After that it is on standby."""
@@ -56,9 +56,9 @@ class GroupMember:
     """Receives messages of the partitions that the group assigns to this member, and commits offsets.
 
     outcome_known  outcome_known(partition) is False while Kafka may still append a start marker that this
-                   client has sent to the partition; each call drives that check on
+                   client has sent to the partition; each call of outcome_known() drives that check on
     ids_known      ids_known(moment) is True if the topic ids were read at or after that monotonic time; if
-                   not, the call has them read
+                   not, ids_known() has them read
     write_assignment_ticks
                    see CrashRecovery
     instance_id    makes this a static member: its partitions stay its own for a while after it has left
@@ -263,7 +263,7 @@ class GroupMember:
         The group has removed the former consumer by then.
         """
         _log.warning("joining again: Kafka answers others only", extra={"queue": self._queue.name})
-        # The former consumer is not closed, since it would try to leave the group. It ends when Python frees
+        # The former consumer is not closed: it would try to leave the group. It ends when Python frees
         # it: so of the objects that a kept traceback may refer to, only this member refers to the consumer.
         self._consumer = self._new_consumer()
         self._forget(self._partitions.keys())
@@ -350,7 +350,7 @@ class GroupMember:
                 and self._ids_known(assigned.assigned_at)
             ):
                 continue
-            if assigned.phase is ReceivePhase.CHECKING:  # also while idle, since the leases run
+            if assigned.phase is ReceivePhase.CHECKING:  # also while idle, because the leases run
                 orphaned = self._recovery.check(partition, assigned)
                 if orphaned is not None:
                     self._orphaned_starts += orphaned

@@ -13,8 +13,9 @@ from kmqpy.kafka.settings import QueueSettings
 _log = logging.getLogger(__name__)
 
 _MAX_PAUSE_S = 0.1
-"""The longest pause between two rounds of work. It is short, so that commits are not late and close() does
-not wait long. The pause is a tenth of redeliver_after where that is less."""
+"""The housekeeper pauses for at most this long between two rounds of work. The pause is short, so that
+commits are not late and close() does not wait long. The pause is a tenth of redeliver_after where that is
+less."""
 
 
 class Housekeeper:

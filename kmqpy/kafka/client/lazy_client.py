@@ -13,7 +13,10 @@ from kmqpy.kafka.client.client import KmqClient
 
 
 class LazyClient:
-    """Opens a client for its first user, and a new client for the next user once that one is closed.
+    """Opens a client at its first use, and closes it when it is idle.
+
+    use() opens the client when there is none. When the client was idle and has been closed, the next use()
+    opens a new one.
 
     Safe to use from any thread. `what` names the client in errors.
     """
@@ -36,18 +39,18 @@ class LazyClient:
         return self._client
 
     def check_open(self) -> None:
-        """Raise Closed after close(), and Forked in a child process."""
+        """Raise Closed after close(), and Forked in a process that fork() made after this object."""
         self._guard.raise_if_inherited()
         if self._closed:
             raise Closed(f"{self._what} is closed")
 
     @contextmanager
     def use(self) -> Iterator[KmqClient]:
-        """Yield the client, which is opened if need be. While it is used, it does not count as idle.
+        """Yield the client, opened if there is none. A client that is in use does not count as idle.
 
         Raises Closed, Forked, and the errors of opening the client.
         """
-        self.check_open()  # before the lock, which may be held for ever in a child
+        self.check_open()  # before the lock, which nobody may ever release in a forked process
         with self._lock:
             self.check_open()
             if self._client is None:
@@ -85,7 +88,7 @@ class LazyClient:
                 client.close()
 
     def close(self) -> None:
-        """Close the client for good; its users' calls raise Closed. Does nothing in a child process."""
+        """Close the client for good: calls of its users raise Closed. Does nothing in a forked process."""
         if self._guard.inherited:
             return
         self._closed = True

@@ -12,8 +12,8 @@ from kmqpy.kafka import librdkafka
 from kmqpy.kafka.settings import KafkaConnection
 
 _CALL_TIMEOUT_S = 5.0
-"""leave_group() waits this long for the end of a rebalance, and then returns_in_time() for a call to
-return."""
+"""leave_group() waits this long for the end of a rebalance, and then returns_in_time() waits this long
+for the call of librdkafka to return."""
 
 
 def leave_group(

@@ -233,7 +233,7 @@ class MarkerWriter(Closeable):
         }
 
     def flush(self, timeout_s: float) -> int:
-        """Wait until all markers queued before this call are confirmed, except assignment ticks.
+        """Wait until all markers queued so far are confirmed, except assignment ticks.
 
         Returns how many may be unconfirmed after the time-out.
         """

@@ -10,7 +10,8 @@ from confluent_kafka import KafkaError, Producer
 from kmqpy.kafka.markers import codec
 
 _BATCH_SIZE = 1_000
-"""The most markers that one call hands to librdkafka. Other threads of Python wait during such a call."""
+"""One call of produce_batch() hands at most this many markers to librdkafka. Other threads of Python wait
+meanwhile."""
 
 Report = Callable[[KafkaError | None, Any], None]
 """A delivery callback: the error, or None, and the record."""

@@ -49,7 +49,7 @@ def commit_of(place: TopicPartition, ids: TopicIds) -> Commit | None:
 
     If the commit names another markers topic, its markers offset counts as 0. A commit without ids, which an
     older kmqpy or another kind of client has made, is accepted: it cannot belong to an earlier topic of the
-    same name, since Kafka deletes commits together with their topic.
+    same name, because Kafka deletes commits together with their topic.
     """
     if place.offset < 0:
         return None
@@ -201,7 +201,7 @@ class PartitionCommits:
         return Commit(offset, min(floors, default=None))
 
     def repeat(self) -> None:
-        """Let the last commit be made again, since it failed."""
+        """Let the last commit be made again, because it failed."""
         self._last_made = None
 
 

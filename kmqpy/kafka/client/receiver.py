@@ -207,7 +207,7 @@ class Receiver:
             self._start_batch = None
 
     def change_topics(self, ids: TopicIds) -> None:
-        """Change to the topics of these ids, since topics were recreated."""
+        """Change to the topics of these ids, because topics were recreated."""
         recreated = ids.queue != self._topics.ids.queue
         if recreated:
             self._start_batch = None

@@ -41,7 +41,7 @@ class RecordFetcher:
         """Return up to `max_records` records and errors; waits at most `wait_s` for the first."""
         self._fetched_by = threading.get_ident()
         try:
-            # Two calls, since consume(n, t) waits for n records, or until t is over.
+            # Two calls, because consume(n, t) waits for n records, or until t is over.
             records, self._ahead = self._ahead[:max_records], self._ahead[max_records:]
             if not records:
                 records = self._consumer.consume(1, wait_s)

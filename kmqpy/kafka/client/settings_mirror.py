@@ -1,6 +1,6 @@
 """Copies the settings of all queues from the registry to the topic kmq.queues, and reads them there.
 
-Clients read the topic, since they don't reach ZooKeeper, where the registry is.
+Clients read the topic, because they don't reach ZooKeeper, where the registry is.
 
 The topic is compacted and has one partition, with one record for each queue. The key is the path of the
 queue's znode in the registry, so several roots can share a Kafka. The value is JSON: the settings, and the

@@ -13,7 +13,7 @@ from kmqpy.kafka.client.markers_producer import produce
 from kmqpy.kafka.markers import codec
 
 _LATE_REQUEST_S = 5.0
-"""How long after a producer's end a broker may still append records that the producer had sent before."""
+"""For this long after a producer's end, a broker may still append records that the producer had sent."""
 
 
 class StartBarrier:

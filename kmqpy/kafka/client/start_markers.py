@@ -1,6 +1,6 @@
 """Writes start markers ("a client took this message"), and says which of them Kafka has confirmed.
 
-There are up to two producers, since librdkafka takes as long to report the outcome of a marker as to write
+There are up to two producers, because librdkafka takes as long to report the outcome of a marker as to write
 the marker. One producer reports every outcome, so the client learns where in the log its markers stand. The
 other reports errors only: most markers of a large number go to it. A range marker is one record that is the
 start marker of many messages.
@@ -29,10 +29,10 @@ from kmqpy.kafka.places import Place
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.01
-"""How long one poll of a producer waits for delivery reports, or for room in its queue."""
+"""One poll of a producer waits for at most this long for delivery reports, or for room in its queue."""
 _ERRORS_ONLY_POLL_S = 0.001
-"""How long one poll of the producer that reports errors only waits. Short, because the confirmation of a
-marker does not end such a poll."""
+"""One poll of the producer that reports errors only waits for at most this long. The time is short, because
+the confirmation of a marker does not end such a poll."""
 _MIN_ERRORS_ONLY = 200
 """If a batch has at least this many start markers of one partition, all but the last go to the producer that
 reports errors only. Range markers never go to it, nor start markers that name a holder."""
@@ -173,7 +173,7 @@ class StartBatch:
         """
         while self._has_unreported() and (left_s := self.left_s()) > 0:
             self._give_back_when_late()
-            # Short, since another thread may have polled the report that this one waits for.
+            # Short, because another thread may have polled the report that this one waits for.
             self._producer.poll(min(left_s, POLL_S))
         if self._errors_only is not None:
             while len(self._errors_only) and self.left_s() > 0:
@@ -266,7 +266,7 @@ class StartMarkerWriter:
         batch.give_back_at(hand_out_until, partial(self._give_back, batch, takes))
         try:
             self._begin(batch, takes, delays, lease_ms, holder)
-        except BaseException:  # of a signal handler, too: only this call knows of these start markers
+        except BaseException:  # of a signal handler, too: only start() knows of these start markers
             batch.give_back()
             raise
         return batch
@@ -274,8 +274,8 @@ class StartMarkerWriter:
     def outcome_known(self, partition: int) -> bool:
         """Return True if Kafka can append no start marker of this partition any more. Does not wait.
 
-        After start markers of unknown outcome, each call sends the missing ticks of StartBarrier: call again
-        until True.
+        After start markers of unknown outcome, each call of outcome_known() sends the missing ticks of
+        StartBarrier: call again until True.
         """
         barrier = self._barriers.get(partition)
         if barrier is not None and barrier.passed():

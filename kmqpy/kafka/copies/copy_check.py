@@ -30,11 +30,12 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 _log = logging.getLogger(__name__)
 
 _MAX_READ_S = 2.0
-"""A call stops reading markers after this many seconds, also if Kafka sends nothing. Copies whose markers it
-has not read to the end count as unread. CopyCheck keeps what it has read for the next call."""
+"""CopyCheck stops reading markers in one call after this many seconds, also if Kafka sends nothing. Copies
+whose markers it has not read to the end count as unread. CopyCheck keeps what it has read for the next
+call."""
 _MIN_BATCH_S = 0.1
-"""A call processes each batch of markers from Kafka for at least this many seconds, even if the caller's time
-limit has passed, so that repeated calls make progress."""
+"""examine() processes each batch of markers from Kafka for at least this many seconds, even if the caller's
+time limit has passed, so that repeated calls make progress."""
 _MAX_GAP_MARKERS = 50_000
 """If a copy's markers begin more than this many markers after the end of the known stretch (see CopyCheck),
 CopyCheck does not read the markers between: it begins a new stretch where the copy's markers begin."""
@@ -71,9 +72,9 @@ class CopyCheck:
     """Reads the markers of one queue that decide whether copies may be handed out; for use by any thread.
 
     For each partition, a CopyCheck caches the late operations of one stretch of the markers, the *known*
-    stretch, so that each call reads on where the call before it stopped. When reading on would cost too much
-    (see `_should_continue`), it begins a new stretch. It keeps the stretch before, the *former* one, for
-    copies that need that one, and drops older stretches to save memory.
+    stretch, so that each call of examine() reads on where the call before it stopped. When reading on would
+    cost too much (see `_should_continue`), it begins a new stretch. It keeps the stretch before, the *former*
+    one, for copies that need that one, and drops older stretches to save memory.
     """
 
     def __init__(self, connection: KafkaConnection, queue: QueueSettings, clock: Clock) -> None:
@@ -116,7 +117,7 @@ class CopyCheck:
         """Find the copies that must not be handed out; called when their start markers are written.
 
         within_s  after this time, or 2 s if that is less, copies whose markers are not read to the end count
-                  as unread. The call takes longer while Kafka does not answer
+                  as unread. examine() takes longer while Kafka does not answer
 
         If retention has deleted some of the markers, the markers that are left decide.
         """
@@ -242,7 +243,7 @@ class CopyCheck:
     ) -> bool:
         """Take in records of a partition; returns True when the time is over.
 
-        Checks the time between markers, too, since a forged claim (the record that names the messages of a
+        Checks the time between markers, too, because a forged claim (the record that names the messages of a
         tracker's transaction) of a megabyte takes a second.
         """
         stop_at = max(until, self._clock.monotonic() + _MIN_BATCH_S)

@@ -65,7 +65,7 @@ def redelivery_headers(
     position   when the tracker decided to copy the message, it had applied all markers before this markers
                offset; clients look for late operations (see late_operations) from there on
 
-    `kmq-deliver-at` is dropped, since the delay is over.
+    `kmq-deliver-at` is dropped, because the delay is over.
     """
     return (
         *_kept_headers(original, origin, queue),

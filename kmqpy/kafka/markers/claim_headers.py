@@ -43,7 +43,7 @@ def naming_tick(partition: int, name: str, offsets: Iterable[int]) -> tuple[byte
 def named_offsets(headers: Headers | None, name: str, partition: int) -> OffsetRuns:
     """The offsets that the headers `name` (CLAIM or DROPPED) of a record in this partition hold.
 
-    Raises DecodeError for headers that can't be read and for more than MAX_CLAIMED_OFFSETS offsets, since
+    Raises DecodeError for headers that can't be read and for more than MAX_CLAIMED_OFFSETS offsets, because
     anybody can write such headers, and few bytes can name many offsets.
     """
     found = OffsetRuns()

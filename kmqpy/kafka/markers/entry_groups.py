@@ -69,7 +69,7 @@ class Run:
         return self.due
 
     def due_until(self, _until_ms: int, limit: int) -> list[Entry]:
-        """The lowest `limit` entries of this run; all its entries are due, since they are due together."""
+        """The lowest `limit` entries of this run; all its entries are due, because they are due together."""
         first, taken, stride = self.block * BLOCK, self.taken - self.stride * self.base, self.stride
         shared = self.since_ms, self.due, EntryState.LEASED, True, None, self.holder
         bits = itertools.islice(bits_of(self.alive), limit)

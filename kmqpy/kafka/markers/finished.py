@@ -26,10 +26,11 @@ WINDOW = 1 << 18
 has not written."""
 
 MAX_WINDOWS = 8
-"""When there are more windows, the one with the oldest assignment is forgotten, and its messages with it."""
+"""FinishedMessages holds at most this many windows. It first forgets the one with the oldest assignment, with
+its messages."""
 
 _MAX_STORED_RUNS = 2_000
-"""When there are more runs, only some are stored (see `_most_important`). Runs of a few bytes each stand in a
+"""At most this many runs are stored; `_most_important` chooses them. Runs of a few bytes each stand in a
 znode together with the safe offset, and the znode must stay small."""
 
 Runs = tuple[tuple[int, int], ...]

@@ -261,7 +261,7 @@ class InFlight:
 
         The rows are at most `max_rows`, those with the oldest takes. The markers offset is that of the oldest
         take that is in no row, or of the pinned marker if that is lower. So the other tracker reads some
-        markers that the rows contain already. Applying these again changes nothing, since the last operation
+        markers that the rows contain already. To apply these again changes nothing: the last operation
         on a message decides.
         """
         rows = self._entries.first_rows(max_rows + 1)

@@ -10,7 +10,7 @@ to look for late operations:
                      knew all markers before that offset. Copies of copies keep this header
 
 Only markers decide: claims, the end markers of trackers, which name the copies, and the markers of clients.
-The headers of messages prove nothing, since anybody can forward them with another message. An acknowledgement
+The headers of messages prove nothing: anybody can forward them with another message. An acknowledgement
 of the message that had these headers first would then finish the other message.
 """
 
@@ -106,7 +106,7 @@ class LateOperations:
         self._acknowledged = OffsetRuns()
         self._operations: dict[int, LateOperation] = {}
         """By watched message, the operation that applies of those since its last claim; the latest is last.
-        An operation on a copy that was never claimed applies to no other copy, since there is none yet."""
+        An operation on a copy that was never claimed applies to no other copy, because there is none yet."""
         self._copies = _CopyRuns()
 
     def read(self, records: Sequence[Any], enough: Callable[[], bool] = lambda: False) -> bool:

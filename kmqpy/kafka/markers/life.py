@@ -27,14 +27,15 @@ class LifeEventKind(StrEnum):
     REJECTED = "rejected"
     """A client asked for the message to be dead-lettered."""
     ACKNOWLEDGED = "acknowledged"
-    """A client acknowledged the record; or a tracker ended it, since a consumer of an earlier delivery has
+    """A client acknowledged the record; or a tracker ended it, because a consumer of an earlier delivery has
     acknowledged the message (rule R32 of docs/rules.md)."""
     REDELIVERED = "redelivered"
     DEAD_LETTERED = "dead-lettered"
     REDRIVEN = "redriven"
     ENDED = "ended"
-    """A tracker, redrive or purge ended the record, and names no known copy of it. The record was deleted,
-    purged or taken late (rule R30), or a version wrote the end marker that did not name copies."""
+    """A tracker, redrive or purge ended the record, and its end marker names no copy that is known. Either
+    there is no copy (the record was deleted, purged or taken late, rule R30), or an old version of kmqpy,
+    which did not write the names of copies, wrote the end marker."""
 
 
 class LifeState(StrEnum):
@@ -44,10 +45,12 @@ class LifeState(StrEnum):
     DELAYED = "delayed"
     IN_FLIGHT = "in flight"
     RELEASED = "released"
+    """A client gave the record back with a nack; the record waits for its redelivery."""
     REJECTED = "rejected"
     ACKNOWLEDGED = "acknowledged"
     DEAD_LETTER = "dead letter"
     ENDED = "ended"
+    """A tracker, redrive or purge ended the record, see LifeEventKind.ENDED."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +61,8 @@ class LifeEvent:
     what         what happened
     record       the record to which it happened, as `partition:offset` or, in another topic than the queue's,
                  `topic:partition:offset`
-    by           the client that took the record last, if it gave a name, since only start markers name their
-                 writer; None where a tracker wrote the marker
+    by           the client that took the record last, if it gave a name: only start markers name their
+                 writer. None where a tracker wrote the marker
     for_ms       the lease that was taken or asked for, or the delay
     counts       False: this delivery is not an attempt
     reason       the reason that the client gave; of a copy `expired`, `nack: …`, `rejected: …`, `refused: …`

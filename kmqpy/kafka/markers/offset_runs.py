@@ -1,9 +1,11 @@
 """A set of offsets that takes little memory if many offsets are close together. Pure: no I/O.
 
-Its methods take and return runs of offsets, (first, count). It stores blocks of bits, not runs.
+Methods with `runs` in their names take or return runs of offsets, (first, count). The set stores blocks of
+bits, not runs.
 
 Each block of 1,024 offsets that has a member is one integer with a bit for each offset. One million offsets
-in a row, added one by one in any order, take 0.2 MB. Full blocks that are added as a run share one integer.
+in a row, added one by one in any order, take 0.2 MB. Full blocks that are added as a run take even less: they
+refer to the same int object.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class OffsetRuns:
                 self.add(first)
                 continue
             for block, mask in block_masks(((first, count),), _BLOCK):
-                # One number serves all full blocks.
+                # All full blocks refer to the same int object; that saves memory.
                 blocks[block] = _FULL if mask == _FULL else blocks.get(block, 0) | mask
 
     def add_bits(self, first: int, bits: int) -> None:

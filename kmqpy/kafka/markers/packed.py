@@ -44,7 +44,7 @@ class PackedEntries:
     """Stores the entries of one partition, at most one for each queue offset, and hands out due entries.
 
     An entry waits until it is due. An entry that was handed out for redelivery stays here, but counts as due
-    no longer. Such entries are in no group, since they are few at a time and soon removed.
+    no longer. Such entries are in no group, because they are few at a time and soon removed.
 
     Invariants: an offset is in at most one of `handed_out`, a Run of its block, and the index of its block.
     Every group that is not empty is in both heaps. `_count` is the number of entries in groups. Each
