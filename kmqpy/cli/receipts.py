@@ -35,7 +35,7 @@ def ack(ctx: click.Context, cli: Cli, receipts: tuple[str, ...]) -> None:
 
     RECEIPTS are those that kmq receive printed. Without any, standard input is read: a receipt, or a line
     that kmq receive printed, on each line. If a message was redelivered already, its copy is delivered all
-    the same, unless the queue has late acks.
+    the same, unless the setting late_acks of the queue is on.
 
     \b
     Example:
@@ -68,8 +68,9 @@ def nack(
     """Give messages back: they are redelivered.
 
     RECEIPTS come from kmq receive; without any, standard input is read, as by kmq ack.
-    Nothing happens to messages that are acknowledged, redelivered (unless the queue has late acks) or dead
-    letters already. kmq counts such messages, too: the number it prints is that of valid receipts.
+    Nothing happens to messages that are acknowledged, redelivered (unless the setting late_acks of the
+    queue is on) or dead letters already. kmq counts such messages, too: the number it prints is that of
+    valid receipts.
 
     \b
     Example:
@@ -122,8 +123,9 @@ def dead_letter(ctx: click.Context, cli: Cli, receipts: tuple[str, ...], reason:
 
     Without another try; on Kafka a tracker does it.
     RECEIPTS come from kmq receive; without any, standard input is read, as by kmq ack.
-    Nothing happens to messages that are acknowledged, redelivered (unless the queue has late acks) or dead
-    letters already. kmq counts such messages, too: the number it prints is that of valid receipts.
+    Nothing happens to messages that are acknowledged, redelivered (unless the setting late_acks of the
+    queue is on) or dead letters already. kmq counts such messages, too: the number it prints is that of
+    valid receipts.
 
     \b
     Example:

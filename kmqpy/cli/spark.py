@@ -120,7 +120,7 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
         --aggregate "select customer, sum(total) total from rows group by customer" --report report --drain
     """
     from kmqpy.spark import KmqSpark  # first: it says which packages are missing
-    from kmqpy.spark.checkpoint import one_line
+    from kmqpy.spark.checkpoint import error_line
     from kmqpy.spark.health import health
     from kmqpy.spark.pipeline import Sink, check_aggregate, dead_letters, run_pipeline, write_aggregate
     from kmqpy.spark.session import start, stop
@@ -188,12 +188,12 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
         if (more := dead_letters(cli.connection, settings) - dead_before) > 0:
             raise PartlyDone(f"{more:,} messages became dead letters; see: kmq dlq list {queue}")
     except PySparkException as error:
-        raise click.ClickException(f"Spark: {one_line(error)}") from error
+        raise click.ClickException(f"Spark: {error_line(error)}") from error
     except (Py4JError, ConnectionError) as error:  # a signal to the process group ends the JVM at once
         if not stopping():
             gone = isinstance(error, ConnectionError | Py4JNetworkError)
             what = "its JVM has gone, and messages that it did not acknowledge will be redelivered: "
-            raise click.ClickException(f"Spark: {what if gone else ''}{one_line(error)}") from error
+            raise click.ClickException(f"Spark: {what if gone else ''}{error_line(error)}") from error
         warn("Spark has gone first; messages that it did not acknowledge will be redelivered")
     finally:
         stop(spark)

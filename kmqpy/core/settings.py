@@ -1,8 +1,11 @@
 """Builds settings objects from files, the environment and arguments, and checks the values.
 
-A settings class is a frozen dataclass. Where several sources give a setting, the later source wins. A setting
-whose name ends in `_ms` is a duration in ms; as text, it may have a unit (`500ms`, `30s`, `5m`, `1h`, `7d`).
-Durations in arguments of the API are seconds (float) or `timedelta`.
+A settings class is a frozen dataclass. Where several sources give a setting, arguments (options of a
+command, for example) win over the environment, and the environment wins over files: callers give build() the
+files first, then the environment, then the arguments.
+
+A setting whose name ends in `_ms` is a duration in ms; as text, it may have a unit (`500ms`, `30s`, `5m`,
+`1h`, `7d`). Durations in arguments of the API are seconds (float) or `timedelta`.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ _ADDRESS = re.compile(
 )
 _SECRET_KEY = re.compile(r"pass(word|phrase)|secret|token", re.IGNORECASE)
 _KEY_METADATA = "key"
-"""The entry of a field's metadata with the name of the setting in files and the environment."""
+"""The key, in the metadata of a dataclass field, of the setting's name in files and the environment. Fields
+without this key have the same name there; see keyed()."""
 
 
 def check_addresses(text: str, field_name: str, example: str) -> None:

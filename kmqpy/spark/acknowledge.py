@@ -28,7 +28,7 @@ from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
-from kmqpy.spark.checkpoint import RememberedFailures, cause, one_line
+from kmqpy.spark.checkpoint import RememberedFailures, cause, error_line
 from kmqpy.spark.failed_query import LeftoverMessages
 from kmqpy.spark.failures import Failure, FailurePolicy, nacks
 from kmqpy.spark.report import REPORTS, BatchReport, merged
@@ -152,7 +152,7 @@ class Acknowledger(StreamingQueryListener):
             level = logging.WARNING
             if isinstance(error, ConnectionError | Py4JNetworkError):
                 level = logging.DEBUG  # the JVM has died: awaiting a query raises this error, too
-            _log.log(level, "Spark does not answer: %s", one_line(error), extra={"queue": self._queue.name})
+            _log.log(level, "Spark does not answer: %s", error_line(error), extra={"queue": self._queue.name})
         finally:
             self._writer.close(_CONFIRM_TIMEOUT_S)
             self._committer.close()
@@ -249,7 +249,7 @@ class Acknowledger(StreamingQueryListener):
                 if str(query.runId) == run_id:
                     query.stop()
         except Exception as error:  # the query has ended, or the session has
-            _log.warning("the query can't be stopped: %s", one_line(error), extra={"run": run_id})
+            _log.warning("the query can't be stopped: %s", error_line(error), extra={"run": run_id})
 
     def _failures(self, name: str, texts: Iterable[str]) -> dict[Place, Failure]:
         failed = failed_messages(texts)

@@ -43,7 +43,7 @@ def bind_checkpoint(
             mine.write.mode("overwrite").json(path)
             return
     except (PySparkException, Py4JError) as error:
-        raise ConfigError(f"checkpoint: {checkpoint} can't be used: {one_line(error)}") from None
+        raise ConfigError(f"checkpoint: {checkpoint} can't be used: {error_line(error)}") from None
     noted = found[0].asDict()
     if noted == own:
         return
@@ -82,10 +82,10 @@ class RememberedFailures:
         try:
             frame.write.mode("overwrite").json(self._path)
         except (PySparkException, Py4JError) as error:
-            raise ConfigError(f"checkpoint: {self._path} can't be written: {one_line(error)}") from None
+            raise ConfigError(f"checkpoint: {self._path} can't be written: {error_line(error)}") from None
 
 
-def one_line(error: Exception | str | None) -> str:
+def error_line(error: Exception | str | None) -> str:
     """The beginning of an error of Spark, up to a blank line or a stack trace, on one line."""
     text = str(error) if error is not None else "stopped by somebody else"
     for end in ("\n\n", "\n=== ", "\n\tat "):
@@ -99,7 +99,7 @@ def cause(failure: str) -> str:
     if outer:  # a Python traceback: keep the lines that belong to no stack frame
         lines = [line for line in inner.splitlines() if line and not line[0].isspace()]
         of_java = len(lines) > 1 and "Py4JJavaError: " in lines[0]
-        found = one_line(lines[of_java].removeprefix(": ")) if lines else one_line(failure)
+        found = error_line(lines[of_java].removeprefix(": ")) if lines else error_line(failure)
     else:
-        found = one_line(failure.rpartition("Caused by: ")[2])
+        found = error_line(failure.rpartition("Caused by: ")[2])
     return _JAVA_PACKAGE.sub("", _LOST_TASK_PREFIX.sub("", found))

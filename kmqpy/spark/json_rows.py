@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from kmqpy.errors import ConfigError
-from kmqpy.spark.checkpoint import one_line
+from kmqpy.spark.checkpoint import error_line
 from kmqpy.spark.frame_function import ERROR, REJECT
 
 BODY_SCHEMA = "value binary"
@@ -35,7 +35,7 @@ def check_readable(spark: SparkSession, schema: StructType) -> None:
         one = spark.range(1).select(F.lit("{}").alias("value"))
         assert with_fields(with_refusals(one, schema), schema).columns  # Connect analyses it only now
     except (PySparkException, Py4JError) as error:
-        raise ConfigError(f"schema: JSON has no such values: {one_line(error)}") from None
+        raise ConfigError(f"schema: JSON has no such values: {error_line(error)}") from None
 
 
 def with_refusals(df: DataFrame, schema: StructType) -> DataFrame:

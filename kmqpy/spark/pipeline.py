@@ -23,9 +23,9 @@ from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.spark import json_rows
-from kmqpy.spark.checkpoint import one_line
+from kmqpy.spark.checkpoint import error_line
 from kmqpy.spark.frame_function import FrameFunction
-from kmqpy.spark.process import DEFAULT_LEASE_S, MAX_OFFSETS_PER_TRIGGER, NEEDED, parsed
+from kmqpy.spark.process import DEFAULT_LEASE_S, MAX_OFFSETS_PER_TRIGGER, NEEDED_COLUMNS, parse_schema
 from kmqpy.spark.progress import Progress, ProgressWatch, finish_batch
 from kmqpy.spark.queue import KmqSpark
 from kmqpy.spark.sinks import checkpoint_of, target_of
@@ -37,7 +37,8 @@ from kmqpy.spark.taker import MarkersFormat
 __all__ = ["Sink", "check_aggregate", "dead_letters", "run_pipeline", "write_aggregate", "written"]
 
 VIEW = "rows"
-"""The name by which the SQL of an aggregate reads the rows that were written."""
+"""The name of the view that holds the rows in the sink. An *aggregate* is the result of a query of this view,
+which write_aggregate() writes beside the sink."""
 
 _STALL_TIMEOUT_S = 120.0
 """With `drain`: Unfinished is raised when the counts of the queue have not changed for so many seconds."""
@@ -80,7 +81,7 @@ def run_pipeline(
     Raises ConfigError for an invalid schema, and for a sink that can't hold its rows. Raises Unfinished if,
     with `drain`, the counts of the queue do not change for two minutes; and what KmqSpark.process raises.
     """
-    fields, trigger_ms = parsed(spark, schema), duration_ms(trigger, "trigger")
+    fields, trigger_ms = parse_schema(spark, schema), duration_ms(trigger, "trigger")
     wanted, target, checkpoint = with_origin(fields), target_of(sink, connection), checkpoint_of(sink)
     if function is None:
         json_rows.check_readable(spark, fields)
@@ -119,7 +120,7 @@ def run_pipeline(
 
 def written(spark: SparkSession, sink: Sink, schema: str, connection: KafkaConnection) -> DataFrame:
     """The rows of this schema that pipelines have written to a sink."""
-    return target_of(sink, connection).read(spark, with_origin(parsed(spark, schema)))
+    return target_of(sink, connection).read(spark, with_origin(parse_schema(spark, schema)))
 
 
 def dead_letters(connection: KafkaConnection, queue: QueueSettings) -> int:
@@ -132,10 +133,10 @@ def dead_letters(connection: KafkaConnection, queue: QueueSettings) -> int:
 def check_aggregate(spark: SparkSession, schema: str, sql: str) -> None:
     """Raise ConfigError unless Spark understands `sql` over rows of this schema; called before a pipeline."""
     try:
-        spark.createDataFrame([], with_origin(parsed(spark, schema))).createOrReplaceTempView(VIEW)
+        spark.createDataFrame([], with_origin(parse_schema(spark, schema))).createOrReplaceTempView(VIEW)
         assert spark.sql(sql).columns
     except PySparkException as error:
-        raise ConfigError(f"aggregate: {sql!r} can't be run: {one_line(error)}") from None
+        raise ConfigError(f"aggregate: {sql!r} can't be run: {error_line(error)}") from None
 
 
 def write_aggregate(
@@ -156,8 +157,8 @@ def _rows(
     df = kmq.read_stream(max_offsets_per_trigger=max_batch)
     if function is not None:
         return kmq.process(df, WithOrigin(function), with_copy(schema), lease=lease)
-    bodies = json_rows.with_refusals(df.select("value", *NEEDED, *MESSAGE_COLUMNS), schema)
-    body_schema = with_copy(parsed(kmq.spark, json_rows.BODY_SCHEMA))
+    bodies = json_rows.with_refusals(df.select("value", *NEEDED_COLUMNS, *MESSAGE_COLUMNS), schema)
+    body_schema = with_copy(parse_schema(kmq.spark, json_rows.BODY_SCHEMA))
     out = kmq.process(bodies, WithOrigin(json_rows.PassBodies()), body_schema, lease=lease)
     return json_rows.with_fields(out, schema)
 

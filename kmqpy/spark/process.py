@@ -29,7 +29,7 @@ from kmqpy.kafka.message_headers import DELIVER_AT, ORIGINAL_OFFSET, ORIGINAL_PA
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.spark.acknowledge import Acknowledger
-from kmqpy.spark.checkpoint import RememberedFailures, bind_checkpoint, one_line
+from kmqpy.spark.checkpoint import RememberedFailures, bind_checkpoint, error_line
 from kmqpy.spark.decode import check_columns, header_bytes, header_text, number, redelivery_count
 from kmqpy.spark.failures import FailurePolicy
 from kmqpy.spark.frame_function import FrameFunction
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 Start = Literal["committed", "earliest", "latest"]
 
-NEEDED = ("topic", "partition", "offset", "attempts", "deliver_at_ms")
+NEEDED_COLUMNS = ("topic", "partition", "offset", "attempts", "deliver_at_ms")
 """Columns of read_stream() that process() and take() need."""
 
 MAX_OFFSETS_PER_TRIGGER = 500_000
@@ -60,7 +60,7 @@ _QUEUE_FILE = "kmq"
 """The file in a checkpoint that names the queue of the checkpoint."""
 
 
-def parsed(spark: SparkSession, schema: StructType | str) -> StructType:
+def parse_schema(spark: SparkSession, schema: StructType | str) -> StructType:
     """The schema as a StructType; raises ConfigError unless Python workers can return its columns."""
     try:
         found = spark.createDataFrame([], schema).schema if isinstance(schema, str) else schema
@@ -69,7 +69,7 @@ def parsed(spark: SparkSession, schema: StructType | str) -> StructType:
         to_arrow_schema(found, timezone="UTC")
     except (PySparkException, Py4JError) as error:
         raise ConfigError(
-            f"schema: {schema!r} is none; write it like 'id long, total double' ({one_line(error)})"
+            f"schema: {schema!r} is none; write it like 'id long, total double' ({error_line(error)})"
         ) from None
     return found
 
@@ -330,7 +330,7 @@ class Processing:
     def _lease_ms(self, df: DataFrame, lease: Duration, what: str) -> int:
         """The lease in ms; raises ConfigError unless `df` is a stream of messages and `lease` in range."""
         try:
-            check_columns(df, NEEDED, what)
+            check_columns(df, NEEDED_COLUMNS, what)
         except ConfigError as error:
             raise ConfigError(
                 f"{error}. Give it what read_stream() returns, which reads committed records only; settings "
@@ -341,7 +341,7 @@ class Processing:
                 f"{what}: not a stream; for what is there now, and no more, use read_stream() and "
                 ".trigger(availableNow=True)"
             )
-        for name in NEEDED[1:]:
+        for name in NEEDED_COLUMNS[1:]:
             if not isinstance(kind := df.schema[name].dataType, IntegralType):
                 raise ConfigError(f"{what}: column {name!r} is {kind.simpleString()}, not a whole number")
         lease_ms = duration_ms(lease, "lease")
@@ -384,7 +384,7 @@ class Processing:
         )
 
     def _checked_schema(self, schema: StructType | str) -> StructType:
-        schema = parsed(self.spark, schema)
+        schema = parse_schema(self.spark, schema)
         names = [name.lower() for name in schema.fieldNames()]  # as Spark compares them
         for name in names:
             if name.startswith("kmq_"):

@@ -35,7 +35,9 @@ _RESERVED_OPTIONS = {
     *(f"{end}{how}" for end in ("startingoffsets", "endingoffsets") for how in ("", "bytimestamp")),
     *("startingtimestamp", "endingtimestamp"),
 }
-"""Options that users can't set: other values would hand out aborted records, or those of other topics."""
+"""Options of Spark's Kafka source, in lower case, that users can't set, because kmqpy itself chooses topics,
+offsets, isolation and headers. Values of a user could make Spark read aborted records, or other topics or
+offsets, or leave out headers."""
 
 
 def read_topic(spark: SparkSession, options: Mapping[str, str], topic: str, bounds: Bounds) -> DataFrame:

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from kmqpy.dev.jars import cache_folder, jar_set
 from kmqpy.dev.java import find_java
 from kmqpy.errors import ConfigError
-from kmqpy.spark.checkpoint import one_line
+from kmqpy.spark.checkpoint import error_line
 
 _log = logging.getLogger(__name__)
 
@@ -49,11 +49,13 @@ def configure_spark_with_kmq(
 ) -> SparkSession.Builder:
     """Return `builder`, made ready for queues: `configure_spark_with_kmq(builder).getOrCreate()`.
 
-    Adds to the jars that `builder` names the Kafka connector and the jars of sinks (`jar_sets`:
-    "spark-delta", …), and to its packages `extra_packages` (Maven coordinates). Sets JAVA_HOME to a Java that
-    Spark can use. For a local master, Python workers become this Python (PYSPARK_PYTHON, unless set) and find
-    kmqpy (PYTHONPATH). Under spark-submit, and for a Spark Connect server elsewhere, neither jars nor
-    variables are set: give that command `--jars $(kmq spark-jars)`.
+    Adds the Kafka connector and the jars of sinks (`jar_sets`: "spark-delta", …) to the jars of `builder`,
+    and `extra_packages` (Maven coordinates) to its packages. Sets JAVA_HOME to a Java that Spark can use. For
+    a local master, Python workers run this Python (PYSPARK_PYTHON, unless set) and find kmqpy (PYTHONPATH).
+
+    Under spark-submit, and for a Spark Connect server elsewhere, another program starts Spark's JVM, so this
+    function sets neither jars nor variables. Give `--jars "$(kmq spark-jars)"` to spark-submit, or to the
+    command that starts the server.
 
     Call this function when master and jars are set, before the session is made.
 
@@ -116,7 +118,7 @@ def start(
     try:
         return builder.getOrCreate()
     except (PySparkException, Py4JError, ValueError) as error:
-        raise ConfigError(f"Spark: it can't be started: {one_line(error)}") from None
+        raise ConfigError(f"Spark: it can't be started: {error_line(error)}") from None
 
 
 def stop(spark: SparkSession) -> None:

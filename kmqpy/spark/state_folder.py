@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from kmqpy.errors import ConfigError, DecodeError, Unavailable
-from kmqpy.spark.checkpoint import one_line
+from kmqpy.spark.checkpoint import error_line
 from kmqpy.spark.sinks.files import place_of
 from kmqpy.spark.state_version import Block, StateVersion
 
@@ -148,7 +148,7 @@ class StateFolder:
         try:
             yield
         except (pa.ArrowException, OSError) as error:
-            raise Unavailable(f"table: {self.path}: {one_line(error)}") from error
+            raise Unavailable(f"table: {self.path}: {error_line(error)}") from error
 
 
 def _block_folder(block: Block) -> str:

@@ -21,7 +21,7 @@ from kmqpy.errors import ConfigError, TopicError, Unavailable
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark import state
-from kmqpy.spark.checkpoint import one_line
+from kmqpy.spark.checkpoint import error_line
 from kmqpy.spark.decode import decode_markers
 from kmqpy.spark.records import Bounds, read_topic
 from kmqpy.spark.sinks.files import persisted
@@ -268,7 +268,7 @@ class StateTable:
         try:
             yield
         except (PySparkException, Py4JError) as error:
-            raise Unavailable(f"table: {self._folder.path}: {one_line(error)}") from error
+            raise Unavailable(f"table: {self._folder.path}: {error_line(error)}") from error
 
 
 _RESTART_ADVICE = "make it anew with update(restart=True) or kmq spark-state --restart"

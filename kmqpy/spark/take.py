@@ -22,7 +22,7 @@ from pyspark.sql.types import BooleanType, StringType
 from kmqpy.errors import ConfigError, DecodeError
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.spark.checkpoint import one_line
+from kmqpy.spark.checkpoint import error_line
 from kmqpy.spark.handout import Handout, Places
 from kmqpy.spark.records import own_partition
 from kmqpy.spark.report import REPORTS
@@ -120,7 +120,7 @@ def only_ok(out: DataFrame, ok: Column | str, reason: Column | str | None, metri
     try:
         kind = out.select(is_ok.alias(_OK), why.cast("string").alias(_REASON)).schema[_OK].dataType
     except PySparkException as error:
-        raise ConfigError(f"write_stream: ok, reason: {one_line(error)}") from None
+        raise ConfigError(f"write_stream: ok, reason: {error_line(error)}") from None
     if not isinstance(kind, BooleanType):
         raise ConfigError(f"write_stream: ok: {kind.simpleString()}, not boolean")
     judged = out.withColumns({_OK: F.coalesce(is_ok, F.lit(False)), _REASON: why.cast("string")})  # noqa: FBT003

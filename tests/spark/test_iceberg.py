@@ -14,7 +14,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 from kmqpy.cli.app import run
 from kmqpy.errors import ConfigError, MissingExtra, Unavailable
-from kmqpy.spark.process import parsed
+from kmqpy.spark.process import parse_schema
 from kmqpy.spark.sinks import target_of
 from kmqpy.spark.sinks.origin import with_copy, with_origin
 from kmqpy.spark.sinks.target import Sink
@@ -192,10 +192,10 @@ def test_types_and_partitions(spark, options):
         f"cast(1 as byte) small, 1.50BD price, array('x', null) tags, {values}, "
         "0 original_partition, id original_offset, 0L original_row, false original_copied from range(6)"
     )
-    rows = rows.to(with_copy(parsed(spark, schema)))
+    rows = rows.to(with_copy(parse_schema(spark, schema)))
     target = target_of(sink_of(options, partition_by=("name", "day")), NOWHERE)
     for number in range(2):  # the second finds the table
-        target.check(spark, with_origin(parsed(spark, schema)))
+        target.check(spark, with_origin(parse_schema(spark, schema)))
         target.write(rows, number, "a")
     table = table_of(options)
     found = table.scan(row_filter="name = 'n 1' and day = '2026-11-25'").to_arrow().to_pylist()
@@ -209,7 +209,10 @@ def test_types_and_partitions(spark, options):
     assert len(list(table.scan(row_filter="name = 'n 0'").plan_files())) == 2
     assert len(list(table.scan(row_filter="name is null").plan_files())) == 2
     assert "kmq_folder" not in str(table.schema())
-    assert target.read(spark, with_origin(parsed(spark, schema))).select("name", "at").distinct().count() == 3
+    assert (
+        target.read(spark, with_origin(parse_schema(spark, schema))).select("name", "at").distinct().count()
+        == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -241,7 +244,7 @@ def test_tables_of_others_that_do_not_fit(spark, options):
     def refused(schema, fields, expected):
         catalog.create_table("shop.rows", Schema(*fields))
         with pytest.raises(ConfigError, match=expected):
-            target.check(spark, parsed(spark, schema))
+            target.check(spark, parse_schema(spark, schema))
         catalog.drop_table("shop.rows")
 
     long, name = NestedField(1, "id", LongType()), NestedField(2, "name", StringType(), required=True)
@@ -276,4 +279,4 @@ def test_a_session_without_the_setting(spark, options):
         patch.setattr(type(target := target_of(sink_of(options), NOWHERE)), "settings", {"spark.x": "y"})
         spark.conf.set("spark.x", "z")
         with pytest.raises(ConfigError, match=r"Spark: spark\.x is z; an Iceberg table needs y"):
-            target.check(spark, parsed(spark, "id int"))
+            target.check(spark, parse_schema(spark, "id int"))

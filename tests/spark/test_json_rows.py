@@ -9,7 +9,7 @@ from pyspark.sql import functions as sf
 
 from kmqpy.errors import ConfigError
 from kmqpy.spark.json_rows import check_readable, with_fields, with_refusals
-from kmqpy.spark.process import parsed
+from kmqpy.spark.process import parse_schema
 
 SCHEMA = (
     "id long, at timestamp, day date, price decimal(8,2), tags array<string>, place struct<x: double, n: int>"
@@ -25,7 +25,7 @@ WHOLE = {
 
 
 def read(spark, schema, *bodies):
-    fields = parsed(spark, schema)
+    fields = parse_schema(spark, schema)
     given = spark.createDataFrame([(n, body) for n, body in enumerate(bodies)], "n int, value binary")
     found = with_fields(with_refusals(given, fields).withColumn("why", sf.col("refused")), fields)
     return [row.asDict() for row in found.orderBy("n").collect()]
@@ -91,6 +91,6 @@ def test_what_is_missing_null_or_more_is_no_mistake(spark):
 
 
 def test_types_that_json_has_not_are_refused_first(spark):
-    check_readable(spark, parsed(spark, SCHEMA))
+    check_readable(spark, parse_schema(spark, SCHEMA))
     with pytest.raises(ConfigError, match="schema: JSON has no such values"):
-        check_readable(spark, parsed(spark, "id long, m map<int, string>"))
+        check_readable(spark, parse_schema(spark, "id long, m map<int, string>"))

@@ -14,7 +14,7 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark import KmqSpark, checkpoint, pipeline
 from kmqpy.spark.health import health
 from kmqpy.spark.pipeline import Sink, check_aggregate, run_pipeline, write_aggregate
-from kmqpy.spark.process import parsed
+from kmqpy.spark.process import parse_schema
 from kmqpy.spark.sinks import target_of
 from kmqpy.spark.sinks.files import check_owner, place_of, take_over
 from kmqpy.spark.sinks.origin import with_origin
@@ -77,7 +77,7 @@ def test_an_aggregate_of_nothing(spark, tmp_path):
     sink, schema = Sink(path=str(tmp_path / "rows"), format="csv"), "id long, name string"
     connection = KafkaConnection(bootstrap="127.0.0.1:1")
     # As a pipeline does before the first row.
-    target_of(sink, connection).check(spark, with_origin(parsed(spark, schema)))
+    target_of(sink, connection).check(spark, with_origin(parse_schema(spark, schema)))
     path = write_aggregate(spark, sink, schema, "select max(name) name, count(id) ids from rows", connection)
     assert [tuple(row) for row in spark.read.csv(path).collect()] == [(None, "0")]
 

@@ -20,7 +20,7 @@ from kmqpy.kafka.admin import stats
 from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op, encode, encode_key, encode_start, ranges
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.spark import KmqSpark, register
-from kmqpy.spark.process import NEEDED
+from kmqpy.spark.process import NEEDED_COLUMNS
 from kmqpy.spark.records import kafka_options, stream_topic
 from kmqpy.spark.taker import Taker
 from kmqpy.worker.outcome import Reject
@@ -303,7 +303,7 @@ def test_bad_results_stop_the_query_and_lose_nothing(make_run):
 def test_bad_input_is_refused_with_a_clear_error(spark, make_run, make_queue, queue_name):
     run = make_run()
     df = run.kmq.read_stream()
-    for name in NEEDED:
+    for name in NEEDED_COLUMNS:
         with pytest.raises(ConfigError, match=f"column '{name}' is missing"):
             run.kmq.process(df.drop(name), lambda frame: frame, "value binary")
     with pytest.raises(ConfigError, match="not a stream"):

@@ -7,7 +7,7 @@ import pytest
 
 from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.kafka.settings import KafkaConnection
-from kmqpy.spark.process import parsed
+from kmqpy.spark.process import parse_schema
 from kmqpy.spark.sinks import NAMES, checkpoint_of, files, target_of
 from kmqpy.spark.sinks.origin import with_copy, with_origin
 from kmqpy.spark.sinks.target import Sink
@@ -18,17 +18,17 @@ NOWHERE = KafkaConnection(bootstrap="127.0.0.1:1")
 
 def batch_of(spark, ids, *, copied=False, partitions=2, rows=1):
     made = [(n, f"name {(n + row) % 2}", 0, n, row, copied) for n in ids for row in range(rows)]
-    return spark.createDataFrame(made, with_copy(parsed(spark, SCHEMA))).repartition(partitions)
+    return spark.createDataFrame(made, with_copy(parse_schema(spark, SCHEMA))).repartition(partitions)
 
 
 def made(spark, sink):
     target = target_of(sink, NOWHERE)
-    target.check(spark, with_origin(parsed(spark, SCHEMA)))
+    target.check(spark, with_origin(parse_schema(spark, SCHEMA)))
     return target
 
 
 def ids_in(spark, target):
-    return sorted(row["id"] for row in target.read(spark, with_origin(parsed(spark, SCHEMA))).collect())
+    return sorted(row["id"] for row in target.read(spark, with_origin(parse_schema(spark, SCHEMA))).collect())
 
 
 @pytest.mark.parametrize("form", ["parquet", "orc", "json", "csv"])
@@ -295,4 +295,4 @@ def test_columns_that_a_database_has_not(spark, tmp_path, kind):
         Sink(path=f"jdbc:sqlite:{tmp_path}/x.db", format="jdbc", options={"table": "t"}), NOWHERE
     )
     with pytest.raises(ConfigError, match="schema: column 'c': a table of jdbc:sqlite:… can't hold"):
-        target.check(spark, parsed(spark, f"c {kind}"))
+        target.check(spark, parse_schema(spark, f"c {kind}"))

@@ -34,7 +34,7 @@ try:
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.sql import DataFrame, SparkSession
 
-    from kmqpy.spark.checkpoint import one_line
+    from kmqpy.spark.checkpoint import error_line
     from kmqpy.spark.session import check_version
     from kmqpy.spark.taker import for_executors
     from tracker.spark.task import REPORT, TrackerReport, TrackerTask
@@ -193,7 +193,7 @@ class TrackerJob:
             except KmqError:
                 raise
             except Exception as error:
-                raise ConfigError(f"Spark: it can't run trackers: {one_line(error)}") from error
+                raise ConfigError(f"Spark: it can't run trackers: {error_line(error)}") from error
             if problems := sorted(found - {""}):
                 raise ConfigError(f"executors: {problems[0]}")
             self._zookeeper_session = undo.pop_all()
@@ -210,7 +210,7 @@ class TrackerJob:
             with self._zookeeper_session:
                 self._submit_until_stopped()
         except Exception as error:  # raised by run() and stop()
-            self._error = error if isinstance(error, KmqError) else KmqError(f"Spark: {one_line(error)}")
+            self._error = error if isinstance(error, KmqError) else KmqError(f"Spark: {error_line(error)}")
 
     def _result(self) -> list[TrackerReport]:
         error, self._error = self._error, None
@@ -230,7 +230,7 @@ class TrackerJob:
             except ConfigError:
                 raise
             except Exception as error:
-                why = one_line(error)
+                why = error_line(error)
                 if self._stopping.is_set():
                     _log.warning("Spark ended before the trackers: %s", why)
                     return

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from kmqpy.errors import ConfigError
-from kmqpy.spark.checkpoint import one_line
+from kmqpy.spark.checkpoint import error_line
 from kmqpy.spark.sinks.files import (
     ASSUMED_ROW_BYTES,
     arranged,
@@ -49,7 +49,7 @@ class DeltaTarget(Target):
             writer = empty.write.format("delta").options(**self.sink.options).mode("append")
             writer.partitionBy(*self.sink.partition_by).save(self._uri)
         except PySparkException as error:
-            raise ConfigError(f"out: Delta table {self.sink.path!r}: {one_line(error)}") from None
+            raise ConfigError(f"out: Delta table {self.sink.path!r}: {error_line(error)}") from None
 
     def write(self, batch: DataFrame, number: int, run: str) -> None:
         """See Target."""

@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from kmqpy.errors import ConfigError, Unavailable, shown
-from kmqpy.spark.checkpoint import one_line
+from kmqpy.spark.checkpoint import error_line
 from kmqpy.spark.sinks.origin import COPY, without_known
 from kmqpy.spark.sinks.target import Sink, Target
 
@@ -60,7 +60,7 @@ class FileTarget(Target):
             # A schema that can't be written fails here, not in the first micro-batch.
             self._stage(spark.createDataFrame([], schema), place)
         except (PySparkException, pa.ArrowException, OSError) as error:
-            raise ConfigError(f"out: {self.sink.path!r} can't be used: {one_line(error)}") from None
+            raise ConfigError(f"out: {self.sink.path!r} can't be used: {error_line(error)}") from None
 
     def write(self, batch: DataFrame, number: int, run: str) -> None:
         """See Target."""
@@ -140,7 +140,7 @@ def place_of(path: str, option: str = "out") -> _Folder:
     try:
         system, root = fs.FileSystem.from_uri(uri.replace("s3a://", "s3://", 1))
     except (pa.ArrowException, OSError) as error:
-        raise ConfigError(f"{option}: {path!r} can't be used: {one_line(error)}") from None
+        raise ConfigError(f"{option}: {path!r} can't be used: {error_line(error)}") from None
     return _Folder(system, uri, root)
 
 
@@ -176,7 +176,7 @@ def _unavailable(path: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        raise Unavailable(f"out: {path}: {one_line(error)}") from error
+        raise Unavailable(f"out: {path}: {error_line(error)}") from error
 
 
 def _refuse_foreign(place: _Folder, form: str) -> None:

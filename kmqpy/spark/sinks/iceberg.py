@@ -22,7 +22,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from kmqpy.errors import ConfigError, KmqError, MissingExtra, NotSupported, Unavailable
-from kmqpy.spark.checkpoint import one_line
+from kmqpy.spark.checkpoint import error_line
 from kmqpy.spark.sinks.files import (
     ASSUMED_ROW_BYTES,
     arranged,
@@ -265,7 +265,7 @@ class IcebergTarget(Target):
         except KmqError:
             raise
         except Exception as error:
-            raise kind(f"out: Iceberg table {self.sink.path!r}: {one_line(error)}") from error
+            raise kind(f"out: Iceberg table {self.sink.path!r}: {error_line(error)}") from error
 
 
 def _may_have(table: Table, run: str, number: int) -> bool:

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from kmqpy.errors import ConfigError
-from kmqpy.spark.checkpoint import one_line
+from kmqpy.spark.checkpoint import error_line
 
 
 def identity_of(spark: SparkSession, checkpoint: str) -> str:
@@ -27,5 +27,5 @@ def identity_of(spark: SparkSession, checkpoint: str) -> str:
             made.write.mode("overwrite").text(path)
             found = spark.read.text(path).collect()
     except (PySparkException, Py4JError) as error:
-        raise ConfigError(f"checkpoint: {checkpoint} can't be used: {one_line(error)}") from None
+        raise ConfigError(f"checkpoint: {checkpoint} can't be used: {error_line(error)}") from None
     return str(found[0]["value"])

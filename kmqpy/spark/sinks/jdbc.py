@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, AtomicType, DataType, StructType
 
 from kmqpy.errors import ConfigError, MissingExtra, Unavailable
-from kmqpy.spark.checkpoint import one_line
+from kmqpy.spark.checkpoint import error_line
 from kmqpy.spark.sinks.origin import COPY, MESSAGE_COLUMNS, ORIGIN
 from kmqpy.spark.sinks.target import Target
 
@@ -60,7 +60,7 @@ class JdbcTarget(Target):
             self._stage(spark.createDataFrame([], schema))
             self._insert_new(schema.names)
         except (PySparkException, Py4JError) as error:
-            raise ConfigError(f"out: table {self.sink.options['table']!r}: {one_line(error)}") from None
+            raise ConfigError(f"out: table {self.sink.options['table']!r}: {error_line(error)}") from None
 
     def write(self, batch: DataFrame, number: int, run: str) -> None:  # noqa: ARG002
         """See Target."""
@@ -155,7 +155,7 @@ class JdbcTarget(Target):
             yield connection
         except errors as error:
             table = self.sink.options["table"]
-            raise Unavailable(f"out: {self._kind}… table {table!r}: {one_line(error)}") from error
+            raise Unavailable(f"out: {self._kind}… table {table!r}: {error_line(error)}") from error
         finally:
             if connection is not None:
                 connection.close()

@@ -18,9 +18,15 @@ from kmqpy.storages.engine import MessageRow, NewRow, TakeRef
 _KEY_AND_HEADERS_LENGTHS = Struct(">II")
 _NO_KEY_NO_HEADERS = _KEY_AND_HEADERS_LENGTHS.pack(0, 0)
 _REPLY_ROW = Struct(">QQIIxBIIQQQ8xB")
-"""The head of each row in a reply: id, bytes of the body (of a dead row, else 0), lengths of state and row.
-Then, of the state: priority, take, requeues, three times, whether there is a reason."""
+"""The head of each message in a reply: what shown() in functions.lua puts in front of the message's state and
+row, then the beginning of the state. The fields, in order:
+
+id of the message; size of its body in bytes (of a dead message that the reply lists, else 0); length of the
+state; length of the row. Of the state: status (skipped); priority; take; requeues; the times enqueued_ms,
+since_ms and until_ms; place (skipped); whether the state ends with a reason (1, else 0).
+"""
 _STATE_AT = 24
+"""The state begins this many bytes after the begin of the head."""
 _STORED_ROW = Struct(">QII")
 _HEADER_LENGTH = Struct(">I")
 _LENGTH_OF_NONE = 2**32 - 1

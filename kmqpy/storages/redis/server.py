@@ -32,7 +32,8 @@ from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 
 _BACKOFF = Backoff(first=0.02, maximum=1.0)
 _TEMPORARY_ERRORS = (BusyLoadingError, ReadOnlyError, ClusterDownError, TryAgainError)
-"""Errors of a server that has not carried out a command, since it starts or another one takes over."""
+"""With these errors a server says that it did not execute the command: it is still loading its data, it is a
+replica (another server has taken over), or its cluster is down or is moving keys. call() tries again."""
 _DENIED_ERRORS = (AuthenticationError, AuthorizationError, NoPermissionError)
 _PLACEHOLDER = "kmqpy_library"
 """The name of the library in functions.lua, which _library() replaces."""

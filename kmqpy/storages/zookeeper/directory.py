@@ -1,13 +1,16 @@
-"""The directory of a queue: one znode that sums up the queue's pages, and so counts its messages. Pure.
+"""The directory of a queue: one znode that tells how many messages there are in each state, and where. Pure.
 
-A *page* is a znode with the states of some messages (see rows.py). A *commit* is the transaction that changes
-a queue: it writes the directory, on condition that nobody has written it since it was read. So all commits
-happen one after the other, and none is based on an older state.
+A *page* is a znode with the states of some messages (see rows.py); the directory sums up each page. A
+*commit* is the transaction that changes a queue: it writes the directory, on condition that nobody has
+written it since it was read. So all commits happen one after the other, and none is based on an older state.
 
 A directory of many pages keeps most of them in a second znode, the *table*. The directory itself then holds
 only the pages that have changed since the table was written. So a commit writes little, however many messages
-there are. It writes the table, too, when more than MOST_CHANGED_PAGES have changed. The directory names the
-commit that has written its table, so no other table is mistaken for it.
+there are. It writes the table, too, when more than MOST_CHANGED_PAGES have changed.
+
+Directory and table both name the commit that has written the table. If a reader finds different names, a
+commit has perhaps come between the two reads, so it reads both again. If the names still differ though the
+directory has not changed, the reader raises ConfigError: the table is damaged.
 """
 
 from __future__ import annotations

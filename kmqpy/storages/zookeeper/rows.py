@@ -32,11 +32,19 @@ class Status(IntEnum):
 
 
 class Row(NamedTuple):
-    """The state of a message; the times are as in MessageRow.
+    """The state of a message. Times are in ms since 1970, by the server's clock.
 
-    pack, nth    where its body is: in the pack whose first message has the id `pack`, at index `nth`
-    take         the number of its last take, which grows with each take; 0: the message was never taken
-    place        the order among messages of one priority
+    pack, nth          where its body is: in the pack whose first message has the id `pack`, at index `nth`
+    take               the number of its last take, which grows with each take; 0: it was never taken
+    requeues           its counted redeliveries since it was sent or redriven
+    place              the order among messages of one priority
+    enqueued_ms        when it was sent, redriven or last requeued and counted
+    first_enqueued_ms  when it was sent
+    since_ms           of a taken message, when it was taken; of a dead one, when it was buried
+    until_ms           of a taken message, when its lease ends; of a delayed one, when it is due
+    reason             why it was last given back or buried; None: it never was, or without a reason
+
+    In other states, since_ms and until_ms mean nothing.
     """
 
     id: int

@@ -42,8 +42,8 @@ Item_contra = TypeVar("Item_contra", contravariant=True)
 LOST_ANSWER = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, KazooTimeoutError)
 """After one of these errors, a request may have been executed or not."""
 _LOOK_AGAIN_AFTER_S = 1.0
-"""The consumer looks again though no watch told of a change: items were left (another process had locked
-them, for example), somebody has removed the queue, or consuming failed."""
+"""The consumer tries again after this many seconds, even without a watch event, if it left items (another
+process had locked them, for example), if the queue was removed, or if consuming failed."""
 _ERROR_PAUSE_S = 0.1
 """The pause after an error of ZooKeeper."""
 _LONGEST_PAUSE_S = 3_600.0

@@ -1,11 +1,18 @@
 """Builds and reads the paths and names of the znodes of a queue; pure.
 
-/zms/.transactions/<uuid>                 a commit record: the UUID of the last commit that wrote it
+The default root of queues is /zms:
+
+/zms/.transactions/<uuid>                 a commit record: holds the UUID of the last commit that wrote it
 /zms/<queue>/items/item-0000000001        the body of an item; item-p5-0000000001 has priority 5
-/zms/<queue>/locks/lock-0000000001        ephemeral: the item is taken; holds the UUID of the lock
-/zms/<queue>/locks/lock-0000000001.<uuid> ephemeral: made with the lock, tells which taker made it
+/zms/<queue>/locks/lock-0000000001        ephemeral: the item is taken; holds a UUID of its own
+/zms/<queue>/locks/lock-0000000001.<uuid> ephemeral: made with the lock, and named by its UUID
 /zms/<queue>/meta/meta-0000000001         JSON, where a policy counts takes: see policies.py
 /zms/<queue>/dlq/item-0000000001          an item that a policy refused, with a new number and its priority
+
+A process names each commit record that it makes by a new UUID, and its commits use the record one after the
+other. A process that lost the answer to a commit reads there whether the commit happened (commit_records.py).
+A taker that lost the answer to its request for a lock looks for the znode with the UUID of the lock: if the
+znode exists, the taker has the lock.
 """
 
 from __future__ import annotations
