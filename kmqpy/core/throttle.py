@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 
-_MAX_KEPT_KINDS = 1_000
+_PRUNE_AT_KINDS = 1_000
 """At this many remembered kinds, a Throttle forgets the kinds that may be logged again."""
 
 
@@ -24,7 +24,7 @@ class Throttle:
         now = self._clock.monotonic()
         if now - self._last.get(kind, -math.inf) < self._every:
             return False
-        if len(self._last) >= _MAX_KEPT_KINDS:
+        if len(self._last) >= _PRUNE_AT_KINDS:
             self._last = {one: at for one, at in self._last.copy().items() if now - at < self._every}
         self._last[kind] = now
         return True

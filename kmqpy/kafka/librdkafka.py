@@ -111,6 +111,9 @@ _REPORT_VALID_S = 30.0
 
 _ADDRESS_OR_DURATION = re.compile(r"^\w+://\S+: | \(after \d+ms in state \w+\)$")
 
+_LOOK_UP_TRY_S = 1.0
+"""The longest time limit of one look_up(), in seconds."""
+
 _REFUSED_FOR_S = 1.0
 """Seconds of refusals after which a request fails with AccessDenied; another broker may accept us before."""
 
@@ -329,7 +332,7 @@ def metadata(client: AdminClient, timeout_s: float, connection: KafkaConnection)
 def look_up(client: AdminClient, try_s: float) -> Any:
     """Like metadata(), but tries once, for `try_s` seconds or one second at most; raises KafkaException."""
     try:
-        return client.list_topics(timeout=min(try_s, _REFUSED_FOR_S))
+        return client.list_topics(timeout=min(try_s, _LOOK_UP_TRY_S))
     except KafkaException:
         client.poll(_POLL_S)  # serves the error callback of _settings
         raise

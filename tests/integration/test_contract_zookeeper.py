@@ -34,10 +34,10 @@ def kmq_target(own_zookeeper: Cluster) -> Target:
 
     def open_with_clock(clock: Clock) -> Storage:
         with ExitStack() as closing:
-            greeting = MultiReadProbe()
+            probe = MultiReadProbe()
             servers = ZooKeeperConnection(hosts=own_zookeeper.zookeeper)
-            zk = closing.enter_context(connect(servers, greeting=greeting))
-            engine = ZooKeeperEngine(Znodes(zk, "/kmqpy", greeting=greeting))
+            zk = closing.enter_context(connect(servers, greeting=probe))
+            engine = ZooKeeperEngine(Znodes(zk, "/kmqpy", probe=probe))
             engine.on_close(closing.pop_all().close)
         opened.append(zk)
         return StoredStorage(engine, clock=clock)

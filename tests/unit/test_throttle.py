@@ -25,7 +25,7 @@ def test_each_kind_is_let_through_once_in_a_while():
 
 
 def test_kinds_whose_time_is_over_are_forgotten(monkeypatch):
-    monkeypatch.setattr(throttle, "_MAX_KEPT_KINDS", 3)
+    monkeypatch.setattr(throttle, "_PRUNE_AT_KINDS", 3)
     clock = Standing()
     warnings = Throttle(10, clock)
     for kind in range(3):

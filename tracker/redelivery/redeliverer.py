@@ -304,7 +304,7 @@ class Redeliverer:
                 if claim is None or offset not in claim.dropped:
                     (outcome.taken_late if offset in self._taken_late else outcome.gone).append(offset)
             ended_only = []
-            for copy in _copies_left(batch, claim):
+            for copy in _copies_to_make(batch, claim):
                 (outcome.dead_lettered if copy.dead_letter else outcome.redelivered).append(copy)
 
     def _refuse(self, copy: Copy, error: TransactionAborted) -> str:
@@ -355,7 +355,7 @@ class Redeliverer:
 
         def ends(places: Sequence[Place | None]) -> Iterable[NewRecord]:
             copied = dict(
-                zip((copy.entry.offset for copy in _copies_left(batch, claim)), places, strict=True)
+                zip((copy.entry.offset for copy in _copies_to_make(batch, claim)), places, strict=True)
             )
             remaining = [offset for offset in ended_only if claim is None or offset not in claim.dropped]
             finished_before = [offset for offset in remaining if offset in self._taken_late]
@@ -383,7 +383,7 @@ class Redeliverer:
         return Claim(self._partition, offsets, self._since_plan, self._last_attempts, within_s, last_copies)
 
     def _copies(self, batch: list[Copy], claim: Claim | None) -> Iterator[NewRecord]:
-        for copy in _copies_left(batch, claim):
+        for copy in _copies_to_make(batch, claim):
             yield NewRecord(self._partition, copy.key, copy.value, copy.headers)
 
     def _ends(
@@ -401,7 +401,7 @@ class Redeliverer:
         return _RETRY_PAUSE.delay(tries)
 
 
-def _copies_left(batch: list[Copy], claim: Claim | None) -> list[Copy]:
+def _copies_to_make(batch: list[Copy], claim: Claim | None) -> list[Copy]:
     """Return the copies of `batch` that the claim has not left out; all, if there is no claim."""
     if claim is None or not claim.not_copied:
         return batch

@@ -56,9 +56,9 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredSto
     if not 0 < timeout_s <= DAY_MS / 1000:
         raise ConfigError("timeout: it must be longer than 0, and at most a day")
     with ExitStack() as opened:
-        greeting = MultiReadProbe()
-        zk = opened.enter_context(connect(_connection(url), timeout=timeout_s, greeting=greeting))
-        engine = ZooKeeperEngine(Znodes(zk, root, greeting=greeting, timeout_s=timeout_s, **more))
+        probe = MultiReadProbe()
+        zk = opened.enter_context(connect(_connection(url), timeout=timeout_s, greeting=probe))
+        engine = ZooKeeperEngine(Znodes(zk, root, probe=probe, timeout_s=timeout_s, **more))
         engine.on_close(opened.pop_all().close)
     return StoredStorage(engine, telemetry=telemetry)
 

@@ -82,7 +82,7 @@ class Lost(Exception):
 class Znodes:
     """Reads and writes the znodes below one root. Thread-safe.
 
-    greeting  the probe with which the client was connected; None: each znode is read by a request of its own
+    probe     the probe with which the client was connected; None: each znode is read by a request of its own
 
     Methods raise Unavailable if ZooKeeper has not answered within `timeout_s`; a commit raises Lost.
     """
@@ -92,12 +92,12 @@ class Znodes:
         zk: KazooClient,
         root: str,
         *,
-        greeting: MultiReadProbe | None = None,
+        probe: MultiReadProbe | None = None,
         timeout_s: float = 10.0,
         max_packet_bytes: int = MAX_PACKET_BYTES,
     ) -> None:
         self.zk = zk
-        self._reads = ManyReads(zk, greeting or MultiReadProbe())
+        self._reads = ManyReads(zk, probe or MultiReadProbe())
         self.timeout_s = timeout_s
         self.max_packet_bytes = max_packet_bytes
         self._root = root

@@ -70,15 +70,13 @@ class ZkQueue:
         self.settings = settings or ZkQueueSettings()
         self._connection = contextlib.ExitStack()
         given = connection or ZooKeeperConnection.from_environment()
-        greeting = MultiReadProbe()
-        zk = self._connection.enter_context(
-            connect(given, self.settings.session_timeout_ms, greeting=greeting)
-        )
+        probe = MultiReadProbe()
+        zk = self._connection.enter_context(connect(given, self.settings.session_timeout_ms, greeting=probe))
         self.session = SessionWatch(zk)
         self._mutex = threading.Lock()
         self._sources: dict[str, Candidates] = {}
         self._throttle = Throttle(_WARN_EVERY_S)
-        self.reads = Reads(self.session, greeting)
+        self.reads = Reads(self.session, probe)
         """Reads znodes for transactions."""
         self.records = CommitRecords(zk, transactions_path(self.settings.root))
         """Lends commit records to transactions."""

@@ -14,9 +14,9 @@ from kmqpy.zookeeper.queue.sessions import LOST_ANSWER, SessionWatch
 class Reads:
     """Reads znodes, and reads a znode again when its answer was lost. Thread-safe."""
 
-    def __init__(self, session: SessionWatch, greeting: MultiReadProbe) -> None:
+    def __init__(self, session: SessionWatch, probe: MultiReadProbe) -> None:
         self._session = session
-        self._many = ManyReads(session.zk, greeting)
+        self._many = ManyReads(session.zk, probe)
 
     def send(self, paths: Sequence[str]) -> Callable[[], list[tuple[bytes, Any]]]:
         """Send requests for znodes; return a function that waits for the data and stat of each znode.
