@@ -40,23 +40,23 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _MAX_RECEIVE_S = 1.0
-"""The longest single call of Queue.receive(), in seconds. A longer wait is divided into several calls, since
-a call goes on in its thread after its caller was cancelled."""
+"""The longest wait, in seconds, of one Queue.receive(). AsyncQueue.receive() divides a longer wait, because
+Queue.receive() goes on in its thread after the coroutine was cancelled."""
 _STOP_POLL_S = 0.05
 """Seconds between two checks of AsyncWorker.run() whether the worker stops."""
 _TIMER_EARLY_S = 0.001
 """Seconds by which an event loop may call back too early; timers are longer by that time."""
 _MAX_TAKEN_AHEAD = 10
-"""The most messages that `async for` takes in one call and then yields one by one. On an at-most-once queue,
-it takes one message in each call."""
+"""The most messages that `async for` takes by one Queue.receive() and then yields one by one. On an
+at-most-once queue, each Queue.receive() takes one message."""
 
 
 class AsyncQueue:
     """Offers the operations of a Queue as coroutines; may be used on several event loops.
 
     receive() and `async for` run in `threads` threads, most other operations in `threads` more. send() and
-    ack() have a thread each, and work in batches: while a batch is sent or acknowledged, calls of concurrent
-    coroutines gather for the next batch, in the order of the calls.
+    ack() have a thread each, and work in batches: while a batch is sent or acknowledged, the messages that
+    concurrent coroutines give to send() or ack() gather for the next batch, in the order given.
 
     A cancelled receive() loses no message: messages that arrive after the cancellation are given back, and
     the attempt is not counted. On an at-most-once queue, which can't take messages back, the next receive()
@@ -71,7 +71,7 @@ class AsyncQueue:
         self._guard = ForkGuard(f"the queue {queue.name!r} for asyncio")
         self._queue = queue
         self._clock = clock
-        # Two pools, so that operations need not wait for calls of receive() that wait for messages.
+        # Two pools, so that no other operation waits for a receive() that waits for messages.
         self._takers = ThreadPoolExecutor(threads, "kmq-aio-receive")
         self._pool = ThreadPoolExecutor(threads, "kmq-aio")
         self._sends: Batches[OutgoingMessage, str] = Batches("kmq-aio-send", self._send_all)
@@ -161,7 +161,7 @@ class AsyncQueue:
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Yield messages one by one until the queue is closed, with the queue's default lease.
 
-        Up to _MAX_TAKEN_AHEAD messages are taken in one call. Messages that the caller does not ask for
+        Each Queue.receive() takes up to _MAX_TAKEN_AHEAD messages. Messages that the caller does not ask for
         before about half of their lease is over are given back, and the attempt is not counted.
         """
         while not self._closed:
@@ -249,7 +249,10 @@ class AsyncQueue:
             raise
 
     def _give_back_later(self, taking: Future[list[Message]]) -> None:
-        """Give back the messages of a cancelled receive(), in a thread; must not block, see above."""
+        """Give back the messages of a cancelled receive(), in a thread.
+
+        Must not block: event loops may call this method.
+        """
         if not taking.cancelled() and taking.exception() is None and (messages := taking.result()):
             self._pool.submit(self._give_back, messages)
 
@@ -259,7 +262,7 @@ class AsyncQueue:
             return
         try:
             self._queue.nack(*messages, count=False)
-        except Exception:  # nobody awaits this call; the messages are redelivered when their leases end
+        except Exception:  # nobody awaits this nack(); the messages are redelivered when their leases end
             _log.exception("messages could not be given back", extra={"count": len(messages)})
 
     def _close(self) -> None:
@@ -297,7 +300,7 @@ class AsyncQueue:
 
 
 class _Ack(NamedTuple):
-    """The arguments of one call of ack()."""
+    """The arguments of one AsyncQueue.ack()."""
 
     messages: Sequence[Message | str]
     wait: bool

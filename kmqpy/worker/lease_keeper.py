@@ -36,12 +36,12 @@ class LeasedMessage:
 class LeaseKeeper:
     """Extends the leases of messages until finish() is called for them, in the thread that calls run().
 
-    run() extends all leases that are due in one call. A lease is due when a third of its duration has passed
-    since receive() returned the message, or since the last extension.
+    run() extends, by one Queue.extend(), all leases that are due. A lease is due when a third of its duration
+    has passed since receive() returned the message, or since the last extension.
 
-    An extension that reaches the queue after an acknowledgement or a nack of the same message would undo it.
-    So finish() waits until extensions of its messages that are under way have ended. The LeaseKeeper does not
-    extend these messages again.
+    If an extension reached the queue after an acknowledgement or a nack of the same message, Queue.extend()
+    would report the message as lost. So finish() waits until extensions of its messages that are under way
+    have ended. The LeaseKeeper does not extend these messages again.
 
     If the queue says that messages are lost (no longer the worker's), the LeaseKeeper does not extend them
     again, and calls `on_lost` with them. `on_lost` must not raise.
@@ -152,8 +152,8 @@ def call_for_all(
 ) -> dict[LeasedMessage, Exception]:
     """Call `call` once for all messages; returns the messages for which it failed, with the error.
 
-    If the call raises an error, it is repeated for each half of the messages, so that only bad messages fail.
-    It is not repeated after Unavailable: while the storage does not answer, each call would take as long.
+    If `call` raises an error, it is called again for each half of the messages, so that only bad messages
+    fail. Not so after Unavailable: while the storage does not answer, each `call` would wait as long again.
     """
     try:
         call([one.message for one in messages])

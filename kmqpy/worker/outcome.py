@@ -12,7 +12,7 @@ from kmqpy.message import Message
 from kmqpy.queue import Queue
 
 REASON_CHARS = 200
-"""The longest reason; a longer text is cut, and ends with `…`."""
+"""The most characters of a reason; a longer text is cut, and ends with `…`."""
 
 
 class Reject(Exception):
@@ -43,7 +43,7 @@ class Acknowledge:
     """The outcome of a message that was handled: the message is acknowledged."""
 
     def apply(self, queue: Queue, messages: Sequence[Message]) -> None:
-        """Finish the messages in one call."""
+        """Acknowledge the messages by one Queue.ack()."""
         queue.ack(*messages)
 
 
@@ -56,7 +56,7 @@ class GiveBack:
     reason: str | None = None
 
     def apply(self, queue: Queue, messages: Sequence[Message]) -> None:
-        """Finish the messages in one call."""
+        """Give the messages back by one Queue.nack()."""
         queue.nack(*messages, delay=self.delay, count=self.count, reason=self.reason)
 
 
@@ -67,12 +67,12 @@ class DeadLetter:
     reason: str
 
     def apply(self, queue: Queue, messages: Sequence[Message]) -> None:
-        """Finish the messages in one call."""
+        """Make the messages dead letters by one Queue.dead_letter()."""
         queue.dead_letter(*messages, reason=self.reason)
 
 
 Outcome = Acknowledge | GiveBack | DeadLetter
-"""What becomes of a message. apply() finishes messages of equal outcomes in one call."""
+"""An outcome says what becomes of a message. Its apply() finishes several messages of equal outcome."""
 
 ACKNOWLEDGE = Acknowledge()
 """The outcome of a message whose handler returned."""

@@ -14,14 +14,14 @@ from kmqpy.worker.outcome import Acknowledge, Outcome
 
 
 class OutcomeWriter:
-    """Writes the outcomes of messages to the queue, messages of equal outcome in one call.
+    """Writes the outcomes of messages to the queue: one ack(), nack() or dead_letter() for each outcome.
 
     Of lost messages (LeasedMessage.lost) it writes only acknowledgements, which may still count and do no
-    harm. It neither gives lost messages back nor dead-letters them, since others have taken or finished them.
+    harm. It neither gives lost messages back nor dead-letters them: others have taken or finished them.
 
-    run() writes outcomes in the thread that calls it. While a call to the queue runs, further messages gather
-    for the next call, so batches grow if calls get slower. The writer calls `written` once with each
-    message, when its outcome is written, or could not be written (such a message is redelivered).
+    run() writes outcomes in batches, in the thread that calls it. While it writes a batch, further outcomes
+    gather for the next one, so batches grow if the queue gets slower. The writer passes each message to
+    `written` once, when its outcome is written, or could not be written (such a message is redelivered).
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class OutcomeWriter:
             group = [one for one in group if not one.lost]
         if not group:
             return  # the drain gave the messages back, or they are lost
-        # So a span of the call belongs to the trace of the first message.
+        # In this context the span of ack() or nack() belongs to the trace of the first message.
         context = group[0].context or Context()
         failed = context.run(call_for_all, partial(outcome.apply, self._queue), group)
         if failed:  # the messages are redelivered when their leases end

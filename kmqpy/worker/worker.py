@@ -54,7 +54,7 @@ _MIN_TAKER_JOIN_S = 5.0
 """Seconds that stop() waits at most for the receiving thread, unless `drain_timeout` is longer."""
 _DEFAULT_BACKOFF = Backoff()
 _FATAL_ERRORS = (ConfigError, NotSupported, Closed, Fenced, Forked)
-"""Errors of receive() that end the worker, since another try would fail, too."""
+"""Errors of receive() that end the worker, because another try would fail, too."""
 
 
 class WorkerOptions(TypedDict, total=False):
@@ -202,7 +202,7 @@ class Worker:
         _log.info("worker stops at a signal", extra={"queue": self._queue.name, "signal": name})
 
     def start(self) -> None:
-        """Start the threads of the worker. Raises KmqError at a second call, Forked in a forked child."""
+        """Start the threads. Raises KmqError if the worker was started before, Forked in a forked child."""
         self._guard.raise_if_inherited()
         with self._draining:  # so that stop() does not wait for threads that are not started yet
             if self._started:
@@ -219,7 +219,7 @@ class Worker:
 
         After `drain_timeout` the messages of running handlers are given back, too. stop() does not wait with
         `wait=False`, or when a handler calls it; then the worker only receives and starts no more messages.
-        stop() does nothing in a forked child, since the messages belong to the parent.
+        stop() does nothing in a forked child, because the messages belong to the parent.
         """
         if self._guard.inherited:
             return
@@ -362,7 +362,7 @@ class Worker:
         return ACKNOWLEDGE if failure is None else self._outcome_of_failure(one.message, failure)
 
     def _refuse_awaitable(self, result: object) -> Outcome:
-        """End the worker: the handler is for AsyncWorker, since it returned an awaitable, and did nothing."""
+        """End the worker: the handler did nothing but return an awaitable, which only AsyncWorker awaits."""
         if inspect.iscoroutine(result):
             result.close()
         self._fail(
