@@ -25,7 +25,7 @@ KmqError
 from __future__ import annotations
 
 _MAX_SHOWN_CHARS = 80
-"""Errors show the first 77 characters of a longer value, and `...`."""
+"""The most characters of a value's repr that an error shows; the end of a longer repr becomes `...`."""
 
 
 def shown(value: object) -> str:
@@ -58,7 +58,7 @@ class DecodeError(KmqError):
 
 
 class UnsupportedMarker(DecodeError):
-    """The type byte or the operation of a marker is one that only newer versions of kmqpy know."""
+    """A newer version of kmqpy wrote this marker: this version does not know its type byte or operation."""
 
 
 class ReceiptError(KmqError):
@@ -129,7 +129,7 @@ class ClusterError(KmqError):
 
 
 class MissingExtra(KmqError):
-    """An optional dependency is not installed."""
+    """An optional dependency is not installed: `what` needs the `extra`, and the text says how to get it."""
 
     def __init__(self, extra: str, what: str) -> None:
         super().__init__(

@@ -14,7 +14,7 @@ Headers = tuple[tuple[str, bytes | None], ...]
 """Headers of a message, as pairs of name and value. Names may repeat; the order is kept."""
 
 HeadersLike = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes | None]]
-"""Headers as send() accepts them."""
+"""Headers as send() accepts them: a mapping, or pairs of name and value. Text is sent as UTF-8."""
 
 
 MessagesLike = Union["Message", str, Iterable[Union["Message", str]]]
@@ -31,7 +31,7 @@ class Message:
     attempts            deliveries so far, this one included; starts at 1
     enqueued_ms         when it was appended to the queue, by send() or by a redelivery (ms since 1970)
     first_enqueued_ms   when the message was first sent
-    lease_until_ms      when the lease ends, by this machine's clock; an estimate, since the storage's
+    lease_until_ms      when the lease ends, by this machine's clock; an estimate, because the storage's
                         clock decides
     receipt             text with which any process can acknowledge the message; only its storage can read it
 
@@ -82,7 +82,7 @@ class LazyMessage(Message):
 
     __slots__ = ()
 
-    # The fields can't be assigned to anyway, since they are properties, and the __setattr__ of a frozen class
+    # The fields can't be assigned to anyway, because they are properties. The __setattr__ of a frozen class
     # would make __init__ three times as slow.
     __setattr__ = object.__setattr__
     __delattr__ = object.__delattr__

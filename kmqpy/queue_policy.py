@@ -8,7 +8,7 @@ from kmqpy.core.durations import DAY_MS, check_lease
 from kmqpy.core.settings import check_count
 
 LEASES = ("redeliver_after_ms", "max_hold_ms")
-"""The settings that are leases: at least MIN_LEASE_MS (100 ms) long."""
+"""The settings that are leases: a value below MIN_LEASE_MS (100 ms) raises ConfigError."""
 
 
 @dataclass(frozen=True, kw_only=True)

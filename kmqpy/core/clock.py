@@ -51,8 +51,8 @@ def wait_until(
 ) -> bool:
     """Call `condition` again and again; return True as soon as it is true, False after `timeout_s` seconds.
 
-    The pause between two calls is `every_s`. After a slow call the pause is longer, so that the calls do not
-    keep a core busy: twice as long as the call took, at most _MAX_SLOW_PAUSE_S.
+    Between two calls of `condition` it sleeps `every_s` seconds. After a slow `condition` it sleeps longer,
+    so as not to keep a core busy: twice as long as `condition` took, at most _MAX_SLOW_PAUSE_S.
     """
     asked = clock.monotonic()
     deadline = asked + timeout_s

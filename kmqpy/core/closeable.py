@@ -14,7 +14,7 @@ class Closeable(ABC):
 
     @abstractmethod
     def close(self) -> object:
-        """Release connections and threads; a second call does nothing."""
+        """Release connections and threads; a second close does nothing."""
 
     def __enter__(self) -> Self:
         return self

@@ -14,8 +14,8 @@ Duration = float | int | timedelta
 """Seconds, or a timedelta."""
 DAY_MS = 86_400_000
 MIN_LEASE_MS = 100
-"""The shortest lease. Within a lease, a client must get its start marker confirmed ("this client took the
-message") and process the message."""
+"""The shortest lease, in ms; a shorter one raises ConfigError. Within a lease, a client must get its start
+marker ("this client took the message") confirmed, and process the message."""
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": DAY_MS}
 _DURATION = re.compile(r"([0-9]{1,999}(?:\.[0-9]{1,999})?)\s*(ms|s|m|h|d)")
 _MILLISECOND = timedelta(milliseconds=1)
@@ -48,7 +48,7 @@ def duration_ms(value: Duration, name: str) -> int:
         raise ConfigError(f"{name}: {shown(value)} is neither seconds nor a timedelta")
     if not 0 <= value < 2**53:
         raise ConfigError(f"{name}: {shown(value)} must not be negative, and below 2**53 s")
-    # Decimal of the shortest decimal form, since 0.07 * 1000 is 70.00000000000001 as a float.
+    # Decimal of the shortest decimal form, because 0.07 * 1000 is 70.00000000000001 as a float.
     return math.ceil(Decimal(repr(float(value))) * 1000)
 
 

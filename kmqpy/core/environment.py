@@ -13,7 +13,7 @@ from kmqpy.core.settings import is_table, keys, nearest, read_file
 
 _KUBERNETES_NAME = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP|SCTP)")
 _KUBERNETES_VALUE_PREFIXES = ("tcp://", "udp://", "sctp://")
-"""Kubernetes sets such variables: KMQ_SERVICE_HOST=… and KMQ_PORT=tcp://… for a service named `kmq`."""
+"""For a service named `kmq`, Kubernetes sets variables of such names and values: KMQ_PORT=tcp://…, say."""
 
 
 def config_file() -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Limits how long a call waits for the first answer of a service.
+"""Limits how long a command waits for the first answer of Kafka and of ZooKeeper.
 
-Clients and trackers wait for their whole timeout, since the service may be just starting. A command that
-somebody has typed gives up sooner, since the address may be wrong: it runs in first_contact_within().
+Clients and trackers wait for their whole timeout, because the service may be just starting. A command that
+somebody has typed gives up sooner, because the address may be wrong: it runs in first_contact_within().
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _current: ContextVar[_FirstContact | None] = ContextVar("kmq-first-contact", def
 
 @contextmanager
 def first_contact_within(seconds: float) -> Iterator[None]:
-    """In this block and thread, calls wait at most `seconds` for the first answer of each service."""
+    """Let this thread wait at most `seconds` for the first answer of each service, in the `with` block."""
     token = _current.set(_FirstContact(seconds))
     try:
         yield
@@ -56,7 +56,7 @@ def patience_s(service: Service, timeout_s: float) -> float:
 
 
 def note_answer(service: Service) -> None:
-    """Note that `service` has answered: later calls in the block wait for their whole timeout."""
+    """Note that `service` has answered: patience_s() returns its whole timeout for the rest of the block."""
     contact = _current.get()
     if contact is not None:
         contact.answered.add(service)

@@ -2,8 +2,8 @@
 
 The child of a fork has copies of the parent's objects, but not the threads that do the work of the objects.
 An acknowledgement that is given to such a copy would never be written. So each object has a ForkGuard: in
-the child, calls of the object raise Forked, and closing the object does nothing, since the connections
-belong to the parent.
+the child, methods of the object raise Forked, and closing it does nothing, because the connections belong to
+the parent.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ _ADDRESS = re.compile(
 )
 _SECRET_KEY = re.compile(r"pass(word|phrase)|secret|token", re.IGNORECASE)
 _KEY_METADATA = "key"
-"""The key, in the metadata of a dataclass field, of the setting's name in files and the environment. Fields
-without this key have the same name there; see keyed()."""
+"""Under this key, the metadata of a dataclass field has the setting's name in files and the environment. A
+field without this key has the same name there; see keyed()."""
 
 
 def check_addresses(text: str, field_name: str, example: str) -> None:

@@ -1,6 +1,6 @@
-"""Keeps signal handlers from waiting for ever for a lock of the call that they interrupted.
+"""Keeps a signal handler from waiting for ever for a lock that the interrupted code holds.
 
-Python runs a signal handler in the main thread, in the middle of any other call of that thread.
+Python runs a signal handler in the main thread, in the middle of whatever that thread does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 class SignalSafeEvent(threading.Event):
-    """An event that a signal handler may set, even if the handler interrupted a call of the same event.
+    """An event that a signal handler may set, even if the handler interrupted a method of the same event.
 
     The lock of threading.Event is not reentrant: a handler that sets a threading.Event could wait for ever.
     """

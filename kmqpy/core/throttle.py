@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 
 _PRUNE_AT_KINDS = 1_000
-"""At this many remembered kinds, a Throttle forgets the kinds that may be logged again."""
+"""A Throttle that remembers this number of kinds of events forgets those that may be logged again."""
 
 
 class Throttle:
