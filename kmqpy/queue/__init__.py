@@ -1,4 +1,4 @@
-"""What all storages have in common: the `Queue` and `Storage` protocols; `queue_for(url)` opens a queue."""
+"""The `Queue` and `Storage` protocols, which every storage implements; `queue_for(url)` opens a queue."""
 
 from kmqpy.message import OutgoingMessage
 from kmqpy.queue.capabilities import Capabilities

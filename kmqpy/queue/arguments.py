@@ -1,4 +1,4 @@
-"""Checks arguments that calls of every storage have; raises ConfigError that names the argument."""
+"""Checks arguments of the methods that every storage has; raises ConfigError that names the argument."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ class Capabilities:
                        its own rules for names
     bound_handles      operations of an open queue raise QueueNotFound after the queue was deleted, even if it
                        was recreated. Otherwise the open queue works with the new queue
-    many_queues        thousands of queues may be in use, since they share connections and threads. Otherwise
-                       each queue that receives has connections and threads of its own
+    many_queues        thousands of queues may be in use, because they share connections and threads.
+                       Otherwise each queue that receives has connections and threads of its own
     """
 
     fifo: bool = True

@@ -91,7 +91,7 @@ def _open_checked(opener: OpenStorage, url: QueueUrl, telemetry: Telemetry | Non
 def _find_opener(scheme: str) -> OpenStorage:
     if scheme in _STORAGES:
         return cast("OpenStorage", _load_function(_STORAGES[scheme]))
-    import importlib.metadata  # imported here, since that takes longer than importing kmqpy.queue
+    import importlib.metadata  # imported here: it takes longer to import than kmqpy.queue
 
     others: dict[str, importlib.metadata.EntryPoint] = {}
     for one in importlib.metadata.entry_points(group=_ENTRY_GROUP):

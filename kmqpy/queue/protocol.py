@@ -61,6 +61,7 @@ class DeadLetter:
 
 
 Listed = Sequence[DeadLetter]
+"""The type that DeadLetters.list() and peek() return; in that class the name `list` is a method."""
 
 
 class DeadLetters(Protocol):
@@ -93,13 +94,13 @@ class Queue(Protocol):
     Delivery is at-least-once: a message is redelivered if it is not acknowledged before its lease ends.
     ack(), nack(), extend() and dead_letter() accept messages, or receipts as text, from any process: as
     arguments, or as one list. Durations are seconds or `timedelta`. `capabilities` says what the storage can
-    do; operations that it can't do raise NotSupported. Every call may raise Unavailable when the storage does
-    not answer, and Closed after close().
+    do; operations that it can't do raise NotSupported. Every method may raise Unavailable when the storage
+    does not answer, and Closed after close().
 
     After the end of a lease, its receipt still acknowledges or dead-letters the message, as long as nobody
     has taken the message since and it is no dead letter; extend() and nack() do nothing then. (In a storage
-    without the capability `late_ack`, all four may do nothing.) Once another client
-    has taken the message, the receipt never affects that client's take.
+    without the capability `late_ack`, all four may do nothing.) Once another client has taken the message,
+    the receipt never affects that client's take.
 
     Receipts of another storage, of another queue, or of a queue that was deleted and recreated raise
     ReceiptError, and so do messages that peek() returned.
@@ -127,7 +128,10 @@ class Queue(Protocol):
 
     @property
     def at_most_once(self) -> bool:
-        """True if the queue forgets a message when it is taken (`ephemeral=False`): no nack, no extend."""
+        """True if the queue forgets a message when it is taken (`ephemeral=False`).
+
+        nack(), extend() and dead_letter() of such a queue raise NotSupported.
+        """
         ...
 
     @property
@@ -214,7 +218,7 @@ class Queue(Protocol):
         reason: str | None = None,
         wait: bool = False,
     ) -> None:
-        """Give messages back: they are redelivered after `delay`. With `count=False` this was no attempt."""
+        """Give messages back, to be redelivered after `delay`; with `count=False` this was no attempt."""
         ...
 
     def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> list[str]:
@@ -239,7 +243,7 @@ class Queue(Protocol):
     def size(self, limit: int | None = None) -> int:
         """The number of messages that are neither in flight nor dead letters; delayed messages count.
 
-        With `limit`, size() stops counting there and returns at most `limit`, since counting may be slow.
+        With `limit`, size() stops counting there and returns at most `limit`, because counting may be slow.
         """
         ...
 

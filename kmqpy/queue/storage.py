@@ -73,7 +73,7 @@ class QueueDescription:
 class Storage(Protocol):
     """Makes, opens and deletes queues, which share its connections and threads; safe to use from any thread.
 
-    Every call may raise Unavailable when the storage does not answer, and Closed after close().
+    Every method may raise Unavailable when the storage does not answer, and Closed after close().
     """
 
     @property

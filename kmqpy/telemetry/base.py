@@ -41,7 +41,7 @@ class Telemetry:
         return nullcontext()
 
     def failed(self, queue: str, what: str, count: int = 1) -> None:
-        """`count` failures after which kmqpy goes on; `what` names their kind, for example `commit`."""
+        """There were `count` failures, and kmqpy goes on; `what` names their kind, for example `commit`."""
 
     def in_flight(self, queue: str, count: int) -> None:
         """The client or worker has `count` messages that it received and has not finished."""
@@ -83,7 +83,7 @@ class Combined(Telemetry):
             yield
 
     def failed(self, queue: str, what: str, count: int = 1) -> None:
-        """Something failed and kmqpy goes on."""
+        """There were `count` failures, and kmqpy goes on."""
         for part in self._parts:
             part.failed(queue, what, count)
 

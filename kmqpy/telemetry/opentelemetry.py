@@ -1,8 +1,9 @@
-"""OpenTelemetry spans for send, receive, process and settle (`kmqpy[otel]`); give it as `telemetry=`.
+"""Makes OpenTelemetry spans (`kmqpy[otel]`) of sends, receives, handlers, acknowledgements and so on.
 
-Names follow OpenTelemetry's semantic conventions for messaging, version 1.44.0. The message carries the trace
-context of its send in the header `traceparent`, or in the headers of another global propagator. Trackers keep
-these headers on redelivered messages and dead letters. No span holds a body, a key or a header.
+Pass a TracingTelemetry as `telemetry=`. Names follow OpenTelemetry's semantic conventions for messaging,
+version 1.44.0. The message carries the trace context of its send in the header `traceparent`, or in the
+headers of another global propagator. Trackers keep these headers on redelivered messages and dead letters. No
+span holds a body, a key or a header.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class TracingTelemetry(Telemetry):
     receive      kind CLIENT, linked to the send of every message
     process      kind CONSUMER, child of the message's send and linked to it
     ack, nack, dead-letter  of a client: kind CLIENT, child of the current span, which in a handler is the
-                 process span of the message. A worker finishes several messages in one call: that span is
-                 a child of the process span of the first message
+                 process span of the message. Where a worker finishes several messages by one ack() or
+                 nack(), the span is a child of the process span of the first message
     redeliver, dead-letter  of a tracker: kind PRODUCER, child of the message's send and linked to it
 
     A process span also links to the span that was current when processing began. `system` is the value of

@@ -1,7 +1,8 @@
-"""OpenTelemetry metrics of clients, producers and workers (`kmqpy[otel]`); give it as `telemetry=`.
+"""OpenTelemetry metrics of clients, producers and workers (`kmqpy[otel]`): a MetricsTelemetry.
 
-Names, units and buckets of `messaging.*` follow OpenTelemetry's semantic conventions for messaging. Metrics
-that the conventions do not name are called `kmq.*`. Without a meter provider, OpenTelemetry records nothing.
+Pass it as `telemetry=`. Names, units and buckets of `messaging.*` follow OpenTelemetry's semantic conventions
+for messaging. Metrics that the conventions do not name are called `kmq.*`. Without a meter provider,
+OpenTelemetry records nothing.
 """
 
 from __future__ import annotations

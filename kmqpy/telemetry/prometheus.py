@@ -1,4 +1,7 @@
-"""Prometheus metrics of clients, producers and workers; pass one object to all of them as `telemetry=`."""
+"""Prometheus metrics of clients, producers and workers.
+
+Pass one PrometheusTelemetry to all of them as `telemetry=`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For tests of applications: queues in memory, whose clock the test moves. For storages: the contract suite.
+"""Makes queues in memory for tests of applications; the test moves the clock of the queues.
 
     from kmqpy.testing import ManualClock, memory_storage
 
@@ -25,9 +25,9 @@ from kmqpy.queue import Storage
 __all__ = ["ManualClock", "memory_storage"]
 
 _MAX_WAIT_S = 0.02
-"""The longest wait of receive() in a queue of memory_storage(), in seconds of real time."""
+"""receive() in a queue of memory_storage() waits at most this time, in seconds of real time."""
 _START_MS = 1_700_000_000_000
-"""Where a ManualClock starts by default: 2023-11-14."""
+"""A ManualClock starts at this time by default, in ms since 1970: 2023-11-14."""
 
 
 class ManualClock:

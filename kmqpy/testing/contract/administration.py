@@ -34,7 +34,7 @@ _WAITING_TAKERS = 50
 _QUEUES = 1_000
 """The number of queues of that test, in a storage whose clock the test moves (in memory)."""
 _QUEUES_IN_REAL_TIME = 100
-"""The number of queues in other storages, where each queue costs requests."""
+"""The number of queues of that test in other storages, where each queue costs requests."""
 
 
 def test_a_queue_is_made_described_and_deleted(kmq_storage: Storage) -> None:

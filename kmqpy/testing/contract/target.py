@@ -30,7 +30,7 @@ _CHECK_INTERVAL_S = 0.25
 class Target:
     """Tells the suite how to open a storage, and how to disturb it. A test whose hook is None is skipped.
 
-    open             opens the storage; each call returns another Storage object with the same queues
+    open             opens the storage: returns a Storage object, each time another one with the same queues
     url              url of the storage without `queue=`, for tests that start other processes
     pass_time        lets the given number of seconds pass on the storage's clock
     real_time        False: the storage's clock moves only by pass_time
