@@ -1,6 +1,6 @@
 """The `kmq` command. Needs the extra `kmqpy[cli]`.
 
-Exit codes: 0 done, 1 done in part (stderr says which), 2 bad use or a service away, 130 after Ctrl-C.
+Exit codes: 0 done, 1 done in part (stderr says which), 2 bad use or no answer of a service, 130 after Ctrl-C.
 Errors are one line on stderr, `kmq: error: …`.
 """
 

@@ -36,7 +36,7 @@ _KNOWN_HELP = {
     "tracker": "Redeliver what is not acknowledged in time.",
     "spark-tracker": "Run trackers on the executors of a Spark cluster.",
 }
-"""Short help of commands in the package `tracker`: `kmq --help` lists them without importing it."""
+"""Short help of commands in the package `tracker`: `kmq --help` lists them without importing the package."""
 
 
 class Root(click.Group):

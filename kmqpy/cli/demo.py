@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kmqpy.dev.demo import DemoReport, Progress
 
 _LINE_EVERY_S = 2.0
-"""The time between two lines of progress where the output is no terminal."""
+"""Seconds between two lines of progress, where the output is no terminal."""
 
 
 @click.command(

@@ -39,14 +39,15 @@ from kmqpy.zookeeper.session import connect
 _MAX_READ = 256 * 1024
 """The most bytes of standard input that `kmq send` reads at once."""
 _MAX_BATCH = 1_000
-"""The most messages that one call sends or receives."""
+"""The most messages that `kmq send` sends, or `kmq receive` takes, in one batch; a further batch follows."""
 _MAX_WAIT_S = 0.2
-"""The longest wait of one call of receive(): Ctrl-C takes effect after it."""
+"""The longest wait of one receive(), in seconds; Ctrl-C takes effect when receive() returns."""
 _MAX_JOIN_S = 15.0
-"""After this time without partitions, the time of --wait begins nevertheless. The consumer group may have to
-wait 10 s for a member that was killed."""
+"""`kmq receive` waits at most this time, in seconds, for partitions; then the time of --wait begins. The
+consumer group may have to wait 10 s for a member that was killed."""
 _MORE_S = 0.5
-"""How long `kmq receive` waits for more messages after it got the first ones."""
+"""After its first messages `kmq receive` goes on for this time, in seconds; then it ends (without --follow)
+as soon as a receive() returns nothing."""
 
 
 @click.command()
@@ -181,7 +182,7 @@ class _Sending:
 
 def _lines() -> Iterator[list[bytes]]:
     """Yield the lines of standard input in batches: as many lines as have arrived, up to `_MAX_BATCH`."""
-    begun: list[bytes] = []  # pieces of the last line; joined once, since the line may be huge
+    begun: list[bytes] = []  # pieces of the last line; joined once, because the line may be huge
     read: Any = standard_input("give messages as arguments").buffer.read1  # type: ignore[attr-defined]
     while chunk := read(_MAX_READ):
         first, *more = chunk.split(b"\n")
@@ -274,7 +275,7 @@ def receive(
 
 
 class Receiver(Protocol):
-    """What `kmq receive` receives from: a KmqClient, or a queue of another storage."""
+    """The object from which `kmq receive` takes messages: a KmqClient, or a queue of another storage."""
 
     def receive(self, max_messages: int, *, wait: Duration, lease: Duration | None) -> Sequence[Message]: ...  # noqa: D102
     def ack(self, *messages: MessagesLike) -> None: ...  # noqa: D102

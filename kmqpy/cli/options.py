@@ -45,8 +45,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 _GIVEN = "kmqpy.given"
 """The key under which click's context keeps the shared options that were given."""
 _FIRST_CONTACT_S = 2.2
-"""A command gives up if a service has not answered within this time. With the start of the process, a
-command with a wrong address takes less than 3 s."""
+"""A command gives up if a service has not answered within this time, in seconds. With the start of the
+process, a command with a wrong address takes less than 3 s."""
 
 
 class _DurationType(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only

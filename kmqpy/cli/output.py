@@ -23,7 +23,7 @@ from kmqpy.core.logs import printable, printable_json, printable_lines
 from kmqpy.core.throttle import Throttle
 
 _MIN_REDRAW_S = 0.1
-"""counted() shows no new number within this time after the last one."""
+"""counted() shows no new number within this time, in seconds, after the last one."""
 
 
 class PartlyDone(click.ClickException):
@@ -49,7 +49,7 @@ def replace_closed_streams() -> None:
     """Let stdout and stderr that were closed before we began (`>&-`) swallow what is printed."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for as long as we run
+            nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open until the end
             setattr(sys, name, nowhere)
 
 
@@ -67,7 +67,7 @@ def standard_input(otherwise: str) -> TextIO:
 
 
 def drop_stdout() -> None:
-    """Throw further output away, since nobody reads stdout any longer; so flushing it at exit can't fail."""
+    """Throw further output away: nobody reads stdout any longer, and flushing it at exit must not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -152,7 +152,7 @@ def span(ms: int) -> str:
 
 
 def many(count: int, thing: str) -> str:
-    """`1 message`, `2 messages`."""
+    """Return the number with its noun: `1 message`, `2 messages`."""
     return f"{count:d} {thing}{'' if count == 1 else 's'}"
 
 

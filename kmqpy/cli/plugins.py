@@ -1,6 +1,6 @@
 """Finds and imports commands of other packages, by their entry points.
 
-Among these is our own package `tracker`, which kmqpy must not import itself.
+The commands of our own package `tracker` are found in this way, too: kmqpy must not import `tracker`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ GROUP = "kmqpy.commands"
 """The entry-point group by which other packages add commands."""
 
 _TRACKER = "tracker"
-"""The package of the trackers, which is installed in the same folder as kmqpy. The name is a common one."""
+"""The package of the trackers, installed beside kmqpy. A user may have another module of this name."""
 
 
 def plugins() -> dict[str, EntryPoint]:
-    """Return the entry points of other packages' commands, by name, without importing these."""
+    """Return the entry points of other packages' commands, by name, without importing the commands."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 

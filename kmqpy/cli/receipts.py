@@ -22,7 +22,7 @@ from kmqpy.queue import Queue
 from kmqpy.storages.receipts import queue_named_in
 
 _FLUSH_TIMEOUT_S = 10.0
-"""How long the storage may take to confirm all acknowledgements and the like; then the command fails."""
+"""A command waits at most this time, in seconds, until a queue has confirmed its work; then it fails."""
 _RECEIPTS_ARGUMENT = click.argument("receipts", nargs=-1)
 
 
@@ -170,7 +170,7 @@ def _apply(
 
 
 Finisher = KmqClient | Queue
-"""What finishes messages by their receipts."""
+"""An object that finishes messages by their receipts: on Kafka a KmqClient, else a Queue."""
 
 
 def _queue_named_by(cli: Cli, receipt: str) -> str:

@@ -18,7 +18,7 @@ from kmqpy.queue import DeadLetter, Orphan, QueueDescription
 
 
 def create(url: StorageUrl, name: str, settings: Mapping[str, Any], *, as_json: bool) -> None:
-    """Create a queue with the settings of the url and the given ones, which overrule these; print it."""
+    """Create a queue and print it; the given `settings` overrule those of the url."""
     with url.storage(for_create=True) as storage:
         storage.create(name, **{**url.settings, **settings})
         found = storage.describe(name)

@@ -44,7 +44,7 @@ def content(name: str, data: bytes | None) -> dict[str, str | None]:
 def headers_of(headers: Headers) -> dict[str, dict[str, str | None]]:
     """Return `{headers: …}` by name, with the last value of a repeated name.
 
-    Values that are no printable text are not there but in `headers_base64`.
+    A value that is no printable text is in `headers_base64` instead.
     """
     texts: dict[str, str | None] = {}
     binary: dict[str, str | None] = {}
