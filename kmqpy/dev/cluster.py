@@ -21,7 +21,7 @@ from kmqpy.errors import ClusterError, ConfigError
 _log = logging.getLogger(__name__)
 
 START_ATTEMPTS = 3
-"""How often start() tries: again after a port was taken, or damaged files in the cache were replaced."""
+"""The most attempts of start(): it tries again after a port was taken, or a damaged file was replaced."""
 JVM_OPTIONS = (
     "-Xmx512m",
     "-XX:+UseSerialGC",  # with this and the next option a start takes about half as long
@@ -45,13 +45,13 @@ The ports are the one for clients and the one for controllers.
 class Cluster:
     """Runs Kafka brokers and ZooKeeper servers as child processes, on loopback only.
 
-    The servers and their data live as long as the context. If the process that started them is killed, a
-    watchdog ends the servers and removes their data. With the folder `keep`, data and logs stay there; the
-    next start with this folder uses them again, and also the same ports if they are free.
+    At the end of the `with` block they are stopped, and their data is removed. If the process that started
+    them is killed, a watchdog does the same. With the folder `keep`, data and logs stay there; the next start
+    with this folder uses them again, and also the same ports if they are free.
 
     `brokers` and `zookeepers` are counts, usually 1 or 3; with 0 brokers only ZooKeeper runs. Cluster adds
-    the settings to the servers' configuration files, and `jvm_options` to all their command lines. The given
-    settings and options override those of this module.
+    `broker_settings` and `zookeeper_settings` to the servers' configuration files, and `jvm_options` to all
+    their command lines. The given settings and options override those of this package.
     """
 
     def __init__(
@@ -186,7 +186,8 @@ class Cluster:
     def _choose_ports(self, folder: Path) -> str:
         """Choose the ports and return the cluster id.
 
-        Both are those of the last start in `folder`, but for the ports of a kind of which one is taken.
+        Both are those of the last start in `folder`. If one port of a kind of server is taken, all servers of
+        this kind get new ports.
         """
         file = folder / "cluster.json"
         fresh: dict[str, Any] = {"id": kafka.new_uuid(), "ports": {}}

@@ -19,19 +19,20 @@ from kmqpy.errors import ClusterError, ConfigError
 
 KINDS = {kind.name: kind for kind in (postgresql.KIND, redis.REDIS, redis.VALKEY, mariadb.KIND)}
 PORT_ATTEMPTS = 3
-"""How many ports a server is started on, one after the other, while other processes take them."""
+"""The most ports that start() tries for a server while other processes take them; then it fails."""
 
 
 class Databases:
     """Runs database servers as child processes, on loopback only: `Databases("postgresql", "redis")`.
 
-    The names are the keys of KINDS. The servers and their data live as long as the context, as those of
-    Cluster do. With the folder `keep`, data and logs stay there; the next start with this folder uses them
-    again, and also the same ports if they are free.
+    The names are the keys of KINDS. At the end of the `with` block the servers are stopped, and their data is
+    removed. If the process that started them is killed, a watchdog does the same. With the folder `keep`,
+    data and logs stay there; the next start with this folder uses them again, and also the same ports if they
+    are free.
 
     Data that a server acknowledged survives a kill of this server: PostgreSQL and MariaDB sync each commit,
     Redis and Valkey write an append-only file, which they sync each second. `settings` has options for the
-    command lines of servers, by their names; these override the defaults:
+    command lines of servers, by the names of the servers; these options override the defaults:
     `{"redis": {"appendfsync": "always"}}`.
     """
 

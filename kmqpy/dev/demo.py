@@ -45,7 +45,7 @@ TRACKERS = 2
 _LEASE_MS = 1_000
 _SESSION_MS = 4_000
 _SEND_SECONDS = 8.0  # the sender sends its batches over about this time
-_STUCK_AFTER_S = 40.0  # the demo stops waiting when no message was delivered or dead-lettered for so long
+_STUCK_AFTER_S = 40.0  # seconds without a delivery or dead letter: the demo stops waiting
 _ADMIN_TIMEOUT_S = 60.0  # a broker that has just started on a busy machine is slow
 _KILL_AFTER_AT_MOST_S = 20.0  # after this time the tracker is killed though no lease has just ended
 
@@ -153,6 +153,8 @@ def run(total: int, show: Show, folder: Path | None = None) -> DemoReport:
 
 
 class _Demo:
+    """Runs one demo: starts trackers and consumers, sends messages, kills a tracker, and counts."""
+
     def __init__(
         self,
         connection: KafkaConnection,

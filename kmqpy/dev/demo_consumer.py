@@ -1,7 +1,8 @@
 """A consumer process of the demo: processes each message as `fate` prescribes, and prints what it did.
 
 It prints one line for each delivery: `<action> <partition> <offset> <attempts> <body>`. The action is `ack`,
-`nack`, `drop` (the consumer leaves the message unacknowledged) or `fail` (it nacks a poison message).
+`nack`, `drop` (the consumer leaves the message unacknowledged) or `fail` (it nacks a poison message, which
+fails at each delivery).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The cache keeps each jar under its SHA-256, which is checked before the jar gets there. So a start with a full
 cache needs neither the network nor jgo. Jars are checked again only after a server did not start
-(`remove_damaged`): a disk may have failed since.
+(`remove_damaged`): the disk may have damaged them.
 
 To change a set or add one, edit its "coordinates" and "exclude" in jars.json (`*:*` excludes everything that
 the coordinates depend on). Then pin the jars of the set again:
@@ -28,7 +28,7 @@ from kmqpy.errors import ClusterError, MissingExtra
 
 LOCK = Path(__file__).with_name("jars.json")
 ALL_DEPENDENCIES = "*:*"
-"""In "exclude": the set has only the jars of its coordinates."""
+"""With this entry in "exclude", a set has only the jars of its coordinates."""
 PARALLEL_DOWNLOADS = 8
 TIMEOUT_S = 60
 

@@ -47,8 +47,8 @@ def _write_config(
         "share.coordinator.state.topic.num.partitions": 4,
         "auto.create.topics.enable": "false",
         "group.initial.rebalance.delay.ms": 0,
-        # Every 5 s, not every 10 min, Kafka removes groups whose topics were deleted: `kmq doctor` asks for
-        # the offsets of every group, so many groups that are left would make it slow.
+        # Every 5 s, not every 10 min, Kafka removes groups whose topics were deleted. `kmq doctor` asks for
+        # the offsets of every group, and would be slow if many such groups were left.
         "offsets.retention.check.interval.ms": 5_000,
         # A killed broker may come back only when its earlier session is over; the default is 9 s.
         "broker.session.timeout.ms": 3_000,

@@ -14,7 +14,8 @@ create database kmq;
 create user kmq@'127.0.0.1';
 grant all on *.* to kmq@'127.0.0.1' with grant option;
 """
-# For the creation and each start: a server writes its log again if the size differs. TLS costs 10 s a start.
+# The creation and each start have the same options: a server writes its log anew if the size differs. TLS
+# would cost 10 s a start.
 OPTIONS = {"innodb-log-file-size": "16M", "ssl": "0"}
 
 # The folder for temporary tables. Each server has its own: a server that starts deletes all temporary tables

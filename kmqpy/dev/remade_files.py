@@ -16,7 +16,7 @@ def find(folder: Path, name: str) -> Path | None:
 
 
 def keep(file: Path, folder: Path, name: str) -> Path:
-    """Copy a complete file to `folder` as `name`, in one step, since other processes may look for it."""
+    """Copy a complete file to `folder` as `name`, in one step: other processes may look for it meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
     scratch, wanted = folder / f"{uuid.uuid4()}.new", folder / name
     shutil.copyfile(file, scratch)

@@ -36,7 +36,8 @@ class ServerKind:
     main_class    the Java class that runs the server
     ports_each    how many ports each server has
     write_config  called with (folder, number, ports, settings): writes the configuration of server `number`
-                  (from 1) and returns its path; `ports` has those of all servers, and `settings` override
+                  (from 1) and returns its path; `ports` has the ports of all servers; `settings`
+                  override the defaults
     answers       called with (log, config, port): tells whether the server that wrote this text to its log
                   and has this configuration serves clients on this port
     """
