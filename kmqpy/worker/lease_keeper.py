@@ -40,7 +40,7 @@ class LeaseKeeper:
     has passed since receive() returned the message, or since the last extension.
 
     If an extension reached the queue after an acknowledgement or a nack of the same message, Queue.extend()
-    would report the message as lost. So finish() waits until extensions of its messages that are under way
+    could report the message as lost. So finish() waits until extensions of its messages that are under way
     have ended. The LeaseKeeper does not extend these messages again.
 
     If the queue says that messages are lost (no longer the worker's), the LeaseKeeper does not extend them
