@@ -187,7 +187,7 @@ def described(found: DataFrame, now_ms: int, committed: Sequence[Place]) -> Data
 
 
 def depth(messages: DataFrame, partitions: DataFrame) -> DataFrame:
-    """How many messages of each partition are in each state; see KmqSpark.depth."""
+    """Count the messages of each partition in each state; see KmqSpark.depth."""
     counted = messages.groupBy("partition").agg(
         *(F.count_if(F.col("state") == state.value).alias(state.value) for state in State),
         F.min(F.when(F.col("state") == State.PENDING.value, F.col("timestamp"))).alias("oldest_pending"),
@@ -406,7 +406,7 @@ def _outcome() -> list[Column]:
     by               who finished it: _BY_CLIENT, …; null: nobody
     ended_ms         when it was finished
     """
-    # A number, since Spark sorts to aggregate text, and hashes numbers.
+    # A number, because Spark sorts rows to aggregate a text, but hashes them to aggregate a number.
     code = F.array_position(F.array(*map(F.lit, _ENTRY_STATES)), F.col("op"))
     last = F.max_by(code, "applies")
     in_flight = F.max("applies") > F.coalesce(F.max("ends"), F.lit(_BEFORE_ALL))

@@ -154,7 +154,10 @@ def check_partitioning(sink: Sink, schema: StructType) -> None:
 
 
 def arranged(rows: DataFrame, sink: Sink, count: int, row_bytes: int) -> DataFrame:
-    """The `count` rows in as few partitions, and so files, as their size allows; those of a folder in one."""
+    """The `count` rows in as few partitions, and so files, as their size allows.
+
+    With `partition_by`, all rows of one folder are in one partition, whatever their size.
+    """
     if sink.partition_by:
         return rows.repartition(*sink.partition_by)
     return rows.coalesce(max(1, math.ceil(count * row_bytes / sink.file_bytes)))
