@@ -26,7 +26,7 @@ _LEASE_MS = 1
 
 
 def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
-    """A case for each share of copies, in one partition; both formats of markers, with and without late acks."""
+    """A case per share of copies, in one partition; both formats of markers, with and without late acks."""
     count = sizes.drain_messages["medium"]
     for per_mille in _PER_MILLE:
         copies = count * per_mille // 1000
