@@ -25,7 +25,7 @@ _PEERS = {
     "kmqpy process_rows, range markers": ("rows", "range"),
     'kmqpy process, range, format("kmq")': ("own source", "range"),
 }
-"""For each peer, how the child process reads the backlog, and the format of its markers."""
+"""The way in which each peer's child process reads the backlog, and the format of its markers."""
 
 _PARTITIONS = 4
 

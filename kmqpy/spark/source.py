@@ -79,7 +79,8 @@ _ARROW_SCHEMA = pa.schema(
 _OPTIONS = ("bootstrap", "queue", "start", "max_offsets_per_trigger", "redelivery_count_header")
 _STARTS = ("committed", "earliest", "latest")
 MAX_ATTEMPTS = 2**31 - 1
-"""The largest number that fits in the column `attempts`; the count in a header may lead to one more."""
+"""The largest number that fits in the column `attempts`. If the count in a header leads to a larger one, the
+column has this number."""
 _MAX_RECORDS_PER_BATCH = 10_000
 """The most records of one Arrow batch; further records come in further batches."""
 _POLL_TIMEOUT_S = 0.1
