@@ -71,9 +71,10 @@ WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "spark-tracker": spark_tracker.cases,
 }
 TOO_LONG = {"storages", "zookeeper", "spark-processing", "spark-state", "spark-tracker"}
-"""For --quick, unless asked for: many peers, or a Spark session for each."""
+"""Works that --quick leaves out unless --only names them: they have many peers, or a Spark session for
+each."""
 
-# The embedded cluster is tuned for a quick start; this is what lets a broker run at its speed.
+# The embedded cluster is tuned for a quick start; with these options, a broker runs at its full speed.
 BROKER_JVM = ("-Xmx1g", "-XX:TieredStopAtLevel=4")
 
 
@@ -103,7 +104,7 @@ def run(*, quick: bool, only: str, turns: int | None, out: Path) -> None:
         sizes = replace(sizes, repeats=turns, few_repeats=turns)
     began = time.monotonic()
     rows: list[Row] = []
-    # A cluster for each work: none pays for what another left behind. That takes too long for --quick.
+    # A cluster for each work: none pays for what another left behind. With --quick, all works share one.
     for works in [chosen] if quick else [[name] for name in chosen]:
         with Cluster(jvm_options=BROKER_JVM) as cluster:
             lab = Lab(

@@ -1,7 +1,8 @@
-"""(d) Redelivery of many messages whose leases have all ended, from the first copy to the last.
+"""(d) Measures how fast many messages whose leases have all ended are redelivered.
 
-By the log-append times of the copies. The tracker starts when everything is due. The messages were taken
-in batches of a hundred, with start markers of either format; the tracker answers in the same.
+The time is that from the first copy to the last, by their log-append times. The tracker starts when all
+leases have ended. The start markers are in one of both formats; a range marker names a hundred messages. The
+tracker writes its end markers in the same format.
 """
 
 import time
@@ -28,7 +29,7 @@ _PEERS: dict[str, Tracker] = {
 
 
 def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
-    """One partition, and the same number of messages in four."""
+    """A case for each number of partitions, with the same number of messages in all."""
     for partitions in sizes.bulk_partitions:
         yield Case(
             work="bulk redelivery",
@@ -41,7 +42,7 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
 
 
 def turn(lab: Lab, peer: str, partitions: int, count: int, *, claims: bool = True) -> Callable[[], Figures]:
-    """What measures a tracker once."""
+    """Return the function that measures the tracker `peer` once."""
     share = count // partitions
 
     def measure() -> Figures:
@@ -72,7 +73,7 @@ def _starts(peer: str, count: int, partition: int) -> Iterator[Record]:
 
 
 def _wait_until_quiet(lab: Lab, topic: str, partitions: int, expected: int) -> None:
-    """Return when the topic has that many records and grows no more."""
+    """Return when the topic has `expected` records and grows no more; raises Failed after _TIMEOUT_S."""
     deadline = time.monotonic() + _TIMEOUT_S
     before = -1
     while True:

@@ -1,4 +1,4 @@
-"""Child processes: peers that report as JSON, trackers, and what they cost."""
+"""Runs child processes (peers that report as JSON, trackers), and measures their CPU time and memory."""
 
 import json
 import os
@@ -23,7 +23,7 @@ _TIMEOUT_S = 600.0
 
 
 class Failed(Exception):
-    """A child did not do what it should."""
+    """Raised when a child process did not do what it should."""
 
 
 class Child:
@@ -55,17 +55,17 @@ class Child:
         return self._process.pid
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL, and wait until the process is gone."""
         self._process.kill()
         self._process.communicate()
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """SIGTERM, and wait until it has ended."""
+        """Send SIGTERM, and wait until the process has ended."""
         self._process.terminate()
         self._process.communicate(timeout=timeout_s)
 
     def line(self) -> dict[str, Any]:
-        """The next line of its stdout; raises Failed at the end."""
+        """Return the JSON in the next line of its stdout; raises Failed when stdout has ended."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -73,7 +73,7 @@ class Child:
         return dict(json.loads(line))
 
     def result(self, timeout_s: float = _TIMEOUT_S) -> dict[str, Any]:
-        """The last line of its stdout, when it has ended by itself."""
+        """Wait until the process ends by itself, and return the JSON in the last line of its stdout."""
         try:
             output, _ = self._process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -83,7 +83,7 @@ class Child:
         return dict(json.loads(output.splitlines()[-1]))
 
     def check(self) -> None:
-        """Raise Failed if it has ended."""
+        """Raise Failed if the process has ended."""
         if self._process.poll() is not None:
             raise Failed(self._last_words())
 
@@ -91,7 +91,7 @@ class Child:
         self._process.wait()
         self._errors.seek(0)
         lines = [line.strip() for line in self._errors if line.strip()]
-        # librdkafka and the JVM log to stderr too; what ended the process is what Python says last.
+        # librdkafka and the JVM log to stderr, too. The last line of Python says why the process ended.
         ours = [line for line in lines if not line.startswith(("%", "[", "WARNING"))]
         return (ours or lines or ["ended without a word"])[-1]
 
@@ -102,7 +102,7 @@ def peer(name: str, work: str, **options: Any) -> Child:
 
 
 class TrackerProcess(Child):
-    """`python -m tracker`, as a user would run it."""
+    """`python -m tracker`, run like by a user."""
 
     def __init__(self, connection: KafkaConnection, zookeeper: ZooKeeperConnection, **flags: str) -> None:
         (port,) = free_ports(1)
@@ -119,7 +119,7 @@ class TrackerProcess(Child):
         super().__init__([sys.executable, "-m", "tracker", *options])
 
     def metric(self, name: str) -> float:
-        """The sum of a metric over its labels; 0 while it does not answer."""
+        """The sum of a metric over its labels; 0 while the tracker does not answer."""
         try:
             with urllib.request.urlopen(self._url, timeout=5) as answer:
                 lines = answer.read().decode().splitlines()
@@ -128,7 +128,7 @@ class TrackerProcess(Child):
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
 
     def wait_until_it_owns(self, partitions: int) -> None:
-        """Return when it redelivers for that many partitions."""
+        """Return when the tracker owns `partitions` partitions and has taken them over."""
         until(
             lambda: self.metric("kmq_owned_partitions") == partitions <= self.metric("kmq_takeovers_total"),
             "the tracker owns its partitions",
@@ -138,7 +138,7 @@ class TrackerProcess(Child):
 
 
 class SparkTrackerProcess(Child):
-    """`kmq spark-tracker` on a local master, as a user would run it."""
+    """`kmq spark-tracker` on a local master, run like by a user."""
 
     def __init__(
         self, connection: KafkaConnection, zookeeper: ZooKeeperConnection, trackers: int, queue: str
@@ -165,7 +165,7 @@ def until(
     child: Child | None = None,
     every_s: float = 0.1,
 ) -> None:
-    """Poll; raises Failed when it is not so in time, or when `child` has ended."""
+    """Wait until `is_so()` is true; raises Failed when that takes too long, or when `child` has ended."""
 
     def holds() -> bool:
         if is_so():
@@ -179,7 +179,7 @@ def until(
 
 
 def usage(pid: int) -> Mapping[str, float]:
-    """CPU seconds so far and resident bytes of a process."""
+    """The CPU seconds of a process so far, and its resident memory in bytes."""
     stat = Path(f"/proc/{pid}/stat")
     if stat.exists():
         fields = stat.read_text().rpartition(")")[2].split()

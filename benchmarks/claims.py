@@ -1,4 +1,4 @@
-"""What claims cost: bulk redelivery and lateness of queues with and without them, in turn."""
+"""Measures what claims cost: bulk redelivery and lateness of queues with and without them, in turns."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ _PEERS = {"without claims": False, "with claims": True}
 
 
 def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
-    """Both with range markers; the bulk in one partition, where nothing else fills a claim's wait."""
+    """Two cases with range markers. The bulk is in one partition: no other work fills a claim's wait."""
     yield Case(
         work="claims: bulk redelivery",
         name=f"{sizes.bulk_messages:,} messages of 100 bytes, 1 partition",

@@ -1,4 +1,4 @@
-"""(a) A preloaded backlog, taken and acknowledged by one client."""
+"""(a) Measures how fast one client takes and acknowledges a preloaded backlog."""
 
 from collections.abc import Callable, Iterator
 
@@ -20,14 +20,14 @@ _PEERS = {
 
 
 def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
-    """A case per size of messages, number of partitions and order of acknowledgement."""
+    """A case for each size of messages, number of partitions and order of acknowledgement."""
     backlog = max(sizes.drain_messages.values())
     for size in sizes.drain_bytes:
         for partitions in sizes.drain_partitions:
             with lab.queue(partitions) as queue:
                 progress(f"drain | {backlog:,} messages of {size} bytes are sent to {partitions} partitions")
                 lab.preload(queue, partitions, backlog, size)
-                _turn(lab, queue, partitions, PLAIN, sizes, in_random_order=False)()  # the page cache
+                _turn(lab, queue, partitions, PLAIN, sizes, in_random_order=False)()  # fills the page cache
                 for in_random_order in (False, True):
                     yield Case(
                         work="drain",
@@ -66,7 +66,7 @@ def drained(
     messages: int,
     in_random_order: bool = False,
 ) -> Figures:
-    """What a client says, run by `module`, that has taken and acknowledged so many messages of a queue."""
+    """Have the peer `module` take and acknowledge `messages` messages of a queue; returns its figures."""
     with children.peer(
         module,
         "drain",

@@ -1,7 +1,8 @@
-"""(f) kill -9 of the tracker that redelivers, with a standby: time to the next redelivery.
+"""(f) Measures how long redelivery stands still when a tracker is killed and a standby takes over.
 
-One partition, many messages in flight for an hour, and one more every 50 ms whose lease is 500 ms, so that
-something is always due. From the kill to the log-append time of the first committed copy after it.
+One partition has many messages in flight with leases of an hour. One more message is taken every 50 ms, with
+a lease of 500 ms, so that a redelivery is always due. The time is that from kill -9 to the log-append time of
+the first committed copy after the kill.
 """
 
 import itertools
@@ -25,7 +26,7 @@ _TIMEOUT_S = 180.0
 
 
 def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
-    """One case, both formats."""
+    """One case, with both formats of markers."""
     formats = {trackers.KMQPY_RANGE: "range", trackers.KMQPY_JVM: "jvm"}
     yield Case(
         work="failover",
@@ -82,7 +83,7 @@ def _owners(*found: children.TrackerProcess) -> list[children.TrackerProcess]:
 
 @contextmanager
 def _trickle(lab: Lab, queue: QueueSettings, first: int) -> Iterator[None]:
-    """Take a message every now and then, for as long as the block lasts."""
+    """Take a message every _EVERY_S, until the block ends."""
     stopping = threading.Event()
 
     producer = lab.producer()

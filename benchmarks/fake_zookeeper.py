@@ -1,6 +1,6 @@
-"""A ZooKeeper in memory, as much of it and of kazoo as `tracker.leadership` uses, that counts its work.
+"""A ZooKeeper in memory that counts its operations, as much of it as `tracker.leadership` uses by kazoo.
 
-Everything is answered at once, so a thousand trackers run in one thread on a clock of their own.
+It answers each request at once, so a thousand trackers run in one thread on a simulated clock.
 """
 
 import itertools
@@ -25,7 +25,7 @@ class Stat:
 
 
 class Done:
-    """An answer that is there already."""
+    """The result of an asynchronous operation, which is known at once."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -37,12 +37,12 @@ class Done:
 
 
 class Server:
-    """The znodes and who watches them; `counts` of operations by kind."""
+    """The znodes and the watches on them; `counts` has the number of operations of each kind."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, tuple[bytes, Stat]] = {}
         self.children: defaultdict[str, dict[str, None]] = defaultdict(dict)
-        self.lists: dict[str, list[str]] = {}  # of the children, until they change
+        self.lists: dict[str, list[str]] = {}  # the names of children, until they change
         self.owned: defaultdict[int, dict[str, None]] = defaultdict(dict)  # by session
         self.counts: Counter[str] = Counter()
         self.watches: defaultdict[str, dict[Watch, None]] = defaultdict(dict)
@@ -57,7 +57,7 @@ class Server:
         return sum(map(len, self.watches.values())) + sum(map(len, self.child_watches.values()))
 
     def expire(self, session: int) -> None:
-        """End a session, and with it what is ephemeral."""
+        """End a session, and delete its ephemeral znodes."""
         for path in list(self.owned.pop(session, ())):
             self.delete(path)
 
@@ -99,7 +99,7 @@ class Server:
         self._fire(self.child_watches, parent)
 
     def names(self, path: str) -> list[str]:
-        """The children's names; the same list until they change, for nobody to change."""
+        """The names of the children: the same list until the children change. Callers must not change it."""
         if path not in self.lists:
             self.lists[path] = list(self.children[path])
         return self.lists[path]
@@ -111,7 +111,7 @@ class Server:
 
 
 class Client:
-    """One session, with the calls of a KazooClient."""
+    """One session, with methods of a KazooClient."""
 
     def __init__(self, server: Server, session: int) -> None:
         self._server = server
@@ -189,7 +189,7 @@ class Client:
 
 
 class Transaction:
-    """All or nothing."""
+    """Operations of which all are applied, or none."""
 
     def __init__(self, server: Server, session: int) -> None:
         self._server = server

@@ -1,4 +1,4 @@
-"""(k) How soon a message reaches a client that is new, or that was busy for longer than a second."""
+"""(k) Measures how soon a message reaches a client that is new, or was busy for longer than a second."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ _BUSY_S = 1.5
 _PAUSES = 4
 
 Receive = Callable[[], object]
-"""Receives one message, or returns None or [] after a second."""
+"""Receives one message; returns None or [] if none comes within a second."""
 _Peer = Callable[[Lab, QueueSettings], AbstractContextManager[Receive]]
 
 
@@ -41,7 +41,7 @@ _PEERS: dict[str, _Peer] = {PLAIN: _plain, KMQPY["range"]: _kmqpy}
 
 def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
     """Two cases: the first message of a new client, and the next message after each pause."""
-    _turn(lab, _plain, 1, 0.0)()  # a broker that has just started is slow
+    _turn(lab, _plain, 1, 0.0)()  # not counted: a broker that has just started is slow
     for name, times, busy_s in (("new client", 1, 0.0), (f"after {_BUSY_S:g} s of work", _PAUSES, _BUSY_S)):
         yield Case(
             work="first message",

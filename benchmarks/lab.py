@@ -1,4 +1,4 @@
-"""The topics that are measured on: made, filled and read back."""
+"""Makes, fills and reads the topics on which the benchmarks measure."""
 
 import itertools
 import struct
@@ -26,11 +26,11 @@ _MAX_QUEUED = 400_000
 _STAMP = struct.Struct(">qq")
 
 Record = tuple[bytes | None, bytes]
-"""Key and value."""
+"""The key and the value of a record."""
 
 
 class Lab:
-    """One cluster, and queues on it with names of their own."""
+    """One cluster, and the queues that are made on it, each with a name of its own."""
 
     def __init__(self, connection: KafkaConnection, zookeeper: ZooKeeperConnection) -> None:
         self.connection = connection
@@ -40,7 +40,7 @@ class Lab:
 
     @contextmanager
     def queue(self, partitions: int, *, register: bool = False, **settings: Any) -> Iterator[QueueSettings]:
-        """A queue that is deleted at the end; `register`: trackers serve it."""
+        """Make a queue, and delete it at the end of the block; with `register`, trackers serve it."""
         queue = QueueSettings(name=f"bench-{next(self._numbers)}", **settings)
         # Kafka's default would let the sender say when a record was appended.
         topic = NewTopic(queue.name, partitions, 1, config={"message.timestamp.type": "LogAppendTime"})
@@ -73,7 +73,7 @@ class Lab:
             self._delete([view.markers_topic])
 
     def producer(self) -> Producer:
-        """A fast one, that tells of what it could not send."""
+        """A producer for many records, whose delivery reports are only of records that it could not send."""
         return librdkafka.new_producer(
             self.connection,
             {
@@ -88,7 +88,7 @@ class Lab:
     def fill(
         self, topic: str, partition: int, records: Iterable[Record], producer: Producer | None = None
     ) -> None:
-        """Append records to one partition as fast as it goes."""
+        """Append records to one partition as fast as possible; raises Failed if one can't be written."""
         producer = producer or self.producer()
         failed: list[Any] = []
         for chunk in _batched(records):
@@ -103,7 +103,7 @@ class Lab:
             raise Failed(f"{topic}: not everything could be written")
 
     def append(self, topic: str, records: Iterable[NewRecord]) -> None:
-        """Append records with headers, slower than fill()."""
+        """Append records with headers; slower than fill(). Raises Failed if one can't be written."""
         producer = self.producer()
         failed: list[Any] = []
         for partition, key, value, headers in records:
@@ -121,7 +121,7 @@ class Lab:
             raise Failed(f"{topic}: not everything could be written")
 
     def preload(self, queue: QueueSettings, partitions: int, count: int, size: int) -> None:
-        """Messages of `size` bytes, as many in each partition."""
+        """Append `count` messages of `size` bytes, the same number to each partition."""
         body = b"x" * size
         for partition in range(partitions):
             share = count // partitions + (partition < count % partitions)
@@ -154,24 +154,24 @@ class Lab:
 
 
 def starts(offsets: Iterable[int], lease_ms: int, partition: int = 0) -> Iterator[Record]:
-    """Start markers as the JVM format has them."""
+    """Start markers in the JVM format: one for each offset."""
     value = codec.encode_start(lease_ms)
     return ((codec.encode_key(partition, offset), value) for offset in offsets)
 
 
 def ends(offsets: Iterable[int], partition: int = 0) -> Iterator[Record]:
-    """End markers as the JVM format has them."""
+    """End markers in the JVM format: one for each offset."""
     value = codec.encode_end()
     return ((codec.encode_key(partition, offset), value) for offset in offsets)
 
 
 def stamped(number: int, monotonic_ns: int, size: int = 100) -> bytes:
-    """A message body that says which one it is and when it was sent."""
+    """A message body with the number of its message, and the time when the message was sent."""
     return _STAMP.pack(number, monotonic_ns).ljust(size, b"x")
 
 
 def stamp_of(body: bytes) -> tuple[int, int]:
-    """The number and the moment in a stamped body."""
+    """The number and the time in a body that stamped() has made."""
     number, monotonic_ns = _STAMP.unpack_from(body)
     return number, monotonic_ns
 

@@ -1,7 +1,7 @@
-"""What late acks cost: a backlog with copies in it, drained by clients that look for them and by others.
+"""Measures what late acks cost: clients that look for them, and others, drain a backlog with copies in it.
 
-A share of the backlog's messages have the headers of copies, and in the markers stand the claims and end
-markers of a tracker that made these. None was acknowledged late, so that all are handed out.
+A share of the messages in the backlog have the headers of copies. The markers topic has the claims and end
+markers of a tracker that made these copies. None was acknowledged late, so all are handed out.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from kmqpy.kafka.markers.late_operations import planned_at_header
 from kmqpy.kafka.settings import QueueSettings
 
 _PER_MILLE = (0, 10, 100)
-"""Copies in the backlog."""
+"""The cases: the number of copies in 1,000 messages of the backlog."""
 _BODY = b"x" * 100
 _CLAIMED_AT_ONCE = 1_000
 _LEASE_MS = 1
@@ -62,7 +62,7 @@ def _turn(
 
 
 def _backlog(queue: QueueSettings, count: int, copies: int) -> Iterator[NewRecord]:
-    """The originals, then as many messages as `count`, with their copies at equal distances."""
+    """The originals, then `count` messages, some of which are their copies, at equal distances."""
     header = planned_at_header(queue.name, 0, copies)
     places = set(_places(count, copies))
     for offset in range(copies + count):

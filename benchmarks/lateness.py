@@ -1,7 +1,7 @@
-"""(c) How late a redelivery is, when every tenth message is dropped.
+"""(c) Measures how late a redelivery is, when a client drops every tenth message: takes it, and does no more.
 
-From the end of the lease (log-append time of the start marker plus its duration) to the log-append time
-of the copy: both are the broker's.
+The time is that from the end of the lease (log-append time of the start marker plus its duration) to the
+log-append time of the copy. Both are times of the broker.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,8 +28,8 @@ _PEERS: dict[str, tuple[Tracker, str]] = {
 
 
 def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
-    """One case; the client that drops is kmqpy's in each turn."""
-    # A broker that has just started, and has never seen a transaction, is slow.
+    """One case with several trackers; in each turn, the client that drops messages is kmqpy's."""
+    # Not counted: a broker that has just started, and has never seen a transaction, is slow.
     turn(lab, *_PEERS[trackers.KMQPY_JVM], replace(sizes, lateness_s=2.0))()
     yield Case(
         work="lateness",
@@ -47,7 +47,7 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
 def turn(
     lab: Lab, tracker: Tracker, marker_format: str, sizes: Sizes, *, claims: bool = True
 ) -> Callable[[], Figures]:
-    """What measures a tracker once."""
+    """Return the function that measures `tracker` once."""
     bootstrap = lab.connection.bootstrap
     count = int(sizes.lateness_s * RATE)
 
@@ -101,7 +101,7 @@ def _delays(lab: Lab, queue: QueueSettings) -> list[float]:
     delays: list[float] = []
     for record in sorted(lab.records(queue.name, PARTITIONS), key=lambda one: one.offset()):
         number = stamp_of(record.value())[0]
-        if number in originals:  # a copy; it stands in the same partition, behind its original
+        if number in originals:  # a copy: it is in the partition of its original, at a higher offset
             delays.append(record.timestamp()[1] - ends[originals[number]])
         else:
             originals[number] = (record.partition(), record.offset())

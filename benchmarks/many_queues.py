@@ -1,7 +1,8 @@
-"""What many queues of one Kafka storage cost the process that uses them: threads, connections, memory.
+"""Measures what many queues of one Kafka storage cost their process: threads, connections, memory.
 
-`python -m benchmarks.many_queues --queues 1000 --receive 20` (Linux) makes so many queues on a Kafka of its
-own, opens all of them, sends a message to each, and then receives from some. One line of JSON for each step.
+`python -m benchmarks.many_queues --queues 1000 --receive 20` (Linux) makes 1,000 queues on a Kafka of its
+own, opens all of them, sends a message to each, and then receives from 20. It prints a line of JSON for each
+step.
 """
 
 import gc
@@ -55,7 +56,7 @@ def _made(storage: Storage, count: int, seconds: float) -> list[str]:
             try:
                 storage.create(name, partitions=1)
                 break
-            except Unavailable:  # a busy broker
+            except Unavailable:  # the broker is busy
                 if attempt == _TRIES:
                     raise
                 time.sleep(Backoff(0.5, 2, 10).delay(attempt))
@@ -87,12 +88,12 @@ def _tell(step: str, queues: int) -> None:
 
 
 def _connections() -> int:
-    """How many TCP connections this process has."""
+    """The number of established TCP connections of this process."""
     own = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
             own.add(str(descriptor.readlink()))
-        except OSError:  # it was that of the listing
+        except OSError:  # the descriptor of this listing, which is closed
             continue
     rows = [
         line.split()

@@ -1,9 +1,10 @@
-"""(e) What messages in flight cost a tracker: memory and CPU.
+"""(e) Measures the memory and the CPU time that messages in flight cost a tracker.
 
-The tracker process: resident memory before a client takes the messages and after the tracker has read all
-their markers, and the CPU time between. That has the network buffers of librdkafka in it, so the pure state
-is also measured alone (peers/inflight.py): by resident memory, and by tracemalloc, which counts what Python
-asked for. Beside it, what the commands cost that look at as many.
+The resident memory of the tracker process is measured before a client takes the messages, and after the
+tracker has read all their markers; also the CPU time between. This memory includes the network buffers of
+librdkafka, so the pure state is also measured alone (peers/inflight.py): by resident memory, and by
+tracemalloc, which counts what Python asked for. Another case measures `kmq` commands that look at the same
+number of messages in flight.
 """
 
 import itertools
@@ -26,11 +27,11 @@ _FILLED = (
     ("one taken in each ms", "trickle", False),
 )
 _IDLE_S = 3.0
-_MOST_TRACED = 200_000  # it makes everything slow
+_MOST_TRACED = 200_000  # messages: tracemalloc makes everything slow
 
 
 def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
-    """The process with messages taken one after the other, and the state alone also with gaps."""
+    """Cases of the tracker process, of commands, and of the state alone, filled in different orders."""
     count = sizes.in_flight
     yield Case(
         work="tracker memory",
@@ -67,7 +68,7 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
 
 
 def _taken_one_by_one(count: int) -> Iterator[Record]:
-    """Each with a lease of its own, so that no two markers are alike."""
+    """Start markers of `count` messages, each with another lease, so that no two have the same value."""
     return itertools.chain.from_iterable(starts([offset], HOUR_MS + offset) for offset in range(count))
 
 

@@ -1,6 +1,6 @@
-"""The load that storages and their peers get: the same loop for all. Needs nothing but Python.
+"""Measures puts and takes of a queue: the same loop for storages and their peers. Needs nothing but Python.
 
-Figures are of messages of 100 bytes, put, and then taken and acknowledged by threads.
+Threads put messages of 100 bytes, and then take and acknowledge them.
 """
 
 import threading
@@ -11,36 +11,37 @@ from typing import Any, Protocol
 
 BODY = b"x" * 100
 _WARM_UP = 1 / 3
-"""Of the time for which is measured: connections, prepared statements and caches are made in it."""
+"""Workers warm up for this share of `seconds`: they make connections, prepared statements and caches."""
 
 
 class Worker(Protocol):
     """One thread's handle of a queue."""
 
     def put(self, count: int) -> None:
-        """Put so many messages, in one call if the queue can."""
+        """Put `count` messages, in one request if the queue can."""
         ...
 
     def take(self, count: int) -> Sequence[Any]:
-        """Take up to so many."""
+        """Take up to `count` messages."""
         ...
 
     def finish(self, taken: Sequence[Any]) -> None:
-        """Acknowledge them."""
+        """Acknowledge the messages that take() returned."""
         ...
 
     def close(self) -> None:
-        """Leave."""
+        """Close the handle."""
         ...
 
 
 def measure(
     open_worker: Callable[[], Worker], *, takers: int, batch: int, seconds: float
 ) -> dict[str, float]:
-    """Messages put, and then taken and acknowledged, per second; each part lasts about `seconds`.
+    """Return how many messages were put, and then taken and acknowledged, per second.
 
-    Before, messages are put and taken for a while, which does not count. What is taken was put in the same
-    run, so the depth stays what it was.
+    Putting lasts `seconds`. Taking ends when as many messages were taken as were put, so the depth stays what
+    it was; or after four times `seconds`. Before, messages are put and taken for a while, which does not
+    count.
     """
     with ExitStack() as all_of_them:
         workers = [open_worker() for _ in range(takers)]
@@ -53,7 +54,7 @@ def measure(
 
 
 def put_speed(workers: Sequence[Worker], batch: int, seconds: float) -> tuple[int, float]:
-    """How many messages were put, and in which time."""
+    """Put messages for `seconds`; returns how many they were, and the seconds that it took."""
     return _run(workers, lambda worker, _: _put(worker, batch), seconds, None)
 
 
@@ -78,7 +79,10 @@ def _put_and_take(worker: Worker, batch: int) -> int:
 def _run(
     workers: Sequence[Worker], step: Callable[[Worker, int], int], seconds: float, most: int | None
 ) -> tuple[int, float]:
-    """How many messages went through `step`, and in which time."""
+    """Have each worker repeat `step` in a thread; returns how many messages it handled, and the seconds.
+
+    Ends after `seconds`, after `most` messages, or for a worker when `step` has handled no message.
+    """
     lock = threading.Lock()
     done = 0
     errors: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""Tables and the plot of what was measured."""
+"""Makes tables and a plot of the figures that were measured."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -14,7 +14,8 @@ _HEAD = ("peer", "unit", "min", "median", "max", "÷ consume", "÷ JVM kmq")
 def table(rows: Sequence[Row]) -> str:
     """All rows for a terminal, a block for each case.
 
-    Where no peer is a plain consumer or the JVM library, the first is compared with each other one.
+    The last columns compare each peer with the plain consumer and with the JVM library. In a case without
+    these two, the first peer is compared with each other peer.
     """
     cells = [_cells(row, rows) for row in rows]
     widths = [max(len(line[i]) for line in [*cells, _HEAD]) for i in range(len(_HEAD))]
@@ -42,7 +43,7 @@ def markdown(data: Mapping[str, Any]) -> str:
 
 
 def conditions(meta: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """When, on what machine and with what versions it was measured."""
+    """A sentence that says when, on what machine and with what versions was measured."""
     turns = max((len(row.values) for row in rows), default=0)
     return (
         f"{meta['when']}, {meta['cores']} cores for clients, trackers and servers together, "
@@ -87,7 +88,7 @@ def _markdown_rows(rows: Sequence[Row]) -> list[str]:
 
 
 def put_between_markers(file: Path, new: str) -> None:
-    """Replace what stands between the two comments in `file`; raises ValueError without them."""
+    """Replace the text between the comments BEGIN and END in `file`; raises ValueError without them."""
     head, begin, rest = file.read_text().partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
@@ -96,7 +97,7 @@ def put_between_markers(file: Path, new: str) -> None:
 
 
 def plot(rows: Sequence[Row], file: Path) -> None:
-    """A bar chart per case and metric: medians, with lines from minimum to maximum."""
+    """Draw a bar chart for each case and metric: medians, with lines from minimum to maximum."""
     import matplotlib as mpl
 
     mpl.use("Agg")

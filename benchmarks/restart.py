@@ -1,9 +1,10 @@
-"""(g) A tracker that starts on a long markers topic: time to the first redelivery.
+"""(g) Measures how soon a tracker that starts on a long markers topic redelivers its first message.
 
-The topic holds start and end markers in the JVM format. For each turn 1,000 more messages are taken; kmqpy's
-tracker reads that, stores its offset and is stopped; when the leases have ended, it is started again. The
-JVM tracker stores nothing, so it is only started. From the start of the process to the log-append time of
-the first copy. In the second case one message was taken before all others, and its lease lasts for days.
+The topic holds start and end markers in the JVM format. For each turn, 1,000 more messages are taken. kmqpy's
+tracker reads their markers, stores its markers offset, and is stopped; when the leases have ended, it is
+started again. The JVM tracker stores nothing, so it is only started, after the leases have ended. The time is
+that from the start of the process to the log-append time of the first copy. In the second case, one message
+was taken before all others, and its lease lasts for days.
 """
 
 import itertools
@@ -26,7 +27,7 @@ _QUIET_S = 2
 
 
 def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
-    """With short leases only, and behind one long lease."""
+    """A case with short leases only, and one with a long lease before them."""
     for long_lease in sizes.restart_cases:
         with lab.queue(1, register=True, max_redeliveries=None) as queue:
             lab.preload(queue, 1, _POOL, 100)
@@ -48,7 +49,7 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
 
 
 def _finished(count: int) -> Iterator[Record]:
-    """Start and end markers of messages that are not looked for, since they are finished."""
+    """Start and end markers of finished messages, which need not exist: no tracker looks for them."""
     for first in range(_POOL, _POOL + count // 2, _BLOCK):
         yield from starts(range(first, first + _BLOCK), HOUR_MS)
         yield from ends(range(first, first + _BLOCK))
@@ -88,7 +89,7 @@ def _take(lab: Lab, queue: QueueSettings, first: int, lease_s: int) -> float:
 
 
 def _first_copy(lab: Lab, queue: QueueSettings, tracker: Child) -> Figures:
-    """When the first copy came; returns when all have come, so that the next turn begins afresh."""
+    """The seconds until the first copy. Waits until all copies have come: the next turn shall meet none."""
     deadline = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < deadline:
         tracker.check()
@@ -102,7 +103,7 @@ def _first_copy(lab: Lab, queue: QueueSettings, tracker: Child) -> Figures:
 
 
 def _wait_until_it_has_read(tracker: TrackerProcess) -> None:
-    """Return when it owns the partition and reads nothing new any more."""
+    """Return when the tracker owns the partition, and reads no new markers any more."""
     tracker.wait_until_it_owns(1)
     deadline = time.monotonic() + _TIMEOUT_S
     seen: list[float] = []

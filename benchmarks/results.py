@@ -1,4 +1,4 @@
-"""What is measured: cases, turns, and the rows that come out. Pure but for the progress lines."""
+"""Runs the turns of cases, and makes rows of their figures. Does no I/O itself, except progress lines."""
 
 import statistics
 import sys
@@ -13,14 +13,14 @@ SHARE = "share group"
 KMQPY = {"jvm": "kmqpy, JVM markers", "range": "kmqpy, range markers"}
 
 Figures = Mapping[str, float]
-"""What one turn of one peer gave, by metric."""
+"""The figures of one turn of one peer, by metric."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One work under one condition, done by several peers in turn.
+    """One work under one condition, done by several peers in turns.
 
-    metrics  what is shown, with its unit; other figures of a turn are kept in the JSON only
+    metrics  the figures that tables show, each with its unit; other figures of a turn are in the JSON only
     """
 
     work: str
@@ -32,7 +32,7 @@ class Case:
 
 @dataclass(kw_only=True)
 class Row:
-    """One peer's figures of one metric of a case; `values` of its turns, in order."""
+    """One peer's figures of one metric of a case; `values` has one for each turn, in order."""
 
     work: str
     case: str
@@ -45,12 +45,12 @@ class Row:
 
     @property
     def median(self) -> float | None:
-        """The middle of the turns that succeeded, None without any."""
+        """The median of the turns that succeeded; None if none did."""
         return statistics.median(self.values) if self.values else None
 
 
 def run_case(case: Case) -> list[Row]:
-    """All turns of a case; a peer that fails says so in its row and has no more turns."""
+    """Run all turns of a case; a peer that fails has the error in its rows, and no more turns."""
     rows = {
         (peer, metric): Row(
             work=case.work,
@@ -91,13 +91,13 @@ def run_case(case: Case) -> list[Row]:
 
 
 def progress(text: str) -> None:
-    """Say how far it is, on stderr."""
+    """Write a line about the progress to stderr."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 def ratio(row: Row, rows: Iterable[Row], peer: str) -> float | None:
-    """This row's median by that of `peer` in the same case and metric, None where there is none."""
+    """This row's median divided by that of `peer` in the same case and metric; None if one is missing."""
     for other in rows:
         if (other.work, other.case, other.metric, other.peer) == (row.work, row.case, row.metric, peer):
             if row.median is None or not other.median:
@@ -107,7 +107,7 @@ def ratio(row: Row, rows: Iterable[Row], peer: str) -> float | None:
 
 
 def to_json(meta: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """The form of results.json."""
+    """Return the content of results.json."""
     return {"meta": dict(meta), "rows": [asdict(row) for row in rows]}
 
 
@@ -123,7 +123,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def shown(value: float) -> str:
-    """A figure with as many digits as mean something."""
+    """A figure as text: without decimals from 100 on, with one from 10 on, else with two."""
     if value == 0:
         return "0"
     if abs(value) >= 100:

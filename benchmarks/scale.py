@@ -1,4 +1,4 @@
-"""100,000 partitions on 1,000 trackers: what ZooKeeper has to do, what moves, and how long it takes.
+"""Simulates 100,000 partitions on 1,000 trackers: the work of ZooKeeper, partitions that move, and times.
 
 The trackers' own code (`tracker.leadership`) runs on a simulated clock and against a ZooKeeper in memory,
 which counts its operations. The same steps with a few trackers on a real ZooKeeper check the counts. Speeds
@@ -30,7 +30,7 @@ from tracker.leadership.offset_znodes import OffsetWriteSchedule
 from tracker.settings import TrackerSettings
 
 SESSION_S = TrackerSettings.session_timeout_ms / 1000
-SERVER_TICK_S = 2.0  # ZooKeeper's default tickTime: sessions end that much late
+SERVER_TICK_S = 2.0  # ZooKeeper's default tickTime: a session ends up to one tick too late
 _REQUESTS = ("syncs", "reads", "writes", "multis")
 _STEADY_S = 6.0
 
@@ -38,9 +38,9 @@ Counts = dict[str, float]
 
 
 def steps(world: World, count: int, *, killed: int) -> dict[str, Counts]:
-    """Return for each step what was asked of ZooKeeper and how many partitions moved.
+    """Return for each step the operations that ZooKeeper did, and how many partitions moved.
 
-    killed: so many trackers die at once; 0 in the real world, whose sessions nobody can end early.
+    killed  how many trackers die at once; 0 in the real world, whose sessions nobody can end early
     """
     found: dict[str, Counts] = {}
 
@@ -62,9 +62,9 @@ def steps(world: World, count: int, *, killed: int) -> dict[str, Counts]:
         return lambda: (step(), world.settle())[1]
 
     measured("all start", settled(lambda: world.join(count)))
-    world.run(2.0)  # so long that trackers have begun to verify their sessions, each at its own time
+    world.run(2.0)  # after this time, trackers verify their sessions, each at its own time
     measured("steady, without offsets", lambda: world.run(_STEADY_S), _STEADY_S)
-    world.store_all()  # the first time each is created
+    world.store_all()  # not counted: the first time, this creates the znodes
     measured("every offset once", world.store_all)
     measured("one joins", settled(lambda: world.join(1)))
     measured("one stops", settled(lambda: world.stop(next(iter(world.members)))))
@@ -85,7 +85,7 @@ def _restart(world: World) -> None:
 
 
 def simulate(partitions: int, count: int, queues: int) -> dict[str, Any]:
-    """The whole size; CPU of the assignment besides."""
+    """Run the steps in their whole size; also measures the CPU time of one assignment."""
     members = [Member(f"tracker-{n}") for n in range(count)]
     names = [(f"queue-{q}", p) for q in range(queues) for p in range(partitions // queues)]
     took = time.process_time()
@@ -109,7 +109,7 @@ def simulate(partitions: int, count: int, queues: int) -> dict[str, Any]:
 
 
 def check(zookeeper: str, partitions: int, count: int) -> dict[str, Any]:
-    """The same steps, counted on a real ZooKeeper and in the simulation."""
+    """Run the same steps on a real ZooKeeper and in the simulation: both counts should agree."""
     with connect(ZooKeeperConnection(hosts=zookeeper)) as client, contextlib.ExitStack() as stack:
         registry = Registry(client, ROOT)
         for number in range(4):
@@ -124,7 +124,7 @@ def check(zookeeper: str, partitions: int, count: int) -> dict[str, Any]:
 
 
 def zookeeper_speed(zookeeper: str) -> Counts:
-    """What the embedded ZooKeeper does per second, pipelined from one client."""
+    """Measure the operations per second of the embedded ZooKeeper, pipelined from one client."""
     count = 4_000
     with connect(ZooKeeperConnection(hosts=zookeeper), 20_000) as zk:
         zk.ensure_path(ROOT)
@@ -156,7 +156,7 @@ def zookeeper_speed(zookeeper: str) -> Counts:
 
 
 def tracker_costs(lab: Lab, few: int, many: int) -> Counts:
-    """What a partition that is owned costs a tracker process, from two sizes of it."""
+    """Measure what each owned partition costs a tracker process, by the difference of two sizes."""
     found = []
     for partitions in (few, many):
         with lab.queue(partitions, register=True) as queue:
@@ -181,14 +181,14 @@ def tracker_costs(lab: Lab, few: int, many: int) -> Counts:
 
 
 def conclude(simulated: dict[str, Any], speed: Counts, costs: Counts) -> dict[str, float]:
-    """The figures that the goals are about."""
+    """Compute the figures for which there are goals."""
     partitions, count, found = simulated["partitions"], simulated["trackers"], simulated["steps"]
     settings = TrackerSettings()
     steady = found["steady, without offsets"]
     interval_s = OffsetWriteSchedule(
         settings.offset_interval_ms / 1000, settings.offset_writes_per_s
     ).interval_s(partitions)
-    requests = operations = float(RECHECK_ZNODES_PER_S)  # by all trackers, beside what watches tell
+    requests = operations = float(RECHECK_ZNODES_PER_S)  # znodes that all trackers read again anyway
     for step, seconds in ((steady, steady["seconds"]), (found["every offset once"], interval_s)):
         singles = (step["syncs"] + step["reads"] + step["writes"]) / seconds
         requests += singles + step["multis"] / seconds
@@ -196,7 +196,7 @@ def conclude(simulated: dict[str, Any], speed: Counts, costs: Counts) -> dict[st
     killed = max(1, count // 10)
     dying, leave, join = found[f"{killed} die"], found["one stops"], found["one joins"]
     zookeeper_s = sum(dying[kind] / speed[kind] for kind in _REQUESTS)
-    # As the most loaded one fares that gets half as much again as its share of the dead ones' partitions.
+    # Of the most loaded tracker: it gets half as much again as its share of the dead trackers' partitions.
     takeovers = math.ceil(partitions / count * killed / (count - killed) * 1.5)
     takeover_s = takeovers * costs["takeover_s_per_partition"]
     assignment_s = simulated["assignment_cpu_s"]
@@ -220,7 +220,7 @@ def conclude(simulated: dict[str, Any], speed: Counts, costs: Counts) -> dict[st
 
 
 def table(results: dict[str, Any]) -> str:
-    """For a terminal."""
+    """The results as text for a terminal."""
     lines = []
     sections = [("simulated", results["simulation"]["steps"])]
     if "check" in results:

@@ -1,6 +1,7 @@
-"""Many trackers' leaderships as one world, on a simulated ZooKeeper or on a real one.
+"""Runs the leaderships of many trackers as one world, on a simulated ZooKeeper or on a real one.
 
-Both count the operations that the trackers ask of ZooKeeper, by the kinds of `KINDS`.
+A Leadership (tracker.leadership) is the part of a tracker that finds out which partitions it owns. Both
+worlds count the operations that the trackers ask of ZooKeeper, by the kinds of `KINDS`.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ from tracker.leadership.znode_cache import ZnodeCache
 
 KINDS = ("syncs", "reads", "writes", "multis", "writes in multis", "watch events")
 ROOT = "/kmq-scale"
-"""The znode of everything that these worlds write."""
+"""The znode below which these worlds write."""
 
 _decode_queue = functools.lru_cache(maxsize=10_000)(decode_queue)
 _decode_tracker = functools.lru_cache(maxsize=10_000)(decode_tracker)
@@ -45,7 +46,7 @@ def _partitions_of(children: list[str]) -> tuple[int, list[int]]:
 
 
 class SimulatedClock:
-    """A clock that stands still until `now` is set; in seconds, since the trackers' next looks are."""
+    """A clock that moves on only when `now`, in seconds, is set, and in sleep()."""
 
     now = 1_000.0
 
@@ -94,7 +95,7 @@ class World:
         raise NotImplementedError
 
     def stop(self, tracker: str) -> None:
-        """As a tracker that is asked to stop: offsets are stored, the session is closed."""
+        """Do what a tracker does when it is asked to stop: store its offsets, and close its session."""
         leadership = self.members.pop(tracker)
         self._store(leadership, self._served.pop(tracker))
         leadership.close()
@@ -117,7 +118,7 @@ class World:
         assert stored == partitions.keys()
 
     def _serve(self, tracker: str) -> bool:
-        """Ask leadership what a tracker asks at a takeover and a release; True if there was something."""
+        """Do what a tracker does at takeovers and releases; returns True if there were any."""
         leadership, served = self.members[tracker], self._served.setdefault(tracker, {})
         view = leadership.snapshot()
         for partition in served.keys() - view.owned.keys():
@@ -164,7 +165,7 @@ class Simulation(World):
             self.members[name] = leadership
             leadership._session.verify_at = 0.0
             self._served[name] = {}
-            # Its first look registers it. It takes no partition yet: it does not know all the others.
+            # Its first pass registers it. It takes no partition yet: it does not know all the others.
             with self._computing_once(lambda *_: LazyRanking({}, (), {})):
                 leadership._pass()
             leadership._planner.forget_ranking()
@@ -190,7 +191,7 @@ class Simulation(World):
                 pass
 
     def run(self, seconds: float) -> None:
-        """Let so much simulated time pass; trackers run whenever they are due."""
+        """Let `seconds` of simulated time pass; trackers run whenever they are due."""
         end = self.clock.now + seconds
         with self._computing_once(self._assign_once):
             while (following := min(self._due.values())) < end:

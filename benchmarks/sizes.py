@@ -1,4 +1,4 @@
-"""How much is done in a full run and in a quick one."""
+"""The sizes of a full run and of a quick one: numbers of messages, turns and seconds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 class Sizes:
     """Numbers of messages, repeats and seconds.
 
-    The slow peers of a drain get fewer messages, so that a turn lasts seconds for each; a speed does
-    not depend on it, since the first tenth is not timed.
+    The slow peers of a drain get fewer messages, so that a turn of each peer lasts seconds. Speeds do not
+    depend on the number, because the first tenth is not timed.
     """
 
     repeats: int
     few_repeats: int
     formats: tuple[str, ...]
-    """The marker formats of what is measured with kmqpy's tracker."""
+    """The marker formats that are measured with kmqpy's tracker."""
     drain_bytes: tuple[int, ...]
     drain_partitions: tuple[int, ...]
     drain_messages: dict[str, int]
@@ -30,18 +30,18 @@ class Sizes:
     markers: int
     restart_lease_s: int
     restart_cases: tuple[bool, ...]
-    """Whether one long lease stands before all markers."""
+    """A case for each value; True: one long lease is before all other markers."""
     bulk_partitions: tuple[int, ...]
     storages: Mapping[str, tuple[int, ...]]
-    """The depths of each storage."""
+    """The depths (messages in the queue before a turn) at which each storage is measured, by its name."""
     zookeeper_depths: tuple[int, ...]
     zookeeper_warm_up_s: float
     storage_s: float
-    """Of each part of a turn."""
+    """The seconds for which a turn puts messages; it takes them for at most four times as long."""
     spark_messages: int
     spark_markers: int
     spark_new_markers: int
-    """After which the table of states is updated."""
+    """The number of markers that are added before each update of the table of states."""
 
 
 FULL = Sizes(

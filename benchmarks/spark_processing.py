@@ -1,7 +1,7 @@
-"""(h) A backlog processed by Spark with acknowledgement, against Spark only reading it.
+"""(h) Measures what acknowledgement costs on Spark: a backlog is processed with it, or only read.
 
-The function hands on what it is given, and the sink does nothing, so what is left is what
-acknowledgement costs.
+The function returns the messages that it is given, and the sink does nothing. So the difference is the cost
+of acknowledgement.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ _PEERS = {
     "kmqpy process_rows, range markers": ("rows", "range"),
     'kmqpy process, range, format("kmq")': ("own source", "range"),
 }
-"""How, and with which markers."""
+"""The way in which each peer's child process reads the backlog, and the format of its markers."""
 
 _PARTITIONS = 4
 

@@ -1,10 +1,11 @@
-"""(i) The state of a queue on Spark: markers read, decoded, and made into the state of each message.
+"""(i) Measures how fast Spark reads and decodes markers, and computes the state of each message from them.
 
-Start and end markers in turns, a thousand of each, in the JVM format, into a sink that does nothing. Spark
-only reads them by its defaults, and with the options that kmqpy gives to its Kafka source.
+The markers topic has a thousand start markers, then their end markers, and so on, in the JVM format. The sink
+does nothing. Two peers only read: one by Spark's defaults, one with the options that kmqpy gives to Spark's
+Kafka source.
 
-And as a table that is kept up: made from all of them, then updated with new messages and their markers; so is
-the table of a queue with a tenth of them, to see whether what is old costs anything.
+Other peers keep the state in a table. It is made from all markers, then updated with new messages and their
+markers. Another table, of a queue with a tenth of the markers, shows whether old markers cost anything.
 """
 
 import itertools
@@ -30,7 +31,7 @@ _BLOCK = 1_000
 
 
 def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
-    """One case; every turn has a Spark session of its own."""
+    """A case of reading, and one of tables; every turn has a Spark session of its own."""
     share = sizes.spark_markers // 2 // _PARTITIONS
     with lab.queue(_PARTITIONS) as queue:
         fill(lab, queue, share)
@@ -45,7 +46,7 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
 
 
 def table_cases(lab: Lab, sizes: Sizes, queue: QueueSettings) -> Iterator[Case]:
-    """The table of `queue`, which has all the markers, and that of another with a tenth of them."""
+    """A case: the table of `queue`, which has all markers, and that of a queue with a tenth of them."""
     share = sizes.spark_markers // 2 // _PARTITIONS
     few, new = share // 10, sizes.spark_new_markers // 2 // _PARTITIONS
     with (
@@ -100,7 +101,7 @@ def _turn(lab: Lab, queue: QueueSettings, how: str, messages: int, folder: str =
 
 
 def _after_more(lab: Lab, queue: QueueSettings, first: int, count: int, folder: str) -> Callable[[], Figures]:
-    """Turns of the table's update, each after `count` more messages in each partition and their markers."""
+    """Return a turn: add `count` messages to each partition, and their markers, then update the table."""
     firsts = itertools.count(first, count)
     update = _turn(lab, queue, "update", 2 * count * _PARTITIONS, folder)
 

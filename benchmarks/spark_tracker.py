@@ -1,8 +1,8 @@
-"""(i) Trackers on Spark: how late a redelivery is, and how long they take to start and to stop.
+"""(l) Measures trackers on Spark: how late a redelivery is, and how long they take to start and to stop.
 
-`kmq spark-tracker` on a local master, beside one ordinary tracker; lateness is measured as in the work of
-that name. Start: from that of the process, with its JVM, until all partitions have owners. Stop: from SIGTERM
-until the process has ended.
+`kmq spark-tracker` runs on a local master, and is compared with one ordinary tracker. Lateness is measured
+like in the work of that name. The start lasts from that of the process, with its JVM, until all partitions
+have owners; the stop lasts from SIGTERM until the process has ended.
 """
 
 import time
@@ -24,7 +24,7 @@ _START_TIMEOUT_S = 120.0
 
 
 def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
-    """Lateness, then start and stop."""
+    """Two cases: lateness; start and stop."""
     yield Case(
         work="trackers on Spark",
         name="lateness, as above",

@@ -1,10 +1,10 @@
-"""Puts, and takes with acknowledgements, per second on storages, beside their peers on the same server.
+"""Measures puts, and takes with acknowledgements, per second on storages, beside peers on the same server.
 
-`python -m benchmarks.storage_speed` (see --help). One by one and in batches of 100, with 1 and 8 takers,
-which are threads of one process, at several depths. kmqpy and each peer have a process of their own;
-before each turn PostgreSQL is vacuumed, and Redis rewrites its append-only file, which would else take a core
-in the middle of some turns. What is measured begins when a peer is warm. Rows are in the form
-of benchmarks.results.
+`python -m benchmarks.storage_speed` (see --help). Messages are put and taken one by one and in batches of
+100, by 1 and 8 takers, which are threads of one process, at several depths. kmqpy and each peer have a
+process of their own. Before each turn, PostgreSQL is vacuumed, and Redis rewrites its append-only file, which
+would else take a core in the middle of some turns. Measuring begins after a warm-up. Rows are in the form of
+benchmarks.results.
 """
 
 import json
@@ -37,7 +37,7 @@ PEERS = HERE / "peers" / "sql_queues.py"
 POSTGRESQL_PEERS = HERE / "peers" / "postgresql_queues.py"
 REDIS_PEERS = HERE / "peers" / "redis_queues.py"
 VENVS = Path.home() / ".cache" / "kmqpy" / "bench-peers"
-"""A venv for each package that a peer needs, made when it is first run."""
+"""The folder of the peers' venvs: one for each `Peer.package`, made when the peer is first run."""
 OURS = "kmqpy"
 BATCHES = (1, 100)
 TAKERS = (1, 8)
@@ -45,10 +45,10 @@ TAKERS = (1, 8)
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """Another queue on the same server: a script that is run by the Python of a venv with `packages`.
+    """Another queue on the same server: a script that is run by the Python of a venv with `package`.
 
-    package    what pip installs, with blanks between; empty: nothing beyond what we have
-    is_filled  it is measured at each depth, not only at 0
+    package    the packages that pip installs, with blanks between; empty: this Python has what it needs
+    is_filled  whether it is measured at each depth, not only at 0
     """
 
     name: str
@@ -62,7 +62,7 @@ class Server:
     """A storage to measure, and its peers.
 
     peer_url  the url as the peers want it
-    tidy_up   is called before each turn, so that none starts with what the former has left behind
+    tidy_up   is called before each turn, so that none starts with what the turn before has left behind
     """
 
     name: str
@@ -73,14 +73,14 @@ class Server:
 
 
 def cases(_: Lab, sizes: Sizes) -> Iterator[Case]:
-    """For `make bench`: each storage beside its peers."""
+    """The cases of `make bench`: each storage beside its peers."""
     for name, depths in sizes.storages.items():
         with _started(name) as server:
             yield from cases_on(server, depths, sizes.storage_s, sizes.repeats)
 
 
 def cases_on(server: Server, depths: Sequence[int], seconds: float, turns: int) -> Iterator[Case]:
-    """Every combination; kmqpy and the peers take turns."""
+    """A case for each combination of depth, takers and batch; kmqpy and the peers take turns."""
     for depth in depths:
         with storage_for(server.url) as storage:
             filled(storage, depth)
@@ -100,7 +100,7 @@ def cases_on(server: Server, depths: Sequence[int], seconds: float, turns: int) 
 
 
 def batch_name(batch: int) -> str:
-    """In the name of a case."""
+    """The words for a size of batches in the name of a case."""
     return "one by one" if batch == 1 else f"batches of {batch}"
 
 
@@ -137,7 +137,7 @@ def _theirs(
 
 
 def _python(other: Peer) -> str:
-    """The Python that has a peer; it is installed when it is first needed."""
+    """The Python that has the packages of a peer; they are installed when they are first needed."""
     if not other.package:
         return sys.executable
     folder = VENVS / other.package.replace(" ", "-")
@@ -150,7 +150,7 @@ def _python(other: Peer) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Minimum, median and maximum, and the ratio of kmqpy to each peer."""
+    """A line for each row: minimum, median and maximum, and the ratio of kmqpy to the peer."""
     lines = []
     ours = {(row.work, row.case, row.metric): row.median for row in rows if row.peer == OURS}
     for row in rows:
@@ -238,7 +238,7 @@ def _vacuum(url: str) -> None:
 def _rewrite(url: str) -> None:
     """Rewrite the append-only file, and wait until it is done."""
     with Redis.from_url(url) as client:
-        _await_rewrite(client)  # one that Redis began by itself; it refuses a second one meanwhile
+        _await_rewrite(client)  # for one that Redis began itself: it refuses a second one meanwhile
         client.bgrewriteaof()
         _await_rewrite(client)
 

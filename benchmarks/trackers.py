@@ -1,4 +1,4 @@
-"""Trackers of both makes, running and ready."""
+"""Starts trackers, kmqpy's and the JVM kmq's, and waits until they are ready."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -21,15 +21,15 @@ Tracker = Callable[[Lab, QueueSettings, int], AbstractContextManager[Child]]
 
 @contextmanager
 def kmqpy(lab: Lab, queue: QueueSettings, partitions: int) -> Iterator[TrackerProcess]:
-    """A tracker of kmqpy that owns all partitions of the queue; it must be registered."""
+    """A tracker of kmqpy that owns all partitions of the queue; the queue must be registered."""
     with tracker_process(lab, queue) as tracker:
         tracker.wait_until_it_owns(partitions)
         yield tracker
-        tracker.stop()  # or its leadership lasts as long as its session, and with it the queue
+        tracker.stop()  # a killed one would own the partitions of the deleted queue until its session ends
 
 
 def tracker_process(lab: Lab, queue: QueueSettings) -> TrackerProcess:
-    """One that was just started."""
+    """A tracker of kmqpy that was just started."""
     return TrackerProcess(
         lab.connection, lab.zookeeper, queue=queue.name, offset_interval=f"{OFFSET_INTERVAL_S}s"
     )
@@ -37,7 +37,7 @@ def tracker_process(lab: Lab, queue: QueueSettings) -> TrackerProcess:
 
 @contextmanager
 def jvm(lab: Lab, queue: QueueSettings, _partitions: int) -> Iterator[Child]:
-    """The JVM kmq's tracker, when it has had the time to join its group."""
+    """The JVM kmq's tracker, after the time that it needs to join its group."""
     with jvm_process(lab, queue) as tracker:
         tracker.line()
         time.sleep(_JVM_JOINS_WITHIN_S)
@@ -46,5 +46,5 @@ def jvm(lab: Lab, queue: QueueSettings, _partitions: int) -> Iterator[Child]:
 
 
 def jvm_process(lab: Lab, queue: QueueSettings) -> Child:
-    """One that was just started."""
+    """The JVM kmq's tracker, just started."""
     return children.peer("jvm", "track", bootstrap=lab.connection.bootstrap, queue=queue.to_json().decode())

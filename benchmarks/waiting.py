@@ -1,8 +1,8 @@
-"""(j) Acknowledgements that wait until they are confirmed, alone and beside others that don't (rule R26).
+"""(j) Measures ack() that waits until it is confirmed, alone and beside ack() that does not (rule R26).
 
-One client; each thread acknowledges one message after the other with `wait=True`. Beside them, another
-thread acknowledges 50,000 messages a second in batches of a hundred, without waiting. A turn in which a
-call ends with Unavailable has no figure.
+The threads of one client acknowledge one message after the other with `wait=True`. Beside them, another
+thread acknowledges 50,000 messages a second in batches of a hundred, without waiting. A turn in which `ack()`
+raises Unavailable has no figure.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,11 +15,12 @@ from benchmarks.sizes import Sizes
 RATE = 50_000
 PARTITIONS = 4
 _MESSAGES = 10_000
-"""Acknowledged again and again: a marker costs the same each time."""
+"""The messages that the client takes. It acknowledges them again and again: a marker costs the same each
+time."""
 
 
 def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
-    """A case per number of threads; a peer per marker format, without and with the others."""
+    """A case for each number of threads; a peer for each marker format, alone and beside other acks."""
     for threads in sizes.waiting_threads:
         yield Case(
             work="waiting acks",

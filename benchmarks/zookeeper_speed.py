@@ -1,8 +1,8 @@
-"""Queues in ZooKeeper beside Curator's DistributedQueue and kazoo's LockingQueue: puts and takes per second.
+"""Measures queues in ZooKeeper beside Curator's DistributedQueue and kazoo's LockingQueue.
 
-One server, which syncs its log before it answers; a new one for each depth. A new server answers half as
-fast in its first seconds, so it gets requests for a while before the first turn. The peers, each in a process
-of its own, are described in peers/zookeeper_queues.py.
+The figures are puts and takes per second on one server, which syncs its log before it answers. Each depth has
+a new server. It answers half as fast in its first seconds, so it gets requests for a while before the first
+turn. The peers, each in a process of its own, are described in peers/zookeeper_queues.py.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ PEERS = (
 
 
 def cases(_: Lab, sizes: Sizes) -> Iterator[Case]:
-    """For `make bench`."""
+    """The cases of `make bench`: one for each depth, number of takers and size of batches."""
     for depth in sizes.zookeeper_depths:
         with Cluster(brokers=0, zookeeper_settings=SETTINGS, jvm_options=JVM_OPTIONS) as cluster:
             with peer(
@@ -56,7 +56,7 @@ def _case(hosts: str, depth: int, takers: int, batch: int, sizes: Sizes) -> Case
 
 
 def _peers_of(takers: int, batch: int) -> Sequence[str]:
-    """Those that are others than without an executor of several threads, or without batches."""
+    """The peers that differ from others: an executor needs several takers, and `packed` needs batches."""
     return [
         name
         for name in PEERS

@@ -1,9 +1,9 @@
-"""Take messages in one process, acknowledge them in another: a receipt is all that it needs.
+"""Takes messages in one process, and acknowledges them in another, which needs only their receipts.
 
     python examples/acknowledge_elsewhere.py
 
-Uses the servers of KMQ_BOOTSTRAP and KMQ_ZOOKEEPER, the line that `kmq dev up` prints. Makes a queue of
-its own, and deletes it.
+Uses the servers that KMQ_BOOTSTRAP and KMQ_ZOOKEEPER name: `kmq dev up` prints a line that sets both. Makes a
+queue of its own, and deletes it.
 """
 
 import os
@@ -19,7 +19,7 @@ zookeeper = ZooKeeperConnection.from_environment()
 
 
 def acknowledge(queue: str) -> None:
-    """The other process: reads receipts, one a line."""
+    """Acknowledge the messages whose receipts are on stdin, one a line; runs in the other process."""
     receipts = sys.stdin.read().split()
     with KmqClient(queue, connection) as client:
         client.ack(*receipts, wait=True)

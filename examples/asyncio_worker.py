@@ -1,9 +1,9 @@
-"""The same over asyncio: sending, receiving and a worker whose handler is a coroutine function.
+"""Uses a queue over asyncio: sends, receives, and runs a worker whose handler is a coroutine function.
 
     python examples/asyncio_worker.py
 
-Uses the servers of KMQ_BOOTSTRAP and KMQ_ZOOKEEPER, the line that `kmq dev up` prints. Makes a queue of
-its own, deletes it, and ends by itself: with 0 only if every message was handled and acknowledged.
+Uses the servers that KMQ_BOOTSTRAP and KMQ_ZOOKEEPER name: `kmq dev up` prints a line that sets both. Makes a
+queue of its own, deletes it, and ends by itself: with 0 only if every message was handled and acknowledged.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ settings = QueueSettings(name=f"example-asyncio-{uuid.uuid4().hex[:8]}")
 
 
 async def main() -> int:
-    # Operations run in threads; the event loop stays free. What waits for Kafka is awaited.
+    # Operations run in threads, so the event loop stays free. Await those that wait for Kafka.
     async with AsyncQueue(await asyncio.to_thread(KafkaQueue, settings, connection, zookeeper)) as queue:
         await queue.send_many([f"letter {number}" for number in range(5)])
 
@@ -37,13 +37,13 @@ async def main() -> int:
             if read == 5:
                 break
 
-        # 2. A receive that is cancelled loses nothing: what it still takes is given back.
+        # 2. A receive() that is cancelled loses nothing: messages that it still takes are given back.
         receiving = asyncio.create_task(queue.receive(wait=60))
         await asyncio.sleep(0.1)
         receiving.cancel()
         await asyncio.gather(receiving, return_exceptions=True)
 
-        # 3. Or let a worker do it: up to 20 handlers at a time, on this event loop.
+        # 3. Or let a worker take and acknowledge: it runs up to 20 handlers at a time, on this event loop.
         await queue.send_many([f"request {number}" for number in range(100)])
         handled = set()
 
@@ -68,7 +68,7 @@ def run() -> int:
     with Admin(connection, zookeeper) as admin:
         admin.create_queue(settings, partitions=2)
         try:
-            # A tracker redelivers what was given back. In production: `kmq tracker`, in processes of its own.
+            # A tracker redelivers messages given back. In production: `kmq tracker`, in processes of its own.
             with Tracker(connection, zookeeper, TrackerSettings(queues=(settings.name,), http_port=-1)):
                 return asyncio.run(main())
         finally:

@@ -1,10 +1,10 @@
-"""Everything in one process: a Kafka and a ZooKeeper, a tracker, a producer and a client.
+"""Runs all parts from one process: a Kafka and a ZooKeeper, a tracker, a producer and a client.
 
     python examples/embedded.py
 
-A client takes ten messages, acknowledges nine and forgets one; the tracker redelivers that one.
-Uses the servers of KMQ_BOOTSTRAP and KMQ_ZOOKEEPER if they are set (`kmq dev up` prints that line), else
-starts its own. Deletes the queue that it makes.
+A client takes ten messages, acknowledges nine and forgets one; the tracker redelivers that one. Uses the
+servers that KMQ_BOOTSTRAP and KMQ_ZOOKEEPER name (`kmq dev up` prints a line that sets both). If they are not
+set, it starts its own. Deletes the queue that it makes.
 """
 
 import contextlib

@@ -5,7 +5,8 @@ Needs the extra `kmqpy[spark]`, a Kafka, and a tracker (`kmq dev up`, `kmq track
     python examples/spark_pipeline.py --out orders.parquet --report report
 
 It sends 2,000 orders. One in ten fails the first time, as if a service was away, and is redelivered; one in a
-hundred is no order at all, and becomes a dead letter. Then it adds up, and says how the queue does.
+hundred is no order at all, and becomes a dead letter. Then it adds up the orders of each customer, and prints
+a report on the queue.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SCHEMA = "id long, customer string, total double, attempts int"
 
 
 def enrich(messages: pd.DataFrame) -> pd.DataFrame:
-    """Orders as rows; what can't be one is rejected, what fails for now is given back for half a second."""
+    """Make a row of each order; reject messages that are no order, give back those that fail for now."""
     rows, errors, rejected = [], [], []
     for body, attempts in zip(messages["value"], messages["attempts"], strict=True):
         row, error, reject = {}, None, False

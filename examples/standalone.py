@@ -1,11 +1,12 @@
-"""Sender, client and tracker in three processes, as they would run in production.
+"""Runs a sender, a client and a tracker in three processes, like in production.
 
     python examples/standalone.py                   all three, with a queue that is deleted at the end
-    python examples/standalone.py send QUEUE        one of them, with a queue of yours (kmq queue create)
-    python examples/standalone.py receive QUEUE     until Ctrl-C
+    python examples/standalone.py send QUEUE        only the sender, with a queue of yours (kmq queue create)
+    python examples/standalone.py receive QUEUE     only the client, until Ctrl-C
 
-Uses the servers of KMQ_BOOTSTRAP and KMQ_ZOOKEEPER, the line that `kmq dev up` prints. Of all three, the
-client's first process is killed with messages in flight; the tracker redelivers them to the next.
+Uses the servers that KMQ_BOOTSTRAP and KMQ_ZOOKEEPER name: `kmq dev up` prints a line that sets both. When
+all three run, the first process of the client is killed with messages in flight, and the tracker redelivers
+these to the second one.
 """
 
 import contextlib
@@ -41,7 +42,7 @@ def receive(name: str, crash: bool) -> None:
         for message in client:
             if crash and len(done) == MESSAGES // 2:
                 client.flush()
-                os.kill(os.getpid(), 9)  # what it took and did not acknowledge stays in flight
+                os.kill(os.getpid(), 9)  # messages taken and not acknowledged stay in flight
             client.ack(message)
             done.add(message.body.decode())
             print(message.body.decode(), flush=True)
@@ -62,7 +63,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def tracker(name: str) -> Iterator[None]:
-    """A tracker in a process of its own; it finds the servers in the environment, as this one does."""
+    """Run a tracker in a process of its own; it finds the servers in the environment, like this process."""
     options = ["--queue", name, "--http-port", "-1", "--log-level", "error"]
     process = subprocess.Popen([sys.executable, "-m", "tracker", *options])
     try:

@@ -1,10 +1,10 @@
-"""A worker: one function per message, and what becomes of the message depends on how it ends.
+"""Runs a worker: it calls a function for each message, and how that ends decides what becomes of the message.
 
     python examples/worker.py
 
-Uses the servers of KMQ_BOOTSTRAP and KMQ_ZOOKEEPER, the line that `kmq dev up` prints. Makes a queue of
-its own, runs a tracker in this process, deletes the queue, and ends by itself: with 0 only if every message
-ended as it should.
+Uses the servers that KMQ_BOOTSTRAP and KMQ_ZOOKEEPER name: `kmq dev up` prints a line that sets both. Makes a
+queue of its own, runs a tracker in this process, deletes the queue, and ends by itself: with 0 only if every
+message was handled as it should be.
 """
 
 import logging
@@ -30,7 +30,7 @@ from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
 
 CUSTOMERS = ("ada", "ben", "cleo")
-DELIVERIES = 30 + 1 + 2 + 3  # what the handler below will be called for
+DELIVERIES = 30 + 1 + 2 + 3  # calls of handle(): for the teas, the unknown customer, the till, the order
 
 connection = KafkaConnection.from_environment()
 zookeeper = ZooKeeperConnection.from_environment()
@@ -41,7 +41,7 @@ lock = threading.Lock()
 
 
 def handle(message: Message) -> None:
-    """Called in one of several threads; while it runs, the lease of its message is extended."""
+    """Handle one message, in one of several threads; meanwhile the worker extends the message's lease."""
     with lock:  # of print, too: lines of several threads would run into each other
         calls[message.body] += 1
         print(f"{message.body.decode()}, attempt {message.attempts}", flush=True)
@@ -51,7 +51,7 @@ def handle(message: Message) -> None:
         raise Retry(0.2, reason="busy")  # again, after a delay of our choice
     if message.body == b"broken order":
         raise ValueError("can't be read")  # again after the worker's back-off, until it is a dead letter
-    # Returning acknowledges.
+    # When handle() returns, the worker acknowledges the message.
 
 
 def main() -> int:
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def run() -> int:
-    # A tracker redelivers what was given back. In production: `kmq tracker`, in processes of its own.
+    # A tracker redelivers messages given back. In production: `kmq tracker`, in processes of its own.
     tracker = Tracker(connection, zookeeper, TrackerSettings(queues=(settings.name,), http_port=-1))
     with tracker, KafkaQueue(settings, connection, zookeeper) as queue:
         for customer in CUSTOMERS:

@@ -1,6 +1,6 @@
-"""What is measured side by side; each runs in a process of its own and says what it saw as JSON.
+"""The peers that are measured side by side: each runs in a process of its own, and prints figures as JSON.
 
     python -m benchmarks.peers <peer> <work> '<options as JSON>'
 
-All of them do the same work, written down once in `works.py`, over the four calls of `Peer`.
+A work is a function of the peer's module. The works that all clients do in the same way are in `works.py`.
 """

@@ -1,4 +1,4 @@
-"""Plain `consume` of confluent-kafka: the limit. It acknowledges nothing; its offsets are committed."""
+"""Plain `consume` of confluent-kafka, the upper limit. It writes no markers, and commits offsets."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,7 +14,7 @@ class PlainConsumer:
                 "bootstrap.servers": options["bootstrap"],
                 "group.id": options["group"],
                 "auto.offset.reset": "earliest",
-                "fetch.queue.backoff.ms": 5,  # as kmqpy has it; the default stalls a fast reader
+                "fetch.queue.backoff.ms": 5,  # like kmqpy; the default stalls a fast reader
             }
         )
         self._consumer.subscribe([options["topic"]])

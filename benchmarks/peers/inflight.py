@@ -1,4 +1,4 @@
-"""The tracker's pure state alone, filled from records as a tracker consumes them."""
+"""Measures the pure state of a tracker alone, filled from records like those that a tracker consumes."""
 
 import gc
 import os
@@ -23,8 +23,9 @@ _SEED = 1
 
 
 def fill(options: dict[str, Any]) -> dict[str, float]:
-    """Take messages, with `gaps` twice as many and end half of them; says what is left costs.
+    """Fill the state with `messages` messages in flight, and return what they cost.
 
+    `gaps`: twice as many are taken, and a random half is ended.
     `arrival`: "series" (one after the other, a timestamp for each batch), "holder" (the same, with the
     header that says who took them), "random" (in a random order), "trickle" (one in each ms).
     """

@@ -1,4 +1,4 @@
-"""The real Curator's DistributedQueue with lockPath, in this process through JPype.
+"""Curator's own DistributedQueue with lockPath, in this process through JPype.
 
 Nothing calls from the JVM into Python: the serializer, the consumer and the items of a putMulti are method
 handles behind Java's interfaces.
@@ -12,7 +12,8 @@ from benchmarks.queue_load import BODY
 from tests.interop.curator_jvm import QUEUES, start_jvm, started_client
 
 _JVM = ("-Xmx512m", "-Djute.maxbuffer=104857600")
-"""By default, a Java client can't list more than some 50,000 items."""
+"""Options of the JVM. With the default of jute.maxbuffer, a Java client can't list more than some 50,000
+items."""
 
 
 class Curator:
@@ -57,7 +58,7 @@ class Curator:
             queue.start()
         latch.await_(int(timeout * 1000), jpype.JClass("java.util.concurrent.TimeUnit").MILLISECONDS)
         came = count - int(latch.getCount())
-        threads.shutdownNow()  # it was given the whole list, and the queue's close() leaves it to that
+        threads.shutdownNow()  # they were given the whole list, and the queue's close() does not stop them
         for queue in queues:
             queue.close()
         return came
@@ -72,7 +73,7 @@ class Curator:
         return builder.builder(self._client, consumer, self._serializer(), self._path)
 
     def _serializer(self) -> Any:
-        """Bytes are what they are: both of its methods return their argument."""
+        """A QueueSerializer for bytes: both of its methods return their argument."""
         object_class = jpype.JClass("java.lang.Object").class_
         array = jpype.JArray(jpype.JObject).class_
         first = self._handles.insertArguments(self._handles.arrayElementGetter(array), 1, jpype.JInt(0))
@@ -80,7 +81,7 @@ class Curator:
         return self._proxy("QueueSerializer", self._handles.dropArguments(first, 0, object_class, reflected))
 
     def _consumer(self, latch: Any) -> Any:
-        """It counts the latch down."""
+        """A QueueConsumer that counts `latch` down for each item."""
         object_class = jpype.JClass("java.lang.Object").class_
         no_type = jpype.JClass("java.lang.Void").TYPE
         count_down = self._handles.publicLookup().findVirtual(
@@ -96,7 +97,7 @@ class Curator:
         )
 
     def _items(self, count: int) -> Any:
-        """A MultiItem of so many bodies."""
+        """A MultiItem of `count` bodies."""
         items = jpype.JClass("java.util.ArrayDeque")([self._body] * count)
         object_class = jpype.JClass("java.lang.Object").class_
         poll = self._handles.publicLookup().findVirtual(

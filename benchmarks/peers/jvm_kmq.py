@@ -1,7 +1,8 @@
 """The published JVM kmq, `com.softwaremill.kmq:core_2.12:0.2`, in this process through JPype.
 
-Its classes are described in tests/interop/jvm.py, where its jars are pinned too. Python calls it once a
-batch only: method handles of its own `processed` acknowledge the messages of a batch from within the JVM.
+Its classes are described in tests/interop/jvm.py, where its jars are pinned too. Python calls the JVM for
+each batch, not for each message: method handles of `KmqClient.processed` acknowledge the messages of a batch
+within the JVM.
 """
 
 import sys
@@ -17,7 +18,7 @@ from kmqpy.dev.java import find_java
 from kmqpy.kafka.settings import QueueSettings
 
 _POLL_MS = 100
-_SILENCE_MS = 50  # what kmqpy's tracker has by default
+_SILENCE_MS = 50  # the default of kmqpy's tracker
 
 
 def _start_jvm() -> None:
@@ -46,7 +47,7 @@ def _config(options: dict[str, Any]) -> Any:
 class JvmClient:
     def __init__(self, options: dict[str, Any]) -> None:
         _start_jvm()
-        # In a drain nobody looks at the bodies: each would have to cross from the JVM to Python.
+        # Only stamped bodies are read: each has to cross from the JVM to Python, which would slow a drain.
         self._stamped = "warm_up_s" in options
         kmq_client = jpype.JClass("com.softwaremill.kmq.KmqClient")
         deserializer = jpype.JClass("org.apache.kafka.common.serialization.ByteArrayDeserializer").class_
@@ -117,7 +118,7 @@ def connect(options: dict[str, Any]) -> JvmClient:
 
 
 def track(options: dict[str, Any]) -> dict[str, bool]:
-    """Run its redelivery tracker until stdin ends."""
+    """Run the redelivery tracker of the JVM kmq until stdin ends."""
     _start_jvm()
     clients = jpype.JClass("com.softwaremill.kmq.KafkaClients")(options["bootstrap"])
     tracker = jpype.JClass("com.softwaremill.kmq.RedeliveryTracker").start(clients, _config(options))

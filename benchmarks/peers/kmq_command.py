@@ -1,4 +1,4 @@
-"""A `kmq` command, and what it costs."""
+"""Runs a `kmq` command, and measures what it costs."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from kmqpy.cli import app
 
 
 def run(options: dict[str, Any]) -> dict[str, float]:
-    """Run it, without its output; CPU seconds of the process, and the most memory that it had."""
+    """Run the command without its output; returns the CPU seconds of the process, and its peak memory."""
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
         if code := app.run(options["arguments"]):
             raise RuntimeError(f"kmq ended with {code}")

@@ -1,4 +1,4 @@
-"""KmqClient, with the marker format that the options name."""
+"""kmqpy's KmqClient as a peer, with the marker format that the options name."""
 
 import itertools
 import time
@@ -11,7 +11,7 @@ from benchmarks.peers.works import shuffle_windows
 from kmqpy import KafkaConnection, KmqClient, Message, QueueSettings
 
 _BESIDE = 100
-"""How many messages one call acknowledges that does not wait."""
+"""The messages that each ack() without waiting acknowledges."""
 
 
 class Client:
@@ -53,7 +53,7 @@ def hold(options: dict[str, Any]) -> dict[str, float]:
 
 
 def wait(options: dict[str, Any]) -> dict[str, Any]:
-    """Acknowledge and wait for it, in some threads; beside them without waiting, at a rate."""
+    """Acknowledge in `threads` threads that wait; beside them, one thread acknowledges `rate` a second."""
     peer = Client(options)
     messages: list[Message] = []
     while len(messages) < options["batch"]:

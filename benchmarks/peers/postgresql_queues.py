@@ -3,8 +3,8 @@
 `postgresql_queues.py PEER URL TAKERS BATCH SECONDS DEPTH`
 
 pgmq           its own SQL (its package installs it without the extension), by psycopg, prepared
-pgqueuer       jobs that nobody runs, by the calls that its QueueManager makes
-procrastinate  the same, by the calls that its worker makes; it takes and finishes jobs one by one
+pgqueuer       jobs that nobody runs, by the methods that its QueueManager uses
+procrastinate  the same, by the methods that its worker uses; it takes and finishes jobs one by one
 
 Each taker has a connection of its own; commits are as durable as ours (the server's synchronous_commit).
 Prints JSON: messages per second, put, and taken and acknowledged.

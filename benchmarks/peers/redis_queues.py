@@ -3,9 +3,9 @@
 `redis_queues.py PEER URL TAKERS BATCH SECONDS DEPTH`
 
 bare-redis  a stream and its group, by the same redis-py: the ceiling. EXISTS and XADD; XAUTOCLAIM, for leases
-            that have ended, and XREADGROUP; XPENDING, XACK and XDEL in one script, since XACK alone would
-            acknowledge what somebody else has taken meanwhile; each in one round trip
-rq          jobs that do nothing, by the calls that its worker makes; it takes them one by one
+            that have ended, and XREADGROUP; XPENDING, XACK and XDEL in one script, because XACK alone would
+            acknowledge messages that another taker has taken meanwhile; each in one round trip
+rq          jobs that do nothing, by the methods that its worker uses; it takes them one by one
 taskiq      its broker over a stream, without the tasks; a batch is awaited at once
 
 Prints JSON: messages per second, put, and taken and acknowledged.
@@ -55,7 +55,7 @@ class BareRedis:
 
         bare = BareRedis(url)
         bare._redis.delete("bare")
-        with contextlib.suppress(redis.ResponseError):  # it is there
+        with contextlib.suppress(redis.ResponseError):  # the group exists
             bare._redis.xgroup_create("bare", "g", "0", mkstream=True)
         for first in range(0, depth, _FILLED_AT_ONCE):
             bare._redis.eval(_FILL, 1, "bare", min(_FILLED_AT_ONCE, depth - first), BODY)

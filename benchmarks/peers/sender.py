@@ -9,7 +9,7 @@ from benchmarks.lab import stamped
 
 
 def send(options: dict[str, Any]) -> None:
-    """`rate` messages a second, the partitions in turn, `count` at most."""
+    """Send `rate` messages a second to the partitions in turn, at most `count` in all."""
     producer = Producer({"bootstrap.servers": options["bootstrap"], "linger.ms": 0, "acks": "all"})
     interval = 1 / options["rate"]
     began = time.monotonic()

@@ -1,7 +1,7 @@
-"""Share groups of Kafka (KIP-932) through confluent-kafka's ShareConsumer, explicit acknowledgement.
+"""Share groups of Kafka (KIP-932), by confluent-kafka's ShareConsumer with explicit acknowledgement.
 
-An acknowledgement goes to the broker with the next poll; a batch must be acknowledged before the next one
-is handed out, and the broker decides how large it is.
+An acknowledgement goes to the broker with the next poll. A batch must be acknowledged before the next one is
+handed out, and the broker decides how large each batch is.
 """
 
 import random

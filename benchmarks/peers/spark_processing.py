@@ -16,7 +16,7 @@ _SCHEMA = "key binary, value binary"
 
 
 class _Batches(StreamingQueryListener):
-    """Notes rows and milliseconds of each micro-batch, as Spark tells of them."""
+    """Notes the rows and milliseconds that Spark reports of each micro-batch."""
 
     def __init__(self) -> None:
         self.found: list[tuple[int, int]] = []
@@ -38,7 +38,7 @@ class _Batches(StreamingQueryListener):
 
 
 def processing(options: dict[str, Any]) -> dict[str, float]:
-    """Messages per second of all micro-batches but the first, which warms up."""
+    """Measure the messages per second of all micro-batches except the first, which warms up."""
     queue = QueueSettings.from_json(options["queue"].encode())
     connection = KafkaConnection(bootstrap=options["bootstrap"])
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from kmqpy.spark.records import read_topic
 
 
 def reading(options: dict[str, Any]) -> dict[str, float]:
-    """Markers per second; the first time is not timed."""
+    """Measure the markers per second; the frame is evaluated twice, and only the second time counts."""
     kmq = _kmq(options)
     for _ in range(2):
         frame = _frame(kmq, options)
@@ -29,7 +29,7 @@ def reading(options: dict[str, Any]) -> dict[str, float]:
 
 
 def table(options: dict[str, Any]) -> dict[str, float]:
-    """Seconds of one update, the first of its session, as a command has it."""
+    """Measure the seconds of one update of the table: the first of its session, like that of a command."""
     kmq = _kmq(options)
     states = kmq.state_table(f"{options['folder']}/table")
     began = time.monotonic()

@@ -195,7 +195,7 @@ class Huey:
 
 @cache
 def _at_most_once(url: str) -> Any:
-    """The queue in a file; all takers share it, and its storage."""
+    """The queue in the file `url`; all takers share the queue and its storage."""
     from kmqpy.queue import storage_for
 
     storage = storage_for(f"sqlite:///{url}")

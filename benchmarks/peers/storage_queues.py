@@ -1,4 +1,4 @@
-"""kmqpy's queues on a storage, in a process of their own as their peers are: puts and takes per second."""
+"""Measures puts and takes per second of kmqpy's queues on a storage; runs in a process of its own."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,7 +36,7 @@ class Ours:
 
 
 def speed(options: Mapping[str, Any]) -> dict[str, float]:
-    """Measure the queue of this depth: `url, depth, takers, batch, seconds`."""
+    """Measure the queue of a depth; options: `url, depth, takers, batch, seconds`."""
     with storage_for(options["url"]) as storage:
         queue = filled(storage, options["depth"])
         return measure(
@@ -45,7 +45,7 @@ def speed(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 def filled(storage: Storage, depth: int) -> Queue:
-    """A queue of the storage that was made and filled to `depth` when it was first asked for."""
+    """The queue of the storage for this depth; it is made and filled if the storage does not have it yet."""
     name = f"depth-{depth}"
     if name not in storage.list():
         storage.create(name)

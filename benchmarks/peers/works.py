@@ -3,8 +3,8 @@
 drain    The clock starts when the first tenth of the messages has been handed out and acknowledged
          (connecting, joining the group, the first fetch and the JIT compiler are in that tenth), and
          stops when the acknowledgement of the last message is confirmed by the broker. Every message's
-         body is looked at. In random order: windows of 1,000 messages are shuffled before they are
-         acknowledged, or of one batch where a client hands out fewer at a time.
+         body is read, except by the JVM kmq. In random order: windows of 1,000 messages are shuffled
+         before they are acknowledged; windows of one batch where a client hands out fewer at a time.
 latency  From just before produce() in the sending process to the moment a message has been handed out,
          by CLOCK_MONOTONIC, which the two processes share. Messages that come before the warm-up is
          over don't count.
@@ -32,7 +32,7 @@ class Peer(Protocol):
         ...
 
     def bodies(self, batch: Any) -> Iterable[bytes]:
-        """What the messages hold."""
+        """The bodies of the messages of a batch."""
         ...
 
     def ack(self, batch: Any, *, shuffled: bool) -> None:

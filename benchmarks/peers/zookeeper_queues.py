@@ -1,14 +1,14 @@
-"""Queues in one ZooKeeper: puts, and takes with acknowledgements, per second.
+"""Measures queues in one ZooKeeper: puts, and takes with acknowledgements, per second.
 
 kmqpy storage     the queue behind kmqpy.queue.Queue, `zookeeper://`; one session puts, another one takes
 unit of work      kmqpy.zookeeper.queue; a batch is one transaction
 kmqpy curator     kmqpy.zookeeper.curator with lock_path; `takers` queues, or one with an executor of `takers`
-curator           the real one, 5.9.0, with lockPath, the same; see jvm_curator.py
+curator           Curator 5.9.0 itself, with lockPath; its queues are the same; see jvm_curator.py
 locking queue     kazoo's LockingQueue, which takes one by one; each taker has a connection of its own
 
 A batch is put by Curator's queues in the background and flushed (each item has a znode), and with `packed` by
-put_multi (a batch is one znode). Consumers of Curator's queues are called by the queue, so how a batch is put
-makes all the difference there is to them.
+put_multi (a batch is one znode). Curator's queues call their consumers with one item at a time, so a batch
+differs for them only in how it is put.
 """
 
 import threading
@@ -35,7 +35,7 @@ _IN_MULTI = 1_000
 _WARM_UP = 300
 _IN_WARM_UP = 20
 _TAKE_AS_LONG = 4
-"""As queue_load.measure: what was put is taken for so many times as long at most."""
+"""Like queue_load.measure(): taking ends at the latest after this many times `seconds`."""
 
 
 class UnitOfWork:
@@ -66,7 +66,7 @@ class UnitOfWork:
 
 
 class Locking:
-    """LockingQueue has no batches but put_all."""
+    """kazoo's LockingQueue; its only method for batches is put_all()."""
 
     def __init__(self, hosts: str, path: str) -> None:
         self._zk = KazooClient(hosts=hosts, timeout=SESSION_MS / 1000)
@@ -93,7 +93,7 @@ class PushQueue(Protocol):
     """A queue that calls its consumer."""
 
     def put(self, count: int) -> None:
-        """Put so many; all are stored when it returns."""
+        """Put `count` items; all are stored when put() returns."""
         ...
 
     def consume(self, count: int, timeout: float) -> int:
@@ -101,7 +101,7 @@ class PushQueue(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave."""
+        """Close the queue."""
         ...
 
 
@@ -153,7 +153,7 @@ class OurCurator:
             for _ in range(self._takers):
                 queues.enter_context(builder.build_queue())
             ended.wait(timeout)
-            return came  # before the queues are closed, which lets what is being consumed end
+            return came  # read before the queues are closed: that lets consumers end
 
     def close(self) -> None:
         self._stack.close()
@@ -220,10 +220,10 @@ def leave() -> None:
 
 
 def _storage(options: Mapping[str, Any]) -> dict[str, float]:
-    """Takes by another session than the one that puts.
+    """Measure puts by one session, and takes by another one.
 
-    A session takes what it has put itself from its memory. At depth 10,000 that would be nearly all that is
-    taken in a turn, at depth 100,000 half of it.
+    A session takes messages that it has put itself from its memory. At depth 10,000 these would be nearly all
+    that are taken in a turn, at depth 100,000 half of them.
     """
     url = f"zookeeper://{options['hosts']}/bench"
     with storage_for(url) as puts, storage_for(url) as takes:
@@ -273,7 +273,7 @@ def _curator(executor: bool, packed: bool) -> Callable[[Mapping[str, Any]], dict
 
 
 def _pushed(options: Mapping[str, Any], queue: PushQueue) -> dict[str, float]:
-    """What queue_load.measure does, for a queue that calls its consumer."""
+    """Measure a queue that calls its consumer, like queue_load.measure()."""
     try:
         _fill(options, f"{options['path']}/queue-", encode_items([BODY]))
         for _ in range(-(-_WARM_UP // options["batch"])):

@@ -48,9 +48,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _CONFIRM_TIMEOUT_S = 10.0
-"""How long flush() and close() wait until Kafka has confirmed the end markers, in seconds."""
+"""flush() and close() wait at most this long, in seconds, until Kafka has confirmed the end markers. Then
+flush() raises Unavailable, and close() gives up: the messages are redelivered."""
 _END_EVENT_TIMEOUT_S = 60.0
-"""How long to wait for Spark's event that a query has ended, in seconds; then a warning is logged."""
+"""wait_for_end() and close() wait at most this long, in seconds, for Spark's event that a query has ended;
+then they log a warning and go on."""
 
 
 class Acknowledger(StreamingQueryListener):
@@ -75,10 +77,10 @@ class Acknowledger(StreamingQueryListener):
         self._markers_format = markers_format
         self._ids = ids
         self._run_of_metric: dict[str, str | None] = {}
-        """By the name of a watched metric: the run that reports it; None before its first report and after
-        the run has ended."""
+        """The run that reports each watched metric, by the name of the metric; None before its first report
+        and after the run has ended."""
         self._policies: dict[str, FailurePolicy] = {}
-        """By the name of a metric: how the messages that it reports as failed are given back."""
+        """The policy by which messages that a metric reports as failed are given back, by its name."""
         self._running: set[str] = set()
         """Runs of any query of the session that have started and not ended."""
         self._ended: dict[str, str | None] = {}
@@ -86,7 +88,7 @@ class Acknowledger(StreamingQueryListener):
         self._spared: set[str] = set()
         """Runs for which _spare() was called."""
         self._refused: dict[str, ConfigError] = {}
-        """By run: why its messages are not acknowledged."""
+        """Runs whose messages are not acknowledged, each with the error that says why."""
         self._changed = threading.Condition()
         self._writer = MarkerWriter(
             connection, queue.markers_topic, coalesce_ms=1 if markers_format == "range" else None

@@ -24,10 +24,10 @@ _JAVA_PACKAGE = re.compile(r"^(?:[\w$]+\.)+(?=[\w$]+: )")
 def bind_checkpoint(
     session: SparkSession, checkpoint: str, file: str, queue: str, ids: Mapping[str, str]
 ) -> None:
-    """Note in `file` of a checkpoint that the checkpoint is of `queue`, whose topics have these ids.
+    """Note in a checkpoint, in the file `file`, that it belongs to `queue`, whose topics have these ids.
 
-    The offsets in a checkpoint mean other messages in any other topic. Spark reads and writes the file, so
-    the checkpoint may be on any file system that Spark reaches.
+    The offsets in a checkpoint mean other messages in any other topic, also in a recreated one. Spark reads
+    and writes the file, so the checkpoint may be on any file system that Spark reaches.
 
     Raises ConfigError if the file names another queue or other ids, or if Spark can't use the checkpoint.
     """
@@ -56,7 +56,7 @@ def bind_checkpoint(
 
 
 class RememberedFailures:
-    """Keeps the memory of failed messages in a file of a checkpoint; see isolation.remember().
+    """Keeps the failed messages, and the progress then, in a file of a checkpoint: see isolation.remember().
 
     A file that can't be read counts as empty: that costs no message an attempt.
     """
@@ -86,7 +86,7 @@ class RememberedFailures:
 
 
 def error_line(error: Exception | str | None) -> str:
-    """The beginning of an error of Spark, up to a blank line or a stack trace, on one line."""
+    """Return the beginning of an error of Spark, up to a blank line or a stack trace, as one line."""
     text = str(error) if error is not None else "stopped by somebody else"
     for end in ("\n\n", "\n=== ", "\n\tat "):
         text = text.strip().partition(end)[0]
@@ -94,7 +94,7 @@ def error_line(error: Exception | str | None) -> str:
 
 
 def cause(failure: str) -> str:
-    """The innermost cause in the error with which a query failed, on one line."""
+    """Return the innermost cause in the error with which a query failed, as one line."""
     *outer, inner = failure.split(_PYTHON_TRACEBACK)
     if outer:  # a Python traceback: keep the lines that belong to no stack frame
         lines = [line for line in inner.splitlines() if line and not line[0].isspace()]

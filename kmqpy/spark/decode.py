@@ -31,7 +31,7 @@ _START_BYTES = 9
 _END, _START, _START_RUNS, _END_RUNS, _END_BITMAP = (bytes((kind,)) for kind in range(5))
 """The first byte of a marker's value: its type."""
 _FIRST_RESERVED, _LAST_RESERVED = b"\x05", b"\x0f"
-"""Types from the one to the other are for newer versions of kmqpy."""
+"""The first and the last of the types that are kept for newer versions of kmqpy."""
 _UTF8_ONE_BYTE_LIMIT = 128
 """A code point below this one is a single byte in UTF-8."""
 
@@ -76,7 +76,7 @@ def decode_markers(records: DataFrame) -> DataFrame:
     key, kind = F.col("key"), F.substring("value", 1, 1)
     reason = header_text("kmq-reason")
     size, first = F.length("value"), int64(F.substring("key", 5, 8))
-    # Only two projections, since each copies its rows: the first reads bytes, the second judges them.
+    # Only two projections, because each copies its rows: the first reads bytes, the second judges them.
     parsed = records.select(
         "partition",
         F.col("offset").alias("at"),
@@ -199,7 +199,7 @@ def _is_range(kind: Column) -> Column:
 def _offsets_of_range() -> Column:
     """The offsets of a range marker's messages, from its `value` and `key`; null if the range is not valid.
 
-    Made of SQL text: made of calls of Spark's functions, it would need 600 requests to the JVM.
+    The expression is SQL text: built with the functions of pyspark, it would need 600 requests to the JVM.
     """
     return F.expr(_let("conv(hex(substring(key, 5, 8)), 16, -10)::bigint", "first", _RANGE_SQL))
 

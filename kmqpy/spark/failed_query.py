@@ -5,7 +5,7 @@ attempt. The restarted query has the same micro-batch. If the query has failed a
 the messages back to the queue (by nacks: a tracker redelivers them, for later micro-batches), so the next run
 hands out half as many. So a message that makes queries fail is alone after some restarts.
 `kmqpy.spark.isolation` has the rules. All state is in the markers, except the memory that
-isolation.remember() returns.
+isolation.remember() returns: which messages failed before.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from kmqpy.worker.outcome import shortened
 _log = logging.getLogger(__name__)
 
 _WRITE_TIMEOUT_S = 10.0
-"""How long split() waits until Kafka has confirmed the nacks, in seconds; then it raises Unavailable."""
+"""split() waits at most this long, in seconds, until Kafka has confirmed the nacks; then it raises
+Unavailable."""
 _EVEN_CHANCE = 0.5
 """The probability with which the next run keeps the lower half of the messages, and not the upper half."""
 

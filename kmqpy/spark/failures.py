@@ -21,12 +21,13 @@ from kmqpy.worker.outcome import Reject, Retry, described, shortened
 _log = logging.getLogger(__name__)
 
 DELAY = "kmq_delay"
-"""The column in which a function says how long a failed message waits; its name begins errors of delays."""
+"""The column in which a function says how long, in seconds, a failed message waits for its redelivery. Errors
+about a delay begin with this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """How one message is given back: the fields of its marker, a nack or a dead-letter request."""
+    """The fields of the marker that gives one message back: a nack or a dead-letter request."""
 
     op: Op
     delay_ms: int = 0

@@ -1,8 +1,8 @@
 """Calls a user's function with the messages of an Arrow batch, as a pandas frame: see `KmqSpark.process`.
 
 If the function raises, or returns values that do not fit the schema, it is called again with each half of the
-messages, so that only the messages that cause the error fail. `Retry` and `Reject` apply to all messages of
-the call; _MAX_CALLS_TO_SPLIT bounds the calls.
+messages, so that only the messages that cause the error fail. If it raises `Retry` or `Reject`, all messages
+that it was given have failed. _MAX_CALLS_TO_SPLIT limits how often the messages of a batch are halved.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ ROW = "kmq_row"
 """Name of the index of the frames that the user's function is given."""
 
 _MAX_CALLS_TO_SPLIT = 160
-"""From this call for one batch on, parts are not halved: all messages of a part that raises have failed."""
+"""When the function has been called this often for one Arrow batch, FrameCaller.call() halves no more parts:
+all messages of a part for which the function raises have failed."""
 
 FrameFunction = Callable[[pd.DataFrame], pd.DataFrame]
 """A user's function of many messages; see `process`."""
@@ -187,7 +188,7 @@ def _delay_of(delay: Any) -> Duration | None:
 
 
 def _flags(rejected: pd.Series) -> pd.Series:
-    """Where a column has True; raises ConfigError for values other than True, False and null."""
+    """True in each row where `rejected` is True; raises ConfigError for values but True, False and null."""
     true, false = (rejected.eq(one).fillna(value=False).astype(bool) for one in (True, False))
     if len(odd := rejected[~(true | false | rejected.isna())]):
         raise ConfigError(f"{REJECT}: {odd.iloc[0]!r} is neither True nor False")

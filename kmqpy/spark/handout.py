@@ -113,7 +113,7 @@ class Handout:
         self._known: dict[int, TakenBefore] = {}
 
     def read_markers(self, places: Places) -> None:
-        """Read which messages were taken before, where that was not read yet. Raises Unavailable."""
+        """Read which messages were taken before, in partitions where it is unknown. Raises Unavailable."""
         for partition, offsets in places.by_partition().items():
             known = self._known.get(partition)
             if known is None or known.first > offsets[0]:

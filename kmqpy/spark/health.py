@@ -21,7 +21,7 @@ from kmqpy.spark.state import State
 _QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 _UNACKNOWLEDGED = [State.PENDING.value, State.IN_FLIGHT.value, State.OVERDUE.value]
 _MAX_REASONS = 20
-"""A report has the most frequent reasons of dead letters, at most so many."""
+"""The most reasons of dead letters that a report has; less frequent ones are left out."""
 _COLOURS = dict(
     zip(
         (state.value for state in State),

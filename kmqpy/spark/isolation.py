@@ -26,25 +26,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from kmqpy.kafka.places import Place
 
 FAILED_PREFIX = "the query failed: "
-"""How the reason of a message begins that a failed query has left in flight."""
+"""The reason of a message that a failed query has left in flight begins with this text."""
 
 MIN_RERUN_WAIT_MS = 7_200_000
-"""A failed query's messages stay leased for its next run, at least so long: a job may run once an hour."""
+"""The messages of a failed query stay leased for its next run at least this long, in ms, if the queue's
+max_hold_ms allows it: a job may run once an hour."""
 
 MAX_REMEMBERED = 20_000
-"""Messages in the memory, at most; the oldest are forgotten, as if they had not failed."""
+"""The most messages in the memory; the oldest are forgotten, as if they had not failed."""
 
 LAST_FAILURE: Place = (-1, -1)
 """The key in the memory, in place of a message, of the progress when a micro-batch failed last."""
 
 MAX_REMEMBERED_BATCH = 5_000
-"""The messages of a failed micro-batch with more messages than this are not remembered."""
+"""The most messages of a failed micro-batch that is remembered; those of a larger one are not."""
 
 
 def split(failed: Iterable[Place], *, keeps_lower: bool) -> tuple[Sequence[Place], Sequence[Place]]:
     """The half of two or more messages that the next run has, and the half that is given back.
 
-    keeps_lower  whether the next run has the lower half; callers choose by chance, so that groups mix
+    keeps_lower  whether the next run has the lower half. Callers choose by chance, so that the messages of a
+                 group do not stay together
     """
     ones = sorted(failed)
     half = len(ones) // 2
@@ -69,5 +71,5 @@ def failed_before(progress: int, remembered: Mapping[Place, int]) -> bool:
 
 
 def counts_as_attempt(message: Place, progress: int, remembered: Mapping[Place, int]) -> bool:
-    """Return True if a message that failed alone loses an attempt by that; see remember()."""
+    """Return True if `message`, which failed alone, loses an attempt by this failure; see remember()."""
     return progress > remembered.get(message, progress)

@@ -41,7 +41,8 @@ VIEW = "rows"
 which write_aggregate() writes beside the sink."""
 
 _STALL_TIMEOUT_S = 120.0
-"""With `drain`: Unfinished is raised when the counts of the queue have not changed for so many seconds."""
+"""With `drain`, run_pipeline() raises Unfinished when the counts of the queue have not changed for this long,
+in seconds."""
 _POLL_S = 0.5
 
 
@@ -74,7 +75,7 @@ def run_pipeline(
     follow    go on until the pipeline is stopped
     stop      called every second; when it returns True, the pipeline ends after the present micro-batch
     progress  called every second with the Progress
-    trigger   with `follow`: how long from one micro-batch to the next; rarer ones make fewer, larger files
+    trigger   with `follow`: the time from one micro-batch to the next; a longer one makes fewer, larger files
     max_batch
               most messages of a micro-batch, which must be written within the lease
 
@@ -124,7 +125,7 @@ def written(spark: SparkSession, sink: Sink, schema: str, connection: KafkaConne
 
 
 def dead_letters(connection: KafkaConnection, queue: QueueSettings) -> int:
-    """How many messages of the queue are dead letters, or are about to be moved there."""
+    """Count the dead letters of the queue, and the messages that a tracker is about to dead-letter."""
     there = stats.queue_stats(connection, queue).dead_letters
     in_flight = stats.open_entries(connection, queue).values()
     return there + sum(entry.state is EntryState.DEAD for one in in_flight for entry in one.in_order())

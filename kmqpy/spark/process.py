@@ -53,7 +53,7 @@ NEEDED_COLUMNS = ("topic", "partition", "offset", "attempts", "deliver_at_ms")
 """Columns of read_stream() that process() and take() need."""
 
 MAX_OFFSETS_PER_TRIGGER = 500_000
-"""Messages of a micro-batch, by default at most."""
+"""The most messages of a micro-batch by default; the next micro-batch has the others."""
 DEFAULT_LEASE_S = 300.0
 _DEFAULT_BACKOFF = Backoff(jitter=0)  # no jitter: messages that fail together then share a range marker
 _QUEUE_FILE = "kmq"

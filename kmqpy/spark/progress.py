@@ -55,7 +55,7 @@ class ProgressWatch:
         self._count_at = 0.0
 
     def look(self, query: StreamingQuery) -> None:
-        """Add the micro-batches that `query` has finished since the last call, and call `tell`."""
+        """Add the micro-batches that `query` has finished since the last look, and call `tell`."""
         if self._tell is None:
             return
         for batch in query.recentProgress:

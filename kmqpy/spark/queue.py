@@ -136,7 +136,7 @@ class KmqSpark(Processing):
         return StateTable(self.spark, self.connection, self.queue, self.options, path, self._clock)
 
     def depth(self, messages: DataFrame | None = None) -> DataFrame:
-        """How many messages of each partition are in each state, and when the oldest pending one came.
+        """Count the messages of each partition by state, and tell when the oldest pending one was appended.
 
         messages  the frame of messages() (the default) or StateTable.messages(); here and below. Persist a
                   frame that you give to several methods
@@ -147,7 +147,7 @@ class KmqSpark(Processing):
         return found.orderBy("partition")
 
     def attempts(self, messages: DataFrame | None = None) -> DataFrame:
-        """How many messages of each state had how many deliveries: state, attempts, messages."""
+        """Count the messages of each state by their number of deliveries: state, attempts, messages."""
         found = self.messages() if messages is None else messages
         counted = found.groupBy("state", "attempts").agg(F.count("*").alias("messages"))
         return counted.orderBy("state", "attempts")
@@ -155,7 +155,7 @@ class KmqSpark(Processing):
     def latency(
         self, quantiles: Iterable[float] = (0.5, 0.95, 0.99), messages: DataFrame | None = None
     ) -> DataFrame:
-        """How long processed messages took: a row for each quantile (0 to 1), no row without such messages.
+        """Times of processed messages: a row for each quantile (0 to 1), no row if no message is processed.
 
         waiting_ms     from when the message, or its last copy, was appended until it was taken
         processing_ms  from then until it was acknowledged

@@ -16,7 +16,7 @@ from kmqpy.errors import ConfigError
 from kmqpy.kafka.settings import KafkaConnection
 
 Bounds = Mapping[int, tuple[int, int]]
-"""By partition: the first offset, and the offset after the last."""
+"""The offsets to read of each partition: the first one, and the one after the last."""
 
 _LOGIN_MODULES = "org.apache.kafka.common.security"
 _SAME_IN_JAVA = ("security.protocol", "ssl.key.password")
@@ -63,8 +63,8 @@ def stream_topic(
 def own_partition(topic: str) -> Column:
     """The partition of each row of `topic`; null in rows of other topics.
 
-    By the null, the Python functions on the executors see which rows are not of the queue, without the column
-    `topic`, which Spark then need not send to them.
+    A null tells the Python functions on the executors that a row is not of the queue. So Spark need not send
+    them the column `topic`.
     """
     return F.when(F.col("topic") == topic, F.col("partition"))
 

@@ -19,7 +19,8 @@ REPORTS = "reports"
 """The field of the observed metric with the reports of a micro-batch."""
 
 _MAX_HEX_PER_RUN = 64
-"""Offsets become a bitmap if that has at most so many hex digits for each run: it is read much faster."""
+"""Offsets in several runs are written as a bitmap, which is read much faster, unless the bitmap has more hex
+digits than this for each run."""
 
 PartitionOffsets = Mapping[int, OffsetRuns]
 

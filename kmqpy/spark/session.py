@@ -102,7 +102,7 @@ def start(
 ) -> SparkSession:
     """Make a command's session, ready to read queues; raises ConfigError when Spark can't be started.
 
-    connector  False: without the jars of the Kafka connector, for a job that reads no Kafka through Spark
+    connector           False: without the jars of the Kafka connector, for a job that reads no Kafka by Spark
     packages, jar_sets  see configure_spark_with_kmq
     """
     if connector:

@@ -17,7 +17,7 @@ class Snapshot:
     """The range of offsets to read of each topic of a queue, by partition.
 
     committed  the group's committed offsets, read before the ranges
-    ends       where each partition of the queue topic ended, with records that are not committed; read last
+    ends       the end of each partition of the queue topic, with records that are not committed; read last
     """
 
     topics: QueueTopics
@@ -29,7 +29,7 @@ class Snapshot:
 
 
 def take_snapshot(connection: KafkaConnection, queue: QueueSettings) -> Snapshot:
-    """Look at the topics of a queue; raises QueueNotFound, TopicError, Unavailable."""
+    """Read the offsets of a Snapshot from Kafka; raises QueueNotFound, TopicError, Unavailable."""
     topics = Topics(connection).check(queue)
     dead, numbers = topics.dead_letters, range(topics.partitions)
     committed = stats.committed_offsets(connection, queue, range(topics.partitions), topics.ids)

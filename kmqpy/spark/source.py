@@ -79,12 +79,13 @@ _ARROW_SCHEMA = pa.schema(
 _OPTIONS = ("bootstrap", "queue", "start", "max_offsets_per_trigger", "redelivery_count_header")
 _STARTS = ("committed", "earliest", "latest")
 MAX_ATTEMPTS = 2**31 - 1
-"""The largest number that fits in the column `attempts`; the count in a header may lead to one more."""
+"""The largest number that fits in the column `attempts`. If the count in a header leads to a larger one, the
+column has this number."""
 _MAX_RECORDS_PER_BATCH = 10_000
-"""Records of one Arrow batch."""
+"""The most records of one Arrow batch; further records come in further batches."""
 _POLL_TIMEOUT_S = 0.1
 _SILENCE_TIMEOUT_S = 30.0
-"""A task raises Unavailable when Kafka has sent no record for so many seconds."""
+"""A task raises Unavailable when Kafka has sent it no record for this long, in seconds."""
 
 Position = dict[str, Any]
 """A position in the form of Spark's checkpoint: {"queue": …, "topic_id": …, "offsets": {"0": 17, …}}."""

@@ -65,9 +65,9 @@ OUTCOME = (
 _outcome() describes the columns from `in_flight_state` on."""
 
 _BY_CLIENT, _BY_TRACKER, _TAKEN_LATE = 1, 2, 3
-"""Who finished a message. A client: also if a tracker's end marker says that the message was acknowledged. A
-tracker: by a copy. `_TAKEN_LATE`: a tracker, whose end marker says that the message was finished before (rule
-R30 of docs/rules.md); this one counts only if retention has deleted the earlier end marker."""
+"""Who finished a message. `_BY_CLIENT`: a client acknowledged it, also if only a tracker's end marker says
+so. `_BY_TRACKER`: a tracker made a copy. `_TAKEN_LATE`: a tracker, whose end marker says that the message was
+finished before (rule R30 of docs/rules.md); this one counts only if retention has deleted the earlier one."""
 _AT_FORMER, _AT_END, _AT_OPENED, _AT_CHANGED = -5, -4, -3, -2
 """Markers offsets of the markers that _as_markers() makes of outcomes: below those of all real markers."""
 _BEFORE_ALL = -6
@@ -187,7 +187,7 @@ def described(found: DataFrame, now_ms: int, committed: Sequence[Place]) -> Data
 
 
 def depth(messages: DataFrame, partitions: DataFrame) -> DataFrame:
-    """How many messages of each partition are in each state; see KmqSpark.depth."""
+    """Count the messages of each partition in each state; see KmqSpark.depth."""
     counted = messages.groupBy("partition").agg(
         *(F.count_if(F.col("state") == state.value).alias(state.value) for state in State),
         F.min(F.when(F.col("state") == State.PENDING.value, F.col("timestamp"))).alias("oldest_pending"),
@@ -383,8 +383,8 @@ def _judged(known: DataFrame) -> DataFrame:
     is_dead = F.col("rejected") > F.col("end")
     is_held = (F.col("taken") == F.col("opened")) & (F.col("released") < F.col("opened"))
     applies = ~is_end & ~is_dead & (opens | (alive & ((op != Op.EXTEND.value) | is_held)))
-    # The end of a message that is not in flight any more came too late. The end of one that never was means
-    # that nobody shall have that message.
+    # An end marker for a message that is not in flight any more came too late. One for a message that never
+    # was in flight means that nobody shall get that message.
     ends = is_end & (alive | (F.col("end") == _BEFORE_ALL))
     return judged.withColumns(
         {
@@ -406,7 +406,7 @@ def _outcome() -> list[Column]:
     by               who finished it: _BY_CLIENT, …; null: nobody
     ended_ms         when it was finished
     """
-    # A number, since Spark sorts to aggregate text, and hashes numbers.
+    # A number, because Spark sorts rows to aggregate a text, but hashes them to aggregate a number.
     code = F.array_position(F.array(*map(F.lit, _ENTRY_STATES)), F.col("op"))
     last = F.max_by(code, "applies")
     in_flight = F.max("applies") > F.coalesce(F.max("ends"), F.lit(_BEFORE_ALL))

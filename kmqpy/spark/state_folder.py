@@ -4,7 +4,7 @@
     rows/12-1f0c…/in_partition=0/in_block=3/part-….parquet
 
 A version appears by one rename, after its files were written. Files are never changed. commit() deletes files
-that only old versions name, and files that an update has left which died.
+that only old versions name, and files of updates that failed or were killed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ PARTITION, BLOCK = "in_partition", "in_block"
 """Columns that name the folders of rows."""
 
 KEPT_VERSIONS = 3
-"""Versions that are kept: a frame of one can be evaluated until so many newer ones have been written."""
+"""commit() keeps this many versions, and deletes older ones: a frame of a version can be evaluated until this
+many newer versions have been written."""
 
 _VERSIONS, _ROWS = "versions", "rows"
 

@@ -19,7 +19,7 @@ Block = tuple[int, int]
 """A partition, and the number of a block in it: offset // 2**BLOCK_BITS."""
 
 Positions = Mapping[int, int]
-"""By partition: an offset, or a time in ms."""
+"""An offset, or a time in ms, for each partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

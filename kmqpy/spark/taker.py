@@ -35,19 +35,20 @@ _log = logging.getLogger(__name__)
 MarkersFormat = Literal["jvm", "range"]
 
 MAX_TAKES = 3
-"""A message is *deadly* if it was taken this many times in one delivery, and no marker says that the Python
-worker survived it. process() gives it back.
+"""A message is *deadly* if it was taken MAX_TAKES times in one delivery, and no marker says that the Python
+worker survived it. process() does not hand it out, but gives it back.
 
 Otherwise a message that kills the worker would do so in every evaluation of its micro-batch.
 """
 
 _START_TIMEOUT_S = 5.0
-"""Seconds after which start markers that Kafka has not confirmed have failed."""
+"""Start markers have failed if Kafka has not confirmed them after this long, in seconds."""
 _START_RETRY_S = 30.0
-"""Seconds for which failed start markers are written again; then the task fails with Unavailable."""
+"""take() writes failed start markers again for this long, in seconds; then it raises Unavailable."""
 _START_RETRY_PAUSE_S = 0.2
 _WRITE_TIMEOUT_S = 10.0
-"""Seconds for which write() waits until Kafka has confirmed the markers; then it logs a warning."""
+"""write() waits at most this long, in seconds, until Kafka has confirmed the markers; then it logs a
+warning."""
 _MAX_LEASE_SHARE = 0.5
 """If start markers took more than this share of the lease, nothing is handed out: Unavailable is raised."""
 _SINGLE_MARKER_SIZES = (1, 9)
@@ -90,9 +91,8 @@ class TakenBefore:
     )
     """At index n: messages taken more than n times since a marker last said that the worker survived them.
 
-    End markers say this, and extensions that count. The driver writes extensions that don't count when a
-    query
-    has failed: they say nothing about the worker."""
+    End markers say this, and extensions that count. When a query has ended, the driver writes extensions that
+    don't count: they say nothing about the worker."""
 
     def note(self, marker: Marker, at: int, timestamp_ms: int) -> None:
         """Apply the marker at markers offset `at`."""
@@ -118,7 +118,10 @@ class TakenBefore:
         return [offset for offset in offsets if offset in self._taken] if self._taken else []
 
     def takes(self, offset: int) -> int:
-        """How often it was taken since a marker last said that the worker survived it; at most MAX_TAKES."""
+        """Return how often `offset` was taken since a marker last said that the worker survived it.
+
+        The count ends at MAX_TAKES.
+        """
         return sum(offset in taken for taken in self._takes)
 
     def sort_out(self, offsets: Iterable[int]) -> SortedOut:
@@ -204,7 +207,8 @@ class Taker:
         )
         self._markers = RepeatedReader(connection, queue.markers_topic)
         self._read_from: dict[int, Place] = {}
-        """By partition: an offset, and a markers offset before which messages from there on have no start."""
+        """An offset for each partition, and a markers offset before which the messages from that offset on
+        have no start markers."""
 
     def taken_before(self, partition: int, first: int) -> TakenBefore:
         """Read from the markers which messages of `partition`, from offset `first` on, were taken.
@@ -223,7 +227,7 @@ class Taker:
         delays   messages to delay, with the ms until they are due
 
         Returns by partition the markers offset after the last of these markers. Raises Unavailable if some
-        are not confirmed in time, or if that took most of the lease.
+        are not confirmed in time, or if that took more than _MAX_LEASE_SHARE of the lease.
         """
         began = SYSTEM_CLOCK.monotonic()
         after: dict[int, int] = {}
@@ -261,7 +265,7 @@ class Taker:
         return after
 
     def remember(self, places: Mapping[int, Place]) -> None:
-        """Note, by partition, an offset, and a markers offset before which later messages have no start."""
+        """Add `places` to `_read_from`: an offset and a markers offset for each of some partitions."""
         for partition, place in places.items():
             if place[0] > self._read_from.get(partition, (0, 0))[0]:
                 self._read_from[partition] = place
@@ -269,7 +273,7 @@ class Taker:
     def write(self, operations: Iterable[Marker]) -> None:
         """Write nacks, dead-letter requests and extensions, and wait until Kafka has confirmed them.
 
-        Gives up after a while, with a warning: then the messages are redelivered when their leases end.
+        Gives up after _WRITE_TIMEOUT_S, with a warning: the messages are redelivered when their leases end.
         """
         for marker in operations:
             self._writer.put_one(marker)

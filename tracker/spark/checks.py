@@ -8,7 +8,8 @@ from collections.abc import Callable
 from kmqpy.errors import ConfigError
 
 MAX_FAILURES = 1_000_000
-"""When a task has failed this many times, Spark fails the whole job, which ends the other trackers, too."""
+"""The number of failures of one task at which Spark fails the whole job, which ends the other trackers,
+too."""
 
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\d+)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
@@ -23,10 +24,11 @@ def with_retries(master: str) -> str:
 
 
 def check_session(trackers: int, conf: Callable[[str], str], cores: int) -> None:
-    """Raise ConfigError unless Spark can run this many trackers at the same time.
+    """Raise ConfigError unless Spark can run all trackers at the same time.
 
-    conf   returns the setting of the session with the given name, or an empty text when it is not set
-    cores  the number of cores of this machine, for a local master with `*`
+    trackers  how many trackers the job has
+    conf      returns the setting of the session with the given name, or an empty text when it is not set
+    cores     the number of cores of this machine, for a local master with `*`
     """
     if trackers < 1:
         raise ConfigError(f"trackers: {trackers} must be at least 1")
@@ -45,7 +47,7 @@ def check_session(trackers: int, conf: Callable[[str], str], cores: int) -> None
 
 
 def slots(conf: Callable[[str], str], cores: int) -> int | None:
-    """How many tasks Spark runs at a time; None where the settings don't tell."""
+    """Return how many tasks Spark runs at a time; None where the settings don't tell."""
     master, each = conf("spark.master"), int(conf("spark.task.cpus") or 1)
     if found := _LOCAL.fullmatch(master):
         return (cores if found[1] == "*" else int(found[1] or 1)) // each

@@ -46,17 +46,19 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _ZOOKEEPER_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 120.0
-"""Seconds in which all trackers must start the first time: a cluster may have to start executors first."""
+"""All trackers must start within this time, in seconds, the first time; else TrackerJob raises ConfigError.
+It is long, because a cluster may have to start executors first."""
 _STOP_TIMEOUT_S = 20.0
-"""Seconds that TrackerJob gives trackers to stop before it has Spark interrupt them: a tracker may finish
-transactions for up to 15 s."""
+"""TrackerJob gives trackers this long, in seconds, to stop; then it has Spark interrupt them. A tracker may
+finish transactions for up to 15 s."""
 _INTERRUPT_TIMEOUT_S = 5.0
-"""Seconds to wait for the end of tasks that Spark has interrupted."""
+"""TrackerJob waits at most this long, in seconds, for the end of tasks that Spark has interrupted."""
 _RESUBMIT_BACKOFF = Backoff(0.4, 2, 30, jitter=0)
 """The pause before TrackerJob submits a job that has ended again."""
 _MAX_FAILED_SUBMISSIONS = 5
-"""When this many submissions in a row have failed, TrackerJob gives up and raises the last error. The count
-begins anew, at 1, with a submission that failed after all its trackers had started."""
+"""TrackerJob submits the job again after a failure, until this many submissions in a row have failed, or the
+JVM is gone; then it raises the last error. The count begins anew, at 1, with a submission that failed after
+all its trackers had started."""
 
 
 def track(
@@ -225,7 +227,7 @@ class TrackerJob:
             why = "the driver's znode was gone"
             try:
                 self._reports = self._submit()
-            except Unavailable as error:  # the job waits for ZooKeeper, as every tracker does
+            except Unavailable as error:  # the job waits for ZooKeeper, like every tracker
                 why = str(error)
             except ConfigError:
                 raise

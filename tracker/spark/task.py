@@ -29,8 +29,8 @@ from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker, relax_garbage_collection
 
 _START_BACKOFF = Backoff(0.5, 2, 5)
-"""When a tracker has failed, its task pauses for this long before the task fails, too: Spark starts a failed
-task again at once."""
+"""The pauses between the failure of a tracker and that of its task, in seconds: they grow from about 0.5 s to
+5 s. Spark starts a failed task again at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class TrackerTask:
     Spark pickles the function, with its settings, and sends it to the executors. Plans, logs and the web UI
     show only the name of the function, so only driver and executors know the secrets of the connections.
 
-    job_znode  the driver's ephemeral znode: the tracker runs as long as this znode exists
+    job_znode  the driver's ephemeral znode: the tracker runs until this znode is gone
     name       the name of the submission; the ids of its trackers begin with this name
     """
 

@@ -1,8 +1,8 @@
 """Writes micro-batches to Delta tables: each is one commit, with the number of the micro-batch.
 
-Delta ignores a micro-batch, without a word, if the table has one with that number or a higher one. So this
+Delta ignores a micro-batch, without an error, if the table has one with that number or a higher one. So this
 sink notes the number in a file beside the table before it writes. If the number was noted before, the sink
-searches the table for messages of the micro-batch, and appends those that are missing.
+searches the table for messages of the micro-batch, and appends the rows of messages that are missing.
 """
 
 from __future__ import annotations

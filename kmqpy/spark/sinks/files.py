@@ -33,9 +33,10 @@ from kmqpy.spark.sinks.target import Sink, Target
 FORMATS = ("parquet", "orc", "json", "csv")
 
 _LAST_BATCH_FILE, _QUEUE_FILE, _OWNER_FILE = "last.json", "queue.json", "owner.json"
-"""Files beside the target: the last micro-batch, whose rows these are, and which run may write."""
+"""Files beside the target. They name the last micro-batch, the queue of the rows, and the run that may
+write."""
 ASSUMED_ROW_BYTES = 100
-"""Bytes of a row that are assumed where no written file has told how many they are."""
+"""The size of a row, in bytes, that a sink assumes if no written file shows the real one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,10 @@ def check_partitioning(sink: Sink, schema: StructType) -> None:
 
 
 def arranged(rows: DataFrame, sink: Sink, count: int, row_bytes: int) -> DataFrame:
-    """The `count` rows in as few partitions, and so files, as their size allows; those of a folder in one."""
+    """The `count` rows in as few partitions, and so files, as their size allows.
+
+    With `partition_by`, all rows of one folder are in one partition, whatever their size.
+    """
     if sink.partition_by:
         return rows.repartition(*sink.partition_by)
     return rows.coalesce(max(1, math.ceil(count * row_bytes / sink.file_bytes)))

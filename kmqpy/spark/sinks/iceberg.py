@@ -46,7 +46,8 @@ except ImportError:
 _log = logging.getLogger(__name__)
 
 _MAX_COMMIT_TRIES = 10
-"""How often a commit is tried if another commit comes first each time; then Unavailable is raised."""
+"""A commit is tried at most this often, if another commit comes first each time; then Unavailable is
+raised."""
 
 _RUN_KEY, _BATCH_KEY, _TRY_KEY = "kmq.run", "kmq.batch", "kmq.try"
 """Keys in the summary of a snapshot of the table: the run, its micro-batch, and the folder of the try."""
@@ -56,7 +57,8 @@ _QUEUE_PROPERTY = "kmq.queue"
 
 _TRY_NAME = re.compile("[0-9a-f]{32}")
 _TOO_MANY_DIGITS = 19
-"""A number with so many digits is not taken for that of a micro-batch: it may be too large for one."""
+"""A number with at least this many digits does not count as one of a micro-batch: it may be too large for
+one."""
 
 _FOLDER_COLUMN_PREFIX = "kmq_folder_"
 """Begins the names of copies of columns: Spark names folders by them, and leaves them out of the files."""
@@ -191,7 +193,7 @@ class IcebergTarget(Target):
         """Delete the files of failed tries to write a micro-batch, which are no part of the table.
 
         Drivers that died leave such files, and tries before which another commit came. Nothing is deleted if
-        no snapshot of the micro-batch is left, since only a snapshot says which try succeeded.
+        no snapshot of the micro-batch is left, because only a snapshot says which try succeeded.
         """
         try:
             own = [one.summary for one in table.snapshots() if one.summary and one.summary[_RUN_KEY] == run]

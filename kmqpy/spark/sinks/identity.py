@@ -16,7 +16,7 @@ from kmqpy.spark.checkpoint import error_line
 def identity_of(spark: SparkSession, checkpoint: str) -> str:
     """The name that was given to this checkpoint when it was first used; raises ConfigError.
 
-    A checkpoint that is deleted and made again gets another name, since its micro-batches begin at 0 again.
+    A checkpoint that is deleted and made again gets another name: its micro-batches begin at 0 again.
     """
     path = f"{checkpoint.rstrip('/')}/kmq-run"
     made = spark.range(1).select(F.lit(uuid.uuid4().hex[:16]).alias("value")).coalesce(1)

@@ -32,7 +32,8 @@ PASSWORD = "KMQ_SINK_PASSWORD"  # noqa: S105
 _DRIVERS = {POSTGRESQL: "org.postgresql.Driver", SQLITE: "org.sqlite.JDBC"}
 _JARS = {POSTGRESQL: "spark-postgresql", SQLITE: "spark-sqlite"}
 _CONNECT_TIMEOUT_S = 30
-"""Seconds to wait for a connection to PostgreSQL, or for another writer of the SQLite database."""
+"""The driver waits at most this long, in seconds, for a connection to PostgreSQL, or for another writer of
+the SQLite database; then the sink raises Unavailable."""
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from kmqpy.errors import ConfigError
 from kmqpy.spark.frame_function import FrameFunction
 
 MESSAGE_COLUMNS = ("original_partition", "original_offset")
-"""Columns that identify a message: where it was first sent. Redeliveries keep them."""
+"""Columns that identify a message: the place of its first record, which all its copies name."""
 
 ORIGIN = (*MESSAGE_COLUMNS, "original_row")
 """Columns that identify a row: its message, and its number among the rows of that message."""
 
 COPY = "original_copied"
-"""True where the message is a copy, redelivered or redriven: a sink may have its rows. Sinks drop it."""
+"""A column: True where the message is a copy, so that a sink may have its rows. Sinks drop this column."""
 
 _TYPES: dict[str, DataType] = {
     "original_partition": IntegerType(),
