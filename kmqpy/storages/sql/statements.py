@@ -26,7 +26,7 @@ DialectName = Literal["postgresql", "mariadb", "sqlite"]
 DIALECTS: tuple[DialectName, ...] = ("postgresql", "mariadb", "sqlite")
 
 NO_LIMIT = 2**62
-"""Stands for no limit of rows, redeliveries or ms: more than there ever are."""
+"""As a parameter: no limit. It is larger than any number of rows, redeliveries or ms that occurs."""
 
 
 _NAME_PATTERN = re.compile(r"[a-z_][a-z0-9_]{0,30}")
