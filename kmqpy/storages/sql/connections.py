@@ -18,7 +18,7 @@ from kmqpy.storages.sql.dialect import Cursor, Dialect, Fate
 T = TypeVar("T")
 _BACKOFF = Backoff(0.02, 2, 1)
 _CHECK_AFTER_IDLE_S = 1.0
-"""A connection that was idle for more seconds is checked before a transaction that must not be repeated."""
+"""A connection idle for more seconds than this is checked before a transaction that must not be repeated."""
 
 
 class Connections:

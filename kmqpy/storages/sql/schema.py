@@ -43,8 +43,8 @@ class Schema:
     def prepare(self) -> str:
         """Create or migrate the tables if need be; returns the storage's id.
 
-        Any number of processes may call it at once: one works, the others wait. Raises ConfigError for tables
-        of a newer kmqpy or of another program, which it leaves as they are.
+        Any number of processes may call prepare() at once: one works, the others wait. Raises ConfigError for
+        tables of a newer kmqpy or of another program, which it leaves as they are.
         """
         found = self._connections.run(self._storage_id) if self._is_prepared() else None
         return found or self._connections.run(self._prepare_locked, several=True)

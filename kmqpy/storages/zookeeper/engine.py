@@ -365,7 +365,7 @@ class ZooKeeperEngine:
         find: Callable[[Draft, K], Row | None],
         change: Callable[[Draft, Row], None],
     ) -> int:
-        """Change the rows that `find` gives for the keys, in as many commits as need be; returns their number.
+        """Change the rows that `find` gives for the keys, by several commits if need be; returns how many.
 
         Raises ConfigError in the end, if pages of some could not be read.
         """

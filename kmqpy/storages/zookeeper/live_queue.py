@@ -56,9 +56,9 @@ _ROOM_FOR_PAGES_BYTES = 128 * 1024
 _LOOK_AGAIN_S = 0.1
 """A thread that waits for another one to carry out its request checks again after this many seconds."""
 _SUSPICIOUS_CONFLICTS = 3
-"""After 3, 6, 9 … conflicts, a change checks whether others have made or deleted znodes of the queue.
+"""After each series of this many conflicts, a change checks for znodes that others have made or deleted.
 
-Such znodes would make all its commits fail.
+Such znodes would make all commits of the queue fail.
 """
 
 BodyPlace = tuple[int, int, int]
@@ -113,7 +113,7 @@ class LiveQueue:
         self._requests.append(request)
         try:
             while not request.is_done:
-                # No thread waits for the lock: one whose change is done would wait for the next commit.
+                # Threads do not block on the lock: one whose change is done would wait for the next commit.
                 if not self._lock.acquire(blocking=False):
                     request.wait(_LOOK_AGAIN_S)
                     continue

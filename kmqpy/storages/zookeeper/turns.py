@@ -2,8 +2,8 @@
 
 A process that has just changed a queue knows the queue's directory and can change it again at once, while the
 others have to read it first. So one process might go on for ever. A process that others have overtaken for
-too long asks for its turn: it writes a znode, which each process watches once a commit of its own was refused.
-The others then wait for a moment before their next change of the queue.
+too long asks for its turn: it writes a znode, which each process watches once its own commit was refused. The
+others then wait for a moment before their next change of the queue.
 """
 
 from __future__ import annotations
