@@ -145,7 +145,7 @@ class StoredQueue(Closeable):
         return message.body if self._codec is None else self._codec.decode(message.body)
 
     def flush(self, timeout: Duration = 30) -> None:
-        """See Queue.flush. It waits for nothing: send() and ack() return when the storage has done it."""
+        """See Queue.flush. It waits for nothing: send(), ack() and others return when the storage is done."""
         duration_ms(timeout, "timeout")
         self._check_open()
 

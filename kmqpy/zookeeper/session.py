@@ -39,7 +39,7 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity, che
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
-"""connect() checks every this many seconds whether the client is connected, or was refused."""
+"""connect() checks at intervals of this many seconds whether the client is connected, or was refused."""
 _SESSION_PER_READ_TIMEOUT = 3 / 2
 """kazoo does not tell the granted session time-out, only its read time-out, which is two thirds of that."""
 _PERMISSIONS = {

@@ -20,7 +20,7 @@ _FORMAT = 1
 """The format of the keys. A storage with a larger one is of a newer kmqpy, and is refused."""
 _MAX_BODY_BYTES = 2**26
 _MAX_PUT_BYTES = 2**29
-"""put() of more bytes, bodies, keys and headers together, raises MessageError."""
+"""The most bytes of one put(), bodies, keys and headers together; for more, put() raises MessageError."""
 _NUMBERS_PER_BLOCK = 2**16
 """A queue gets numbers, for ids and places of messages, from the storage in blocks of at least this size."""
 _REDRIVEN_PER_CALL = 1000

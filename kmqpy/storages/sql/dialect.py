@@ -21,7 +21,8 @@ Cursor = Any
 Parameters = Mapping[str, Any]
 
 CHUNK = 10_000
-"""The most rows whose delays or leases have ended that one statement makes ready or dead."""
+"""The most rows whose delays or leases have ended that one pass_time() makes ready or dead; SqlEngine calls
+pass_time() again for the rest."""
 MAX_BODY_BYTES = 2**28
 """The largest body: it is copied several times on its way, and databases take a gigabyte at most."""
 

@@ -27,7 +27,7 @@ from kmqpy.storages.zookeeper.znodes import Znodes
 log = logging.getLogger(__name__)
 
 _RESERVED_BYTES = 128 * 1024
-"""The largest body leaves these bytes of a request for the states and the directory, written with it."""
+"""The largest body is this many bytes smaller than a request, which holds states and directory as well."""
 _MOST_DELAY_MS = 2**62
 """Longer delays and leases are cut to this, so that the times of their ends fit into the bytes of a row."""
 

@@ -47,9 +47,9 @@ _MOST_CACHED_PAGES = 2_000
 _ASK_FOR_TURN_AFTER_S = 0.3
 """A change that other processes have overtaken for this many seconds asks for its turn (see turns.py)."""
 _TRIES_PER_ROUND = 8
-"""Such a change makes this many tries with pauses, asks for its turn, and makes as many tries without pauses.
+"""A change that is late by _ASK_FOR_TURN_AFTER_S makes this many tries with pauses.
 
-Then it begins again with pauses.
+Then it asks for its turn, makes as many tries without pauses, and begins again with pauses.
 """
 _ROOM_FOR_PAGES_BYTES = 128 * 1024
 """put() raises MessageError if the directory leaves fewer bytes than this of a request for other znodes."""
@@ -104,7 +104,7 @@ class LiveQueue:
         """Change the queue by `work`; return its result, and the version of the directory afterwards.
 
         Delays and leases that are over are carried out first. `work` is called again with a new draft if
-        another process was faster. It adds `ids` new messages. The version may be UNKNOWN_VERSION.
+        another process was faster. `work` adds `ids` new messages. The version may be UNKNOWN_VERSION.
 
         Raises QueueNotFound; Unavailable, after which nobody knows whether the change happened; and the
         errors of `work`.
