@@ -195,7 +195,7 @@ class Znodes:
     # --- queues -----------------------------------------------------------------------------------
 
     def create_queue(self, name: str, settings: dict[str, Any], directory: bytes) -> bool:
-        """Make a queue of a new generation; False if a queue of this name exists already."""
+        """Make a queue of a new generation; returns False if a queue of this name exists already."""
         generation = uuid.uuid4().hex
         content = json.dumps({"generation": generation, "settings": settings}, sort_keys=True).encode()
 
@@ -236,7 +236,7 @@ class Znodes:
         return [name for znode, name in found if name and self._name(name) == f"{self._names}/{znode}"]
 
     def delete_queue(self, name: str, generation: str) -> bool:
-        """Delete a queue's name and directory in one step; False if this generation is gone."""
+        """Delete a queue's name and directory in one step; returns False if this generation is gone."""
         path, directory = self._name(name), f"{self._queues}/{generation}"
         tries = 0
 

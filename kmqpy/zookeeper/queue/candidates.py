@@ -24,7 +24,7 @@ time, it may skip twice as many as before."""
 
 
 class Candidates:
-    """Gives the names of one queue's items that may be free to threads, each name to one thread. Thread-safe.
+    """Gives threads the names of one queue's items that may be free, each name to one thread. Thread-safe.
 
     One thread lists the queue for all threads. No other thread gets a name that a thread has drawn, until
     that thread gives the name back.

@@ -1,4 +1,4 @@
-"""Watches the session to which transactions are bound, and asks in it again when answers are lost."""
+"""Watches the session to which transactions are bound, and repeats reads whose answers are lost."""
 
 from __future__ import annotations
 
