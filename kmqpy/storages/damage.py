@@ -1,4 +1,4 @@
-"""Replaces headers that kmqpy can't read, since another program wrote them to the storage, and logs it."""
+"""Replaces headers that kmqpy can't read because another program wrote them, and logs a warning."""
 
 from __future__ import annotations
 

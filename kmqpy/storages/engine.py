@@ -1,10 +1,10 @@
 """The `Engine` protocol, which each storage but Kafka implements. `StoredQueue` is a queue over any engine.
 
-An engine keeps messages as rows, and changes them in batches. Each call is one step: the engine carries it
-out as a whole or not at all, and no other call sees it half done. A step is one transaction over one table
-with a lease column in SQL, one Lua function in Redis, one commit in ZooKeeper, and one lock in memory. Calls
-that may change very many rows are several steps in Redis and ZooKeeper; put() never is. Engines neither check
-arguments nor know receipts.
+An engine keeps messages as rows, and changes them in batches. Each method of an engine is one step: the
+engine carries it out as a whole or not at all, and nobody else sees it half done. A step is one transaction
+over one table with a lease column in SQL, one Lua function in Redis, one commit in ZooKeeper, and one lock in
+memory. Redis and ZooKeeper need several steps where a method may change or read very many rows, and Redis to
+make or delete a queue; put() is always one step. Engines neither check arguments nor know receipts.
 
 The life of a row:
 
@@ -22,23 +22,23 @@ Rules for every engine:
    is not dead. finish() and bury() act on current takes, also when the lease has ended or the row was given
    back: a late acknowledgement counts until the row is taken anew. give_back() and extend() act on current
    takes that are still taken, so a second give_back(), or an extend() after the lease has ended, changes
-   nothing. The result does not count takes for which a call did nothing; extend() returns them. Ids are never
-   used twice in a storage.
+   nothing. finish(), give_back() and bury() return for how many takes they did something; extend() returns
+   the takes for which it did nothing. Ids are never used twice in a storage.
 3. *The end of a lease* is a counted give_back with the reason `expired`, at the time the lease ended. The
-   next call that would notice (take, peek, counts, orphans, dead letters) may carry it out.
+   next method that would notice it (take(), peek(), counts(), taken_rows(), dead_rows()) may carry it out.
    In a queue with manual redelivery the row stays taken.
 4. *A counted give_back* adds one to `requeues` and sets `enqueued_ms` to now; an uncounted one
    leaves both. If `requeues` is the queue's max_redeliveries already, a counted one buries the row instead.
 5. *Order*: rows are taken by priority, the highest first, then by place. A row gets the last place when it
    is put, redriven, or given back in a queue that requeues to the back; with `requeue_to` front it keeps its
    place. A delayed row's place is that of its put or give_back. With `order` any, any order will do.
-6. *Generations*: a generation is the id of a queue, which a queue of the same name that is created later does
-   not have. Each call with a QueueRow raises QueueNotFound once that generation is deleted; wait() and wake()
-   need not.
+6. *Generations*: a generation is the id of a queue; a queue of the same name that is created later has
+   another one. Each method with a QueueRow raises QueueNotFound once that generation is deleted; wait() and
+   wake() need not.
 7. *Text*: names of queues and reasons hold no NUL and no lone surrogates; names of headers may hold NUL.
    Bodies, keys and values of headers are any bytes.
-8. Any call raises Unavailable when the storage does not answer. Then the caller does not know whether the
-   storage has carried the call out. Ids and takes make a repetition harmless, except of put().
+8. Each method raises Unavailable when the storage does not answer. Then the caller does not know whether the
+   storage has carried it out. Ids and takes make it harmless to call a method again, except put().
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Taken(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How many rows of a queue are in each state."""
+    """The numbers of a queue's rows in each state."""
 
     ready: int
     delayed: int
@@ -134,7 +134,7 @@ class Counts(NamedTuple):
 
 
 class Engine(Protocol):
-    """The calls of a storage; the module's docstring has their rules. Safe to use from any thread."""
+    """The operations of a storage; the module's docstring has their rules. Safe to use from any thread."""
 
     @property
     def storage_id(self) -> str:
@@ -149,7 +149,7 @@ class Engine(Protocol):
     # --- queues -----------------------------------------------------------------------------------
 
     def create_queue(self, settings: StoredQueueSettings) -> bool:
-        """Make a queue of a new generation; False if a queue of this name exists already."""
+        """Make a queue of a new generation; returns False if a queue of this name exists already."""
         ...
 
     def find_queue(self, name: str) -> QueueRow | None:
@@ -170,7 +170,7 @@ class Engine(Protocol):
         """Add rows, all or none; returns their ids in order.
 
         `connection` is one of the application's, in whose transaction the engine adds the rows. Only an
-        engine with the capability `transactions` is given one, also by finish().
+        engine with the capability `transactions` is given one, here and in finish().
         """
         ...
 
@@ -258,7 +258,7 @@ class Engine(Protocol):
     # --- waiting ----------------------------------------------------------------------------------
 
     def wait(self, queue: QueueRow, taken: Taken, seconds: float) -> bool:
-        """Wait until another take may find rows that `taken` did not find; False: not within `seconds`.
+        """Wait until another take may find rows that `taken` did not find; returns False after `seconds`.
 
         Returns True too early rather than too late: after an arrival that `taken` has not seen, when a delay
         or lease ends, and after wake().

@@ -29,8 +29,8 @@ class MemoryEngine:
     """Implements Engine in the memory of this process.
 
     clock     gives the time for leases and delays
-    patience  the most seconds for which wait() really waits; for tests, whose clock stands still while a
-              thread waits. None: as long as the caller asks
+    patience  wait() returns after this many seconds of real time at most; for tests, whose `clock` stands
+              still while a thread waits. None: wait() waits for the seconds that its caller gives
     """
 
     def __init__(
@@ -291,7 +291,7 @@ class MemoryEngine:
 
 
 class _LockedQueue:
-    """Holds a queue's lock in a `with` block, and carries out delays and leases that are over before it.
+    """Holds a queue's lock in a `with` block; carries out the delays and leases that are over at its start.
 
     The block gets the time rounded up to ms. A delay or lease is over when the clock, rounded down, has
     reached its end. So no delay or lease is shorter than asked.

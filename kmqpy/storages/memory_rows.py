@@ -93,7 +93,8 @@ class MemoryQueue:
     """The rows of one queue. A caller holds the lock of `changed` while it uses any of these.
 
     ready, due  the ready rows by order; the delayed and taken rows by when they become ready by themselves
-    arrivals    counts what waiting threads have to look again for: a ready row, an earlier end, wake()
+    arrivals    counts the events after which waiting threads look again: a row has become ready, a delay or
+                lease ends before all others, wake()
     """
 
     row: QueueRow

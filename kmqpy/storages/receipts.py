@@ -1,7 +1,8 @@
 """Makes and parses receipts of queues on storages other than Kafka. Pure: no I/O.
 
 The text is `2.` + base64url of the JSON list [storage id, queue, generation] + `.` + message id + `.` + take.
-The part before the last two dots is equal in all receipts of a queue, so Receipts computes it once.
+A generation is the id of one queue, a take the number of one delivery of a message (see engine.py). The part
+before the last two dots is equal in all receipts of a queue, so Receipts computes it once.
 """
 
 from __future__ import annotations

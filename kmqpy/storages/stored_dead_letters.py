@@ -12,7 +12,7 @@ from kmqpy.storages.engine import Engine, MessageRow, QueueRow
 from kmqpy.storages.receipts import parse_number
 
 Listed = list[DeadLetter]
-"""In the class, `list` is a method."""
+"""The result of list(): inside the class, the name `list` means that method, not the type."""
 
 
 class StoredDeadLetters:

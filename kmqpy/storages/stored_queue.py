@@ -1,8 +1,8 @@
 """StoredQueue, the queue over any `Engine`: it does checks, receipts, waiting, codecs and telemetry.
 
 An engine is a storage's own part: it keeps messages as rows, and changes rows in atomic steps. It neither
-checks arguments nor knows receipts. An orphan is a message that was taken and not finished, perhaps by a
-process that is gone.
+checks arguments nor knows receipts, which are texts that name one delivery of a message. An orphan is a
+message that was taken and not finished, perhaps by a process that is gone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from kmqpy.storages.stored_message import StoredMessage, TakeContext
 from kmqpy.telemetry.base import Telemetry
 
 _ORPHANS_PER_READ = 1_000
-"""How many taken rows orphans() reads from the engine by one call."""
+"""orphans() reads at most this many rows by one taken_rows() of the engine, until it has read all."""
 
 
 class StoredQueue(Closeable):
@@ -145,7 +145,7 @@ class StoredQueue(Closeable):
         return message.body if self._codec is None else self._codec.decode(message.body)
 
     def flush(self, timeout: Duration = 30) -> None:
-        """See Queue.flush. It waits for nothing: the storage has carried out a call when it returns."""
+        """See Queue.flush. It waits for nothing: send(), ack() and others return when the storage is done."""
         duration_ms(timeout, "timeout")
         self._check_open()
 
@@ -198,7 +198,7 @@ class StoredQueue(Closeable):
     ) -> list[Message]:
         """See Queue.receive; a wait of more than a day ends after a day."""
         check_limit(max_messages, "max_messages")
-        # No timeout of an operating system or driver is too small for a day.
+        # Every operating system and driver can wait for a day.
         wait_ms = min(duration_ms(wait, "wait"), DAY_MS)
         deadline = self._clock.monotonic() + wait_ms / 1000
         lease_ms = self._settings.redeliver_after_ms

@@ -1,4 +1,4 @@
-"""Creates container znodes, for which kazoo has no call: ZooKeeper removes them with their last child."""
+"""Creates container znodes, which ZooKeeper removes with their last child; kazoo has no method for that."""
 
 from __future__ import annotations
 

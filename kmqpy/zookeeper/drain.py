@@ -21,18 +21,18 @@ from kmqpy.errors import ConfigError, QueueNotFound, Unfinished
 from kmqpy.zookeeper.session import address, unavailable
 
 _DELETIONS_AT_ONCE = 1_000
-"""drain() sends so many deletions before it waits for the answers."""
+"""drain() sends at most this many deletions before it waits for the answers."""
 _ATTEMPTS = 4
-"""After so many lost answers in a row, the caller gets Unfinished."""
+"""A request whose answers are lost is sent this many times; then plan() or drain() raises Unfinished."""
 _RECONNECT_WAIT_S = 10.0
-"""The longest wait for a connection before the next attempt."""
+"""After a lost answer, the next attempt begins after this many seconds, or earlier with a connection."""
 _LOST_ANSWER = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, OperationTimeoutError)
 _UNIT_OF_WORK_PARTS = {"items", "locks", "meta", "dlq"}
 """The children of a queue of kmqpy's unit of work (kmqpy/zookeeper/queue/layout.py)."""
 _ITEM_PREFIXES = ("queue-", "item-", "entry-", "meta-", "qn-")
 """Names of items begin so: Curator's, kmqpy's, kazoo's, meta znodes of kmqpy, those of ZooKeeper's recipe."""
 _LEAST_ADVISED_BYTES = 1_000_000
-"""An error that advises a larger jute.maxbuffer advises this at least, else 100 bytes for each child."""
+"""An error advises a jute.maxbuffer of 100 bytes for each child, but of at least this many bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +41,8 @@ class Plan:
 
     path     the znode; it stays itself
     names    the names of the children that drain() removes
-    locked   the number of items that stay since a consumer has locked them
-    foreign  the names of children that stay since these are no names of items
+    locked   the number of items that stay because a consumer has locked them
+    foreign  the names of children that stay because these are no names of items
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""Reads many znodes by one request, for which kazoo has no call."""
+"""Reads many znodes by one request; kazoo has no method for that."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ MISSING: tuple[bytes, Any] = (b"", None)
 DENIED: tuple[bytes, Any] = (b"", NoAuthError())
 """The data and, instead of its stat, the error of a znode that we may not read."""
 _MAX_ZNODES = 100
-"""The most znodes that one request reads."""
+"""The most znodes that one request reads; more are read by several requests."""
 _ZNODES_OF_FIRST_REQUEST = 10
-"""How many znodes the first request reads; later ones read more or fewer, as the sizes of answers allow."""
+"""The most znodes that the first request reads; for later ones, ManyReads adapts it to the answers' sizes."""
 _ANSWER_BYTES = 1_000_000
 """The intended size of an answer: the server builds a whole answer before it sends any of it."""
 _ERROR_RESULT = -1

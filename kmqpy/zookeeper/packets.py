@@ -16,7 +16,8 @@ MAX_PACKET_BYTES = 0xFFFFF
 """The default of ZooKeeper's jute.maxbuffer."""
 
 _RESERVE_BYTES = 2_048
-"""Room for the bytes that a server adds to a request: jute.maxbuffer bounds its transaction log as well."""
+"""A request must be smaller than jute.maxbuffer by this many bytes. A server adds bytes to a request that it
+writes to its transaction log, and jute.maxbuffer bounds the log's entries as well."""
 
 
 def check_packet(request: Any, max_bytes: int, what: str) -> None:

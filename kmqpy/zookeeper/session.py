@@ -39,7 +39,7 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity, che
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
-"""connect() checks this often whether the client is connected, or was refused."""
+"""connect() checks at intervals of this many seconds whether the client is connected, or was refused."""
 _SESSION_PER_READ_TIMEOUT = 3 / 2
 """kazoo does not tell the granted session time-out, only its read time-out, which is two thirds of that."""
 _PERMISSIONS = {
@@ -58,7 +58,7 @@ _DENIAL_TEXTS = {
     NoAuthError: "this user may not do that; check username and password of zookeeper_security, "
     "and the ACLs of the znodes",
 }
-"""By each error that another attempt would meet again: the text for the user."""
+"""The texts for the user, by error. These are the errors that another attempt would meet again."""
 
 
 class Greeting(Protocol):
@@ -97,7 +97,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo ships
                 waiting.register(one, event)
                 watched[one.fileno()] = one
         # Rounded up: a wait of less than a millisecond would be none at all. poll() also finds sockets with
-        # an error or an end; the call for which such a socket is ready raises it.
+        # an error or an end; the read or write that follows raises it.
         found = waiting.poll(None if timeout is None else math.ceil(max(0.0, timeout) * 1000))
         ready = [watched[descriptor] for descriptor, _ in found]
         return [one for one in readers if one in ready], [one for one in writers if one in ready], []
@@ -325,7 +325,7 @@ def no_answer(zk: KazooClient) -> Unavailable:
 def unavailable(zk: KazooClient) -> Iterator[None]:
     """Turn kazoo's errors inside the block into kmqpy's, which name the address.
 
-    Refusals become AccessDenied. ConfigError tells of a znode that can't be deleted since it has children.
+    Refusals become AccessDenied. ConfigError tells of a znode that can't be deleted because it has children.
     All others become Unavailable.
     """
     try:
@@ -346,7 +346,7 @@ def unavailable(zk: KazooClient) -> Iterator[None]:
 
 
 def gather(results: Iterable[Any], timeout: float) -> list[Any]:
-    """Return the values of pipelined kazoo calls, None if a znode is missing; wait `timeout` s for each."""
+    """Return the answers to pipelined requests, None if a znode is missing; wait `timeout` s for each."""
     values = []
     for result in results:
         try:

@@ -113,4 +113,4 @@ def check_zookeeper(value: object) -> ZooKeeperConnection:
 
 
 NO_ZOOKEEPER = ZooKeeperConnection(hosts="")
-"""For an administration without ZooKeeper, and so without the registry."""
+"""The settings of an administration without ZooKeeper, and so without the registry."""

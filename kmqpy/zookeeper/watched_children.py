@@ -9,7 +9,8 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 _TIMEOUT_OF_OTHER_CLIENTS_S = 10.0
-"""For a listing by a kazoo client that session.py did not make, and whose session time-out is unknown."""
+"""With a kazoo client that session.py did not make, whose session time-out is unknown, names() waits for a
+listing for at most this many seconds; then it raises KazooTimeoutError."""
 
 
 class WatchedChildren:
@@ -52,7 +53,7 @@ class WatchedChildren:
 
     @property
     def stale(self) -> bool:
-        """True when names() will list the children again, since they may have changed."""
+        """True when names() will list the children again, because they may have changed."""
         return self._stale
 
     def expire(self) -> None:

@@ -19,11 +19,11 @@ _STORAGE_SETTINGS = ("prefix", "pool_size", "timeout")
 
 
 def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredStorage:
-    """Open the storage of a url; `rediss:` and `valkeys:` use TLS.
+    """Open the storage of a url with these settings; `rediss:` and `valkeys:` use TLS.
 
     prefix                     the text with which all keys begin; default `kmq`
-    pool_size                  the most connections for calls, beside one for threads that wait; default 10
-    timeout                    how long a call tries before it raises Unavailable; default 10s
+    pool_size                  the most connections for commands; one more wakes threads that wait; default 10
+    timeout                    a failed command is repeated for up to this time, then Unavailable; default 10s
     ssl_ca_certs, ssl_certfile, ssl_keyfile  files in PEM format, with TLS
 
     Raises ConfigError, MissingExtra without redis-py, Unavailable, AccessDenied.

@@ -6,7 +6,7 @@ functions.lua publishes on the channel of a queue, which is named like the queue
     d <ms>      a row becomes ready by itself in this many ms, sooner than waiting threads were told
 
 The thread subscribes to a channel when another thread waits for the queue. It keeps the subscription for a
-while afterwards, since takers wait again and again.
+minute or more afterwards, because takers wait again and again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from redis.connection import Connection
 
 _UNUSED_CHANNEL_S = 60.0
-"""The thread unsubscribes a channel that nobody has used for this many seconds, when the server is silent."""
+"""A channel is unused when no thread has waited for its queue for this many seconds. When the server is
+silent, the thread unsubscribes unused channels."""
 _PING_AFTER_S = 10.0
 """The thread pings the server after this many seconds of silence; after as many more, it connects anew."""
 _BACKOFF = Backoff(first=0.05, maximum=2.0)
@@ -34,11 +35,11 @@ class _Channel:
     """What this process has heard on the channel of a queue, and the threads that wait for the queue.
 
     heard     wakes the waiting threads
-    waiting   how many threads wait
+    waiting   the number of threads that wait
     latest    number of the last arrival
     due       when a row becomes ready sooner than its takers knew (monotonic, in s); None: no such row
-    rechecks  how often all waiting threads had to take: when a row was due, when the subscriber lost its
-              connection, and when it subscribed, since it may have missed an arrival before
+    rechecks  counts the times at which all waiting threads had to try a take: when a row was due, when the
+              subscriber lost its connection, and when it subscribed: it may have missed an arrival before
     used      when a thread last stopped waiting (monotonic, in s)
     """
 

@@ -1,4 +1,4 @@
-"""Implements Engine over Redis and Valkey: each call is a function of functions.lua, or several."""
+"""Implements Engine over Redis and Valkey: its methods call functions of functions.lua."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _FORMAT = 1
 """The format of the keys. A storage with a larger one is of a newer kmqpy, and is refused."""
 _MAX_BODY_BYTES = 2**26
 _MAX_PUT_BYTES = 2**29
-"""put() of more bytes, bodies, keys and headers together, raises MessageError."""
+"""The most bytes of one put(), bodies, keys and headers together; for more, put() raises MessageError."""
 _NUMBERS_PER_BLOCK = 2**16
-"""How many numbers, for ids and places of messages, a queue gets from the storage at a time."""
+"""A queue gets numbers, for ids and places of messages, from the storage in blocks of at least this size."""
 _REDRIVEN_PER_CALL = 1000
-"""redrive() of more dead letters calls its function several times."""
+"""The most dead letters that one call of the Lua function `redrive` moves; the rest need further calls."""
 
 
 class RedisEngine:

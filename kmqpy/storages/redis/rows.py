@@ -26,7 +26,7 @@ state; length of the row. Of the state: status (skipped); priority; take; requeu
 since_ms and until_ms; place (skipped); whether the state ends with a reason (1, else 0).
 """
 _STATE_AT = 24
-"""The state begins this many bytes after the begin of the head."""
+"""The state begins this many bytes after the beginning of the head."""
 _STORED_ROW = Struct(">QII")
 _HEADER_LENGTH = Struct(">I")
 _LENGTH_OF_NONE = 2**32 - 1

@@ -43,8 +43,9 @@ _PLACEHOLDER = "kmqpy_library"
 class ServerSettings:
     """The address of a server, and how to connect to it.
 
-    timeout_s  how many seconds a call tries before it raises Unavailable
-    pool_size  the most connections for calls, beside one for threads that wait for messages
+    timeout_s  call() repeats a failed command for at most this many seconds, then it raises Unavailable
+    pool_size  the most connections for commands; call() waits for a free one for up to `timeout_s`. Threads
+               that wait for messages share one more
     tls        None: without; else the arguments of redis.SSLConnection
     """
 
@@ -59,7 +60,7 @@ class ServerSettings:
 
 
 class Server:
-    """A client of one server. Safe to use from any thread; connects at the first call."""
+    """A client of one server. Safe to use from any thread; connects at the first command."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
@@ -104,8 +105,8 @@ class Server:
     def call(self, *command: Any, repeatable: bool = True) -> Any:
         """Send a command; returns the answer.
 
-        It sends the command again after a failure, for `timeout_s`. A command that is not `repeatable` it
-        sends again only if the server has certainly not carried it out.
+        It sends the command again after a failure, for up to `timeout_s`; a command that is not `repeatable`
+        only if the server has certainly not carried it out.
 
         Raises Unavailable; AccessDenied; ConfigError for keys that are not of kmqpy, or a node of a cluster;
         ResponseError for an error of functions.lua or a command that the server does not know.
@@ -147,7 +148,7 @@ class Server:
             if not isinstance(error, ResponseError) or isinstance(error, ReadOnlyError | MovedError):
                 connection.disconnect()  # the next connection may lead to the server that took over
             raise self._translated(error, not_done=False) from None
-        except BaseException:  # Ctrl-C: the answer must not be taken for that of another call
+        except BaseException:  # Ctrl-C: the answer must not be taken for that of another command
             connection.disconnect()
             raise
         finally:
@@ -193,7 +194,7 @@ class Server:
 
 
 class _CallFailed(Exception):
-    """A call failed. `not_done`: it is certain that the server has not carried it out."""
+    """A command failed. `not_done`: it is certain that the server has not carried it out."""
 
     def __init__(self, cause: Exception, *, not_done: bool) -> None:
         super().__init__(str(cause))

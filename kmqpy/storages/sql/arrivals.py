@@ -29,7 +29,7 @@ class ArrivalCounts:
         self._counts: dict[str, int] = {}
 
     def seen(self, generation: str) -> int:
-        """How many arrivals this process has counted in this queue so far."""
+        """The number of arrivals that this process has counted in this queue so far."""
         return self._counts.get(generation, 0) + self._counts.get(_EVERY_QUEUE, 0)
 
     def note(self, generation: str = _EVERY_QUEUE) -> None:
@@ -75,7 +75,7 @@ class Listener:
         attempts = 0
         while not self._stopped.is_set():
             attempts += 1
-            with suppress(Exception):  # calls of the engine report that the server is away
+            with suppress(Exception):  # methods of the engine report that the server is away
                 proxy = self._pool.raw_connection()
                 proxy.detach()
                 try:
@@ -149,7 +149,7 @@ class Notifier:
                     cursor = connection.dbapi_connection.cursor()
                     cursor.execute("SET synchronous_commit = off")
                 cursor.execute(self._statement, {"channel": self._channel, "arrived": list(generations)})
-            except Exception:  # calls of the engine report it; waiting takers look again
+            except Exception:  # methods of the engine report it; waiting takers look again
                 if connection is not None:
                     with suppress(Exception):
                         connection.close()
@@ -163,7 +163,7 @@ class Watcher:
     """Notices that another connection has changed SQLite's file; waiting threads call look() for that."""
 
     PERIOD_S = 0.01
-    """look() asks SQLite at most once in this many seconds."""
+    """look() asks SQLite at most once in this many seconds; otherwise it returns at once."""
 
     def __init__(self, pool: sqlalchemy.Engine, statement: str, arrivals: ArrivalCounts) -> None:
         self._pool = pool

@@ -18,13 +18,14 @@ from kmqpy.storages.sql.dialect import Cursor, Dialect, Fate
 T = TypeVar("T")
 _BACKOFF = Backoff(0.02, 2, 1)
 _CHECK_AFTER_IDLE_S = 1.0
-"""A connection that was idle for longer is checked before a transaction that must not be repeated."""
+"""A connection idle for more seconds than this is checked before a transaction that must not be repeated."""
 
 
 class Connections:
     """Runs transactions. Safe to use from any thread.
 
-    timeout_s  how many seconds a transaction is tried, waiting for a connection included, before Unavailable
+    timeout_s  run() repeats a failed transaction for at most this many seconds (waiting for a connection
+               counts), then it raises Unavailable
     """
 
     def __init__(self, dialect: Dialect, timeout_s: float) -> None:
@@ -40,7 +41,7 @@ class Connections:
         """Run `work(cursor)`, commit, and return the result of `work`.
 
         several     True: `work` executes several statements, which need a transaction around them
-        repeatable  False: run() does not repeat an attempt of unknown outcome, since that could do harm
+        repeatable  False: run() does not repeat an attempt of unknown outcome, because that could do harm
 
         Raises Unavailable after `timeout_s`. Raises Unavailable or AccessDenied at once if the database
         refuses, and after an attempt of unknown outcome that is not `repeatable`.

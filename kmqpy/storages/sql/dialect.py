@@ -21,7 +21,8 @@ Cursor = Any
 Parameters = Mapping[str, Any]
 
 CHUNK = 10_000
-"""The most rows whose delays or leases have ended that one statement makes ready or dead."""
+"""The most rows whose delays or leases have ended that one pass_time() makes ready or dead; SqlEngine calls
+pass_time() again for the rest."""
 MAX_BODY_BYTES = 2**28
 """The largest body: it is copied several times on its way, and databases take a gigabyte at most."""
 
@@ -40,8 +41,8 @@ class Picked(NamedTuple):
 
     now_ms        the time by the storage's clock
     due_ms        when the next delay or lease ends; None: none ends, or the take has rows
-    has_ready     True: the queue has ready rows that the take did not find, since other takers had locked
-                  them, or since they have just become ready
+    has_ready     True: the queue has ready rows that the take did not find, because other takers had locked
+                  them, or because they have just become ready
     """
 
     rows: Sequence[MessageRow]
@@ -60,7 +61,7 @@ class Dialect(Protocol):
     """The operations that differ between databases, one class for each kind of database.
 
     is_one_statement  whether put() and take() are one statement each, which needs no transaction around it
-    waits_ms          the longest time in ms that a waiting taker goes without looking again by itself
+    waits_ms          a taker that waits looks again by itself after this many ms at most
     """
 
     name: DialectName
@@ -82,7 +83,7 @@ class Dialect(Protocol):
         ...
 
     def keeps(self, cursor: Cursor) -> bool:
-        """Return True if the next call on the connection is to use this cursor again, not a new one."""
+        """Return True if the next transaction on the connection is to use this cursor, not a new one."""
         ...
 
     def begin(self, cursor: Cursor) -> None:

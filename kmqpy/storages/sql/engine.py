@@ -1,4 +1,4 @@
-"""Implements Engine over a SQL database: each call runs statements of statements.py in transactions."""
+"""Implements Engine over a SQL database: its methods run statements of statements.py in transactions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ T = TypeVar("T")
 class SqlEngine:
     """Implements Engine over the database of a dialect, in the tables of `names`.
 
-    timeout_s  how many seconds a transaction is tried before it raises Unavailable
-    patience   the most seconds for which wait() really waits; for tests, whose clock stands still
+    timeout_s  a failed transaction is repeated for at most this many seconds; then Unavailable is raised
+    patience   wait() returns after this many seconds of real time at most; for tests, whose clock stands
+               still. None: wait() waits for the seconds that its caller gives
     """
 
     def __init__(
@@ -292,7 +293,7 @@ class SqlEngine:
                 return True
         return False
 
-    # --- what they share --------------------------------------------------------------------------
+    # --- what these methods share -----------------------------------------------------------------
 
     def _parameters(self, queue: QueueRow, **more: Any) -> dict[str, Any]:
         settings = queue.settings

@@ -36,13 +36,16 @@ _DENIED_CODES = {1044, 1045, 1142, 1143, 1227, 1370, 1698}
 _UNDONE_CODES = {1020, 1040, 1203, 1205, 1213, 2002, 2003, 2005}
 _BROKEN_CODES = {0, 1053, 1152, 1153, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 2014, 4031}
 _MAX_INSERT_BYTES, _MAX_INSERT_ROWS = 2**20, 1_000
-"""The most bytes and rows of one INSERT; a single larger row gets an INSERT of its own."""
+"""The most bytes and rows of one INSERT; put() sends the rest by others. A larger row has its own INSERT."""
 MAX_MESSAGE_BYTES = 7 * 2**20
 """The largest message, in packets of 16 MiB (max_allowed_packet): a body is sent as hexadecimal digits."""
 _NO_TAKES = ((0, 0),)
 """Stands for an empty list, which SQL lacks: no row has the id 0."""
 _ANSWER_TIMEOUT_S = 60.0
-"""A connection without an answer for this many seconds counts as broken: purges of large queues take long."""
+"""A connection without an answer for this many seconds (or pool_timeout, if that is longer) counts as broken.
+
+Purges of large queues take long.
+"""
 
 
 class MariaDb:

@@ -25,7 +25,8 @@ except ImportError as error:  # pragma: no cover
     raise MissingExtra("sql", "queues in a SQL database") from None
 
 SETTINGS = ("prefix", "schema", "pool_size", "timeout_ms")
-"""Settings of the storage in a url: names of the tables, number of connections, timeout of a call."""
+"""Settings of the storage in a url. `prefix` and `schema` name its tables, `pool_size` is the number of its
+connections, and a failed transaction is repeated for at most `timeout_ms`."""
 _MIN_POOL_SIZE = 2  # one connection reads the tables' columns while another one has their lock
 _MAX_POOL_SIZE = 100
 

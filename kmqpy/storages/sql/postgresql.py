@@ -117,7 +117,7 @@ class PostgreSql:
         return _CursorPerStatement(connection)
 
     def keeps(self, cursor: Cursor) -> bool:
-        """See Dialect. A cursor is kept, since it knows how types are converted; its result is freed."""
+        """See Dialect. A cursor is kept because it knows how types are converted; its result is freed."""
         cursor.free_result()
         return True
 

@@ -1,4 +1,4 @@
-"""Creates, migrates and checks the tables."""
+"""Creates, migrates and checks the tables of queues in a SQL database."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kmqpy.storages.sql.statements import SCHEMA_VERSION, DialectName, Names, sc
 
 Migrations = Mapping[int, Mapping[DialectName, Sequence[str]]]
 MIGRATIONS: Migrations = {}
-"""By version, the statements that lead to the next one. Empty, since version 1 is the only one so far."""
+"""The statements that migrate tables to the next version, by version. Empty: there is only version 1 yet."""
 
 
 class Schema:
@@ -43,8 +43,8 @@ class Schema:
     def prepare(self) -> str:
         """Create or migrate the tables if need be; returns the storage's id.
 
-        Any number of processes may call it at once: one works, the others wait. Raises ConfigError for tables
-        of a newer kmqpy or of another program, which it leaves as they are.
+        Any number of processes may call prepare() at once: one works, the others wait. Raises ConfigError for
+        tables of a newer kmqpy or of another program, which it leaves as they are.
         """
         found = self._connections.run(self._storage_id) if self._is_prepared() else None
         return found or self._connections.run(self._prepare_locked, several=True)

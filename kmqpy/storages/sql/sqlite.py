@@ -32,12 +32,12 @@ _SESSION = (
     "PRAGMA synchronous = FULL",  # what was committed outlives the machine
 )
 _NUMBERED_STATEMENTS = frozenset({"pass_time", "give_back", "release_all", "redrive", "redrive_ids"})
-"""Statements that may give rows new places, for which change() gets numbers."""
+"""Statements that may give rows new places; change() draws numbers for these places."""
 _BUSY_CODES = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 class Sqlite:
-    """Implements Dialect for SQLite. `clock` is the storage's clock, since there is no server to have one."""
+    """Implements Dialect for SQLite. `clock` is the storage's clock, because there is no server with one."""
 
     name: DialectName = "sqlite"
     capabilities = Capabilities(transactions=True, blocking_take=True, max_body_bytes=MAX_BODY_BYTES)
@@ -81,7 +81,7 @@ class Sqlite:
         return False
 
     def begin(self, cursor: Cursor) -> None:
-        """See Dialect. Raises Unavailable if the file was deleted or replaced: what we write is lost."""
+        """See Dialect. Raises Unavailable if the file was deleted or replaced: writes would be lost."""
         if _identity(self._path) != self._file:
             raise Unavailable(
                 f"{self._path} was deleted or replaced while it was open; close the storage and open it again"

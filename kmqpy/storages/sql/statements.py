@@ -26,7 +26,7 @@ DialectName = Literal["postgresql", "mariadb", "sqlite"]
 DIALECTS: tuple[DialectName, ...] = ("postgresql", "mariadb", "sqlite")
 
 NO_LIMIT = 2**62
-"""Stands for no limit of rows, redeliveries or ms: more than there ever are."""
+"""As a parameter, it means no limit: there are never as many rows, redeliveries or ms."""
 
 
 _NAME_PATTERN = re.compile(r"[a-z_][a-z0-9_]{0,30}")

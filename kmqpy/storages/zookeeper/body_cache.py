@@ -1,6 +1,6 @@
 """Caches bodies that this process has sent or read lately, so that a take need not read them. Pure.
 
-The unit is the *pack*, a znode with the bodies of messages that one call has sent (see rows.py).
+The unit is the *pack*, a znode with the bodies of messages that one put() has stored (see rows.py).
 """
 
 from __future__ import annotations

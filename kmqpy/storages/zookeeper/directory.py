@@ -27,7 +27,7 @@ from kmqpy.storages.engine import Counts
 from kmqpy.storages.zookeeper.rows import Page, Row, Status, not_ours
 
 COMMITS_REMEMBERED = 64
-"""How many commits a directory names, the latest of each author.
+"""The most commits that a directory names, the latest of each author; the oldest are dropped.
 
 An author is a process that has the queue open. If it loses the answer to a commit, it looks for the commit's
 name in the directory.
@@ -51,7 +51,7 @@ _LAST_PLAUSIBLE_FORMAT = 15
 A directory with a larger format counts as damaged.
 """
 _NUMBER_LIMIT = 2**62
-"""All ids and places are smaller; a directory with a larger one is damaged."""
+"""All ids and places are smaller than this; a directory with another one counts as damaged."""
 _HEADER = struct.Struct(">BQQQH")
 _TABLE_HEADER = struct.Struct(f">B{COMMIT_BYTES}s")
 _PAGE_FORMAT = "QIHHHHBQQ"
@@ -59,7 +59,7 @@ _PAGE = struct.Struct(">" + _PAGE_FORMAT)
 
 
 class PageSummary(NamedTuple):
-    """What a directory says of one page: how many rows are in each state, and which is ready or due next.
+    """A directory's entry for a page: how many rows are in each state, and which row is ready or due next.
 
     version         grows with each change of the page, modulo 2**32
     priority, place  those of the first ready row, if there is one
@@ -81,7 +81,7 @@ class PageSummary(NamedTuple):
         return not (self.ready or self.delayed or self.taken or self.dead)
 
     def in_state(self, status: Status) -> int:
-        """How many rows of the page are in a state."""
+        """The number of the page's rows in a state."""
         return (self.ready, self.delayed, self.taken, self.dead)[status]
 
 
@@ -143,7 +143,8 @@ def _ready_entry(number: int, page: PageSummary) -> tuple[tuple[int, int], int]:
 
 
 _REMOVED_PAGE = PageSummary(0, 0, 0, 0, 0)
-"""Stands, in a directory with a table, for a page that was removed since. No other page is empty."""
+"""Stands, in a directory with a table, for a page that was removed after the table was written. No other page
+is empty."""
 ReadTable = Callable[[bytes], Mapping[int, PageSummary]]
 """Reads the table that the commit of this name has written, and gives its pages."""
 
@@ -170,7 +171,7 @@ class Directory:
 
     @property
     def counts(self) -> Counts:
-        """How many messages there are, by state."""
+        """The numbers of messages, by state."""
         pages = self.pages.values()
         return Counts(
             ready=sum(page.ready for page in pages),
@@ -190,9 +191,9 @@ class Directory:
         return _HEADER.size + COMMITS_REMEMBERED * COMMIT_BYTES + len(self.pages) * _PAGE.size
 
     def changed_by(self, commit: bytes, pages: Pages, changed: Iterable[int]) -> Directory:
-        """The directory after a commit, with all pages that there are then, of which it has `changed` some.
+        """The directory after a commit: `pages` are all pages after it, `changed` those that it changes.
 
-        It decides whether the directory has a table, and whether the commit writes one.
+        This method decides whether the directory has a table, and whether the commit writes a new one.
         """
         now_changed = self.changed.union(changed)
         if len(pages) <= (MOST_PAGES_WITHOUT_TABLE // 2 if self.has_table else MOST_PAGES_WITHOUT_TABLE):

@@ -1,4 +1,4 @@
-"""Reads the directory of a queue, and the table of its pages if that is not the one read last."""
+"""Reads the directory of a queue, and the table of its pages if the one read last is out of date."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DirectoryReader:
         self._table: Mapping[int, PageSummary] = {}
 
     def read(self, known: int | None) -> tuple[Directory | None, int] | None:
-        """The directory and its version; (None, version) for the `known` one; None if the queue was deleted.
+        """The directory and its version; (None, version) if that is `known`; None if the queue was deleted.
 
         Raises ConfigError for a damaged directory or table, and Unavailable.
         """
@@ -43,7 +43,7 @@ class DirectoryReader:
                     raise not_ours(self.table_path, str(error)) from None
                 if SYSTEM_CLOCK.monotonic() > deadline:
                     raise Unavailable(f"znode {self.path}: others change it all the time") from None
-                retried_version = version  # perhaps others have changed both since: read both again
+                retried_version = version  # perhaps others have changed both: read both again
 
     def keep(self, directory: Directory) -> None:
         """Keep the table that a commit of this process has just written with this directory."""

@@ -30,7 +30,7 @@ class DirectoryWatch:
         return self._wakes << 32 | version & _VERSION_MASK
 
     def wait(self, seen: int, seconds: float) -> bool:
-        """Wait until the directory has another version than `seen`, or wake(); False after `seconds`."""
+        """Wait for another version of the directory than `seen`, or wake(); returns False after `seconds`."""
         deadline = SYSTEM_CLOCK.monotonic() + seconds
         if self._is_woken(seen):
             return True

@@ -26,7 +26,7 @@ MOST_PAGES_PER_COMMIT = 20
 """The most pages that a commit changes, to fit into a request. Larger changes take several commits."""
 
 _PAGES_PER_READ = 50
-"""How many pages rows_of() reads at a time."""
+"""rows_of() reads at most this many pages at a time."""
 
 LoadPages = Callable[[Sequence[int]], Sequence[Page | ConfigError]]
 """Reads pages by their numbers; an error stands for a page that can't be read."""
@@ -72,7 +72,7 @@ class Draft:
     The caller commits changes(), or drops the draft.
 
     load    reads pages; a draft does no other I/O
-    damage  the error of a page that a method left out, since it can't be read; None: there is no such page
+    damage  the error of a page that a method left out because it can't be read; None: there is none
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Draft:
 
     @property
     def room(self) -> int:
-        """How many more pages the commit can change."""
+        """The number of further pages that the commit can change."""
         return self._most_pages - len(self._changed)
 
     @property
@@ -175,7 +175,7 @@ class Draft:
             yield from [row for row in rows if row.status is status]
 
     def counts(self) -> Counts:
-        """How many messages there are, by state."""
+        """The numbers of messages, by state."""
         return self._now_directory().counts
 
     def next_due_ms(self) -> int | None:
@@ -258,7 +258,7 @@ class Draft:
         )
 
     def changed_pages(self) -> dict[int, Page]:
-        """The pages as they are after the commit, by number."""
+        """The changed pages as they are after the commit, by number; without those that it deletes."""
         return {number: page for number, page in self._changed.items() if page}
 
     # --- pages ------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ class Draft:
         return replace(self.directory, pages=self._now_pages())
 
     def _now_pages(self) -> Pages:
-        """The summaries of all pages, as they are now."""
+        """The summaries of all pages, with the changes of this draft."""
         pages = self.directory.pages
         now: dict[int, PageSummary | None] = {}
         for number, page in self._changed.items():

@@ -1,4 +1,4 @@
-"""Implements Engine over ZooKeeper: calls change a queue by commits of its directory."""
+"""Implements Engine over ZooKeeper: its methods change a queue by commits of the queue's directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kmqpy.storages.zookeeper.znodes import Znodes
 log = logging.getLogger(__name__)
 
 _RESERVED_BYTES = 128 * 1024
-"""Bytes of a request that a body leaves for the states and the directory, which are written with it."""
+"""The largest body is this many bytes smaller than a request, which holds states and directory as well."""
 _MOST_DELAY_MS = 2**62
 """Longer delays and leases are cut to this, so that the times of their ends fit into the bytes of a row."""
 
@@ -298,7 +298,7 @@ class ZooKeeperEngine:
         """Register a function that close() calls."""
         self._closing.callback(call)
 
-    # --- what they share --------------------------------------------------------------------------
+    # --- what these methods share -----------------------------------------------------------------
 
     def _live(self, queue: QueueRow) -> LiveQueue:
         with self._lock:
@@ -342,7 +342,7 @@ class ZooKeeperEngine:
     def _change_all(
         self, queue: QueueRow, states: tuple[Status, ...], change: Callable[[Draft, Row], None]
     ) -> int:
-        """Change all rows in one of these states. Raises ConfigError in the end, if it can't read some."""
+        """Change all rows in one of these states. Raises ConfigError in the end, if a page is unreadable."""
 
         def chosen(draft: Draft) -> tuple[list[int], ConfigError | None]:
             return [row.id for one in states for row in draft.rows_of(one)], draft.damage
@@ -365,7 +365,7 @@ class ZooKeeperEngine:
         find: Callable[[Draft, K], Row | None],
         change: Callable[[Draft, Row], None],
     ) -> int:
-        """Change the rows that `find` gives for the keys, in as many commits as need be; returns how many.
+        """Change the rows that `find` gives for the keys, by several commits if need be; returns how many.
 
         Raises ConfigError in the end, if pages of some could not be read.
         """

@@ -39,26 +39,26 @@ from kmqpy.storages.zookeeper.znodes import Conflict, Lost, Znodes
 T = TypeVar("T")
 
 _CONFLICT_BACKOFF = Backoff(first=0.002, factor=1.5, maximum=0.1, jitter=1.0)
-"""Pauses after a commit that was refused, since another process was faster."""
+"""The pauses after a commit that ZooKeeper refused because another process was faster."""
 _IDS_PER_DRAW = 10_000
-"""How many ids a queue draws from the storage at a time. A larger put() draws as many as it needs."""
+"""A queue draws this many ids from the storage at a time. A larger put() draws as many as it needs."""
 _MOST_CACHED_PAGES = 2_000
 """The most pages of a queue that this process caches. It drops the pages that it stored first."""
 _ASK_FOR_TURN_AFTER_S = 0.3
 """A change that other processes have overtaken for this many seconds asks for its turn (see turns.py)."""
 _TRIES_PER_ROUND = 8
-"""How often such a change tries with pauses, before it asks for its turn and tries as often without pauses.
+"""A change that is late by _ASK_FOR_TURN_AFTER_S makes this many tries with pauses.
 
-Then it begins again with pauses.
+Then it asks for its turn, makes as many tries without pauses, and begins again with pauses.
 """
 _ROOM_FOR_PAGES_BYTES = 128 * 1024
 """put() raises MessageError if the directory leaves fewer bytes than this of a request for other znodes."""
 _LOOK_AGAIN_S = 0.1
 """A thread that waits for another one to carry out its request checks again after this many seconds."""
 _SUSPICIOUS_CONFLICTS = 3
-"""After every this many conflicts, a change checks whether others have made or deleted znodes of the queue.
+"""After each series of this many conflicts, a change checks for znodes that others have made or deleted.
 
-Such znodes would make all its commits fail.
+Such znodes would make all commits of the queue fail.
 """
 
 BodyPlace = tuple[int, int, int]
@@ -73,7 +73,7 @@ class LiveQueue:
     """One queue of the storage; a lock lets one thread of this process change it at a time.
 
     The thread that gets the lock also carries out the changes that other threads have asked for meanwhile, in
-    the same commit. Then it wakes one of the threads that have asked since.
+    the same commit. Then it wakes one of the threads that have asked later.
     """
 
     def __init__(self, znodes: Znodes, row: QueueRow, bodies: BodyCache, turns: Turns) -> None:
@@ -104,7 +104,7 @@ class LiveQueue:
         """Change the queue by `work`; return its result, and the version of the directory afterwards.
 
         Delays and leases that are over are carried out first. `work` is called again with a new draft if
-        another process was faster. `ids`: how many new messages it adds. The version may be UNKNOWN_VERSION.
+        another process was faster. `work` adds `ids` new messages. The version may be UNKNOWN_VERSION.
 
         Raises QueueNotFound; Unavailable, after which nobody knows whether the change happened; and the
         errors of `work`.
@@ -113,7 +113,7 @@ class LiveQueue:
         self._requests.append(request)
         try:
             while not request.is_done:
-                # No thread waits for the lock: one whose change is done would wait for the next commit.
+                # Threads do not block on the lock: one whose change is done would wait for the next commit.
                 if not self._lock.acquire(blocking=False):
                     request.wait(_LOOK_AGAIN_S)
                     continue

@@ -1,7 +1,7 @@
 """Encodes messages for znodes: pages of states, and packs of bodies. Pure.
 
 A *page* holds the states of up to PAGE_ROWS messages of neighbouring ids. Each change of a state rewrites it.
-A *pack* holds keys, headers and bodies of messages of one page that one call has sent. It is written once,
+A *pack* holds keys, headers and bodies of messages of one page that one put() has stored. It is written once,
 and deleted with the last of its messages.
 """
 
@@ -19,7 +19,7 @@ from kmqpy.storages.engine import MessageRow, NewRow
 
 PAGE_ROWS = 100
 """The most messages of a page. With larger pages, each change of a message writes more bytes. With smaller
-pages, the directory is larger, since it lists more pages."""
+pages, the directory is larger, because it lists more pages."""
 
 
 class Status(IntEnum):
@@ -98,12 +98,12 @@ Page = Mapping[int, Row]
 _ROW = struct.Struct(">QQHBBIIQQQQQh")
 _NO_REASON = -1
 _COUNT_LIMIT = 2**31
-"""A page counts as damaged if it says that a message was taken or requeued this often."""
+"""A page counts as damaged if it says that a message was taken or requeued this many times or more."""
 MOST_REASON_BYTES = 1_000
-"""A longer reason is cut to this."""
+"""The most bytes of a reason; a longer one is cut."""
 _LARGE_PAGE_BYTES = 64 * 1024
 _SHORT_REASON_BYTES = 250
-"""In a page above _LARGE_PAGE_BYTES, reasons are cut to this: a request has to hold a body, too."""
+"""The most bytes of a reason in a page above _LARGE_PAGE_BYTES: a request has to hold a body, too."""
 PACK_BYTES = 32 * 1024
 """The most bytes of bodies in a pack of several messages. A pack stays until its last message is finished."""
 _CONTENT = struct.Struct(">qII")
@@ -111,7 +111,7 @@ _NO_KEY = -1
 
 
 def page_bytes(page: Page) -> bytes:
-    """A page as it is stored, with reasons cut to the lengths above."""
+    """A page as it is stored; reasons above MOST_REASON_BYTES or _SHORT_REASON_BYTES are cut."""
     data = b"".join(_row_bytes(row, MOST_REASON_BYTES) for row in page.values())
     if len(data) <= _LARGE_PAGE_BYTES:
         return data
@@ -219,7 +219,7 @@ def _contents(data: bytes) -> Iterator[Content]:
 
 
 def _headers_bytes(headers: Headers) -> bytes:
-    """JSON, the values as Latin-1 text; nothing where there are none."""
+    """Headers as JSON, the values as Latin-1 text; no bytes if there are no headers."""
     if not headers:
         return b""
     pairs = [[name, None if value is None else value.decode("latin-1")] for name, value in headers]

@@ -8,7 +8,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.storages.zookeeper.draft import Now
 
 _ANSWER_VALID_S = 5.0
-"""How many seconds an answer is used: for that long, clocks of two machines run at the same speed."""
+"""An answer is used for this many seconds, in which two machines' clocks run at almost the same speed."""
 
 
 class ServerClock:

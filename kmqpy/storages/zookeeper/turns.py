@@ -1,9 +1,9 @@
 """Lets a process go first that others have overtaken again and again.
 
 A process that has just changed a queue knows the queue's directory and can change it again at once, while the
-others have to read it first. So one process might go on for ever. A process that was late for too long asks
-for its turn, in a znode that each process watches once it was late itself. The others then wait for a moment
-before their next change of the queue.
+others have to read it first. So one process might go on for ever. A process that others have overtaken for
+too long asks for its turn: it writes a znode, which each process watches once its own commit was refused. The
+others then wait for a moment before their next change of the queue.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kmqpy.errors import KmqError
 from kmqpy.storages.zookeeper.znodes import Znodes
 
 _GIVE_WAY_S = 0.03
-"""How long a process gives way, in seconds; 0.7 to 1.3 times as long by chance."""
+"""A process that gives way waits for this many seconds, times a random number from 0.7 to 1.3."""
 
 
 class Turns:

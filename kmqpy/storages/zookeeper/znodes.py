@@ -63,16 +63,16 @@ _LOST_ANSWER_ERRORS = (
 """Errors after which a request may have been carried out."""
 _RETRY_BACKOFF = Backoff(first=0.02, factor=2.0, maximum=0.5)
 _REQUESTS_AT_ONCE = 500
-"""How many requests clean() and clean_up() send before they wait for the answers."""
+"""clean() and clean_up() send at most this many requests before they wait for the answers."""
 _MAX_ID_DIGITS = 18
-"""The znode `ids` is damaged if it has more digits."""
+"""The znode `ids` counts as damaged if it has more digits than this."""
 _GENERATION = re.compile(r"[0-9a-f]{32}")
 _DELETED = b"deleted"
 """The content of a directory whose queue was deleted."""
 
 
 class Conflict(Exception):
-    """A commit was refused, since others have changed what it is based on."""
+    """A commit was refused because others have changed the znodes on which it is based."""
 
 
 class Lost(Exception):
@@ -84,7 +84,7 @@ class Znodes:
 
     probe     the probe with which the client was connected; None: each znode is read by a request of its own
 
-    Methods raise Unavailable if ZooKeeper has not answered within `timeout_s`; a commit raises Lost.
+    Methods raise Unavailable if ZooKeeper has not answered within `timeout_s`; for a commit, see send().
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Znodes:
         self._is_closed = False
 
     def close(self) -> None:
-        """Let calls under way raise Closed at their next failure, instead of trying again."""
+        """Let methods under way raise Closed at their next lost answer, instead of trying again."""
         self._is_closed = True
 
     # --- the storage ------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class Znodes:
     # --- queues -----------------------------------------------------------------------------------
 
     def create_queue(self, name: str, settings: dict[str, Any], directory: bytes) -> bool:
-        """Make a queue of a new generation; False if a queue of this name exists already."""
+        """Make a queue of a new generation; returns False if a queue of this name exists already."""
         generation = uuid.uuid4().hex
         content = json.dumps({"generation": generation, "settings": settings}, sort_keys=True).encode()
 
@@ -236,7 +236,7 @@ class Znodes:
         return [name for znode, name in found if name and self._name(name) == f"{self._names}/{znode}"]
 
     def delete_queue(self, name: str, generation: str) -> bool:
-        """Delete a queue's name and directory in one step; False if this generation is gone."""
+        """Delete a queue's name and directory in one step; returns False if this generation is gone."""
         path, directory = self._name(name), f"{self._queues}/{generation}"
         tries = 0
 
@@ -321,7 +321,7 @@ class Znodes:
     def read_directory(
         self, generation: str, watch: Callable[[Any], None] | None = None
     ) -> tuple[bytes, int] | None:
-        """A directory as it is stored, and its version; None if the queue was deleted."""
+        """A directory's bytes and its version; None if the queue was deleted."""
         path = self.directory_path(generation)
 
         def read() -> tuple[bytes, int] | None:

@@ -64,13 +64,13 @@ class QueueBuilder(Generic[T]):
     max_items          put() waits while the queue has (roughly) this many znodes; None: no limit
     put_in_background  whether put() returns before ZooKeeper answers; None: yes, unless max_items is given
     put_listeners      objects that learn the outcome of each put
-    put_timeout_s      how long a put in the foreground waits for an answer
-    final_flush_s      how long close() waits for puts under way; 0: not at all
+    put_timeout_s      a put in the foreground raises UnknownOutcome after this many seconds
+    final_flush_s      close() waits at most this many seconds for puts under way; 0: not at all
     executor           consumes the items of one listing in parallel; None: one after the other
     thread_factory     makes the thread that consumes
     min_items_before_refresh, refresh_on_watch
-                       with refresh_on_watch, the queue is listed again when its znodes have changed and so
-                       many items of the listing were consumed; otherwise after all items
+                       with refresh_on_watch, the queue is listed again when its znodes have changed and
+                       min_items_before_refresh items of the listing were consumed; otherwise after all items
     max_packet_bytes   the jute.maxbuffer of the servers
     """
 

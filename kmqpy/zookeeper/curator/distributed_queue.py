@@ -1,4 +1,4 @@
-"""Curator's DistributedQueue: items in znodes `queue-…`, each for the process that takes it first."""
+"""Implements Curator's DistributedQueue: items in znodes `queue-…`, each for the process that is first."""
 
 from __future__ import annotations
 
@@ -45,11 +45,12 @@ _LOOK_AGAIN_AFTER_S = 1.0
 """The consumer tries again after this many seconds, even without a watch event, if it left items (another
 process had locked them, for example), if the queue was removed, or if consuming failed."""
 _ERROR_PAUSE_S = 0.1
-"""The pause after an error of ZooKeeper."""
+"""The pause, in seconds, after an error of ZooKeeper."""
 _LONGEST_PAUSE_S = 3_600.0
-"""The longest wait for an item to be due: an item can be delayed for longer than threads can wait."""
+"""The consumer waits at most this many seconds for an item to be due, then it lists the items again. An item
+can be delayed for longer than threads can wait."""
 _MAX_REPORTED_NAMES = 1_000
-"""A queue remembers so many znodes that it has warned about; then it forgets all, and may warn again."""
+"""The most znodes of which a queue remembers that it has warned; then it forgets all, and may warn again."""
 
 
 class ErrorMode(StrEnum):
@@ -77,7 +78,7 @@ class Consumer(Protocol[Item_contra]):
 
 
 class PutListener(Protocol):
-    """Learns the outcome of each put; must not block, since kazoo's thread calls it for background puts."""
+    """Learns the outcome of each put; must not block, because kazoo's thread calls it for background puts."""
 
     def put_completed(self, items: Sequence[Any]) -> None:
         """The items of one znode are stored."""
@@ -126,7 +127,7 @@ class DistributedQueue(Generic[T]):
         return self._last_count
 
     def start(self) -> None:
-        """Create missing znodes and start to consume. Raises ConfigError at a second call, Unavailable."""
+        """Create missing znodes and start to consume. Raises ConfigError the second time, Unavailable."""
         if self._started:
             raise ConfigError("start: this queue was started before; build another one")
         self._started = True

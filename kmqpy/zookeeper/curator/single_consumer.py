@@ -17,7 +17,7 @@ from kmqpy.zookeeper.session import unavailable
 
 log = logging.getLogger(__name__)
 _RETRY_PAUSE_S = 0.2
-"""The pause before another attempt to become the leader, or to release the lock."""
+"""The pause, in seconds, before another attempt to become the leader, or to release the lock."""
 
 
 class _CuratorLock(Lock):  # type: ignore[misc]  # kazoo ships no types

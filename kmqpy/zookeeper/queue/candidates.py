@@ -19,11 +19,12 @@ _LISTING_LIFETIME_FACTOR = 10
 no name is left. Only the next listing finds items of new priorities, and items given back. In a deep queue
 one listing costs as much as hundreds of takes."""
 _SKIPPED_PER_WANTED = 8
-"""A taker that finds an item locked skips up to so many names per item it wants; next time twice as many."""
+"""A taker that finds an item locked skips at most this many names for each item that it wants. Each further
+time, it may skip twice as many as before."""
 
 
 class Candidates:
-    """Gives the names of one queue's items that may be free to threads, each name to one thread. Thread-safe.
+    """Gives threads the names of one queue's items that may be free, each name to one thread. Thread-safe.
 
     One thread lists the queue for all threads. No other thread gets a name that a thread has drawn, until
     that thread gives the name back.
@@ -45,7 +46,7 @@ class Candidates:
         """The numbers of the last listing that was begun, and of the last one that is done."""
         self._tried = 0  # names drawn from the last listing
         self._next_listing_at = 0.0  # when the next listing may be made, in monotonic s
-        self._jump_reach = 0  # how many of the next names _jump() may skip
+        self._jump_reach = 0  # the most names that _jump() may skip
 
     def begin(self) -> int:
         """Begin a take; return the number of the last listing begun, which draw() wants."""
@@ -76,7 +77,7 @@ class Candidates:
                     self._list()
 
     def step_aside(self, count: int) -> None:
-        """Go on further back, since another process was faster; with each call the reach may double."""
+        """Go on further back, because another process was faster; each time, the reach may double."""
         with self._mutex:
             self._jump_reach = min(max(_SKIPPED_PER_WANTED * count, 2 * self._jump_reach), len(self._names))
             self._jump()
@@ -99,7 +100,7 @@ class Candidates:
             self.changed.set()
 
     def all_in_order(self) -> list[str]:
-        """Return the names of all items committed before this call, locked ones too, in order.
+        """Return the names of all items that are committed by now, locked ones too, in order.
 
         Raises as draw().
         """

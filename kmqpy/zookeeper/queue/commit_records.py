@@ -10,7 +10,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 _RECORD_CHANGED = (BadVersionError, NodeExistsError, NoNodeError)
-"""ZooKeeper refuses a write with one of these errors if the record has changed since this client knows it."""
+"""ZooKeeper refuses a write with one of these errors if another commit has changed the record meanwhile."""
 
 
 class CommitRecord:
@@ -27,7 +27,7 @@ class CommitRecord:
         """The version that this client last wrote or read; None: the znode does not exist."""
 
     def write(self, multi: Any, commit: str) -> None:
-        """Add, as the first operation of a kazoo transaction, that the record holds the id `commit`."""
+        """Add the write of the id `commit` to a kazoo transaction, as its first operation."""
         assert not multi.operations
         if self._version is None:
             multi.create(self.path, commit.encode())
@@ -35,7 +35,7 @@ class CommitRecord:
             multi.set_data(self.path, commit.encode(), self._version)
 
     def note(self, results: list[Any]) -> bool:
-        """Learn from the results of the transaction; return False if it failed since the record had changed.
+        """Learn from the results of the transaction; return False if it failed because of a changed record.
 
         In this case, and after a lost answer, the record must be read before it is written again.
         """

@@ -17,7 +17,7 @@ from kmqpy.zookeeper.queue.sessions import SessionWatch
 from kmqpy.zookeeper.session import failure, unavailable
 
 _REQUESTS_AT_ONCE = 100
-"""A method sends so many requests before it waits for the first answer."""
+"""DeadLetters sends at most this many requests before it waits for the first answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class DeadLetters:
     """Lists, redrives and purges the dead letters of one queue; made by ZkQueue.dead_letters(). Thread-safe.
 
     All methods raise Unavailable when ZooKeeper does not answer, and QueueNotFound when the queue is missing.
-    A call that was interrupted can be repeated: no dead letter is redriven twice.
+    An interrupted redrive() or purge() can be repeated: no dead letter is redriven twice.
 
     No dead letter holds up others. list() and redrive() leave out dead letters that we may not read, and
     raise AccessDenied if no others are left. redrive() and purge() can't delete a dead letter with znodes of

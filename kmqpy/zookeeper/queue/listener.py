@@ -15,7 +15,7 @@ from kmqpy.zookeeper.queue.transaction import Transaction
 
 log = logging.getLogger(__name__)
 _LOOK_AGAIN_AFTER_S = 1.0
-"""A worker looks for items again though no znode changed: the end of a back-off changes none."""
+"""A worker without items looks again after this many seconds: the end of a back-off changes no znode."""
 
 
 class MessageConsumer:

@@ -106,7 +106,7 @@ class ConsumeTimes:
 
     @property
     def counts(self) -> bool:
-        """Always."""
+        """True: this policy counts takes."""
         return True
 
     def next(self, meta: Meta, now_ms: int) -> Meta | Refusal:

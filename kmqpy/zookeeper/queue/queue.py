@@ -29,10 +29,10 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 _log = logging.getLogger(__name__)
 
 _WARN_EVERY_S = 60.0
-"""How often a warning about the same item is logged."""
+"""A warning about the same item is logged at most once in this many seconds."""
 _UNUSED_RECORD_AFTER_MS = 86_400_000
-"""init() deletes a commit record that no commit has written for so long (a day). Then no client asks for that
-commit any more, and a client that still uses the record creates it again."""
+"""init() deletes a commit record that no commit has written for this many ms (a day). By then no client asks
+for that commit any more, and a client that still uses the record creates it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,8 @@ class ZkQueueSettings:
     root                the parent of all queues
     policy              how often an item is handed out: AtLeastOnce, ConsumeTimes, ConsumeOnce
     strict_fifo         whether no item is handed out while another transaction has an earlier item
-    session_timeout_ms  how long ZooKeeper keeps the locks of a killed process
-    max_packet_bytes    the jute.maxbuffer of the servers
+    session_timeout_ms  ZooKeeper removes the locks of a killed process after this many ms
+    max_packet_bytes    the jute.maxbuffer of the servers; a larger commit raises MessageError
     """
 
     root: str = "/zms"

@@ -1,4 +1,4 @@
-"""Reads many znodes of queues, also when answers are lost."""
+"""Reads many znodes of queues by few requests, and reads again those whose answers are lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watches the session to which transactions are bound, and asks in it again when answers are lost."""
+"""Watches the session to which transactions are bound, and repeats reads whose answers are lost."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from kmqpy.zookeeper.session import address
 LOST_ANSWER = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, KazooTimeoutError)
 """After one of these errors, a request may have been executed or not."""
 _POLL_S = 0.02
-"""The pause before another look at the connection, or another attempt of a read."""
+"""The pause, in seconds, before another look at the connection or another attempt of a read."""
 
 
 class SessionWatch:
     """Counts the sessions of a kazoo client, which makes a new one by itself when the old one has expired.
 
-    kazoo sends requests in the order of the calls, even if they waited for a connection. So a caller that
-    reads after a lost answer learns for certain whether the request was executed.
+    kazoo sends requests in the order in which they are made, even if they waited for a connection. So a
+    thread that reads after a lost answer learns for certain whether the request was executed.
     """
 
     def __init__(self, zk: KazooClient) -> None:
         self.zk = zk
         self.number = 1
-        """The number of the session; a transaction can be used as long as this number does not change."""
+        """The number of the session; a transaction can be used while this number does not change."""
         self.closed = False
         self._giving_up = threading.Lock()
         zk.add_listener(self._on_state)
@@ -60,7 +60,7 @@ class SessionWatch:
         return True
 
     def get(self, result: Any, deadline: float | None = None) -> Any:
-        """Return the value of a kazoo call; raise KazooTimeoutError after `deadline`.
+        """Return the answer for `result`, kazoo's handle of a request; KazooTimeoutError after `deadline`.
 
         deadline  in monotonic s; None: the session time-out from now
         """
@@ -68,7 +68,7 @@ class SessionWatch:
         return result.get(timeout=max(_POLL_S, left))
 
     def ask(self, question: Callable[[], Any], deadline: float) -> Any:
-        """Return the answer of a call that only reads; if it is lost, ask again until `deadline`."""
+        """Send a read by `question()` and return its answer; if it is lost, ask again until `deadline`."""
         while True:
             try:
                 return self.get(question(), deadline)

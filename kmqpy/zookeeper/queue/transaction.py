@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kmqpy.zookeeper.queue.queue import ZkQueue
 
 _MAX_LOCKS_PER_REQUEST = 100
-"""The largest number of items that one request locks."""
+"""The most items that one request locks; more are locked by further requests."""
 
 
 class Outcome(Enum):
