@@ -178,7 +178,8 @@ def purge(cli: Cli, queue: str | None, origin: str, *, yes: bool) -> None:
         from kmqpy.kafka.dead_letters import KafkaDeadLetters
 
         with KafkaDeadLetters(cli.queue(name), cli.connection, origin=origin) as letters:
-            count = _purged(letters, origin or name, yes=yes)
+            name = origin or name
+            count = _purged(letters, name, yes=yes)
     if cli.json:
         print_json({"queue": name, "purged": count})
     else:

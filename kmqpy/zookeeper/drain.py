@@ -29,6 +29,8 @@ _RECONNECT_WAIT_S = 10.0
 _LOST_ANSWER = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, OperationTimeoutError)
 _UNIT_OF_WORK_PARTS = {"items", "locks", "meta", "dlq"}
 """The children of a queue of kmqpy's unit of work (kmqpy/zookeeper/queue/layout.py)."""
+_STORAGE_PARTS = ("storage", "names", "queues", "ids")
+"""Children of the root of a storage in ZooKeeper (kmqpy/storages/zookeeper/znodes.py)."""
 _ITEM_PREFIXES = ("queue-", "item-", "entry-", "meta-", "qn-")
 """Names of items begin so: Curator's, kmqpy's, kazoo's, meta znodes of kmqpy, those of ZooKeeper's recipe."""
 _LEAST_ADVISED_BYTES = 1_000_000
@@ -58,10 +60,12 @@ def plan(zk: KazooClient, path: str, *, lock_path: str | None = None, any_name: 
     unit of work, items and their meta znodes are planned, without those that are locked. Of other queues,
     items with a lock in `lock_path` stay. With `any_name`, children of any name are planned.
 
-    Raises ConfigError if `path` is no queue, QueueNotFound if there is no such znode, and Unfinished if the
-    connection breaks each time that the children are listed: their list may be too large. Raises Unavailable.
+    Raises ConfigError if `path` is no queue or belongs to a storage of kmqpy's, QueueNotFound if there is no
+    such znode, and Unfinished if the connection breaks each time that the children are listed: their list may
+    be too large. Raises Unavailable.
     """
     _refuse_roots(path)
+    _refuse_storages(zk, path)
     children = _children(zk, path)
     if set(children) & _UNIT_OF_WORK_PARTS and set(children) <= _UNIT_OF_WORK_PARTS:
         locks = _numbers_of_items(_children(zk, f"{path}/locks") if "locks" in children else [])
@@ -110,6 +114,23 @@ def _refuse_roots(path: str) -> None:
         raise ConfigError(f"PATH: {path!r} must be the path of a znode, like /app/queue")
     if path == "/" or path.split("/")[1] == "zookeeper" or path in ("/kmq", "/zms"):
         raise ConfigError(f"PATH: {path!r} is not a queue; its znodes are not removed")
+
+
+def _refuse_storages(zk: KazooClient, path: str) -> None:
+    """Raise ConfigError if `path` is the root of a storage of kmqpy's (`zookeeper://…`), or below one.
+
+    Without its ids and names, such a storage loses its queues.
+    """
+    root = path
+    with unavailable(zk):
+        while root:
+            found = [zk.exists_async(f"{root}/{part}") for part in _STORAGE_PARTS]
+            if all(one.get(timeout=60) for one in found):
+                raise ConfigError(
+                    f"PATH: {path!r} belongs to the storage of kmqpy in {root!r}; empty one of its queues "
+                    f"with: kmq queue purge NAME --queue-url zookeeper://{address(zk)}{root}"
+                )
+            root = root.rpartition("/")[0]
 
 
 def _planned(path: str, children: list[str], locks: set[str], *, any_name: bool) -> Plan:

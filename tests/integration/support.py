@@ -202,13 +202,14 @@ class LiveQueue:
 
     def started(self, partition: int = 0) -> set[int]:
         """The offsets that have a start marker."""
-        return self._marked(Op.TAKE, partition)
+        return self.marked(Op.TAKE, partition)
 
     def ended(self, partition: int = 0) -> set[int]:
         """The offsets that have an end marker."""
-        return self._marked(Op.END, partition)
+        return self.marked(Op.END, partition)
 
-    def _marked(self, op: Op, partition: int) -> set[int]:
+    def marked(self, op: Op, partition: int) -> set[int]:
+        """The offsets that have a marker with this operation."""
         records = self.records(self.settings.markers_topic)
         found = (codec.decode(r.key(), r.value(), r.headers()) for r in records)
         those = (marker for marker in found if (marker.partition, marker.op) == (partition, op))

@@ -142,6 +142,23 @@ def test_r24_receipts_are_of_the_topic_also_to_a_client_that_only_acknowledges(q
     assert queue.ended() == {0}
 
 
+@pytest.mark.parametrize("as_receipts", [False, True])
+def test_r24_a_client_may_learn_of_the_new_topic_while_it_finishes_a_message_of_it(queue, as_receipts):
+    """The clients have done nothing since the topic was recreated, so they know only its former id."""
+    clients = [queue.client() for _ in range(4)]
+    make_anew(queue)
+    queue.send(*(f"m{i}" for i in range(4)))
+    with queue.client() as client:
+        taken = collect(client, 4, lease=LEASE_S)
+    given = [one.receipt for one in taken] if as_receipts else taken
+    clients[0].ack(given[0], wait=True)
+    clients[1].nack(given[1], wait=True)
+    clients[2].dead_letter(given[2], wait=True)
+    clients[3].extend(given[3], lease=LEASE_S, wait=True)
+    marked = [queue.marked(op, 0) for op in (Op.END, Op.NACK, Op.DEAD_LETTER, Op.EXTEND)]
+    assert marked == [{0}, {1}, {2}, {3}]
+
+
 def test_r24_messages_are_of_their_queue_and_storage_like_receipts(make_queue, queue_name):
     queue, other = make_queue(), make_queue(name=f"{queue_name}-other")
     queue.send("mine")

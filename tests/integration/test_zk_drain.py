@@ -10,6 +10,7 @@ from zk_support import ZOOKEEPERS
 from kmqpy.cli.app import run
 from kmqpy.dev import Cluster
 from kmqpy.errors import Unfinished
+from kmqpy.queue import queue_for
 from kmqpy.zookeeper import drain
 from kmqpy.zookeeper.queue import ZkQueue, ZkQueueSettings
 from kmqpy.zookeeper.session import connect
@@ -89,6 +90,17 @@ def test_the_registry_of_kmqpy_is_refused_wherever_it_is(kmq, path, zk):
     assert code == 2
     assert "registry" in err
     assert zk.exists(f"{path}/queue-1")
+
+
+@pytest.mark.parametrize("below", ["", "/names", "/queues"])
+def test_a_storage_of_kmqpy_is_refused_wherever_it_is(kmq, path, zookeeper, below):
+    url = f"zookeeper://{zookeeper.hosts}{path}"
+    with queue_for(f"{url}?queue=jobs&create=true") as queue:
+        queue.send(b"m0")
+        code, _, err = kmq(f"{path}{below}", "--yes", "--any-name")
+        assert code == 2
+        assert f"kmq queue purge NAME --queue-url {url}" in err
+        assert [one.body for one in queue.receive()] == [b"m0"]
 
 
 def test_a_missing_path(kmq):

@@ -96,6 +96,17 @@ def test_a_list_of_files_of_an_older_kmqpy(spark, tmp_path):
     assert ids_in(spark, target) == list(range(4))
 
 
+def test_a_rerun_that_adds_few_rows_is_no_measure_of_their_size(spark, tmp_path):
+    """Files of the next micro-batch would become as many times too large as rows were there already."""
+    target = made(spark, Sink(path=str(tmp_path / "rows")))
+    last = tmp_path / "rows.kmq" / "last.json"
+    target.write(batch_of(spark, range(8)), 0, "a")
+    measured = json.loads(last.read_text())["row_bytes"]
+    target.write(batch_of(spark, range(9)), 0, "a")
+    assert ids_in(spark, target) == list(range(9))
+    assert json.loads(last.read_text())["row_bytes"] == measured
+
+
 @pytest.mark.parametrize("form", ["parquet", "delta"])
 def test_two_pipelines_in_one_folder(spark, tmp_path, form):
     target = made(spark, Sink(path=str(tmp_path / "rows"), format=form))

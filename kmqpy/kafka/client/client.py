@@ -9,9 +9,9 @@ whose end marker does not come before the message's lease ends.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
@@ -55,6 +55,8 @@ _CONFIRM_TIMEOUT_S = 10.0
 """A method with wait=True raises Unavailable if its markers are not confirmed after this time."""
 _CLOSE_TIMEOUT_S = 10.0
 """close() waits for markers that are not confirmed for at most this time."""
+
+T = TypeVar("T")
 
 
 class KmqClient:
@@ -233,8 +235,7 @@ class KmqClient:
         """
         if connection is not None:
             raise NotSupported("connection: Kafka takes no part in a transaction of yours (transactions)")
-        writer = self._topics.writer  # read before the topic ids, see TopicsInUse
-        places = self._places.offsets_of(m.each_of(messages))
+        writer, places = self._locate(self._places.offsets_of, m.each_of(messages))
         self._write(writer, places.items(), wait=wait)
         self._note_finished(places, "ack")
 
@@ -256,8 +257,7 @@ class KmqClient:
         check_flag(count, "count")
         delay_ms = self._bounded(duration_ms(delay, "delay"), self._queue.max_delay_ms, "delay")
         cut = _cut_reason(reason)
-        writer = self._topics.writer
-        places = [self._places.place_of(message) for message in m.each_of(messages)]
+        writer, places = self._locate(self._places.places_of, m.each_of(messages))
         nacks = [Marker(*place, Op.NACK, delay_ms, count, cut) for place in places]
         self._write_and_finish(writer, nacks, "nack", wait=wait)
 
@@ -278,9 +278,8 @@ class KmqClient:
             self.nack(*messages, count=False, wait=wait)
             return []
         lease_ms = self._lease_ms(lease)
-        writer = self._topics.writer
         named = m.each_of(messages)
-        places = [self._places.place_of(message) for message in named]
+        writer, places = self._locate(self._places.places_of, named)
         self._check_open()
         until = self._clock.monotonic() + lease_ms / 1000
         self._in_flight.extend_leases(places, until)
@@ -296,8 +295,7 @@ class KmqClient:
         letters: the tracker looks for such acknowledgements, for a few seconds at most.
         """
         cut = _cut_reason(reason)
-        writer = self._topics.writer
-        places = [self._places.place_of(message) for message in m.each_of(messages)]
+        writer, places = self._locate(self._places.places_of, m.each_of(messages))
         requests = [Marker(*place, Op.DEAD_LETTER, 0, reason=cut) for place in places]
         self._write_and_finish(writer, requests, "dead-letter", wait=wait)
 
@@ -365,6 +363,20 @@ class KmqClient:
         return messages
 
     # --- finishing --------------------------------------------------------------------------------
+
+    def _locate(
+        self, find: Callable[[Sequence[Message | str]], T], messages: Sequence[Message | str]
+    ) -> tuple[MarkerWriter, T]:
+        """Return what `find` returns for the messages, and the writer of the topics that they are in.
+
+        `find` compares topic ids, and may itself have the client change to recreated topics. Then the former
+        writer refuses markers, so `find` is called again with the new one (see TopicsInUse).
+        """
+        while True:
+            writer = self._topics.writer
+            found = find(messages)
+            if writer is self._topics.writer:
+                return writer, found
 
     def _end_acknowledged(
         self, writer: MarkerWriter, messages: Sequence[Message | str], within_s: float

@@ -67,6 +67,10 @@ class MessagePlaces:
             )
         return offsets_by_partition(map(self.place_of, messages))
 
+    def places_of(self, messages: Sequence[Message | str]) -> list[Place]:
+        """Return the places of messages, in their order."""
+        return [self.place_of(message) for message in messages]
+
     def place_of(self, message: Message | str) -> Place:
         """Return the place of one message."""
         if type(message) is KafkaMessage:

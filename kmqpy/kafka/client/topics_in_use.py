@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple
 
 from kmqpy.core.clock import Clock
 from kmqpy.kafka.client.marker_writer import MarkerWriter
@@ -14,14 +15,21 @@ from kmqpy.kafka.topics import Topics
 _log = logging.getLogger(__name__)
 
 
+class _Current(NamedTuple):
+    """Ids of topics, and the writer of the markers of just these topics."""
+
+    ids: TopicIds
+    writer: MarkerWriter
+
+
 class TopicsInUse:
     """The ids of the queue's topics, as the client knows them, and the writer of their markers.
 
     coalesce_ms        see MarkerWriter
-    ids, writer        read `writer` first, then `ids`: change_to() sets them the other way round. A caller
-                       may get an old writer with new ids, and the old writer refuses markers. No caller gets
-                       a new writer with old ids, with which markers of former messages would count for the
-                       new topic's (rule R24 of docs/rules.md)
+    ids, writer        change_to() replaces both at once, and never brings a former writer back. If `writer`
+                       is the same before and after a caller compares `ids`, it writes to the topics of these
+                       ids. With another writer, markers of former messages would count for those of the new
+                       topic (rule R24 of docs/rules.md)
     has_stale_markers  True: the queue topic was recreated (deleted and made again under the same name), its
                        markers topic was not; the client receives nothing
 
@@ -37,11 +45,20 @@ class TopicsInUse:
         self._coalesce_ms = coalesce_ms
         topics = Topics(connection).check(queue)
         check_topics(queue, topics, connection)
-        self.ids = topics.ids
-        self.writer = self._new_writer()
+        self._current = _Current(topics.ids, self._new_writer())
         self.has_stale_markers = False
         self._watch = TopicWatch(connection, queue, topics.ids, clock)
         self._partitions = topics.markers.partitions
+
+    @property
+    def ids(self) -> TopicIds:
+        """The ids of the topics."""
+        return self._current.ids
+
+    @property
+    def writer(self) -> MarkerWriter:
+        """The writer of the markers; after change_to() it may be another one."""
+        return self._current.writer
 
     def has(self, partition: int) -> bool:
         """Return True if the queue has this partition; asks Kafka about partitions above the known ones."""
@@ -65,11 +82,13 @@ class TopicsInUse:
     def change_to(self, ids: TopicIds) -> None:
         """Use the topics of these ids. If the queue topic is a new one, abandon the writer; make another."""
         _log.warning("the queue was recreated; beginning anew", extra={"queue": self._queue.name})
-        before, self.ids = self.ids, ids
-        if ids.queue != before.queue:
-            self._partitions = 0  # so that has() asks Kafka
-            former, self.writer = self.writer, self._new_writer()
-            former.abandon()
+        before = self._current
+        if ids.queue == before.ids.queue:
+            self._current = _Current(ids, before.writer)
+            return
+        self._partitions = 0  # so that has() asks Kafka
+        self._current = _Current(ids, self._new_writer())
+        before.writer.abandon()
 
     def _new_writer(self) -> MarkerWriter:
         return MarkerWriter(
