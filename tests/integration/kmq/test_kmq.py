@@ -173,8 +173,8 @@ class TestWithTracker:
         out, err = kmq.both("dlq", "redrive", queue_name, listed[0]["id"], "7-7", code=1)
         assert "1 dead letter sent back" in out
         assert "no dead letter 7-7" in err
-        emptied = kmq.json("dlq", "purge", queue_name, "--origin", "another", "--yes")
-        assert emptied == {"queue": "another", "purged": 0}
+        emptied, _ = kmq.both("dlq", "purge", queue_name, "--origin", "another", "--yes")
+        assert emptied == "queue another: 0 dead letters deleted\n"
         assert kmq.both("dlq", "purge", queue_name, "--yes")[0].startswith(
             f"queue {queue_name}: 1 dead letter deleted"
         )
