@@ -70,7 +70,7 @@ def test_a_queue_whose_truth_is_known(spark, make_queue):
 
     def is_delayed() -> bool:
         assert client.receive(wait=0.1) == []
-        return bool(queue._marked(Op.DELAY, 0))
+        return bool(queue.marked(Op.DELAY, 0))
 
     until(is_delayed)
     producer.send("new", partition=1)
