@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 def spark_jars(cli: Cli, sinks: tuple[str, ...]) -> None:
     """Print the jars that Spark needs, as spark-submit takes them.
 
-    The first time, they are fetched. Without spark-submit, configure_spark_with_kmq() adds them.
+    The command fetches jars that are not in the cache. Programs that make their session with
+    configure_spark_with_kmq() need no --jars.
 
     \b
     Example:
@@ -56,7 +57,7 @@ def spark_jars(cli: Cli, sinks: tuple[str, ...]) -> None:
         print_text(",".join(paths))
 
 
-@click.command(name="pipeline", short_help="Process a queue on Spark into files or tables, by message.")
+@click.command(name="pipeline", short_help="Process a queue's messages with Spark, and write the results.")
 @click.argument("queue")
 @click.option(
     "--out",

@@ -23,11 +23,11 @@ def config_file() -> dict[str, Any]:
 
 
 def from_environment(cls: type[Any], environ: Mapping[str, str], prefix: str = "KMQ_") -> dict[str, Any]:
-    """The settings of the settings class `cls` that `environ` holds, by the keys of `keys(cls)`.
+    """Return the settings that `environ` holds for the settings class `cls`, by their names in files.
 
-    The variable of a setting is `prefix` and its key in capitals: `KMQ_<KEY>`. A table of settings has one
-    variable for each entry: `KMQ_<KEY>_<NAME>`. If the table is a Mapping, whose names may have dots, each
-    `_` of `<NAME>` stands for a dot.
+    The variable of a setting is `prefix` and that name in capitals: `KMQ_<KEY>`. A setting may be a table: a
+    settings class again, or a Mapping. Then each entry has a variable `KMQ_<KEY>_<NAME>`. In a Mapping, each
+    `_` of `<NAME>` stands for a dot: the entry `a.b` of the setting `x` is `KMQ_X_A_B`.
     """
     found: dict[str, Any] = {}
     hints = typing.get_type_hints(cls)

@@ -31,8 +31,8 @@ _ADDRESS = re.compile(
 )
 _SECRET_KEY = re.compile(r"pass(word|phrase)|secret|token", re.IGNORECASE)
 _KEY_METADATA = "key"
-"""Under this key, the metadata of a dataclass field has the setting's name in files and the environment. A
-field without this key has the same name there; see keyed()."""
+"""A setting may have another name in files and the environment than its field: then the field's metadata has
+that name under this key. keyed() makes such fields."""
 
 
 def check_addresses(text: str, field_name: str, example: str) -> None:

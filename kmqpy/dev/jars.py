@@ -1,7 +1,8 @@
 """Fetches sets of jars from Maven Central, each jar once; jars.json pins the jars and their SHA-256.
 
-The cache keeps each jar under its SHA-256, which is checked before the jar gets there. So a start with a full
-cache needs neither the network nor jgo. Jars are checked again only after a server did not start
+The SHA-256 of a jar is checked before the jar gets into the cache. Servers whose jars are all in the cache
+start without the network, and without jgo (the package that fetches jars). Jars are checked again only after
+a server did not start
 (`remove_damaged`): the disk may have damaged them.
 
 To change a set or add one, edit its "coordinates" and "exclude" in jars.json (`*:*` excludes everything that

@@ -19,7 +19,7 @@ SECONDS_BETWEEN_LOOKS = 0.2
 
 
 def start(folder: str) -> subprocess.Popen[bytes]:
-    """Start a watchdog over this process; the servers join the process group of its pid."""
+    """Start a watchdog over this process. Start the servers with the watchdog's pid as process group."""
     return subprocess.Popen(
         [sys.executable, "-IS", __file__, str(os.getpid()), folder],
         stdin=subprocess.DEVNULL,

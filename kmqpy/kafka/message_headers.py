@@ -11,10 +11,13 @@ from kmqpy.kafka.markers import codec
 from kmqpy.kafka.settings import DEAD_LETTERS_SUFFIX, QueueSettings, is_topic_name
 from kmqpy.message import Headers, last_header
 
+# On a copy: the place and the time of the first record, which `send` wrote. (docs/map.md calls another record
+# the original; these names are older.)
 ORIGINAL_PARTITION = "kmq-original-partition"
 ORIGINAL_OFFSET = "kmq-original-offset"
 ORIGINAL_TIMESTAMP = "kmq-original-timestamp"
 DELIVER_AT = "kmq-deliver-at"
+# On a dead letter: the place of the record that became one, how often it was delivered, and why it failed.
 DEAD_LETTER_TOPIC = "kmq-dead-letter-topic"
 DEAD_LETTER_PARTITION = "kmq-dead-letter-partition"
 DEAD_LETTER_OFFSET = "kmq-dead-letter-offset"

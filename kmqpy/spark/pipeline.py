@@ -37,8 +37,8 @@ from kmqpy.spark.taker import MarkersFormat
 __all__ = ["Sink", "check_aggregate", "dead_letters", "run_pipeline", "write_aggregate", "written"]
 
 VIEW = "rows"
-"""The name of the view that holds the rows in the sink. An *aggregate* is the result of a query of this view,
-which write_aggregate() writes beside the sink."""
+"""The name of a view of the rows in the sink. write_aggregate() runs a query of this view, and writes the
+query's result, the *aggregate*, to the sink's path with `-aggregate` behind it."""
 
 _STALL_TIMEOUT_S = 120.0
 """With `drain`, run_pipeline() raises Unfinished when the counts of the queue have not changed for this long,

@@ -244,7 +244,7 @@ def test_a_watch_that_has_fired_says_nothing_about_the_version(tree):
     assert engine.wait(queue, found, 0) is False
     watch._on_change(None)
     watch._is_watched = True  # by the other thread, whose answer is on its way
-    assert engine.wait(queue, found._replace(seen=watch.seen(found.seen)), 0.01)
+    assert engine.wait(queue, found._replace(seen=watch.ticket(found.seen)), 0.01)
 
 
 # --- damage -------------------------------------------------------------------------------------------

@@ -46,7 +46,8 @@ class MemberZnode:
         self.registered = threading.Event()
         """Set once `ensure` has found the znode in our session, with the right data."""
         self.other_session: int | None = None
-        """The last other session that was found registered under our id; None: there was none."""
+        """The last other ZooKeeper session that `ensure` found registered under this tracker's id: an earlier
+        session of this tracker, or a second tracker with the same id. None: there was none."""
 
     def set_kafka_ok(self, ok: bool) -> None:
         """Note whether this tracker reaches Kafka; the next `ensure` writes it. For any thread."""

@@ -21,11 +21,13 @@ block, and each block has one BlockIndex."""
 class Run:
     """The messages of one block that were taken together and are in flight, with one bit for each.
 
+    The start marker of bit i is at markers offset taken + stride * (i - base).
+
     alive     bit i is set if the message at queue offset block * BLOCK + i is in flight
-    base      the bit to which `taken` belongs, whether it is set or not
-    taken     the markers offset of the take of bit `base`
-    stride    the takes of the next bits stand this many markers offsets apart; 0: one range marker took all
-    since_ms  the partition's now at the takes
+    base      the bit whose start marker is at `taken`; its message may be finished by now
+    taken     a markers offset
+    stride    the distance between the start markers of neighbouring bits; 0: one range marker took all
+    since_ms  the partition's now when the messages were taken
     due       when all messages are due, in ms
     holder    the name of the client that took the messages, if it gave one
     """

@@ -1,11 +1,12 @@
 """Converts snapshots, the messages in flight of a partition, to text and back. Pure: no I/O.
 
 A tracker stores the text in one znode, together with the markers offset from which another tracker reads on.
-The messages in flight depend only on the markers before some markers offset. So text and offset always fit
-together, whichever tracker wrote them (rule R17 of docs/rules.md).
+The text holds the messages that are in flight after the markers before that offset; nothing else decides
+which these are. So text and offset fit together, whichever tracker wrote them (rule R17 of docs/rules.md).
 
 The text is Base64 of deflated JSON: a list of rows, each of which is a list. A row of 7 values is a
-`TakenRun`, with its bits in hexadecimal; a row of 8 values is an `Entry`.
+`TakenRun` (messages that were taken together), with its bits in hexadecimal; a row of 8 values is an `Entry`
+(one message).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The dialect of SQLite, by Python's own module: one writer at a time, so transactions begin as writers."""
+"""Runs queues on SQLite, with Python's module sqlite3.
+
+SQLite has one writer at a time, so each transaction takes the write lock when it begins.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,11 @@ from kmqpy.storages.sql.statements import DialectName, Names, statements
 _MIN_VERSION = (3, 37)  # has STRICT
 _SESSION = (
     "PRAGMA journal_mode = WAL",  # readers and the writer do not wait for each other
-    "PRAGMA synchronous = FULL",  # what was committed outlives the machine
+    "PRAGMA synchronous = FULL",  # a commit survives a crash of the machine
 )
 _NUMBERED_STATEMENTS = frozenset({"pass_time", "give_back", "release_all", "redrive", "redrive_ids"})
-"""Statements that may give rows new places; change() draws numbers for these places."""
+"""Statements that may give messages new places in the queue (see statements.py). change() takes the places
+from the one sequence of numbers, which a table holds."""
 _BUSY_CODES = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 

@@ -134,7 +134,7 @@ class ZooKeeperEngine:
         shown = [row.shown(body) for row, body in found if isinstance(body, Content)]
         if len(shown) < len(found):
             self._bury_damaged(queue, {row.id: (row, body) for row, body in found})
-        return Taken(shown, now_ms, due_ms, live.watch.seen(version))
+        return Taken(shown, now_ms, due_ms, live.watch.ticket(version))
 
     def _bury_damaged(self, queue: QueueRow, taken: Mapping[int, tuple[Row, Content | ConfigError]]) -> None:
         """Make messages dead letters whose bodies can't be read, unless they were finished meanwhile."""

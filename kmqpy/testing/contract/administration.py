@@ -30,11 +30,11 @@ from kmqpy.testing.contract.target import (
 MAX_THREADS = MAX_CONNECTIONS = 20
 """The most threads and connections that a storage may use in test_many_queues_…, for all queues together."""
 _WAITING_TAKERS = 50
-"""The number of queues of that test on which a receive() waits, each in a thread of the test."""
+"""In test_many_queues_…, a receive() waits on each of this many queues, in a thread of the test."""
 _QUEUES = 1_000
-"""The number of queues of that test, in a storage whose clock the test moves (in memory)."""
+"""The number of queues of test_many_queues_… in a storage whose clock the test moves (in memory)."""
 _QUEUES_IN_REAL_TIME = 100
-"""The number of queues of that test in other storages, where each queue costs requests."""
+"""The number of queues of test_many_queues_… in other storages, where each queue costs requests."""
 
 
 def test_a_queue_is_made_described_and_deleted(kmq_storage: Storage) -> None:

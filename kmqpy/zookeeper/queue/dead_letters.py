@@ -1,4 +1,4 @@
-"""Lists, redrives and purges dead letters: items that a policy refused to hand out any more."""
+"""Lists, redrives and purges dead letters: items that were handed out as often as the policy allows."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class DeadLetters:
     All methods raise Unavailable when ZooKeeper does not answer, and QueueNotFound when the queue is missing.
     An interrupted redrive() or purge() can be repeated: no dead letter is redriven twice.
 
-    No dead letter holds up others. list() and redrive() leave out dead letters that we may not read, and
-    raise AccessDenied if no others are left. redrive() and purge() can't delete a dead letter with znodes of
-    others below it; they raise ConfigError after they have moved or deleted all other dead letters.
+    No dead letter holds up others. list() and redrive() leave out dead letters that this client may not read,
+    and raise AccessDenied if it may read none. redrive() and purge() can't delete a dead letter below which
+    somebody has made znodes; they raise ConfigError after they have moved or deleted all other dead letters.
     """
 
     def __init__(self, session: SessionWatch, reads: Reads, paths: QueuePaths) -> None:

@@ -1,4 +1,4 @@
-"""Checks the trackers of a queue, the offsets and times that they have stored, and other consumer groups."""
+"""Checks the trackers of a queue, the offsets that they have stored and when, and other consumer groups."""
 
 from __future__ import annotations
 
