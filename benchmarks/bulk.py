@@ -1,8 +1,8 @@
 """(d) Measures how fast many messages whose leases have all ended are redelivered.
 
 The time is that from the first copy to the last, by their log-append times. The tracker starts when all
-leases have ended. The start markers are in one of both formats; a range marker names a hundred messages. The
-tracker writes its end markers in the same format.
+leases have ended. The start markers are in one of the two formats; a range marker names a hundred messages.
+The tracker writes its end markers in the same format.
 """
 
 import time

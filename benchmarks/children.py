@@ -102,7 +102,7 @@ def peer(name: str, work: str, **options: Any) -> Child:
 
 
 class TrackerProcess(Child):
-    """`python -m tracker`, run like by a user."""
+    """`python -m tracker`, as a user runs it."""
 
     def __init__(self, connection: KafkaConnection, zookeeper: ZooKeeperConnection, **flags: str) -> None:
         (port,) = free_ports(1)
@@ -138,7 +138,7 @@ class TrackerProcess(Child):
 
 
 class SparkTrackerProcess(Child):
-    """`kmq spark-tracker` on a local master, run like by a user."""
+    """`kmq spark-tracker` on a local master, as a user runs it."""
 
     def __init__(
         self, connection: KafkaConnection, zookeeper: ZooKeeperConnection, trackers: int, queue: str

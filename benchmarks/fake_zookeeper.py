@@ -1,4 +1,4 @@
-"""A ZooKeeper in memory that counts its operations, as much of it as `tracker.leadership` uses by kazoo.
+"""A ZooKeeper in memory that counts its operations, as far as `tracker.leadership` needs it.
 
 It answers each request at once, so a thousand trackers run in one thread on a simulated clock.
 """

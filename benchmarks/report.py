@@ -43,7 +43,7 @@ def markdown(data: Mapping[str, Any]) -> str:
 
 
 def conditions(meta: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """A sentence that says when, on what machine and with what versions was measured."""
+    """A sentence that says when, on what machine and with what versions the figures were measured."""
     turns = max((len(row.values) for row in rows), default=0)
     return (
         f"{meta['when']}, {meta['cores']} cores for clients, trackers and servers together, "

@@ -3,7 +3,7 @@
 kmqpy storage     the queue behind kmqpy.queue.Queue, `zookeeper://`; one session puts, another one takes
 unit of work      kmqpy.zookeeper.queue; a batch is one transaction
 kmqpy curator     kmqpy.zookeeper.curator with lock_path; `takers` queues, or one with an executor of `takers`
-curator           Curator 5.9.0 itself, with lockPath; its queues are the same; see jvm_curator.py
+curator           Curator 5.9.0 itself, with lockPath; as many queues, or an executor; see jvm_curator.py
 locking queue     kazoo's LockingQueue, which takes one by one; each taker has a connection of its own
 
 A batch is put by Curator's queues in the background and flushed (each item has a znode), and with `packed` by

@@ -22,7 +22,8 @@ from kmqpy.queue import Queue
 from kmqpy.storages.receipts import queue_named_in
 
 _FLUSH_TIMEOUT_S = 10.0
-"""A command waits at most this time, in seconds, until a queue has confirmed its work; then it fails."""
+"""A command waits at most this time, in seconds, until the queue has confirmed what the command asked for;
+then it fails."""
 _RECEIPTS_ARGUMENT = click.argument("receipts", nargs=-1)
 
 

@@ -67,7 +67,8 @@ _outcome() describes the columns from `in_flight_state` on."""
 _BY_CLIENT, _BY_TRACKER, _TAKEN_LATE = 1, 2, 3
 """Who finished a message. `_BY_CLIENT`: a client acknowledged it, also if only a tracker's end marker says
 so. `_BY_TRACKER`: a tracker made a copy. `_TAKEN_LATE`: a tracker, whose end marker says that the message was
-finished before (rule R30 of docs/rules.md); this one counts only if retention has deleted the earlier one."""
+finished before (rule R30 of docs/rules.md); that marker counts only if retention has deleted the earlier
+end marker."""
 _AT_FORMER, _AT_END, _AT_OPENED, _AT_CHANGED = -5, -4, -3, -2
 """Markers offsets of the markers that _as_markers() makes of outcomes: below those of all real markers."""
 _BEFORE_ALL = -6

@@ -265,7 +265,7 @@ class Taker:
         return after
 
     def remember(self, places: Mapping[int, Place]) -> None:
-        """Add `places` to `_read_from`: an offset and a markers offset for each of some partitions."""
+        """Note the places (offset, markers offset) in `_read_from`, where their offsets are larger."""
         for partition, place in places.items():
             if place[0] > self._read_from.get(partition, (0, 0))[0]:
                 self._read_from[partition] = place

@@ -23,7 +23,8 @@ from kmqpy.zookeeper.session import address, unavailable
 _DELETIONS_AT_ONCE = 1_000
 """drain() sends at most this many deletions before it waits for the answers."""
 _ATTEMPTS = 4
-"""A request whose answers are lost is sent this many times; then plan() or drain() raises Unfinished."""
+"""A listing or deletion whose answers are lost is sent this many times; then plan() or drain() raises
+Unfinished."""
 _RECONNECT_WAIT_S = 10.0
 """After a lost answer, the next attempt begins after this many seconds, or earlier with a connection."""
 _LOST_ANSWER = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, OperationTimeoutError)
@@ -119,18 +120,31 @@ def _refuse_roots(path: str) -> None:
 def _refuse_storages(zk: KazooClient, path: str) -> None:
     """Raise ConfigError if `path` is the root of a storage of kmqpy's (`zookeeper://…`), or below one.
 
-    Without its ids and names, such a storage loses its queues.
+    Without its ids and names, such a storage loses its queues. Raises Unavailable.
     """
-    root = path
-    with unavailable(zk):
-        while root:
-            found = [zk.exists_async(f"{root}/{part}") for part in _STORAGE_PARTS]
-            if all(one.get(timeout=60) for one in found):
-                raise ConfigError(
-                    f"PATH: {path!r} belongs to the storage of kmqpy in {root!r}; empty one of its queues "
-                    f"with: kmq queue purge NAME --queue-url zookeeper://{address(zk)}{root}"
-                )
-            root = root.rpartition("/")[0]
+    names = path.split("/")
+    roots = ["/".join(names[:depth]) for depth in range(len(names), 1, -1)]
+    if zk.chroot:  # it may be the root of a storage
+        roots.append("")
+    for root in roots:
+        if all(_exists(zk, f"{root}/{part}") for part in _STORAGE_PARTS):
+            raise ConfigError(
+                f"PATH: {path!r} belongs to a storage of kmqpy; empty one of its queues with: "
+                f"kmq queue purge NAME --queue-url zookeeper://{address(zk)}{root}"
+            )
+
+
+def _exists(zk: KazooClient, path: str) -> bool:
+    """Return True if the znode exists; a request whose answer is lost is sent again."""
+    for attempt in range(_ATTEMPTS):
+        with unavailable(zk):
+            try:
+                return zk.exists_async(path).get(timeout=60) is not None
+            except _LOST_ANSWER:
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+                _wait_until_connected(zk)
+    raise AssertionError("not reached")
 
 
 def _planned(path: str, children: list[str], locks: set[str], *, any_name: bool) -> Plan:

@@ -16,8 +16,8 @@ MAX_PACKET_BYTES = 0xFFFFF
 """The default of ZooKeeper's jute.maxbuffer."""
 
 _RESERVE_BYTES = 2_048
-"""A request must be smaller than jute.maxbuffer by this many bytes. A server adds bytes to a request that it
-writes to its transaction log, and jute.maxbuffer bounds the log's entries as well."""
+"""A request must be smaller than jute.maxbuffer by at least this many bytes. A server adds bytes to a request
+that it writes to its transaction log, and jute.maxbuffer bounds the log's entries as well."""
 
 
 def check_packet(request: Any, max_bytes: int, what: str) -> None:

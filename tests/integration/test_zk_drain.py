@@ -100,6 +100,8 @@ def test_a_storage_of_kmqpy_is_refused_wherever_it_is(kmq, path, zookeeper, belo
         code, _, err = kmq(f"{path}{below}", "--yes", "--any-name")
         assert code == 2
         assert f"kmq queue purge NAME --queue-url {url}" in err
+        code, _, err = kmq(below or "/names", "--yes", "--any-name", at=f"{zookeeper.hosts}{path}")
+        assert (code, f"purge NAME --queue-url {url}" in err) == (2, True)
         assert [one.body for one in queue.receive()] == [b"m0"]
 
 

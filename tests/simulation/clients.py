@@ -353,7 +353,7 @@ def _use_open(connection: Connection, own: Any, message: Any, lease: int, histor
     luck = world.random() if world.faults else 0.0
     if luck < 0.15:  # as ack(wait=True)
         own._check_open()
-        writer, places = own._topics.writer, own._places.offsets_of([message])
+        writer, places = own._locate(own._places.offsets_of, [message])
         history.acks(process, message)
         yield from writer.write_in_steps(places.items())
         history.written(process, message)

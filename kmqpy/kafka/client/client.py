@@ -367,10 +367,10 @@ class KmqClient:
     def _locate(
         self, find: Callable[[Sequence[Message | str]], T], messages: Sequence[Message | str]
     ) -> tuple[MarkerWriter, T]:
-        """Return what `find` returns for the messages, and the writer of the topics that they are in.
+        """Return the writer to use for these messages, and what `find` returns for them.
 
-        `find` compares topic ids, and may itself have the client change to recreated topics. Then the former
-        writer refuses markers, so `find` is called again with the new one (see TopicsInUse).
+        `find` compares topic ids, and may itself have the client change to recreated topics. The writer that
+        was read before then refuses markers, so both are read again (see TopicsInUse).
         """
         while True:
             writer = self._topics.writer

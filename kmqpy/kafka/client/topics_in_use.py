@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Current(NamedTuple):
-    """Ids of topics, and the writer of the markers of just these topics."""
+    """Ids of topics, and the writer of their markers: another one for each id of the queue topic."""
 
     ids: TopicIds
     writer: MarkerWriter
@@ -26,10 +26,10 @@ class TopicsInUse:
     """The ids of the queue's topics, as the client knows them, and the writer of their markers.
 
     coalesce_ms        see MarkerWriter
-    ids, writer        change_to() replaces both at once, and never brings a former writer back. If `writer`
-                       is the same before and after a caller compares `ids`, it writes to the topics of these
-                       ids. With another writer, markers of former messages would count for those of the new
-                       topic (rule R24 of docs/rules.md)
+    ids, writer        change_to() replaces both at once, and never brings a former writer back. A caller
+                       reads `writer`, compares `ids`, and reads `writer` again. If it is the same one, it
+                       belongs to these ids. If not, the caller starts over: the new writer would write the
+                       markers of former messages to the new topic (rule R24 of docs/rules.md)
     has_stale_markers  True: the queue topic was recreated (deleted and made again under the same name), its
                        markers topic was not; the client receives nothing
 
@@ -80,7 +80,7 @@ class TopicsInUse:
         return None if stale or ids == self.ids else ids
 
     def change_to(self, ids: TopicIds) -> None:
-        """Use the topics of these ids. If the queue topic is a new one, abandon the writer; make another."""
+        """Use the topics of these ids. If the queue topic is a new one, abandon the writer for a new one."""
         _log.warning("the queue was recreated; beginning anew", extra={"queue": self._queue.name})
         before = self._current
         if ids.queue == before.ids.queue:

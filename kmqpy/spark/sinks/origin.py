@@ -20,7 +20,7 @@ ORIGIN = (*MESSAGE_COLUMNS, "original_row")
 """Columns that identify a row: its message, and its number among the rows of that message."""
 
 COPY = "original_copied"
-"""A column: True where the message is a copy, so that a sink may have its rows. Sinks drop this column."""
+"""A column: True where the message is a copy: a sink may have its rows already. Sinks drop it."""
 
 _TYPES: dict[str, DataType] = {
     "original_partition": IntegerType(),

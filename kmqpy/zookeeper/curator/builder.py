@@ -64,7 +64,8 @@ class QueueBuilder(Generic[T]):
     max_items          put() waits while the queue has (roughly) this many znodes; None: no limit
     put_in_background  whether put() returns before ZooKeeper answers; None: yes, unless max_items is given
     put_listeners      objects that learn the outcome of each put
-    put_timeout_s      a put in the foreground raises UnknownOutcome after this many seconds
+    put_timeout_s      a put in the foreground raises UnknownOutcome if ZooKeeper has not answered after this
+                       many seconds
     final_flush_s      close() waits at most this many seconds for puts under way; 0: not at all
     executor           consumes the items of one listing in parallel; None: one after the other
     thread_factory     makes the thread that consumes

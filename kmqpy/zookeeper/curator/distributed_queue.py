@@ -1,4 +1,4 @@
-"""Implements Curator's DistributedQueue: items in znodes `queue-…`, each for the process that is first."""
+"""Implements Curator's DistributedQueue: items in znodes `queue-…`; the first process to take one gets it."""
 
 from __future__ import annotations
 
@@ -127,7 +127,10 @@ class DistributedQueue(Generic[T]):
         return self._last_count
 
     def start(self) -> None:
-        """Create missing znodes and start to consume. Raises ConfigError the second time, Unavailable."""
+        """Create missing znodes and start to consume.
+
+        Raises ConfigError if start() was called before; Unavailable.
+        """
         if self._started:
             raise ConfigError("start: this queue was started before; build another one")
         self._started = True

@@ -10,7 +10,8 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 _RECORD_CHANGED = (BadVersionError, NodeExistsError, NoNodeError)
-"""ZooKeeper refuses a write with one of these errors if another commit has changed the record meanwhile."""
+"""ZooKeeper refuses a write with one of these errors if the record is not as this client last knew it: the
+client's own earlier write happened after all, or init() of another client deleted the record."""
 
 
 class CommitRecord:

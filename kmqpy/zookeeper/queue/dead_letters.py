@@ -1,4 +1,4 @@
-"""Lists, redrives and purges dead letters: items that were handed out as often as the policy allows."""
+"""Lists, redrives and purges dead letters: items that a policy refused to hand out once more."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class DeadLetters:
     An interrupted redrive() or purge() can be repeated: no dead letter is redriven twice.
 
     No dead letter holds up others. list() and redrive() leave out dead letters that this client may not read,
-    and raise AccessDenied if it may read none. redrive() and purge() can't delete a dead letter below which
-    somebody has made znodes; they raise ConfigError after they have moved or deleted all other dead letters.
+    and raise AccessDenied if there are no others. redrive() and purge() can't delete a dead letter below
+    which somebody has made znodes; they raise ConfigError after they have moved or deleted the others.
     """
 
     def __init__(self, session: SessionWatch, reads: Reads, paths: QueuePaths) -> None:

@@ -43,7 +43,8 @@ class ZkQueueSettings:
     policy              how often an item is handed out: AtLeastOnce, ConsumeTimes, ConsumeOnce
     strict_fifo         whether no item is handed out while another transaction has an earlier item
     session_timeout_ms  ZooKeeper removes the locks of a killed process after this many ms
-    max_packet_bytes    the jute.maxbuffer of the servers; a larger commit raises MessageError
+    max_packet_bytes    the jute.maxbuffer of the servers; a commit that is not a little smaller
+                        (see packets.py) raises MessageError
     """
 
     root: str = "/zms"
