@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 def spark_jars(cli: Cli, sinks: tuple[str, ...]) -> None:
     """Print the jars that Spark needs, as spark-submit takes them.
 
-    The command fetches jars that are not in the cache. Programs that make their session with
-    configure_spark_with_kmq() need no --jars.
+    The command fetches jars that are not in the cache. In a program that starts Spark itself, without
+    spark-submit, configure_spark_with_kmq() adds the jars.
 
     \b
     Example:

@@ -42,7 +42,7 @@ def content(name: str, data: bytes | None) -> dict[str, str | None]:
 
 
 def headers_of(headers: Headers) -> dict[str, dict[str, str | None]]:
-    """Return `{"headers": {name: value}}`; of a header that occurs several times, the last value.
+    """Return `{"headers": {name: text}}`; of a header that occurs several times, the last value.
 
     A value that is no printable text is in `headers_base64` instead.
     """

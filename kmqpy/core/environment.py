@@ -25,9 +25,10 @@ def config_file() -> dict[str, Any]:
 def from_environment(cls: type[Any], environ: Mapping[str, str], prefix: str = "KMQ_") -> dict[str, Any]:
     """Return the settings that `environ` holds for the settings class `cls`, by their names in files.
 
-    The variable of a setting is `prefix` and that name in capitals: `KMQ_<KEY>`. A setting may be a table: a
-    settings class again, or a Mapping. Then each entry has a variable `KMQ_<KEY>_<NAME>`. In a Mapping, each
-    `_` of `<NAME>` stands for a dot: the entry `a.b` of the setting `x` is `KMQ_X_A_B`.
+    The variable of a setting is `prefix` and that name (see settings.keys()) in capitals: `KMQ_<KEY>`. A
+    setting may be a table: a settings class again, or a Mapping. Then each entry has a variable
+    `KMQ_<KEY>_<NAME>`. In a Mapping, each `_` of `<NAME>` stands for a dot: the variable of the entry
+    `sasl.password` of the setting `kafka` is `KMQ_KAFKA_SASL_PASSWORD`.
     """
     found: dict[str, Any] = {}
     hints = typing.get_type_hints(cls)

@@ -6,6 +6,9 @@ files first, then the environment, then the arguments.
 
 A setting whose name ends in `_ms` is a duration in ms; as text, it may have a unit (`500ms`, `30s`, `5m`,
 `1h`, `7d`). Durations in arguments of the API are seconds (float) or `timedelta`.
+
+build() makes the object. read_file() and parse_file() read settings files. keys() returns the names of the
+settings. convert() turns text into the type of a field. The functions check_…() check addresses and numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ _ADDRESS = re.compile(
 _SECRET_KEY = re.compile(r"pass(word|phrase)|secret|token", re.IGNORECASE)
 _KEY_METADATA = "key"
 """A setting may have another name in files and the environment than its field: then the field's metadata has
-that name under this key. keyed() makes such fields."""
+that name under this key. keyed() makes such metadata."""
 
 
 def check_addresses(text: str, field_name: str, example: str) -> None:

@@ -2,8 +2,7 @@
 
 The SHA-256 of a jar is checked before the jar gets into the cache. Servers whose jars are all in the cache
 start without the network, and without jgo (the package that fetches jars). Jars are checked again only after
-a server did not start
-(`remove_damaged`): the disk may have damaged them.
+a server did not start (`remove_damaged`): the disk may have damaged them.
 
 To change a set or add one, edit its "coordinates" and "exclude" in jars.json (`*:*` excludes everything that
 the coordinates depend on). Then pin the jars of the set again:

@@ -19,7 +19,7 @@ SECONDS_BETWEEN_LOOKS = 0.2
 
 
 def start(folder: str) -> subprocess.Popen[bytes]:
-    """Start a watchdog over this process. Start the servers with the watchdog's pid as process group."""
+    """Start a watchdog over this process. The servers that it kills are those in its own process group."""
     return subprocess.Popen(
         [sys.executable, "-IS", __file__, str(os.getpid()), folder],
         stdin=subprocess.DEVNULL,

@@ -11,13 +11,15 @@ from kmqpy.kafka.markers import codec
 from kmqpy.kafka.settings import DEAD_LETTERS_SUFFIX, QueueSettings, is_topic_name
 from kmqpy.message import Headers, last_header
 
-# On a copy: the place and the time of the first record, which `send` wrote. (docs/map.md calls another record
-# the original; these names are older.)
+# On a copy: the place and the timestamp of the first record, the one that `send` wrote. (What docs/map.md
+# calls the original is the record of which the copy was made directly. These names are part of the format.)
 ORIGINAL_PARTITION = "kmq-original-partition"
 ORIGINAL_OFFSET = "kmq-original-offset"
 ORIGINAL_TIMESTAMP = "kmq-original-timestamp"
+# On a message that was sent with a delay: when clients may take it, in ms since 1970.
 DELIVER_AT = "kmq-deliver-at"
-# On a dead letter: the place of the record that became one, how often it was delivered, and why it failed.
+# On a dead letter: the place in the queue topic of its original, the record that became this dead letter; the
+# number of deliveries that counted as attempts; the reason.
 DEAD_LETTER_TOPIC = "kmq-dead-letter-topic"
 DEAD_LETTER_PARTITION = "kmq-dead-letter-partition"
 DEAD_LETTER_OFFSET = "kmq-dead-letter-offset"

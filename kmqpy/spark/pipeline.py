@@ -143,7 +143,10 @@ def check_aggregate(spark: SparkSession, schema: str, sql: str) -> None:
 def write_aggregate(
     spark: SparkSession, sink: Sink, schema: str, sql: str, connection: KafkaConnection
 ) -> str:
-    """Write the result of `sql` over the view `rows` beside the sink, in its format; returns the path."""
+    """Write the result of `sql` over the view `rows` to `PATH-aggregate`, where PATH is the sink's path.
+
+    The format is that of the sink. Returns the path of the result.
+    """
     written(spark, sink, schema, connection).createOrReplaceTempView(VIEW)
     path = f"{sink.path.rstrip('/')}-aggregate"
     result = spark.sql(sql).write.mode("overwrite").format(sink.format)

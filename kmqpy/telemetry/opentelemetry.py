@@ -25,7 +25,7 @@ except ImportError:
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 
 _SETTLE_OPS = {"ack", "nack", "dead-letter"}
-"""The ops for which finished() makes a span."""
+"""The values of `op` for which finished() makes a span."""
 
 
 class TracingTelemetry(Telemetry):

@@ -44,7 +44,7 @@ class MemberZnode:
         self._info = info
         self._timeout = timeout_s
         self.registered = threading.Event()
-        """Set once `ensure` has found the znode in our session, with the right data."""
+        """Set once `ensure` has found the znode in this tracker's session, with the right data."""
         self.other_session: int | None = None
         """The last other ZooKeeper session that `ensure` found registered under this tracker's id: an earlier
         session of this tracker, or a second tracker with the same id. None: there was none."""
@@ -56,8 +56,8 @@ class MemberZnode:
     def ensure(self, tree: RegistrySnapshot, session: int) -> bool:
         """Create or correct the znode; returns True if it had to be written.
 
-        If another session is registered under our id, logs a warning and returns False: call again, until
-        that session has ended.
+        If another session is registered under this tracker's id, logs a warning and returns False: call
+        `ensure` again, until that session has ended.
         """
         data = self._info.to_json()
         found = tree.members.get(self._info.id)

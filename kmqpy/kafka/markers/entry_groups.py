@@ -21,10 +21,10 @@ block, and each block has one BlockIndex."""
 class Run:
     """The messages of one block that were taken together and are in flight, with one bit for each.
 
-    The start marker of bit i is at markers offset taken + stride * (i - base).
+    The start marker of a set bit i is at markers offset taken + stride * (i - base).
 
     alive     bit i is set if the message at queue offset block * BLOCK + i is in flight
-    base      the bit whose start marker is at `taken`; its message may be finished by now
+    base      a bit, set or not; if it is set, its start marker is at `taken`
     taken     a markers offset
     stride    the distance between the start markers of neighbouring bits; 0: one range marker took all
     since_ms  the partition's now when the messages were taken

@@ -1,8 +1,8 @@
 """Converts snapshots, the messages in flight of a partition, to text and back. Pure: no I/O.
 
-A tracker stores the text in one znode, together with the markers offset from which another tracker reads on.
-The text holds the messages that are in flight after the markers before that offset; nothing else decides
-which these are. So text and offset fit together, whichever tracker wrote them (rule R17 of docs/rules.md).
+A tracker stores the text together with the markers offset from which another tracker reads on. The text has
+all messages in flight that were taken before that offset. Both are written to one znode at once, so that
+nobody joins the text of one state with the offset of another (rule R17 of docs/rules.md).
 
 The text is Base64 of deflated JSON: a list of rows, each of which is a list. A row of 7 values is a
 `TakenRun` (messages that were taken together), with its bits in hexadecimal; a row of 8 values is an `Entry`

@@ -1,6 +1,7 @@
 """Runs queues on SQLite, with Python's module sqlite3.
 
-SQLite has one writer at a time, so each transaction takes the write lock when it begins.
+SQLite has one writer at a time, so each transaction of the storage's own takes the write lock when it begins
+(BEGIN IMMEDIATE).
 """
 
 from __future__ import annotations
@@ -35,13 +36,16 @@ _SESSION = (
     "PRAGMA synchronous = FULL",  # a commit survives a crash of the machine
 )
 _NUMBERED_STATEMENTS = frozenset({"pass_time", "give_back", "release_all", "redrive", "redrive_ids"})
-"""Statements that may give messages new places in the queue (see statements.py). change() takes the places
-from the one sequence of numbers, which a table holds."""
+"""Statements that may give messages new places. A place is a number: of the ready messages of one priority,
+the one with the smallest place is taken first. change() draws new places from the table `numbers`."""
 _BUSY_CODES = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 class Sqlite:
-    """Implements Dialect for SQLite. `clock` is the storage's clock, because there is no server with one."""
+    """Implements Dialect, which describes the attributes.
+
+    `clock` is the storage's clock, because there is no server with one.
+    """
 
     name: DialectName = "sqlite"
     capabilities = Capabilities(transactions=True, blocking_take=True, max_body_bytes=MAX_BODY_BYTES)

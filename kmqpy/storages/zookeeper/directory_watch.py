@@ -15,14 +15,14 @@ from kmqpy.storages.zookeeper.znodes import Znodes
 _VERSION_MASK = 0xFFFFFFFF
 """The bits of a ticket that hold the directory's version; the higher bits count calls of wake()."""
 UNKNOWN_VERSION = _VERSION_MASK
-"""Threads use this version if they do not know the directory's: no directory has it, so wait() returns at
-once."""
+"""LiveQueue.change() returns this version if the directory may hold changes that its caller has not seen. No
+directory has it, so wait() returns at once for a ticket of it."""
 
 
 class DirectoryWatch:
     """Wakes threads of this process that wait for changes of one queue. Thread-safe.
 
-    generation  the name of the queue's directory
+    generation  the queue's id, by which its directory is named
     """
 
     def __init__(self, znodes: Znodes, generation: str) -> None:

@@ -39,9 +39,10 @@ class DeadLetters:
     All methods raise Unavailable when ZooKeeper does not answer, and QueueNotFound when the queue is missing.
     An interrupted redrive() or purge() can be repeated: no dead letter is redriven twice.
 
-    No dead letter holds up others. list() and redrive() leave out dead letters that this client may not read,
-    and raise AccessDenied if there are no others. redrive() and purge() can't delete a dead letter below
-    which somebody has made znodes; they raise ConfigError after they have moved or deleted the others.
+    No dead letter holds up others. list() and redrive() leave out dead letters that this client may not read;
+    if that leaves none to list or redrive, they raise AccessDenied. redrive() and purge() can't delete a dead
+    letter below which somebody has made znodes; they raise ConfigError after they have moved or deleted the
+    other dead letters.
     """
 
     def __init__(self, session: SessionWatch, reads: Reads, paths: QueuePaths) -> None:
@@ -106,7 +107,7 @@ class DeadLetters:
         return in_order(filter(is_item, names), ())
 
     def _read(self, names: Sequence[str], denied: set[str]) -> Iterator[tuple[str, bytes, Any]]:
-        """Yield name, body and stat of existing dead letters; add those that we may not read to `denied`."""
+        """Yield name, body and stat of dead letters that exist; add names of unreadable ones to `denied`."""
         found = self._reads.send([self._paths.dead_letter(name) for name in names])()
         for name, one in zip(names, found, strict=True):
             if one is DENIED:

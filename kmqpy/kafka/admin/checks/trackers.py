@@ -1,4 +1,8 @@
-"""Checks the trackers of a queue, the offsets that they have stored and when, and other consumer groups."""
+"""Checks the trackers of a queue, its offsets, its clocks, and other consumer groups.
+
+The offsets are those that trackers have stored and that the queue's group has committed. The clocks are
+judged by the timestamps of markers, and by the partition's now that a tracker has stored with the offset.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from kmqpy.kafka.topics import TopicInfo
 def check_trackers(facts: Facts) -> Faults:
     """Find trackers that do not run or do not reach Kafka, and partitions that no tracker owns."""
     registered = facts.registered
-    if registered is None:
+    if registered is None:  # no tracker can serve the queue; check_topics() tells that
         return
     name = facts.settings.name
     serving = [one for one in facts.trackers if one.queues is None or name in one.queues]
@@ -83,9 +87,10 @@ def _longer_retention_advice(name: str, topic: TopicInfo | None) -> str:
 
 
 def check_clocks(facts: Facts) -> Faults:
-    """Find timestamps of markers, and times stored in ZooKeeper, that are too far ahead of our clock.
+    """Find timestamps of markers, and times stored in ZooKeeper, too far ahead of this machine's clock.
 
-    Too far is further than a tracker tolerates by default (rule R23 of docs/rules.md).
+    The stored time is the partition's now at the stored offset. Too far is further than a tracker tolerates
+    by default (rule R23 of docs/rules.md).
     """
     topic = facts.settings.markers_topic
     for partition, (offset, timestamp_ms) in sorted(facts.markers_latest.items()):
