@@ -124,7 +124,7 @@ def _print_whole(letters: Iterable[Any]) -> None:
 def redrive(
     ctx: click.Context, cli: Cli, queue: str | None, ids: tuple[str, ...], rate: float | None, origin: str
 ) -> None:
-    """Send dead letters back to the queue, all of them or those named by id; their attempts start from 0.
+    """Send dead letters back to the queue, all of them or those named by id; their attempts begin at 1 again.
 
     Exits with 1 when some ids name no dead letter, or some are too large for the queue.
 

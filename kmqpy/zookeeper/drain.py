@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
@@ -111,7 +113,8 @@ def drain(zk: KazooClient, plans: list[Plan], progress: Callable[[int], None] = 
 
 def _refuse_roots(path: str) -> None:
     """Raise ConfigError if `path` is malformed, one of ZooKeeper's own znodes, or the root of many queues."""
-    if not path.startswith("/") or "//" in path or (path.endswith("/") and path != "/"):
+    is_path = path.startswith("/") and not {"", ".", ".."}.intersection(path[1:].split("/"))
+    if not is_path and path != "/":
         raise ConfigError(f"PATH: {path!r} must be the path of a znode, like /app/queue")
     if path == "/" or path.split("/")[1] == "zookeeper" or path in ("/kmq", "/zms"):
         raise ConfigError(f"PATH: {path!r} is not a queue; its znodes are not removed")
@@ -128,9 +131,11 @@ def _refuse_storages(zk: KazooClient, path: str) -> None:
         roots.append("")
     for root in roots:
         if all(_exists(zk, f"{root}/{part}") for part in _STORAGE_PARTS):
+            hosts = address(zk).removesuffix(zk.chroot)
+            url = shlex.quote(f"zookeeper://{hosts}{quote(zk.chroot + root)}")
             raise ConfigError(
                 f"PATH: {path!r} belongs to a storage of kmqpy; empty one of its queues with: "
-                f"kmq queue purge NAME --queue-url zookeeper://{address(zk)}{root}"
+                f"kmq purge NAME --queue-url {url}"
             )
 
 

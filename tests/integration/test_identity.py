@@ -13,7 +13,7 @@ from support import bodies, collect, delete_topic, until
 
 from kmqpy.cli.app import run
 from kmqpy.core.backoff import Backoff
-from kmqpy.errors import AccessDenied, Fenced, ReceiptError, TopicError
+from kmqpy.errors import AccessDenied, Closed, Fenced, ReceiptError, TopicError
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.admin import Admin
@@ -157,6 +157,20 @@ def test_r24_a_client_may_learn_of_the_new_topic_while_it_finishes_a_message_of_
     clients[3].extend(given[3], lease=LEASE_S, wait=True)
     marked = [queue.marked(op, 0) for op in (Op.END, Op.NACK, Op.DEAD_LETTER, Op.EXTEND)]
     assert marked == [{0}, {1}, {2}, {3}]
+
+
+def test_r24_a_closed_client_does_not_change_to_a_new_topic(queue):
+    """Nobody would close the writer that it made."""
+    closed = queue.client()
+    closed.close()
+    make_anew(queue)
+    queue.send("m0")
+    (new,) = collect(queue.client(), 1, lease=LEASE_S)
+    before = closed._topics.writer
+    for finish in (closed.ack, closed.nack, closed.dead_letter):
+        with pytest.raises(Closed):
+            finish(new.receipt)
+    assert closed._topics.writer is before
 
 
 def test_r24_messages_are_of_their_queue_and_storage_like_receipts(make_queue, queue_name):

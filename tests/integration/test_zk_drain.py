@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+from urllib.parse import quote
 
 import pytest
 from kazoo.exceptions import ConnectionLoss
@@ -74,7 +76,8 @@ def test_a_list_that_does_not_get_through_is_explained(zk, path, monkeypatch):
         drain.plan(zk, path)
 
 
-NO_QUEUES = ["/", "/zookeeper", "/zookeeper/quota", "/kmq", "/zms", "relative", "/a/", "//"]
+NO_PATHS = ["relative", "/a/", "//", "/a/../b", "/.", "/.."]
+NO_QUEUES = ["/", "/zookeeper", "/zookeeper/quota", "/kmq", "/zms", *NO_PATHS]
 
 
 @pytest.mark.parametrize("refused", NO_QUEUES)
@@ -93,16 +96,18 @@ def test_the_registry_of_kmqpy_is_refused_wherever_it_is(kmq, path, zk):
 
 
 @pytest.mark.parametrize("below", ["", "/names", "/queues"])
-def test_a_storage_of_kmqpy_is_refused_wherever_it_is(kmq, path, zookeeper, below):
-    url = f"zookeeper://{zookeeper.hosts}{path}"
-    with queue_for(f"{url}?queue=jobs&create=true") as queue:
-        queue.send(b"m0")
-        code, _, err = kmq(f"{path}{below}", "--yes", "--any-name")
-        assert code == 2
-        assert f"kmq queue purge NAME --queue-url {url}" in err
-        code, _, err = kmq(below or "/names", "--yes", "--any-name", at=f"{zookeeper.hosts}{path}")
-        assert (code, f"purge NAME --queue-url {url}" in err) == (2, True)
-        assert [one.body for one in queue.receive()] == [b"m0"]
+def test_a_storage_of_kmqpy_is_refused_wherever_it_is(kmq, path, zookeeper, below, capsys):
+    root = f"{path}/a b%20"
+    with queue_for(f"zookeeper://{zookeeper.hosts}{quote(root)}?queue=jobs&create=true") as queue:
+        for drained, at in ((f"{root}{below}", ""), (below or "/names", root)):
+            queue.send(b"m0")
+            code, _, err = kmq(drained, "--yes", "--any-name", at=f"{zookeeper.hosts}{at}")
+            assert code == 2
+            assert len(queue.peek()) == 1
+            name, *advised = shlex.split(err[err.index("kmq purge NAME") :].replace("NAME", "jobs"))
+            assert (name, run([*advised, "--yes"])) == ("kmq", 0)
+            assert "1 message deleted" in capsys.readouterr().out
+            assert queue.peek() == []
 
 
 def test_a_missing_path(kmq):

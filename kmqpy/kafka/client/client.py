@@ -468,10 +468,14 @@ class KmqClient:
         while (
             not self._topics.knows_since(started) and self._clock.monotonic() < started + _TOPIC_IDS_TIMEOUT_S
         ):
-            with self._receiving:
-                self._follow_topics()
+            self._follow_topics_if_open()
             self._clock.sleep(_TOPIC_IDS_POLL_S)
+        self._follow_topics_if_open()
+
+    def _follow_topics_if_open(self) -> None:
+        """Change to recreated topics. Raises Closed after close(): nobody would close a new writer."""
         with self._receiving:
+            self._check_open()
             self._follow_topics()
 
 
