@@ -147,6 +147,8 @@ class PlainProducer:
 class Transactions:
     """A transactional producer."""
 
+    may_end_again = False
+
     def __init__(self, connection: Connection, transactional_id: str) -> None:
         self._connection = connection
         self._broker = connection.broker
