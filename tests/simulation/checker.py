@@ -48,9 +48,9 @@ class History:
     lost: Counter[str] = field(default_factory=Counter)
     """How many messages clients were told to be lost."""
     delivered: Counter[bytes] = field(default_factory=Counter)
-    handouts: list[tuple[int, str, int, int, int, int]] = field(default_factory=list)
+    handouts: list[tuple[int, str, int, int, int, int, int]] = field(default_factory=list)
     """Who was given what: the number of the topics, name, partition, offset, the end of the markers it had
-    read, the broker's time."""
+    read, the broker's time, the end of the markers then."""
     waits: list[tuple[int, str, int, int, int]] = field(default_factory=list)
     """Who was told that an end marker is written: the number of the topics, name, partition, offset, the end
     of the markers then."""
@@ -103,6 +103,7 @@ class History:
                 message.offset,
                 recovered,
                 self.broker.time_ms(),
+                self.broker.logs[f"{message.queue}__markers", message.partition].end,
             )
         )
 
@@ -395,8 +396,6 @@ class Checker:
             if (
                 late
                 and not was_ended
-                # Without claims, nobody sees that it was taken again between plan and commit.
-                and (self.queue.claims or entry is None or entry.at < read_to)
                 and (taker is None or taker in self.history.taking_again.get(partition, ()))
             ):
                 self.problems.append(f"R30: {what} was ended as taken late, and had not been ended before")
@@ -453,8 +452,6 @@ class Checker:
 
     def _check_claim(self, end: Record, partition: int, offset: int, what: str) -> None:
         """Rules R27, R28: the transaction of `end` began with a claim, and no client's end is before that."""
-        if not self.queue.claims:
-            return
         written = [record for record in end.log.records[: end.at] if record.txn is end.txn]
         ended_at = self._late_ends.get((partition, offset))
         claim_at = written[0].at if written else end.at
@@ -525,7 +522,7 @@ class Checker:
         """
         if self.history.markers_deleted:
             return
-        for number, name, where, offset, recovered, at_ms in self.history.handouts:
+        for number, name, where, offset, recovered, at_ms, end in self.history.handouts:
             if (number, where) != (self._number, partition):
                 continue
             # Where the group was set back, what was started before is started again; and until somebody has
@@ -546,7 +543,7 @@ class Checker:
             taken_at = [record.at for record, _ in takes[offset] if record.by == name]
             if self.queue.late_acks and not self.broker.past and taken_at:
                 reliable = self.strict_time and not self.history.clock_lead_ms
-                problem = self._late_acks.handed_out(offset, taken_at[0], at_ms if reliable else None)
+                problem = self._late_acks.handed_out(offset, taken_at[0], end, at_ms if reliable else None)
                 if problem is not None:
                     self.problems.append(f"{problem}; {name} was given it, in {partition}")
             own_takes = [record for record in starts_of_it if record.by == name]

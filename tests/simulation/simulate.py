@@ -44,12 +44,10 @@ _CLOCK_LEAD_MS = 10_000
 """By how much a tracker may take the broker's time for later than it is: for as long as its tick took."""
 _TOPICS_CHANGE = 0.15
 """In so many of the seeds the topics of the queue are recreated, once or twice."""
-_CLAIMS = 0.4
-"""In so many of the seeds the queue has claims."""
 _SET_BACK = 0.15
 """In so many of the seeds the group is set back, once or twice, and takes some messages again."""
 _LATE_ACKS = 0.6
-"""In so many of the seeds with claims the queue has late acks."""
+"""In so many of the seeds the queue has late acks."""
 _AIMED_FOR_MS = 1_000
 MAX_STEPS = 100_000
 _LOOK_EVERY_MS = 500
@@ -82,10 +80,9 @@ class Controls:
     copy_check: Any = CopyCheck
     last_attempts: Any = LastAttempts
     topics_change: bool = False
-    claims: bool = False
     set_back: bool = False
     late_acks: bool = False
-    """Each: in every seed; late acks have claims."""
+    """Each: in every seed."""
 
 
 @dataclass
@@ -129,14 +126,9 @@ class Simulation:
         self.aim = rng.choice((1, 8))
         self.fault_rate = rng.choice((0.002, 0.008))
         self.lease_ms = rng.choice((150, 400, 1_000))
-        claims = (
-            self.controls.claims or self.controls.late_acks or Random(f"claims of {seed}").random() < _CLAIMS
-        )
         self._late_rng = Random(f"late acks of {seed}")
-        late_acks = claims and (self.controls.late_acks or self._late_rng.random() < _LATE_ACKS)
-        self.queue = replace(
-            QUEUE_SETTINGS, redeliver_after_ms=self.lease_ms, claims=claims, late_acks=late_acks
-        )
+        late_acks = self.controls.late_acks or self._late_rng.random() < _LATE_ACKS
+        self.queue = replace(QUEUE_SETTINGS, redeliver_after_ms=self.lease_ms, late_acks=late_acks)
         self.partitions = rng.choice((1, 2, 3))
         self.broker = Broker(world, TOPICS, self.partitions)
         self.group = Group(world, self.partitions)
@@ -321,6 +313,7 @@ class Simulation:
         if duration_ms is None:
             duration_ms = self.rng.choice((500, 4_000)) * (0.5 + self.world.random())
         process.paused_until = self.world.now + duration_ms
+        process.stood_still = True
         self.counts["pauses"] += 1
         self.world.trace(process.name, f"paused for {duration_ms:.0f} ms")
         self._went_silent(process)
@@ -333,7 +326,6 @@ class Simulation:
     def _stall_client(self, process: Process) -> None:
         """A client stands still between fetching messages and writing their start markers."""
         if self.world.faults and self._client_rng.random() < self._client_stall_rate:
-            process.stood_still = True
             self._pause(process, self._client_rng.choice((2_500, 4_000)))
 
     def _set_group_back(self) -> None:
