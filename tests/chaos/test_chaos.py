@@ -13,8 +13,10 @@ from kmqpy.kafka.markers.claim_headers import CLAIM, naming_tick
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.lineage import COPY
 from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.message import Message
 
 from . import controls
+from .children import LateAcks
 from .claims import ClaimOrder, LateAckOrder
 from .judge import Seen, Stored, concerned, judge, silence
 from .proxy import Cut, Proxy
@@ -239,6 +241,32 @@ def test_silence_is_the_longest_gap_of_any_partition_that_begins_in_time():
     assert silence([[0, 1_000, 1_500], [1_200, 9_000]], 500, 2_000) == 7.8
     assert silence([[0, 1_000, 1_500, 9_000]], 500, 1_200) == 0.5
     assert silence([[100]], 500, 2_000) is None
+
+
+# --- the processes ----------------------------------------------------------------------------------
+
+
+def test_late_acks_that_are_due_at_the_same_moment_are_all_made():
+    late = LateAcks()
+    for at_s, name in ((5.0, "0-7"), (5.0, "1-7"), (4.0, "0-8")):
+        late.add(at_s, message(name))
+    assert list(late.due(4.0)) == []
+    assert [one.id for one in late.due(6.0)] == ["0-8", "0-7", "1-7"]
+    assert not late
+
+
+def message(name: str) -> Message:
+    return Message(
+        queue="chaos",
+        id=name,
+        body=b"1",
+        headers=[],
+        attempts=1,
+        enqueued_ms=0,
+        first_enqueued_ms=0,
+        lease_until_ms=0,
+        receipt="",
+    )
 
 
 # --- the schedule -----------------------------------------------------------------------------------
