@@ -13,6 +13,7 @@ from kmqpy.message import Message
 
 from .judge import Seen
 from .proxy import Cut
+from .requests import Api, Holder, Way
 from .schedule import Fault, Kind
 from .stage import Failed, Slot, Stage, until
 
@@ -54,13 +55,38 @@ class Faults:
                 lambda f: zookeeper(f.target).start(_START_S),
             ),
             Kind.RETENTION: (lambda _: second.delete_in_flight(), _nothing),
+            Kind.REQUEST_AFTER_RESET: self._holding(Way.AFTER_RESET),
+            Kind.REQUEST_LATE: self._holding(Way.LATE),
+            Kind.ANSWER_LOST: self._holding(Way.UNANSWERED),
         }
+        self._holders: list[Holder] = []
 
     def begin(self, fault: Fault) -> None:
         self._actions[fault.kind][0](fault)
 
     def end(self, fault: Fault) -> None:
         self._actions[fault.kind][1](fault)
+
+    def held(self) -> dict[str, dict[str, int]]:
+        """How many requests were held back, by what was done to them and what they were."""
+        return {
+            way: {api.name: sum(one.held[api] for one in self._holders if one.way is way) for api in Api}
+            for way in Way
+        }
+
+    def _holding(self, way: Way) -> tuple[Callable[[Fault], None], Callable[[Fault], None]]:
+        gates = self._stage.kafka_gates
+
+        def begin(fault: Fault) -> None:
+            for n, gate in gates.items():
+                gate.holder = Holder(way, f"{fault.how}-{n}")
+                self._holders.append(gate.holder)
+
+        def end(_: Fault) -> None:
+            for gate in gates.values():
+                gate.holder = None
+
+        return begin, end
 
     def _join(self) -> None:
         self._stage.more.start()

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 
 import pytest
 
@@ -281,12 +282,22 @@ def test_a_seed_fixes_the_schedule():
 def test_a_schedule_has_every_fault_and_strikes_nothing_twice_at_once(name, seed):
     level = LEVELS[name]
     faults = schedule(level, seed)
-    assert {kind: [f.kind for f in faults].count(kind) for kind in Kind} == level.faults
+    done = [tuple(one.kind for one in fault.all) for fault in faults]
+    assert {kind: done.count((kind,)) for kind in Kind} == level.faults
+    assert Counter(pair for pair in done if len(pair) > 1) == level.pairs
     free: dict[str, float] = {}
     for fault in faults:
-        assert fault.at_s >= free.get(fault.strikes, 0.0)
-        free[fault.strikes] = fault.free_at_s
-    assert load_s(level, faults) > max(fault.at_s + fault.hold_s for fault in faults)
+        assert fault.at_s >= max(free.get(one, 0.0) for one in fault.strikes)
+        free |= dict.fromkeys(fault.strikes, fault.free_at_s)
+    ends = [one.at_s + one.hold_s for fault in faults for one in fault.all]
+    assert load_s(level, faults) > max(ends)
+
+
+def test_two_faults_at_a_time_overlap_and_strike_the_same_tracker():
+    for first, second in (fault.all for fault in schedule(FULL, 1) if fault.beside):
+        assert first.at_s <= second.at_s < first.at_s + first.hold_s
+        if first.kind is Kind.ZOOKEEPER_CUT:
+            assert (second.kind, second.target) == (Kind.TRACKER_PAUSE, first.target)
 
 
 def test_the_full_run_is_what_was_asked_for_and_takes_less_than_an_hour():
@@ -380,4 +391,5 @@ def test_chaos(tmp_path):
     main, second = report["queues"]["chaos"], report["queues"]["chaos-second"]
     assert main["sent"] >= TINY.messages
     assert min(main["copies"], main["dead_letters"], second["lost_to_retention"]) > 0
-    assert set(report["recovery"]) == set(Kind)
+    assert set(report["recovery"]) == {*Kind, *(" + ".join(pair) for pair in TINY.pairs)}
+    assert min(by_api["END_TXN"] for by_api in report["held"].values()) > 0
