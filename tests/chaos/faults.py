@@ -67,12 +67,16 @@ class Faults:
     def end(self, fault: Fault) -> None:
         self._actions[fault.kind][1](fault)
 
-    def held(self) -> dict[str, dict[str, int]]:
-        """How many requests were held back, by what was done to them and what they were."""
-        return {
-            way: {api.name: sum(one.held[api] for one in self._holders if one.way is way) for api in Api}
-            for way in Way
-        }
+    def held(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """How many requests were held back, and of how many: by what was done to them and what they were."""
+        found = {}
+        for way in Way:
+            of_way = [holder for holder in self._holders if holder.way is way]
+            found[str(way)] = {
+                api.name: (sum(one.held[api] for one in of_way), sum(one.seen[api] for one in of_way))
+                for api in Api
+            }
+        return found
 
     def _holding(self, way: Way) -> tuple[Callable[[Fault], None], Callable[[Fault], None]]:
         gates = self._stage.kafka_gates

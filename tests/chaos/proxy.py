@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from kmqpy.dev.ports import free_ports
 
-from .requests import Holder, Request, RequestReader, Way
+from .requests import Hold, Holder, Request, RequestReader, Way
 
 T = TypeVar("T")
 _CHUNK = 65_536
@@ -120,15 +120,14 @@ class _Connection:
             passed = 0
             for request in self._requests.feed(data):
                 holder = self._gate.holder
-                delay_s = holder.delay_s(request) if holder else None
-                if holder is None or delay_s is None:
+                if (hold := holder.hold(request) if holder else None) is None:
                     continue
                 await self._send(data[passed : request.at])
                 passed = request.at
-                if holder.way is Way.LATE:
-                    await asyncio.sleep(delay_s)
+                if hold.way is Way.LATE:
+                    await asyncio.sleep(hold.delay_s)
                 else:
-                    await self._hold(data[passed:], request, holder.way, delay_s)
+                    await self._hold(data[passed:], request, hold)
                     return
             await self._send(data[passed:])
         await self._gate.until_requests_pass()  # the end of a connection does not pass either
@@ -152,19 +151,19 @@ class _Connection:
         if not self._dropping and self._to_client.can_write_eof():
             self._to_client.write_eof()
 
-    async def _hold(self, data: bytes, request: Request, way: Way, delay_s: float) -> None:
+    async def _hold(self, data: bytes, request: Request, hold: Hold) -> None:
         """Take the client's connection away, and give the server the rest of its request before or later."""
         if (missing := request.rest - len(data)) > 0:
             data += await self._client.readexactly(missing)
         rest = data[: request.rest]
         self._dropping = True
-        if way is Way.AFTER_RESET:
+        if hold.way is Way.AFTER_RESET:
             _reset(self._to_client.transport)
-            await asyncio.sleep(delay_s)
+            await asyncio.sleep(hold.delay_s)
             await self._send(rest)
         else:
             await self._send(rest)
-            await asyncio.sleep(delay_s)
+            await asyncio.sleep(hold.delay_s)
             _reset(self._to_client.transport)
         self._to_server.write_eof()  # once it has answered, the server ends the connection, too
 

@@ -41,7 +41,7 @@ def table(result: Result) -> str:
 
 def _held(result: Result) -> list[str]:
     return [
-        f"  {way:24}" + "  ".join(f"{api} {count:,}" for api, count in by_api.items())
+        f"  {way:24}" + "  ".join(f"{api} {count:,} of {seen:,}" for api, (count, seen) in by_api.items())
         for way, by_api in result.held.items()
     ]
 

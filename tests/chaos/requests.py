@@ -90,33 +90,53 @@ class RequestReader:
 
 
 _CHANCES = {  # the fewer there are, the greater
-    Api.PRODUCE: 0.15,
-    Api.INIT_PRODUCER_ID: 0.5,
-    Api.ADD_PARTITIONS_TO_TXN: 0.25,
-    Api.END_TXN: 0.5,
+    Api.PRODUCE: 0.1,
+    Api.INIT_PRODUCER_ID: 0.3,
+    Api.ADD_PARTITIONS_TO_TXN: 0.2,
+    Api.END_TXN: 0.6,
 }
 _DELAY_S = (0.15, 3.0)
 _PAUSE_S = (0.1, 0.5)
-"""From one that is held back to the next."""
+"""From one that is held back to the next of its kind."""
+_SLOW_CHANCE, _SLOW_S = 0.5, (0.1, 0.8)
+"""Which Produce requests are slow meanwhile, and how slow: where a transaction takes but milliseconds, a late
+request of an earlier one seldom meets it between two of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What is done to a request, and for how many seconds it is held back."""
+
+    way: Way
+    delay_s: float
 
 
 class Holder:
-    """Chooses the requests of one tracker that are held back, one now and then, by dice of a seed."""
+    """Chooses the requests of one tracker that are held back, one now and then, by dice of a seed.
+
+    seen, held  how many requests there were, and how many of them were held back, by their kind
+    """
 
     def __init__(self, way: Way, seed: str, now: Callable[[], float] = time.monotonic) -> None:
         self.way = way
+        self.seen: Counter[Api] = Counter()
         self.held: Counter[Api] = Counter()
         self._dice = random.Random(seed)
         self._now = now
-        self._free_at = now()
+        self._free_at: dict[Api, float] = {}
 
-    def delay_s(self, request: Request) -> float | None:
-        """How long this one is held back; None: it is not."""
-        if request.api not in _CHANCES or request.rest > _HOLDABLE or self._now() < self._free_at:
+    def hold(self, request: Request) -> Hold | None:
+        """What is done to this one; None: it passes as it comes."""
+        if request.api not in _CHANCES:
             return None
-        api = Api(request.api)
-        if self._dice.random() >= _CHANCES[api]:
+        api, dice = Api(request.api), self._dice
+        self.seen[api] += 1
+        if request.rest > _HOLDABLE:
             return None
-        self.held[api] += 1
-        self._free_at = self._now() + self._dice.uniform(*_PAUSE_S)
-        return self._dice.uniform(*_DELAY_S)
+        if self._now() >= self._free_at.get(api, 0.0) and dice.random() < _CHANCES[api]:
+            self.held[api] += 1
+            self._free_at[api] = self._now() + dice.uniform(*_PAUSE_S)
+            return Hold(self.way, dice.uniform(*_DELAY_S))
+        if self.way is Way.AFTER_RESET and api is Api.PRODUCE and dice.random() < _SLOW_CHANCE:
+            return Hold(Way.LATE, dice.uniform(*_SLOW_S))
+        return None

@@ -55,7 +55,7 @@ class Result:
     verdicts: dict[str, Verdict]
     problems: list[str]
     done: list[Done]
-    held: dict[str, dict[str, int]]
+    held: dict[str, dict[str, tuple[int, int]]]
     times: Times
 
     @property
@@ -144,7 +144,7 @@ class _Run:
         if self._seen.acked_late < stage.level.late_acks:
             self._problems.append(f"too few late acks: {self._seen.acked_late}, not {stage.level.late_acks}")
         held = self._faults.held()
-        if not all(by_api[Api.END_TXN.name] for by_api in held.values()):
+        if not all(by_api[Api.END_TXN.name][0] for by_api in held.values()):
             self._problems.append(f"no EndTxn was held back in one of the ways: {held}")
         result = Result(
             stage.level,

@@ -1,8 +1,10 @@
 """Requests of Kafka that the proxy of the chaos tests holds back."""
 
+import itertools
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -10,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.chaos.proxy import Cut, Gate, Proxy
-from tests.chaos.requests import Api, Holder, Request, RequestReader, Way
+from tests.chaos.requests import Api, Hold, Holder, Request, RequestReader, Way
 
 _DELAY_S = 0.3
 TLS = bytes.fromhex("16030100c8010000c40303") + bytes(194)
@@ -74,23 +76,24 @@ def test_a_huge_request_is_passed_over_without_being_kept() -> None:
 # --- the choice -------------------------------------------------------------------------------------
 
 
-def test_a_seed_fixes_what_is_held_back_and_one_now_and_then_is() -> None:
-    def chosen(seed: str) -> list[float | None]:
-        times = iter(range(10_000))
-        holder = Holder(Way.LATE, seed, lambda: next(times) / 100)
-        delays = [holder.delay_s(Request(api, 8, 20)) for _ in range(500) for api in (18, *Api)]
-        assert not any(delays[::5])  # of no transaction
-        assert all(holder.held[api] for api in Api)
-        assert sum(holder.held.values()) == sum(delay is not None for delay in delays)
-        assert all(0.15 <= delay <= 3.0 for delay in delays if delay is not None)
-        return delays
+@pytest.mark.parametrize("way", Way)
+def test_a_seed_fixes_what_is_held_back_and_one_now_and_then_is(way: Way) -> None:
+    def chosen(seed: str) -> list[Hold | None]:
+        times = itertools.count()
+        holder = Holder(way, seed, lambda: next(times) / 100)
+        holds = [holder.hold(Request(api, 8, 20)) for _ in range(500) for api in (18, *Api)]
+        assert not any(holds[::5])  # of no transaction
+        assert all(0 < holder.held[api] < holder.seen[api] == 500 for api in Api)
+        assert Counter(hold.way for hold in holds if hold)[way] >= holder.held.total()
+        assert all(0.1 <= hold.delay_s <= 3.0 for hold in holds if hold)
+        return holds
 
     assert chosen("1") == chosen("1") != chosen("2")
 
 
 def test_a_huge_request_is_not_held_back() -> None:
     holder = Holder(Way.AFTER_RESET, "1")
-    assert not any(holder.delay_s(Request(Api.END_TXN, 8, 5 << 20)) for _ in range(100))
+    assert not any(holder.hold(Request(api, 8, 5 << 20)) for _ in range(100) for api in Api)
 
 
 # --- the proxy --------------------------------------------------------------------------------------
@@ -102,8 +105,8 @@ class EndTxnOnly(Holder):
     def __init__(self, way: Way) -> None:
         super().__init__(way, "")
 
-    def delay_s(self, request: Request) -> float | None:
-        return _DELAY_S if request.api == Api.END_TXN else None
+    def hold(self, request: Request) -> Hold | None:
+        return Hold(self.way, _DELAY_S) if request.api == Api.END_TXN else None
 
 
 @dataclass
