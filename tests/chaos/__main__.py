@@ -68,7 +68,9 @@ def main() -> None:
 @click.option("--no-claims", is_flag=True, help="The queue has neither claims nor late acks.")
 @click.option("--no-late-acks", is_flag=True, help="The queue has no late acks.")
 @click.option(
-    "--control", metavar="NAME", help="no-start-wait, no-fencing, safe-offset, two-sends or no-late-look."
+    "--control",
+    metavar="NAME",
+    help="no-start-wait, no-fencing, safe-offset, two-sends, no-late-look or late-end-txn.",
 )
 @click.option("--scenario", metavar="NAME", help="The same scenario with the safeguard in place.")
 def run(

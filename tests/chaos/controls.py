@@ -40,12 +40,11 @@ _COUNT = 40
 _LEASE_MS = 600
 _SESSION_MS = 2_000
 _WAIT_S = 90.0
-_LATE_S, _LANDED_S = 2.5, 0.4
+_LATE_S, _LANDED_S = 2.0, 0.3
 """How late the EndTxn is; how long after it the last of the next transaction follows."""
 _PRODUCED_LAST = 3
 """Of a transaction: claim, copies, end markers. What is sent before its first AddPartitionsToTxn is
 no part of it, but a tick."""
-_MEETINGS = 2
 _HOST = b"127.0.0.1"
 _QUIET_S = 12.0
 """More than it takes with the safeguard in place: a takeover, a lease, a killed consumer's session of 6 s."""
@@ -230,7 +229,7 @@ def _late_end_txn(scene: _Scene) -> None:
     scene.tracker("tracker", scene.changes(), _behind(scene.connection, proxy, gate))
     dropper = scene.consumer("drops", drop=1000)
     gate.holder = holder = _LateEnd()
-    until(lambda: holder.met >= _MEETINGS, _WAIT_S, f"{_MEETINGS} transactions were met by a late EndTxn")
+    until(lambda: holder.met > 0, _WAIT_S, "a transaction was met by a late EndTxn")
     gate.holder = None
     dropper.kill()
     scene.rest()

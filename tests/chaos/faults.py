@@ -20,6 +20,8 @@ from .stage import Failed, Slot, Stage, until
 _START_S = 180.0
 """A broker recovers its logs after kill -9, which takes a while when the machine is busy."""
 
+_HELD_S = 60.0
+
 
 class Faults:
     """Does faults to a stage. `begin` and `end` block while they work; the schedule waits in between."""
@@ -80,15 +82,20 @@ class Faults:
 
     def _holding(self, way: Way) -> tuple[Callable[[Fault], None], Callable[[Fault], None]]:
         gates = self._stage.kafka_gates
+        mine: list[Holder] = []
 
         def begin(fault: Fault) -> None:
-            for n, gate in gates.items():
-                gate.holder = Holder(way, f"{fault.how}-{n}")
-                self._holders.append(gate.holder)
+            mine[:] = [Holder(way, f"{fault.how}-{n}") for n in gates]
+            self._holders += mine
+            for gate, holder in zip(gates.values(), mine, strict=True):
+                gate.holder = holder
 
         def end(_: Fault) -> None:
-            for gate in gates.values():
-                gate.holder = None
+            try:  # trackers may have stood still because of another fault
+                until(lambda: any(one.held[Api.END_TXN] for one in mine), _HELD_S, "an EndTxn was held back")
+            finally:
+                for gate in gates.values():
+                    gate.holder = None
 
         return begin, end
 
