@@ -61,7 +61,7 @@ class Faults:
             Kind.REQUEST_LATE: self._holding(Way.LATE),
             Kind.ANSWER_LOST: self._holding(Way.UNANSWERED),
         }
-        self._holders: list[Holder] = []
+        self._holders: list[tuple[int, Holder]] = []
 
     def begin(self, fault: Fault) -> None:
         self._actions[fault.kind][0](fault)
@@ -69,11 +69,15 @@ class Faults:
     def end(self, fault: Fault) -> None:
         self._actions[fault.kind][1](fault)
 
+    def log_of_held(self) -> list[tuple[int, list[tuple[int, str, Way, float]]]]:
+        """What Holder.log says, with the number of the tracker; once for each fault."""
+        return [(number, holder.log) for number, holder in self._holders]
+
     def held(self) -> dict[str, dict[str, tuple[int, int]]]:
         """How many requests were held back, and of how many: by what was done to them and what they were."""
         found = {}
         for way in Way:
-            of_way = [holder for holder in self._holders if holder.way is way]
+            of_way = [holder for _, holder in self._holders if holder.way is way]
             found[str(way)] = {
                 api.name: (sum(one.held[api] for one in of_way), sum(one.seen[api] for one in of_way))
                 for api in Api
@@ -86,7 +90,7 @@ class Faults:
 
         def begin(fault: Fault) -> None:
             mine[:] = [Holder(way, f"{fault.how}-{n}") for n in gates]
-            self._holders += mine
+            self._holders += zip(gates, mine, strict=True)
             for gate, holder in zip(gates.values(), mine, strict=True):
                 gate.holder = holder
 

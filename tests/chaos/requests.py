@@ -115,12 +115,14 @@ class Holder:
     """Chooses the requests of one tracker that are held back, one now and then, by dice of a seed.
 
     seen, held  how many requests there were, and how many of them were held back, by their kind
+    log         when (ms since 1970) what was done to which, and for how many seconds it was held back
     """
 
     def __init__(self, way: Way, seed: str, now: Callable[[], float] = time.monotonic) -> None:
         self.way = way
         self.seen: Counter[Api] = Counter()
         self.held: Counter[Api] = Counter()
+        self.log: list[tuple[int, str, Way, float]] = []
         self._dice = random.Random(seed)
         self._now = now
         self._free_at: dict[Api, float] = {}
@@ -129,10 +131,15 @@ class Holder:
         """What is done to this one; None: it passes as it comes."""
         if request.api not in _CHANCES:
             return None
-        api, dice = Api(request.api), self._dice
+        api = Api(request.api)
         self.seen[api] += 1
-        if request.rest > _HOLDABLE:
-            return None
+        hold = self._choose(api) if request.rest <= _HOLDABLE else None
+        if hold is not None:
+            self.log.append((int(time.time() * 1000), api.name, hold.way, round(hold.delay_s, 2)))
+        return hold
+
+    def _choose(self, api: Api) -> Hold | None:
+        dice = self._dice
         if self._now() >= self._free_at.get(api, 0.0) and dice.random() < _CHANCES[api]:
             self.held[api] += 1
             self._free_at[api] = self._now() + dice.uniform(*_PAUSE_S)

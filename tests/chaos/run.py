@@ -154,6 +154,8 @@ class _Run:
             self._faults.held(),
             self._times,
         )
+        for tracker, log in self._faults.log_of_held():
+            self._events.add("held", tracker=tracker, requests=log)
         self._events.add("end", problems=result.all_problems)
         return result
 

@@ -85,6 +85,7 @@ def test_a_seed_fixes_what_is_held_back_and_one_now_and_then_is(way: Way) -> Non
         assert not any(holds[::5])  # of no transaction
         assert all(0 < holder.held[api] < holder.seen[api] == 500 for api in Api)
         assert Counter(hold.way for hold in holds if hold)[way] >= holder.held.total()
+        assert [way for _, _, way, _ in holder.log] == [hold.way for hold in holds if hold]
         assert all(0.1 <= hold.delay_s <= 3.0 for hold in holds if hold)
         return holds
 
