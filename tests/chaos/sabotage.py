@@ -109,6 +109,10 @@ def no_late_look() -> None:
     CopyCheck.examine = lambda *_: CheckedCopies()  # type: ignore[method-assign]
 
 
+def late_end_txn() -> None:
+    """Nothing is done about requests of an earlier transaction: as it is (issue 37)."""
+
+
 def stop_before_transaction() -> None:
     """Halt (SIGSTOP) at the worst moment: it may redeliver, knows what, and has sent nothing."""
     real = Redeliverer._transact
@@ -147,6 +151,7 @@ ALL: dict[str, Callable[[], None]] = {
         safe_offset,
         no_start_wait,
         no_late_look,
+        late_end_txn,
         stop_before_transaction,
         die_within_transaction,
     )
