@@ -173,7 +173,7 @@ class _Scene:
         return verdict
 
 
-def _behind(connection: KafkaConnection, proxy: Proxy, gate: Gate) -> KafkaConnection:
+def behind(connection: KafkaConnection, proxy: Proxy, gate: Gate) -> KafkaConnection:
     """The same brokers through a gate, which changes the addresses that they tell."""
     ports: dict[int, int] = {}
     for address in connection.bootstrap.split(","):
@@ -225,7 +225,7 @@ def _late_end_txn(scene: _Scene) -> None:
     """An EndTxn is sent again after a reset of its connection, and comes late into the next transaction."""
     proxy = scene.ends.enter_context(Proxy())
     gate = proxy.gate()
-    scene.tracker("tracker", scene.changes(), _behind(scene.connection, proxy, gate))
+    scene.tracker("tracker", scene.changes(), behind(scene.connection, proxy, gate))
     dropper = scene.consumer("drops", drop=1000)
     gate.holder = holder = _LateEnd()
     until(lambda: holder.met > 0, _WAIT_S, "a transaction was met by a late EndTxn")

@@ -16,6 +16,7 @@ from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.start_markers import StartMarkerWriter, StartOutcome
 from kmqpy.kafka.copies.copy_check import CheckedCopies, CopyCheck
 from kmqpy.kafka.copies.copy_transaction import CopyTransaction
+from kmqpy.kafka.markers.open_claims import OpenClaims
 from tracker.offset_keeper import OffsetKeeper
 from tracker.redelivery.redeliverer import Redeliverer
 
@@ -110,7 +111,9 @@ def no_late_look() -> None:
 
 
 def late_end_txn() -> None:
-    """Nothing is done about requests of an earlier transaction: as it is (issue 37)."""
+    """Producers are used on after any end of a transaction, and torn transactions are not looked for."""
+    librdkafka.REPEATED_END_S = float("inf")
+    OpenClaims.torn = lambda _: []  # type: ignore[method-assign]
 
 
 def stop_before_transaction() -> None:
