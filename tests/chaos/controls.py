@@ -59,16 +59,26 @@ def run_with_cluster(name: str, out: Path, *, sabotaged: bool) -> list[str]:
 
 
 def run(
-    name: str, connection: KafkaConnection, zookeeper: ZooKeeperConnection, out: Path, *, sabotaged: bool
+    name: str,
+    connection: KafkaConnection,
+    zookeeper: ZooKeeperConnection,
+    out: Path,
+    *,
+    sabotaged: bool,
+    changes: str = "",
 ) -> Verdict:
-    """Run a scenario on given servers; raises Failed for an unknown one, or one that gets stuck."""
+    """Run a scenario on given servers; raises Failed for an unknown one, or one that gets stuck.
+
+    changes  what else is changed in its trackers and consumers, see `sabotage`
+    """
     if name not in SCENARIOS:
         raise Failed(f"--control {name}: there is none of that name; choose from {', '.join(SCENARIOS)}")
     folder = out / f"{name}-{uuid.uuid4().hex[:6]}"
     folder.mkdir(parents=True)
     with ExitStack() as ends:
         scene = _Scene(
-            replace(connection, root=f"/kmq-{folder.name}"), zookeeper, folder, ends, name, sabotaged
+            *(replace(connection, root=f"/kmq-{folder.name}"), zookeeper, folder, ends),
+            *(name, sabotaged, changes),
         )
         SCENARIOS[name](scene)
         return scene.judge()
@@ -84,6 +94,7 @@ class _Scene:
     ends: ExitStack
     control: str
     sabotaged: bool
+    also: str
 
     def __post_init__(self) -> None:
         late_acks, late_ends = self.control == "no-late-look", self.control == "late-end-txn"
@@ -101,7 +112,7 @@ class _Scene:
 
     def changes(self, *more: str) -> str:
         """What is changed in a process: `more`, and the safeguard taken out if it is to be."""
-        return ",".join([*more, *([self.control] if self.sabotaged else [])])
+        return ",".join(filter(None, [*more, self.also, self.control if self.sabotaged else ""]))
 
     def tracker(
         self, name: str, sabotage: str = "", connection: KafkaConnection | None = None

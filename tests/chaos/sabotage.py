@@ -110,9 +110,14 @@ def no_late_look() -> None:
     CopyCheck.examine = lambda *_: CheckedCopies()  # type: ignore[method-assign]
 
 
-def late_end_txn() -> None:
-    """Producers are used on after any end of a transaction, and torn transactions are not looked for."""
+def producers_used_on() -> None:
+    """A producer is used on although a request that has ended its transaction may come once more."""
     librdkafka.REPEATED_END_S = float("inf")
+
+
+def late_end_txn() -> None:
+    """Nothing is done about late requests: torn transactions are not looked for either."""
+    producers_used_on()
     OpenClaims.torn = lambda _: []  # type: ignore[method-assign]
 
 
@@ -154,6 +159,7 @@ ALL: dict[str, Callable[[], None]] = {
         safe_offset,
         no_start_wait,
         no_late_look,
+        producers_used_on,
         late_end_txn,
         stop_before_transaction,
         die_within_transaction,
