@@ -42,21 +42,21 @@ from .trackers import (
 class UnfencedTransactions(Transactions):
     """Every producer has a transactional.id of its own, so none fences a predecessor."""
 
-    def __init__(self, connection: Connection, transactional_id: str) -> None:
-        super().__init__(connection, f"{transactional_id}-{connection.process.name}")
+    def __init__(self, connection: Connection, transactional_id: str, backoff_ms: float) -> None:
+        super().__init__(connection, f"{transactional_id}-{connection.process.name}", backoff_ms)
 
 
 class PlainSends(Transactions):
     """Copies and end markers are sent one by one, by a producer that is fenced but has no transaction."""
 
-    def _send_pending(self) -> Steps:
-        yield from super()._send_pending()
-        self._end(commit=True)
-
     def _send(self, place: tuple[str, int], key: bytes | None, value: Any, headers: Any) -> Any:
+        self._broker.add_partition(self._id, self._epoch, self._by, self._number, place)
         record = super()._send(place, key, value, headers)
-        self._end(commit=True)
+        self._end_request(commit=True)()
         return record
+
+    def _end(self, *, commit: bool) -> Steps:
+        yield 0.0
 
 
 class UnsafeOffsets(OffsetKeeper):

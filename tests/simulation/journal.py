@@ -18,9 +18,13 @@ class Written(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """A transaction was committed or aborted: `txn.state` says which."""
+    """A transaction was committed or aborted: `txn.state` says which.
+
+    early  by a request of an earlier transaction of its producer, which arrived late
+    """
 
     txn: Txn
+    early: bool = False
 
 
 class Opened(NamedTuple):

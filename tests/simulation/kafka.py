@@ -83,7 +83,10 @@ class Module:
     @staticmethod
     def new_producer(connection: Connection, settings: dict[str, Any]) -> Any:
         if "transactional.id" in settings:
-            return connection.world.controls.transactions(connection, settings["transactional.id"])
+            backoff_ms = settings.get("retry.backoff.ms", 100)
+            return connection.world.controls.transactions(
+                connection, settings["transactional.id"], backoff_ms
+            )
         return PlainProducer(connection, only_errors=settings.get("delivery.report.only.error", False))
 
     @staticmethod

@@ -50,6 +50,8 @@ _SET_BACK = 0.15
 """In so many of the seeds the group is set back, once or twice, and takes some messages again."""
 _LATE_ACKS = 0.6
 """In so many of the seeds with claims the queue has late acks."""
+_LATE_REQUESTS = 0.0
+"""In so many of the seeds requests of transactional producers come twice."""
 _AIMED_FOR_MS = 1_000
 MAX_STEPS = 100_000
 _LOOK_EVERY_MS = 500
@@ -82,6 +84,7 @@ class Controls:
     copy_check: Any = CopyCheck
     last_attempts: Any = LastAttempts
     topics_change: bool = False
+    late_requests: bool = False
     claims: bool = False
     set_back: bool = False
     late_acks: bool = False
@@ -134,6 +137,8 @@ class Simulation:
         )
         self._late_rng = Random(f"late acks of {seed}")
         late_acks = claims and (self.controls.late_acks or self._late_rng.random() < _LATE_ACKS)
+        if self.controls.late_requests or Random(f"lateness of {seed}").random() < _LATE_REQUESTS:
+            world.late.begin()
         self.queue = replace(
             QUEUE_SETTINGS, redeliver_after_ms=self.lease_ms, claims=claims, late_acks=late_acks
         )
