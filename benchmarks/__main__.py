@@ -17,7 +17,6 @@ import click
 
 from benchmarks import (
     bulk,
-    claims,
     drain,
     failover,
     first_message,
@@ -59,7 +58,6 @@ WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "waiting-acks": waiting.cases,
     "lateness": lateness.cases,
     "bulk": bulk.cases,
-    "claims": claims.cases,
     "late-acks": late_acks.cases,
     "memory": memory.cases,
     "failover": failover.cases,

@@ -41,12 +41,12 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
         )
 
 
-def turn(lab: Lab, peer: str, partitions: int, count: int, *, claims: bool = True) -> Callable[[], Figures]:
+def turn(lab: Lab, peer: str, partitions: int, count: int) -> Callable[[], Figures]:
     """Return the function that measures the tracker `peer` once."""
     share = count // partitions
 
     def measure() -> Figures:
-        with lab.queue(partitions, register=True, redeliver_after_ms=1_000, claims=claims) as queue:
+        with lab.queue(partitions, register=True, redeliver_after_ms=1_000) as queue:
             lab.preload(queue, partitions, count, 100)
             for partition in range(partitions):
                 lab.fill(queue.markers_topic, partition, _starts(peer, share, partition))

@@ -30,7 +30,7 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
     count = sizes.drain_messages["medium"]
     for per_mille in _PER_MILLE:
         copies = count * per_mille // 1000
-        with lab.queue(1, claims=True, late_acks=True) as queue:
+        with lab.queue(1, late_acks=True) as queue:
             progress(f"late acks | {count:,} messages are sent, {copies:,} of them copies")
             lab.append(queue.name, _backlog(queue, count, copies))
             yield Case(

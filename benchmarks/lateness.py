@@ -44,16 +44,14 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
     )
 
 
-def turn(
-    lab: Lab, tracker: Tracker, marker_format: str, sizes: Sizes, *, claims: bool = True
-) -> Callable[[], Figures]:
+def turn(lab: Lab, tracker: Tracker, marker_format: str, sizes: Sizes) -> Callable[[], Figures]:
     """Return the function that measures `tracker` once."""
     bootstrap = lab.connection.bootstrap
     count = int(sizes.lateness_s * RATE)
 
     def measure() -> Figures:
         with (
-            lab.queue(PARTITIONS, register=True, redeliver_after_ms=LEASE_MS, claims=claims) as queue,
+            lab.queue(PARTITIONS, register=True, redeliver_after_ms=LEASE_MS) as queue,
             tracker(lab, queue, PARTITIONS),
             children.peer(
                 "sender",

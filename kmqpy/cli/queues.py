@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -40,14 +39,9 @@ _SETTINGS = (
     click.option("--max-hold", type=DURATION, help="Longest lease or extension."),
     click.option("--retention", type=DURATION, help="How long Kafka keeps messages and markers."),
     click.option(
-        "--claims/--no-claims",
-        default=None,
-        help="Redeliver nothing that is acknowledged while its redelivery is planned [yes].",
-    ),
-    click.option(
         "--late-acks/--no-late-acks",
         default=None,
-        help="Hand no copy out that is acknowledged before it is taken; needs claims, which are on [no].",
+        help="Hand no copy out that is acknowledged before it is taken [no].",
     ),
 )
 
@@ -60,13 +54,14 @@ def _setting_options(function: Any) -> Any:
 
 
 def _changes(
-    max_redeliveries: int | str | None, flags: Mapping[str, bool | None], **durations: timedelta | None
+    max_redeliveries: int | str | None, late_acks: bool | None, **durations: timedelta | None
 ) -> dict[str, int | str | bool]:
     """Return the settings that were given as options, by their names; durations in ms."""
     changes: dict[str, int | str | bool] = {
         f"{key}_ms": milliseconds(value) for key, value in durations.items() if value is not None
     }
-    changes |= {key: value for key, value in flags.items() if value is not None}
+    if late_acks is not None:
+        changes["late_acks"] = late_acks
     if max_redeliveries is not None:
         changes["max_redeliveries"] = max_redeliveries
     return changes
@@ -106,7 +101,6 @@ def create(
     redeliver_after: timedelta | None,
     max_delay: timedelta | None,
     max_hold: timedelta | None,
-    claims: bool | None,
     late_acks: bool | None,
     more: tuple[str, ...],
     **names: str | None,
@@ -123,12 +117,12 @@ def create(
       kmq --queue-url sqlite:///jobs.db queue create jobs --set requeue_to=front
     """
     name = cli.named_queue(queue)
-    flags = {"claims": claims, "late_acks": late_acks}
     changes = _changes(
-        max_redeliveries, flags, redeliver_after=redeliver_after, max_delay=max_delay, max_hold=max_hold
+        max_redeliveries, late_acks, redeliver_after=redeliver_after, max_delay=max_delay, max_hold=max_hold
     )
     if cli.url is not None:
-        cli.kafka_only(partitions=partitions, replication=replication, retention=retention, **flags, **names)
+        topics = {"partitions": partitions, "replication": replication, "retention": retention}
+        cli.kafka_only(**topics, late_acks=late_acks, **names)
         stored.create(cli.url, name, {**changes, **dict(pairs(more, "--set"))}, as_json=cli.json)
         return
     if more:
@@ -302,7 +296,6 @@ def alter(
     redeliver_after: timedelta | None,
     max_delay: timedelta | None,
     max_hold: timedelta | None,
-    claims: bool | None,
     late_acks: bool | None,
 ) -> None:
     """Change a queue while it is used.
@@ -317,7 +310,7 @@ def alter(
     """
     changes = _changes(
         max_redeliveries,
-        {"claims": claims, "late_acks": late_acks},
+        late_acks,
         redeliver_after=redeliver_after,
         max_delay=max_delay,
         max_hold=max_hold,

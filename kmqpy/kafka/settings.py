@@ -39,15 +39,15 @@ _SECRET_NAME = re.compile(
 )
 OTHER_TABLES = ("tracker", "gateway")
 """Tables of the config file that hold no settings of connections."""
-FLAGS = ("claims", "late_acks")
-"""Fields of QueueSettings that are True or False."""
+_FORMER_SETTINGS = ("claims",)
+"""Settings of queues that earlier versions stored, ignored where they are read."""
 SETTINGS_TOPIC = "kmq.queues"
 """The topic that tells clients the settings of all queues; see kmqpy.kafka.client.settings_mirror."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueSettings(QueuePolicy):
-    """The settings of a queue on Kafka: its policy, the names of its topics, group and header, two flags.
+    """The settings of a queue on Kafka: its policy, the names of its topics, group and header, a flag.
 
     Names that are left empty follow the queue's name: `<queue>__markers`, `<queue>__undelivered`, group
     `kmq-<queue>`. The registry in ZooKeeper and the topic kmq.queues hold the settings as JSON.
@@ -55,12 +55,9 @@ class QueueSettings(QueuePolicy):
     A client completes the settings that it is given from the stored ones. It raises ConfigError if both have
     a value and the values differ. Settings that were read from the store are complete.
 
-    claims     trackers look, inside the transaction of a redelivery, for acknowledgements that came after
-               they planned the redelivery (rule R27 of docs/rules.md). If the setting is off, trackers of
-               versions without claims refuse the queue
     late_acks  a client that takes a copy (a message that a tracker has appended again) hands it out only if
                nobody acknowledged or rejected the message after it was copied, and no lease or delay that
-               somebody gave it after that still runs (rule R32). Needs claims. Trackers of versions without
+               somebody gave it after that still runs (rule R32 of docs/rules.md). Trackers of versions without
                late acks refuse such a queue; clients of these versions hand such copies out
     """
 
@@ -68,7 +65,6 @@ class QueueSettings(QueuePolicy):
     dead_letter_topic: str = ""
     consumer_group: str = ""
     redelivery_count_header: str = "kmq-redelivery-count"
-    claims: bool = True
     late_acks: bool = False
 
     def __new__(cls, *_: Any, **given: Any) -> Self:  # noqa: D102
@@ -102,8 +98,6 @@ class QueueSettings(QueuePolicy):
         for key in ("consumer_group", "redelivery_count_header"):
             if not getattr(self, key).isprintable():
                 raise ConfigError(f"{key}: {getattr(self, key)!r} can't be printed")
-        if self.late_acks and not self.claims:
-            raise ConfigError("late_acks: needs claims; turn both on, or both off")
         super().__post_init__()
 
     @property
@@ -128,11 +122,10 @@ class QueueSettings(QueuePolicy):
         return told
 
     def to_json(self) -> bytes:
-        """The registry's form. Flags at their defaults are left out, for versions without these flags."""
+        """The registry's form; `late_acks` is left out where it is off, for versions that don't know it."""
         values = dataclasses.asdict(self)
-        for flag in FLAGS:
-            if values[flag] == getattr(QueueSettings, flag):
-                del values[flag]
+        if not self.late_acks:
+            del values["late_acks"]
         return json.dumps(values, sort_keys=True).encode()
 
     @classmethod
@@ -152,9 +145,10 @@ class QueueSettings(QueuePolicy):
     def stored(cls, values: Mapping[str, Any]) -> QueueSettings:
         """Settings as they are stored in the registry; raises ConfigError.
 
-        Leases below 100 ms, which earlier versions allowed, become 100 ms, because registered queues must be
+        Settings of earlier versions that there are no more are ignored. Leases below 100 ms, which earlier versions allowed, become 100 ms, because registered queues must be
         served.
         """
+        values = {key: value for key, value in values.items() if key not in _FORMER_SETTINGS}
         leases = {key: convert(key, values[key], int) for key in LEASES if key in values}
         least = {key: MIN_LEASE_MS for key, value in leases.items() if 0 <= value < MIN_LEASE_MS}
         read = build(cls, values, least)

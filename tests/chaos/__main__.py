@@ -64,7 +64,6 @@ def main() -> None:
 @click.option("--minutes", type=click.FloatRange(1), help="Scale faults and messages to so much load.")
 @click.option("--seed", type=int, help="Of the schedule; default: from the clock.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, show_default=False)
-@click.option("--no-claims", is_flag=True, help="The queue has neither claims nor late acks.")
 @click.option("--no-late-acks", is_flag=True, help="The queue has no late acks.")
 @click.option(
     "--control", metavar="NAME", help="no-start-wait, no-fencing, safe-offset, two-sends or no-late-look."
@@ -76,7 +75,6 @@ def run(
     minutes: float | None,
     seed: int | None,
     out: Path,
-    no_claims: bool,
     no_late_acks: bool,
     control: str | None,
     scenario: str | None,
@@ -88,8 +86,7 @@ def run(
         if control or scenario:
             problems = _scenario(control or scenario or "", sabotaged=bool(control), out=out)
         else:
-            settings = {"claims": not no_claims, "late_acks": not no_late_acks}
-            problems = _chaos(level or "medium", minutes, seed, out, settings)
+            problems = _chaos(level or "medium", minutes, seed, out, late_acks=not no_late_acks)
     except (Failed, ClusterError) as error:
         click.echo(f"could not run: {error}", err=True)
         sys.exit(2)
@@ -103,11 +100,13 @@ def run(
 
 
 def _chaos(
-    name: str, minutes: float | None, seed: int | None, out: Path, settings: dict[str, bool]
+    name: str, minutes: float | None, seed: int | None, out: Path, *, late_acks: bool
 ) -> list[str]:
     level = LEVELS[name] if minutes is None else LEVELS[name].scaled(minutes)
     seed = int(time.time()) % 100_000 if seed is None else seed
-    result = run_it(replace(level), seed, out, lambda text: click.echo(text, err=True), **settings)
+    result = run_it(
+        replace(level), seed, out, lambda text: click.echo(text, err=True), late_acks=late_acks
+    )
     report.write(result, out)
     click.echo(report.table(result))
     return result.all_problems

@@ -77,12 +77,10 @@ class _Scene:
     sabotaged: bool
 
     def __post_init__(self) -> None:
-        late_acks = self.control == "no-late-look"
         self.queue = QueueSettings(
             name=f"chaos-{self.folder.name}",
             redeliver_after_ms=_LEASE_MS,
-            claims=late_acks,
-            late_acks=late_acks,
+            late_acks=self.control == "no-late-look",
         )
         make_queue(self.connection, self.zookeeper, self.queue, 1)
         self.seen = Seen(max_in_flight=_COUNT, interruptions=1)

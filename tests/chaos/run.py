@@ -75,10 +75,8 @@ class Events:
             file.write(line + "\n")
 
 
-def run(
-    level: Level, seed: int, out: Path, show: Show, *, claims: bool = True, late_acks: bool = True
-) -> Result:
-    """One run; `claims` and `late_acks` are settings of its queue.
+def run(level: Level, seed: int, out: Path, show: Show, *, late_acks: bool = True) -> Result:
+    """One run; `late_acks` is the setting of its queue.
 
     Raises Failed, or ClusterError, when the servers can't even be started.
     """
@@ -89,7 +87,7 @@ def run(
     events.add("start", level=level.name, seed=seed, messages=level.messages, faults=len(faults))
     show(f"{level.name}, seed {seed}: {level.messages:,} messages, {len(faults)} faults; starting servers")
     began = time.monotonic()
-    with Stage(level, load_s(level, faults), out, claims=claims, late_acks=late_acks) as stage:
+    with Stage(level, load_s(level, faults), out, late_acks=late_acks) as stage:
         return _Run(stage, seed, faults, events, show, began).run()
 
 

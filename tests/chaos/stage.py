@@ -178,14 +178,10 @@ class Stage:
     `second` is a small queue whose messages are deleted while they are in flight.
     """
 
-    def __init__(
-        self, level: Level, load_s: float, out: Path, *, claims: bool = True, late_acks: bool = True
-    ) -> None:
+    def __init__(self, level: Level, load_s: float, out: Path, *, late_acks: bool = True) -> None:
         self.level = level
         self.out = out
-        self.queue = QueueSettings(
-            name="chaos", redeliver_after_ms=level.lease_ms, claims=claims, late_acks=claims and late_acks
-        )
+        self.queue = QueueSettings(name="chaos", redeliver_after_ms=level.lease_ms, late_acks=late_acks)
         self.second = QueueSettings(name="chaos-second", redeliver_after_ms=level.lease_ms)
         self._load_s = load_s
         self._ends = ExitStack()

@@ -57,7 +57,7 @@ def copied(queue, times=2):
 
 def late_ack_queue(make_queue, markers="jvm", **settings):
     """A queue with late acks and a tracker; `markers`: the format that its clients write."""
-    queue = make_queue(claims=True, late_acks=True, **settings)
+    queue = make_queue(late_acks=True, **settings)
     queue.markers = markers
     queue.tracker()
     return queue
@@ -162,7 +162,7 @@ def test_r32_who_has_a_copy_is_told_that_it_is_acknowledged_and_makes_no_dead_le
 
 
 def test_r32_an_acknowledged_copy_whose_taker_dies_in_its_last_attempt_is_no_dead_letter(make_queue):
-    queue = make_queue(claims=True, late_acks=True, max_redeliveries=1)
+    queue = make_queue(late_acks=True, max_redeliveries=1)
     tracker = queue.tracker()
     client = queue.client()
     queue.send(*"abc")
@@ -190,7 +190,7 @@ def test_r32_a_copy_planned_long_ago_is_examined_while_newer_ones_come(make_queu
     monkeypatch.setattr(partition_reader, "_BATCH_RECORDS", 10)
     monkeypatch.setattr(copy_check, "_MAX_KNOWN_MARKERS", 40)
     monkeypatch.setattr(copy_check, "_MAX_GAP_MARKERS", 5)
-    queue = make_queue(claims=True, late_acks=True)
+    queue = make_queue(late_acks=True)
     claim = queue.append(*naming_tick(0, CLAIM, [0]))
     key, value_, headers = codec.encode(Marker(0, 0, Op.END, by_tracker=True))
     queue.append(key, value_, [*headers, (COPY, b"0:500")])

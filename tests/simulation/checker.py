@@ -395,8 +395,6 @@ class Checker:
             if (
                 late
                 and not was_ended
-                # Without claims, nobody sees that it was taken again between plan and commit.
-                and (self.queue.claims or entry is None or entry.at < read_to)
                 and (taker is None or taker in self.history.taking_again.get(partition, ()))
             ):
                 self.problems.append(f"R30: {what} was ended as taken late, and had not been ended before")
@@ -453,8 +451,6 @@ class Checker:
 
     def _check_claim(self, end: Record, partition: int, offset: int, what: str) -> None:
         """Rules R27, R28: the transaction of `end` began with a claim, and no client's end is before that."""
-        if not self.queue.claims:
-            return
         written = [record for record in end.log.records[: end.at] if record.txn is end.txn]
         ended_at = self._late_ends.get((partition, offset))
         claim_at = written[0].at if written else end.at

@@ -48,10 +48,8 @@ class Place(NamedTuple):
 class ModelState:
     """The model's variables, as far as its invariants read them. Positions are offsets of markers."""
 
-    claims: bool
-    """The queue has claims (`TrackerClaims` of the model)."""
     late_acks: bool
-    """Its clients look for acknowledgements of what they take a copy of."""
+    """The queue's clients look for acknowledgements of what they take a copy of."""
     messages: set[Place] = field(default_factory=set)
     """Those that are visible."""
     deleted: set[Place] = field(default_factory=set)
@@ -91,7 +89,7 @@ def is_of_the_model(broker: Broker, history: History) -> bool:
 
 def model_state(broker: Broker, history: History, queue: QueueSettings) -> ModelState:
     """Read the logs of a run that `is_of_the_model`."""
-    state = ModelState(claims=queue.claims, late_acks=queue.late_acks)
+    state = ModelState(late_acks=queue.late_acks)
     state.unread.update(Place(*place) for place in history.unread)
     for partition in range(broker.partitions):
         _read_markers(state, broker, queue, partition)
@@ -152,8 +150,6 @@ def one_fate(state: ModelState) -> Iterator[str]:
 
 def ack_holds(state: ModelState) -> Iterator[str]:
     """R27, R28: no committed transaction redelivers what was acknowledged before its first record."""
-    if not state.claims:
-        return
     for message, transactions in state.copied_by.items():
         for transaction in transactions:
             claim = state.first_of.get((transaction, message.partition), 0)

@@ -65,13 +65,11 @@ class Plan:
 
 @dataclass
 class State:
-    """The model's variables of one partition.
+    """The model's variables of one partition; `TrackerClaims` is TRUE.
 
-    claims     the constant TrackerClaims
     late_acks  the constants TakerLooks and TrackerLooks
     """
 
-    claims: bool
     late_acks: bool
     end: int = 0
     """NextPosition of the log."""
@@ -169,17 +167,16 @@ class Protocol(State):
         since = [one for one in self.windows if ended < one.at < end and one.again and one.first <= m]
         return not since and any(one.at < ended and one.first <= m < one.end for one in self.windows)
 
-    def tracker_begins(self, tx: Any, at: int | None, ms: Collection[int] | None) -> None:
+    def tracker_begins(self, tx: Any, at: int | None, ms: Collection[int]) -> None:
         """`at`, `ms`: where its claim stands, and what that names; None: it makes none."""
         plan = self.tracker
         _need(plan.step == "planned", "it has no plan")
-        _need(self.claims == (ms is not None), "it makes no claim" if self.claims else "it makes a claim")
-        if ms is not None and at is not None:
-            _need(set(ms) == plan.ms, f"it claims {sorted(ms)}, and planned {sorted(plan.ms)}")
-            self.open[tx] = at
-            self.end = at + 1
-        plan.step = "copying" if ms is None else "claimed"
-        plan.tx, plan.left = tx, set(plan.ms)
+        _need(at is not None, "it makes no claim")
+        assert at is not None
+        _need(set(ms) == plan.ms, f"it claims {sorted(ms)}, and planned {sorted(plan.ms)}")
+        self.open[tx] = at
+        self.end = at + 1
+        plan.step, plan.tx, plan.left = "claimed", tx, set(plan.ms)
 
     def tracker_decides(self, dropped: Collection[int], at: int | None = None) -> None:
         """`at`: where it lists what it drops; it may drop more, of which the model does not know."""

@@ -3,7 +3,6 @@
 Some steps can't be seen in a log, and are put in where they must have been:
 
 - A plan is a step of the moment when all before its position was decided.
-- What a transaction is to end where there are no claims, is what it ends.
 - A tracker decides before it writes its first end marker, if it drops nothing.
 - A client looks after its take, and some time before it hands the copy out. So what stands before the take
   decides; what stands behind it may count or not.
@@ -68,9 +67,7 @@ class _Replay:
         self._broker = broker
         self._queue = queue
         self._unread = unread
-        self._parts = [
-            Protocol(claims=queue.claims, late_acks=queue.late_acks) for _ in range(broker.partitions)
-        ]
+        self._parts = [Protocol(late_acks=queue.late_acks) for _ in range(broker.partitions)]
         self._plans: dict[tuple[str, int], list[Planned]] = defaultdict(list)
         self._ends: dict[Txn, set[int]] = defaultdict(set)
         """What transactions of trackers end."""

@@ -44,12 +44,10 @@ _CLOCK_LEAD_MS = 10_000
 """By how much a tracker may take the broker's time for later than it is: for as long as its tick took."""
 _TOPICS_CHANGE = 0.15
 """In so many of the seeds the topics of the queue are recreated, once or twice."""
-_CLAIMS = 0.4
-"""In so many of the seeds the queue has claims."""
 _SET_BACK = 0.15
 """In so many of the seeds the group is set back, once or twice, and takes some messages again."""
 _LATE_ACKS = 0.6
-"""In so many of the seeds with claims the queue has late acks."""
+"""In so many of the seeds the queue has late acks."""
 _LATE_REQUESTS = 0.0
 """In so many of the seeds requests of transactional producers come twice."""
 _AIMED_FOR_MS = 1_000
@@ -85,10 +83,9 @@ class Controls:
     last_attempts: Any = LastAttempts
     topics_change: bool = False
     late_requests: bool = False
-    claims: bool = False
     set_back: bool = False
     late_acks: bool = False
-    """Each: in every seed; late acks have claims."""
+    """Each: in every seed."""
 
 
 @dataclass
@@ -132,16 +129,11 @@ class Simulation:
         self.aim = rng.choice((1, 8))
         self.fault_rate = rng.choice((0.002, 0.008))
         self.lease_ms = rng.choice((150, 400, 1_000))
-        claims = (
-            self.controls.claims or self.controls.late_acks or Random(f"claims of {seed}").random() < _CLAIMS
-        )
         self._late_rng = Random(f"late acks of {seed}")
-        late_acks = claims and (self.controls.late_acks or self._late_rng.random() < _LATE_ACKS)
+        late_acks = self.controls.late_acks or self._late_rng.random() < _LATE_ACKS
         if self.controls.late_requests or Random(f"lateness of {seed}").random() < _LATE_REQUESTS:
             world.late.begin()
-        self.queue = replace(
-            QUEUE_SETTINGS, redeliver_after_ms=self.lease_ms, claims=claims, late_acks=late_acks
-        )
+        self.queue = replace(QUEUE_SETTINGS, redeliver_after_ms=self.lease_ms, late_acks=late_acks)
         self.partitions = rng.choice((1, 2, 3))
         self.broker = Broker(world, TOPICS, self.partitions)
         self.group = Group(world, self.partitions)

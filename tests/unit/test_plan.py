@@ -80,7 +80,7 @@ class TestRedelivery:
         assert copy.headers == (*ORIGIN, (ANCESTORS, b"4:70,4:99"), (COUNT, b"\x02"))
 
     def test_where_the_queue_has_late_acks_it_says_from_where_to_look_for_them(self):
-        queue = QueueSettings(name="jobs", claims=True, late_acks=True, max_redeliveries=2)
+        queue = QueueSettings(name="jobs", late_acks=True, max_redeliveries=2)
 
         def copied(headers, position):
             record = Original(70, 0, None, None, headers)
@@ -363,7 +363,6 @@ def test_what_send_takes_is_copied_until_it_is_a_dead_letter_and_back(header, re
         name="q" * 230,
         redelivery_count_header="c" * 200,
         max_redeliveries=300,
-        claims=True,
         late_acks=True,
     )
     many = MAX_MESSAGE_BYTES // size_of(None, None, (header,))

@@ -174,19 +174,20 @@ class TestQueueSettings:
             b'"redeliver_after_ms": 30000, "redelivery_count_header": "kmq-redelivery-count"}'
         )
 
-    def test_claims_are_stored_where_they_are_off(self):
-        settings = QueueSettings(name="q", claims=False)
-        assert b'"claims": false' in settings.to_json()
-        assert QueueSettings.from_json(settings.to_json()) == settings
-        assert QueueSettings.from_json(QueueSettings(name="q").to_json()).claims is True
-        with pytest.raises(ConfigError, match="claims"):
-            QueueSettings.from_json(b'{"name": "q", "claims": 1}')
-
-    def test_late_acks_need_claims(self):
+    def test_late_acks_are_stored_where_they_are_on(self):
         settings = QueueSettings(name="q", late_acks=True)
+        assert b'"late_acks": true' in settings.to_json()
         assert QueueSettings.from_json(settings.to_json()) == settings
-        with pytest.raises(ConfigError, match="late_acks: needs claims"):
-            QueueSettings(name="q", claims=False, late_acks=True)
+
+    @pytest.mark.parametrize("claims", ["true", "false", "1"])
+    def test_what_an_earlier_version_stored_of_claims_is_ignored(self, claims):
+        """It had them as a setting; now every redelivery has one."""
+        data = b'{"claims": %s, "max_redeliveries": 7, "name": "q"}' % claims.encode()
+        settings = QueueSettings(name="q", max_redeliveries=7)
+        assert QueueSettings.from_json(data) == QueueSettings.from_json(data, newer=True) == settings
+        assert decode_queue("q", data) == (settings, False)
+        with pytest.raises(ConfigError, match="claim"):
+            QueueSettings.from_json(data.replace(b"claims", b"claim"))
 
     def test_zero_is_fine(self):
         settings = QueueSettings(name="q", max_redeliveries=0, max_delay_ms=0)

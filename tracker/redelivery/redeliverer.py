@@ -377,7 +377,7 @@ class Redeliverer:
         return claim
 
     def _claim(self, offsets: Sequence[int], last_copies: Mapping[int, int]) -> Claim | None:
-        if not self.queue.claims or self._since_plan is None:
+        if self._since_plan is None:
             return None
         within_s = self._settings.effective_transaction_timeout_ms / 2000
         return Claim(self._partition, offsets, self._since_plan, self._last_attempts, within_s, last_copies)

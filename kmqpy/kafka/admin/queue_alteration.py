@@ -11,10 +11,10 @@ from kmqpy.core.settings import build, nearest
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.admin.context import AdminContext, queue_not_found
 from kmqpy.kafka.retention import check_retention
-from kmqpy.kafka.settings import FLAGS, QueueSettings
+from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_names import topics_of
 
-ALTERABLE = ("max_redeliveries", "redeliver_after_ms", "max_delay_ms", "max_hold_ms", *FLAGS)
+ALTERABLE = ("max_redeliveries", "redeliver_after_ms", "max_delay_ms", "max_hold_ms", "late_acks")
 """The settings of a queue that can be changed while it exists."""
 
 
