@@ -18,13 +18,15 @@ class Written(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """A transaction was committed or aborted: `txn.state` says which.
-
-    early  by a request of an earlier transaction of its producer, which arrived late
-    """
+    """A transaction was committed or aborted: `txn.state` says which."""
 
     txn: Txn
-    early: bool = False
+
+
+class EndedLong(NamedTuple):
+    """To end a transaction took this producer so long that it may have sent the request for it twice."""
+
+    transactional_id: str
 
 
 class Opened(NamedTuple):

@@ -312,6 +312,7 @@ class Txn:
     """A transaction: state open, committed or aborted.
 
     number  which one of its producer's it is
+    early   a request of an earlier one has ended it, which arrived late
     places  what was added to it: records come in there only
     """
 
@@ -319,6 +320,7 @@ class Txn:
     by: str
     number: int
     state: str = "open"
+    early: bool = False
     places: set[tuple[str, int]] = field(default_factory=set)
     logs: list["Log"] = field(default_factory=list)
 
@@ -509,15 +511,16 @@ class Broker:
             return False
         found.txn = None
         found.last = txn.state = outcome
+        txn.early = txn.number > number
         found.ending = txn
-        self._decided(txn, early=txn.number > number)
+        self._decided(txn)
         for log in txn.logs:
             self.world.at(self.world.latency(), lambda log=log: log.finish(txn))
-        return txn.number > number
+        return txn.early
 
-    def _decided(self, txn: Txn, *, early: bool = False) -> None:
+    def _decided(self, txn: Txn) -> None:
         if txn.logs:  # else nobody can know that there was one
-            self.world.journal.append(Decided(txn, early))
+            self.world.journal.append(Decided(txn))
 
     def _checked(self, transactional_id: str, epoch: int) -> _Coordinator:
         found = self._coordinators[transactional_id]

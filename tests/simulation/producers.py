@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kmqpy.kafka.markers import codec
 
 from .connection import REQUEST_TIMEOUT_MS, Connection
+from .journal import EndedLong
 from .late_requests import ADD, END, INIT, PRODUCE
 from .model import Fenced, InvalidTxnState, Record, Steps, decoded
 
@@ -308,6 +309,7 @@ class Transactions:
         self._answered(end)
         if self._world.now - began >= NOTICED_AFTER_MS:
             self._ended_long.add(self._number)
+            self._world.journal.append(EndedLong(self._id))
         self._world.trace(self._by, "transaction committed" if commit else "transaction aborted")
 
     def _end_request(self, *, commit: bool) -> Callable[[], None]:
