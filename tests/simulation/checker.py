@@ -48,9 +48,9 @@ class History:
     lost: Counter[str] = field(default_factory=Counter)
     """How many messages clients were told to be lost."""
     delivered: Counter[bytes] = field(default_factory=Counter)
-    handouts: list[tuple[int, str, int, int, int, int]] = field(default_factory=list)
+    handouts: list[tuple[int, str, int, int, int, int, int]] = field(default_factory=list)
     """Who was given what: the number of the topics, name, partition, offset, the end of the markers it had
-    read, the broker's time."""
+    read, the broker's time, the end of the markers then."""
     waits: list[tuple[int, str, int, int, int]] = field(default_factory=list)
     """Who was told that an end marker is written: the number of the topics, name, partition, offset, the end
     of the markers then."""
@@ -103,6 +103,7 @@ class History:
                 message.offset,
                 recovered,
                 self.broker.time_ms(),
+                self.broker.logs[f"{message.queue}__markers", message.partition].end,
             )
         )
 
@@ -521,7 +522,7 @@ class Checker:
         """
         if self.history.markers_deleted:
             return
-        for number, name, where, offset, recovered, at_ms in self.history.handouts:
+        for number, name, where, offset, recovered, at_ms, end in self.history.handouts:
             if (number, where) != (self._number, partition):
                 continue
             # Where the group was set back, what was started before is started again; and until somebody has
@@ -542,7 +543,7 @@ class Checker:
             taken_at = [record.at for record, _ in takes[offset] if record.by == name]
             if self.queue.late_acks and not self.broker.past and taken_at:
                 reliable = self.strict_time and not self.history.clock_lead_ms
-                problem = self._late_acks.handed_out(offset, taken_at[0], at_ms if reliable else None)
+                problem = self._late_acks.handed_out(offset, taken_at[0], end, at_ms if reliable else None)
                 if problem is not None:
                     self.problems.append(f"{problem}; {name} was given it, in {partition}")
             own_takes = [record for record in starts_of_it if record.by == name]

@@ -103,7 +103,7 @@ def model_state(broker: Broker, history: History, queue: QueueSettings) -> Model
         for record in broker.logs[queue.dead_letter_topic, partition].records:
             if record.is_data:
                 _read_copy(state, record, queue)
-    for _, name, partition, offset, _, _ in history.handouts:
+    for _, name, partition, offset, *_ in history.handouts:
         place = Place(partition, offset)
         own = [position for position, by in state.takes[place] if by == name]
         if own:

@@ -79,14 +79,15 @@ class LateAckJudge:
             fits = not marker.counts and marker.redeliver_after_ms <= max(waits, default=0)
         return None if fits else f"R33: {by} asked for {marker}, and nobody for it: {reasons}"
 
-    def handed_out(self, offset: int, taken_at: int, at_ms: int | None) -> str | None:
+    def handed_out(self, offset: int, taken_at: int, end: int, at_ms: int | None) -> str | None:
         """A copy was handed out whose start marker stands at `taken_at`; returns what is wrong with that.
 
-        `at_ms`: when, by the broker's clock; None: the clock can't be relied on.
+        `end`: where the markers ended then; `at_ms`: when, by the broker's clock; None: the clock can't be
+        relied on.
         """
         if (late := self._acknowledged(offset, taken_at)) is not None:
             return f"R32: {offset}, taken at {taken_at}, {late}"
-        for operation in self._late(offset, taken_at):
+        for operation in self._late(offset, taken_at, end):
             if operation.marker.op is Op.DEAD_LETTER:
                 return f"R32: {offset}, taken at {taken_at}, was rejected at {operation.at}"
             if at_ms is not None and operation.due_ms > at_ms:
@@ -113,10 +114,13 @@ class LateAckJudge:
                 return f"is a copy of {one}, ended at {late[0].at}"
         return None
 
-    def _late(self, offset: int, before: int) -> Iterator[_Operation]:
-        """What applies of the late operations of each message of which this is a copy."""
+    def _late(self, offset: int, before: int, end: int) -> Iterator[_Operation]:
+        """What applies of the late operations of each message of which this is a copy.
+
+        A claim before `end` may be known to who takes the copy: its tracker has applied what stands before it.
+        """
         for copy, one in pairwise(self._chain(offset)):
-            since = max([self._copies[copy].claim_at, *(at for at in self._claims[one] if at < before)])
+            since = max([self._copies[copy].claim_at, *(at for at in self._claims[one] if at < end)])
             applies: _Operation | None = None
             for operation in self._operations[one]:
                 if not since < operation.at < before:

@@ -198,12 +198,10 @@ class Protocol(State):
         since = [one for one in self.windows if ended < one.at < end and one.again and one.first <= m]
         return not since and any(one.at < ended and one.first <= m < one.end for one in self.windows)
 
-    def tracker_begins(self, tx: Any, at: int | None, ms: Collection[int]) -> None:
-        """`at`, `ms`: where its claim stands, and what that names; None: it makes none."""
+    def tracker_begins(self, tx: Any, at: int, ms: Collection[int]) -> None:
+        """`at`, `ms`: where its claim stands, and what that names."""
         plan = self.tracker
         _need(plan.step == "planned", "it has no plan")
-        _need(at is not None, "it makes no claim")
-        assert at is not None
         _need(set(ms) == plan.ms, f"it claims {sorted(ms)}, and planned {sorted(plan.ms)}")
         self.open[tx] = at
         self.end = at + 1

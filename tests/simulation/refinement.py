@@ -22,7 +22,6 @@ from kmqpy.kafka.markers.codec import ACKNOWLEDGED, Op
 from kmqpy.kafka.markers.entry import SnapshotRow, TakenRun
 from kmqpy.kafka.markers.finished import WINDOW
 from kmqpy.kafka.markers.late_operations import PLANNED_AT, read_planned_at
-from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
 from kmqpy.kafka.settings import QueueSettings
 
 from .journal import Acked, Decided, HandedOut, Journal, Opened, Planned, Stored, Written
@@ -40,18 +39,12 @@ def refused_steps(
     unread  partition and offset of copies of which a tracker could not find out if they were acknowledged
     """
     replay = _Replay(broker, queue, unread)
-    replay.learn_ends(journal)
     for number, event in enumerate(journal):
         try:
             replay.step(event)
         except NotEnabled as why:
             yield f"{replay.action}: {replay.who}, step {number}: {why}"
             return
-
-
-def _original_of(copy: Record) -> int:
-    here = RecordPlace(copy.topic(), copy.partition(), copy.at)
-    return read_ancestors(m.last_header(m.headers_of(copy.headers()), ANCESTORS), here)[-1].offset
 
 
 def _messages(row: SnapshotRow) -> Iterator[int]:
@@ -69,20 +62,8 @@ class _Replay:
         self._unread = unread
         self._parts = [Protocol(late_acks=queue.late_acks) for _ in range(broker.partitions)]
         self._plans: dict[tuple[str, int], list[Planned]] = defaultdict(list)
-        self._ends: dict[Txn, set[int]] = defaultdict(set)
-        """What transactions of trackers end."""
         self._records: dict[Txn, list[Record]] = defaultdict(list)
         self._begun: set[Txn] = set()
-
-    def learn_ends(self, journal: Journal) -> None:
-        """What each transaction copies or ends, for those that do not say it at their begin."""
-        for event in journal:
-            if isinstance(event, Written) and (record := event.record).txn is not None:
-                if self._is_marker(record):
-                    ends = [one.offset for one in decoded(record) if one.op is Op.END and one.offset >= 0]
-                    self._ends[record.txn].update(ends)
-                elif record.copied:
-                    self._ends[record.txn].add(_original_of(record))
 
     @singledispatchmethod
     def step(self, event: object) -> None:
@@ -167,16 +148,16 @@ class _Replay:
 
     def _has_begun(self, txn: Txn, partition: int) -> None:
         if txn not in self._begun:
-            self._begin(txn, partition, None, None)
+            self._at("TrackerBegins", txn.by, partition)
+            raise NotEnabled("it makes no claim")
 
-    def _begin(self, txn: Txn, partition: int, at: int | None, claimed: set[int] | None) -> None:
+    def _begin(self, txn: Txn, partition: int, at: int, claimed: set[int]) -> None:
         self._begun.add(txn)
-        ms = self._ends[txn] if claimed is None else claimed
-        plans = [one for one in self._plans[txn.by, partition] if ms <= set(one.offsets)]
+        plans = [one for one in self._plans[txn.by, partition] if claimed <= set(one.offsets)]
         part = self._at("TrackerPlans", txn.by, partition)
         if not plans:
-            raise NotEnabled(f"it has no plan for {sorted(ms)}")
-        part.tracker_plans(ms, plans[-1].position, plans[-1].taken_late)
+            raise NotEnabled(f"it has no plan for {sorted(claimed)}")
+        part.tracker_plans(claimed, plans[-1].position, plans[-1].taken_late)
         self._at("TrackerBegins", txn.by, partition).tracker_begins(txn, at, claimed)
 
     def _marker(self, record: Record) -> None:

@@ -318,6 +318,7 @@ class Simulation:
         if duration_ms is None:
             duration_ms = self.rng.choice((500, 4_000)) * (0.5 + self.world.random())
         process.paused_until = self.world.now + duration_ms
+        process.stood_still = True
         self.counts["pauses"] += 1
         self.world.trace(process.name, f"paused for {duration_ms:.0f} ms")
         self._went_silent(process)
@@ -330,7 +331,6 @@ class Simulation:
     def _stall_client(self, process: Process) -> None:
         """A client stands still between fetching messages and writing their start markers."""
         if self.world.faults and self._client_rng.random() < self._client_stall_rate:
-            process.stood_still = True
             self._pause(process, self._client_rng.choice((2_500, 4_000)))
 
     def _set_group_back(self) -> None:
