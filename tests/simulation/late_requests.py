@@ -33,7 +33,6 @@ class LateRequests:
         self._rates[END] = rng.choice((0.1, 0.3))
         self._unnoticed = rng.random() < _UNNOTICED
 
-
     def breaks(self, request: str) -> bool:
         """Whether a connection breaks now, after this request was sent."""
         rate = self._rates.get(request, 0.0)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.lineage import COPY, read_copies
 
 from .connection import REQUEST_TIMEOUT_MS, Connection
 from .journal import EndedLong
@@ -342,10 +343,23 @@ class Transactions:
 
 
 def _note_ends(end: Record, copies: list[Record]) -> None:
-    """Note which end marker is of which copy: they come after the copies, in the same order."""
-    for marker in [one for one in decoded(end) if one.offset >= 0][: len(copies)]:
-        copy = end.copies[marker.offset] = copies.pop(0)
+    """Note which end marker is of which copy: they come after the copies, in the same order.
+
+    Those without copies in the same transaction name the copies of another one.
+    """
+    ended = [one.offset for one in decoded(end) if one.offset >= 0]
+    for offset, copy in zip(ended, copies or _named_copies(end, len(ended)), strict=False):
+        end.copies[offset] = copy
         copy.has_end = True
+    del copies[: len(ended)]
+
+
+def _named_copies(end: Record, count: int) -> list[Record]:
+    """Which an end marker names."""
+    logs = end.log.broker.logs
+    named = dict(end.headers()).get(COPY)
+    places = read_copies(named, Connection.queue_topic, count) if named else []
+    return [logs[topic, partition].records[offset] for topic, partition, offset in places]
 
 
 def shown(key: bytes | None, value: Any, headers: Any = ()) -> str:

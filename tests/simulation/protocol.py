@@ -16,7 +16,15 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 NOT_IN_KMQPY = frozenset(
-    ("ClientBegins", "ClientEnds", "ClientLooks", "ClientCommits", "ClientIsRefused", "Retention", "TrackerFences")
+    (
+        "ClientBegins",
+        "ClientEnds",
+        "ClientLooks",
+        "ClientCommits",
+        "ClientIsRefused",
+        "Retention",
+        "TrackerFences",
+    )
 )
 """Actions of the model that no method has: those of clients' transactions, deletion of markers, and a new
 epoch that is no take-over."""
@@ -290,7 +298,9 @@ class Protocol(State):
             if copy is not None:
                 self.parent[copy], self.planned[copy] = m, self.planned_from(m)
             else:
-                _need(plan.step == "copying" or m not in self.parent, f"dead letter {m} before it has decided")
+                _need(
+                    plan.step == "copying" or m not in self.parent, f"dead letter {m} before it has decided"
+                )
                 self._need_unacked(m)
         self.torn.append(Torn(self.open.pop(tx), copies))
         self.committed.add(tx)
