@@ -289,10 +289,13 @@ class Protocol(State):
     def late_end_txn(self, tx: Any, copies: Mapping[int, int | None]) -> None:
         """A request of an earlier transaction commits this one, which has copies that it has not ended.
 
+        So may another request, what was written since: once more the same transaction for the model.
+
         copies  by message: its copy, None for a dead letter
         """
         plan = self.tracker
-        _need(plan.tx is tx and tx in self.open, "it has no such transaction")
+        is_first = tx in self.open
+        _need(plan.tx is tx and (is_first or tx in self.committed), "it has no such transaction")
         _need(copies.keys() <= plan.left - plan.late, f"{sorted(copies)} are not in its plan")
         for m, copy in copies.items():
             if copy is not None:
@@ -302,9 +305,9 @@ class Protocol(State):
                     plan.step == "copying" or m not in self.parent, f"dead letter {m} before it has decided"
                 )
                 self._need_unacked(m)
-        self.torn.append(Torn(self.open.pop(tx), copies))
+        plan.left -= copies.keys()
+        self.torn.append(Torn(self.open.pop(tx) if is_first else self.torn[-1].at, copies))
         self.committed.add(tx)
-        self.tracker_is_refused()
 
     def tracker_mends(self, m: int, copy: int | None, at: int, by: str) -> None:
         """`copy`: what its end marker names; None for a dead letter."""
@@ -351,7 +354,7 @@ class Protocol(State):
 
     def _need_unacked(self, m: int) -> None:
         """~AckedLate, of what becomes a dead letter."""
-        claim_at = self.open[self.tracker.tx]
+        claim_at = self.open.get(self.tracker.tx, self.torn[-1].at if self.torn else 0)
         if self.late_acks and m in self.parent:
             acked = self.is_acked(m, self.planned[m], claim_at)
             _need(not acked, f"{m}, claimed at {claim_at}, was acknowledged")

@@ -115,13 +115,14 @@ class _Replay:
             for record in self._mends[txn]:
                 self._mend(record)
             return
-        self._has_begun(txn, partition)
-        is_whole = part.tracker.step == "copying" and not part.tracker.left
-        if txn.early and not is_whole:
+        claimed = txn if txn in self._begun else part.tracker.tx
+        is_whole = claimed is txn and part.tracker.step == "copying" and not part.tracker.left
+        if txn.early and not is_whole and claimed is not None and claimed.number == txn.number:
             made = {_original_of(one): self._in_queue(one) for one in copies}
             torn = {m: copy for m, copy in made.items() if m in part.tracker.left}
-            self._at("LateEndTxn", txn.by, partition).late_end_txn(txn, torn)
+            self._at("LateEndTxn", txn.by, partition).late_end_txn(claimed, torn)
         else:
+            self._has_begun(txn, partition)
             self._settle(txn, partition)
             self._at("TrackerCommits", txn.by, partition).tracker_commits()
 
