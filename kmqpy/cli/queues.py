@@ -121,8 +121,8 @@ def create(
         max_redeliveries, late_acks, redeliver_after=redeliver_after, max_delay=max_delay, max_hold=max_hold
     )
     if cli.url is not None:
-        topics = {"partitions": partitions, "replication": replication, "retention": retention}
-        cli.kafka_only(**topics, late_acks=late_acks, **names)
+        of_topics = {"partitions": partitions, "replication": replication, "retention": retention}
+        cli.kafka_only(**of_topics, late_acks=late_acks, **names)
         stored.create(cli.url, name, {**changes, **dict(pairs(more, "--set"))}, as_json=cli.json)
         return
     if more:

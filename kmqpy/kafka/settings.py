@@ -57,8 +57,8 @@ class QueueSettings(QueuePolicy):
 
     late_acks  a client that takes a copy (a message that a tracker has appended again) hands it out only if
                nobody acknowledged or rejected the message after it was copied, and no lease or delay that
-               somebody gave it after that still runs (rule R32 of docs/rules.md). Trackers of versions without
-               late acks refuse such a queue; clients of these versions hand such copies out
+               somebody gave it after that still runs (rule R32 of docs/rules.md). Trackers of versions
+               without late acks refuse such a queue; clients of these versions hand such copies out
     """
 
     markers_topic: str = ""
@@ -145,8 +145,8 @@ class QueueSettings(QueuePolicy):
     def stored(cls, values: Mapping[str, Any]) -> QueueSettings:
         """Settings as they are stored in the registry; raises ConfigError.
 
-        Settings of earlier versions that there are no more are ignored. Leases below 100 ms, which earlier versions allowed, become 100 ms, because registered queues must be
-        served.
+        Leases below 100 ms, which earlier versions allowed, become 100 ms, and settings of earlier versions
+        that no longer exist are ignored, because registered queues must be served.
         """
         values = {key: value for key, value in values.items() if key not in _FORMER_SETTINGS}
         leases = {key: convert(key, values[key], int) for key in LEASES if key in values}

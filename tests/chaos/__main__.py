@@ -99,14 +99,10 @@ def run(
     click.echo("every promise was kept")
 
 
-def _chaos(
-    name: str, minutes: float | None, seed: int | None, out: Path, *, late_acks: bool
-) -> list[str]:
+def _chaos(name: str, minutes: float | None, seed: int | None, out: Path, *, late_acks: bool) -> list[str]:
     level = LEVELS[name] if minutes is None else LEVELS[name].scaled(minutes)
     seed = int(time.time()) % 100_000 if seed is None else seed
-    result = run_it(
-        replace(level), seed, out, lambda text: click.echo(text, err=True), late_acks=late_acks
-    )
+    result = run_it(replace(level), seed, out, lambda text: click.echo(text, err=True), late_acks=late_acks)
     report.write(result, out)
     click.echo(report.table(result))
     return result.all_problems

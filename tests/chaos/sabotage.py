@@ -51,7 +51,8 @@ def two_sends() -> None:
 def no_fencing() -> None:
     """Every tracker has a transactional.id of its own, so that none fences its predecessor.
 
-    Nor does it look before a commit whether it leads.
+    Nor does it look before a commit whether it leads, nor make a claim, from which it would learn what its
+    successor has copied.
     """
     make, transact = librdkafka.new_producer, Redeliverer._transact
 
@@ -61,11 +62,12 @@ def no_fencing() -> None:
             own["transactional.id"] += f"-{uuid.uuid4().hex}"
         return make(connection, own)
 
-    def transact_unseen(self: Redeliverer, batch: Any, gone: Any, _may_go_on: Any) -> None:
-        transact(self, batch, gone, lambda: True)
+    def transact_unseen(self: Redeliverer, batch: Any, gone: Any, _may_go_on: Any) -> Any:
+        return transact(self, batch, gone, lambda: True)
 
     librdkafka.new_producer = unfenced
     Redeliverer._transact = transact_unseen  # type: ignore[method-assign]
+    Redeliverer._claim = lambda *_: None  # type: ignore[method-assign]
 
 
 def safe_offset() -> None:
@@ -112,14 +114,14 @@ def stop_before_transaction() -> None:
     real = Redeliverer._transact
     stopped = threading.Event()
 
-    def transact(self: Redeliverer, *arguments: Any) -> None:
+    def transact(self: Redeliverer, *arguments: Any) -> Any:
         if not stopped.is_set():
             stopped.set()
             os.kill(os.getpid(), signal.SIGSTOP)
             # The kernel may let this thread run on for a moment; what it then gave to librdkafka would be
             # too old to be sent when the process goes on.
             time.sleep(0.5)
-        real(self, *arguments)
+        return real(self, *arguments)
 
     Redeliverer._transact = transact  # type: ignore[method-assign]
 

@@ -120,7 +120,7 @@ class LateAckJudge:
     def _late(self, offset: int, before: int, end: int) -> Iterator[_Operation]:
         """What applies of the late operations of each message of which this is a copy.
 
-        A claim before `end` may be known to who takes the copy: its tracker has applied what is before it.
+        Who takes the copy may have read a claim before `end`: its tracker has applied what stands before it.
         """
         for copy, one in pairwise(self._chain(offset, before)):
             since = max([self._copies[copy].claim_at, *(at for at in self._claims[one] if at < end)])
