@@ -54,6 +54,13 @@ def _original_of(copy: Record) -> int:
     return read_ancestors(m.last_header(m.headers_of(copy.headers()), ANCESTORS), here)[-1].offset
 
 
+def _claimed_by(part: Protocol, txn: Txn) -> Txn:
+    """The transaction with the claim of this one, which is a part of it if that was ended early."""
+    claimed = part.tracker.tx
+    is_part = claimed is not None and claimed.early and (claimed.by, claimed.number) == (txn.by, txn.number)
+    return claimed if is_part else txn
+
+
 def _messages(row: SnapshotRow) -> Iterator[int]:
     if isinstance(row, TakenRun):
         yield from (row.first + bit for bit in range(row.bits.bit_length()) if row.bits >> bit & 1)
@@ -104,7 +111,7 @@ class _Replay:
                 part.open.pop(txn, None)
         else:
             for part in self._parts:
-                part.some_transaction_aborts(txn)
+                part.some_transaction_aborts(_claimed_by(part, txn))
         for record in self._records.pop(txn, ()):
             self._appears(record)
 
@@ -115,9 +122,9 @@ class _Replay:
             for record in self._mends[txn]:
                 self._mend(record)
             return
-        claimed = txn if txn in self._begun else part.tracker.tx
+        claimed = _claimed_by(part, txn)
         is_whole = claimed is txn and part.tracker.step == "copying" and not part.tracker.left
-        if txn.early and not is_whole and claimed is not None and claimed.number == txn.number:
+        if txn.early and not is_whole and claimed in self._begun:
             made = {_original_of(one): self._in_queue(one) for one in copies}
             torn = {m: copy for m, copy in made.items() if m in part.tracker.left}
             self._at("LateEndTxn", txn.by, partition).late_end_txn(claimed, torn)
