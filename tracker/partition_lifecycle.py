@@ -7,13 +7,14 @@ brings the broker's time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from kmqpy.errors import Unavailable
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.markers.entry import Entry
+from kmqpy.kafka.markers.open_claims import TornClaim
 from kmqpy.kafka.settings import QueueSettings
 from tracker.background import Pool
 from tracker.context import TrackerContext
@@ -92,6 +93,9 @@ class PartitionLifecycle:
             return
         if part.phase is not TrackingPhase.ACTIVE:
             return
+        if torn := part.state.claims.torn():  # before their messages are copied a second time
+            self._submit(part, partial(self._redelivery.mend, part, torn), partial(self._mended, part, torn))
+            return
         entries = part.due(self._settings.max_batch_messages * 5)
         if entries:
             state = part.state
@@ -118,7 +122,7 @@ class PartitionLifecycle:
         self._metrics.hide(*part.key)
 
     def _add(self, key: Partition, epoch: int, queue: QueueSettings) -> None:
-        redeliverer = Redeliverer(self._connection, queue, key[1], self._settings)
+        redeliverer = Redeliverer(self._connection, queue, key[1], self._settings, self._clock)
         lead_ms = self._settings.max_clock_lead_ms
         self._partitions[key] = OwnedPartition(key, epoch, queue, redeliverer, lead_ms)
         self._metrics.begin(key[0])
@@ -151,6 +155,11 @@ class PartitionLifecycle:
         if isinstance(result, Exception):
             raise result  # outcome unknown: take the partition over again (rule R1 of docs/rules.md)
         self._redelivery.redelivered(part, entries, result)
+
+    def _mended(self, part: OwnedPartition, torn: Sequence[TornClaim], result: int | Exception) -> None:
+        if isinstance(result, Exception):
+            raise result  # the partition is taken over again, and the claims are looked at again
+        self._redelivery.mended(part, torn, result)
 
     def _post_tick(self, part: OwnedPartition, now: float) -> None:
         def written(tick: Tick) -> None:  # called by any thread that polls the tick_writer

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from functools import partial
 
 from kmqpy.errors import KmqError
 from kmqpy.kafka.markers.entry import Entry
+from kmqpy.kafka.markers.open_claims import TornClaim
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.telemetry.base import Telemetry
@@ -57,12 +60,28 @@ class PartitionRedelivery:
             return part.redeliverer.redeliver(
                 entries,
                 reader,
-                lambda: self._leadership.may_redeliver() and self._probe.has_its_topics(part),
+                partial(self._may_go_on, part),
                 lambda: self._has_dead_letters(part.queue),
                 position,
                 taken_late,
                 PartitionAttempts(self._last_attempts, part.queue, part.number, part.topic_ids[1]),
             )
+
+    def mend(self, part: OwnedPartition, torn: Sequence[TornClaim]) -> int:
+        """Finish what torn transactions have copied; a background job. Returns the number of messages."""
+        return part.redeliverer.mend(torn, partial(self._may_go_on, part))
+
+    def mended(self, part: OwnedPartition, torn: Sequence[TornClaim], copied: int) -> None:
+        """Count and log the transactions; those of their messages that were not copied are redelivered."""
+        part.state.claims.forget([claim.id for claim in torn])
+        self._metrics.torn_transactions.labels(part.key[0]).inc(len(torn))
+        _log.warning(
+            "a late request had ended transactions before they were complete; mended",
+            extra={**self._problems.about(part.key), "transactions": len(torn), "copied": copied},
+        )
+
+    def _may_go_on(self, part: OwnedPartition) -> bool:
+        return self._leadership.may_redeliver() and self._probe.has_its_topics(part)
 
     def redelivered(self, part: OwnedPartition, entries: list[Entry], result: RedeliveryResult) -> None:
         """Count and report the result; make messages that failed due again later.

@@ -40,7 +40,6 @@ from kmqpy.errors import (
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.markers.codec import Op
-from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import message_headers, read_marker
 from kmqpy.kafka.message_headers import (
     DEAD_LETTER_ATTEMPTS,
@@ -56,6 +55,7 @@ from kmqpy.kafka.redrive import DeadLetterMove, RedriveRun, int_header_or_none, 
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.topic_names import dead_letter_queue
 from kmqpy.kafka.topics import Topics
+from kmqpy.kafka.unfinished_letters import UnfinishedLetters
 from kmqpy.queue import DeadLetter
 from kmqpy.queue.arguments import check_ids
 
@@ -70,8 +70,6 @@ _POLL_S = 0.1
 _VISIBLE_TIMEOUT_S = 5.0
 """Seconds that a redrive or purge waits, at its end, until readers see its last commit."""
 _VISIBLE_POLL_S = 0.01
-_MAX_READ_GAP = 1_000
-"""A reader skips a gap of more finished dead letters than this by a seek, and reads a shorter one."""
 _ID = re.compile(r"([0-9]{1,10})-([0-9]{1,19})")
 
 Progress = Callable[[int, int], None]
@@ -196,6 +194,7 @@ class KafkaDeadLetters:
         partitions = self._partitions(self._queue.name)
         with RedriveRun("redrive", self._queue, self._connection, self._clock) as run:
             waiting = self._find_waiting(partitions[self._dead.name], fenced=True)
+            self._mend(run, waiting)
             if wanted is not None:
                 for part in waiting:
                     part.keep(offset for partition, offset in wanted if partition == part.partition)
@@ -231,6 +230,7 @@ class KafkaDeadLetters:
         partitions = self._partitions()[self._dead.name]
         with RedriveRun("purge", self._queue, self._connection, self._clock) as run:
             waiting = self._find_waiting(partitions, fenced=True)
+            self._mend(run, waiting)
             ends = {part.partition: part.end for part in waiting if part.end > part.first}
 
             def keep(record: Any) -> None:
@@ -292,7 +292,7 @@ class KafkaDeadLetters:
             )
         return found
 
-    def _find_waiting(self, partitions: int, *, fenced: bool) -> builtins.list[_Unfinished]:
+    def _find_waiting(self, partitions: int, *, fenced: bool) -> builtins.list[UnfinishedLetters]:
         """Read which offsets of each partition of the dead-letter topic are not finished.
 
         `fenced`: a run that has fenced its predecessors asks. Then the markers are read to the present end of
@@ -300,7 +300,7 @@ class KafkaDeadLetters:
         """
         everything = range(partitions)
         bounds = partition_reader.bounds(self._connection, self._dead.name, everything)
-        found = [_Unfinished(partition, *bounds[partition]) for partition in everything]
+        found = [UnfinishedLetters(partition, *bounds[partition]) for partition in everything]
         ends: Mapping[int, tuple[int, int]] = {}
         if fenced:
             topic = self._dead.markers_topic
@@ -325,7 +325,24 @@ class KafkaDeadLetters:
                     f"{sorted(starts)}, so what is finished is not known; try again later"
                 )
             self._clock.sleep(_POLL_S if starts else 0)
+        for part in found:
+            part.claims.end_all()
         return found
+
+    def _mend(self, run: RedriveRun, waiting: Iterable[UnfinishedLetters]) -> None:
+        """Finish torn transactions of earlier runs, and take from `waiting` what they have redriven."""
+        torn = {part.partition: part.claims.torn() for part in waiting if part.claims}
+        if not torn:
+            return
+        topics = self._topics.describe([self._queue.name])  # a queue that is deleted has no copies
+        redriven = run.mend(torn, sum(topic.partitions for topic in topics.values()))
+        for part in waiting:
+            for offset in redriven.get(part.partition, ()):
+                part.discard(offset, offset + 1)
+        _log.warning(
+            "a late request had ended transactions of a redrive or purge before they were complete; mended",
+            extra={"queue": self._queue.name, "redriven": sum(map(len, redriven.values()))},
+        )
 
     def _wait_until_visible(self, partitions: int) -> None:
         """Wait until readers, list() for example, see the commits of this run.
@@ -342,7 +359,7 @@ class KafkaDeadLetters:
                     return
                 self._clock.sleep(_VISIBLE_POLL_S)
 
-    def _discard_finished(self, waiting: builtins.list[_Unfinished], record: Any, fenced: bool) -> None:
+    def _discard_finished(self, waiting: builtins.list[UnfinishedLetters], record: Any, fenced: bool) -> None:
         """Remove from `waiting` the dead letters that this record of the markers topic finishes.
 
         For a marker of a newer version, raises UnsupportedMarker if `fenced`; else logs and ignores it.
@@ -358,12 +375,10 @@ class KafkaDeadLetters:
             _log.debug("undecodable marker", extra={"topic": record.topic(), "offset": record.offset()})
         else:
             if marker.op is Op.END and marker.partition < len(waiting):
-                part = waiting[marker.partition]
-                for start, count in marker.offset_runs:
-                    part.discard(start, start + count)
+                waiting[marker.partition].finish(marker, record)
 
     def _own_records(
-        self, waiting: _Unfinished, others: Callable[[Any], None] = lambda _: None
+        self, waiting: UnfinishedLetters, others: Callable[[Any], None] = lambda _: None
     ) -> Iterator[Any]:
         """Yield the waiting dead letters of this queue; call `others` with those of other queues."""
         for record in self._waiting_records(waiting):
@@ -372,7 +387,7 @@ class KafkaDeadLetters:
             else:
                 others(record)
 
-    def _waiting_records(self, waiting: _Unfinished) -> Iterator[Any]:
+    def _waiting_records(self, waiting: UnfinishedLetters) -> Iterator[Any]:
         """Yield the records of `waiting`, in order, and remove all passed offsets. One iterator at a time."""
         for start, stop in list(waiting.pieces()):
             position = start
@@ -430,48 +445,6 @@ _NOT_RETRIED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
 }
 """Errors that end the reading of dead letters at once, because waiting does not help."""
-
-
-class _Unfinished:
-    """The unfinished offsets of one partition of the dead-letter topic.
-
-    offsets  the offsets from `first` to before `end` without an end marker; not all of them hold a message
-    read_to  the markers offset up to which end markers were read
-    """
-
-    def __init__(self, partition: int, first: int, end: int) -> None:
-        self.read_to = 0
-        self.partition = partition
-        self.first = first
-        self.end = end
-        self.offsets = OffsetRuns()
-        if first < end:
-            self.offsets.add_runs([(first, end - first)])
-
-    def discard(self, start: int, stop: int) -> None:
-        """Remove the offsets from `start` to before `stop`; others than `first` to `end` are ignored."""
-        start, stop = max(start, self.first), min(stop, self.end)
-        if start < stop:
-            self.offsets.discard_runs([(start, stop - start)])
-
-    def keep(self, offsets: Iterable[int]) -> None:
-        """Remove all offsets but these."""
-        kept = OffsetRuns()
-        for offset in offsets:
-            kept.add(offset)
-        self.offsets &= kept
-
-    def pieces(self) -> Iterator[tuple[int, int]]:
-        """Yield pieces of the log, (start, stop), that hold all unfinished offsets and no long gap."""
-        start = stop = None
-        for first, count in self.offsets.runs():
-            if start is not None and stop is not None and first - stop > _MAX_READ_GAP:
-                yield start, stop
-                start = None
-            start = first if start is None else start
-            stop = first + count
-        if start is not None and stop is not None:
-            yield start, stop
 
 
 def _place(one: str) -> tuple[int, int]:

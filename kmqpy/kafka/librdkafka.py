@@ -137,6 +137,14 @@ COPY_SETTINGS: KafkaSettings = {"message.max.bytes": 100_000_000, "compression.t
 """Settings of producers that copy messages: only the topics' limits count (rule R7 of docs/rules.md).
 Topics limit compressed bytes, and zstd makes a copy about as small as its original with any codec."""
 
+REPEATED_END_S = 0.75
+"""A commit or abort that lasts this many seconds may have sent its request EndTxn twice, a shorter one not.
+
+When a connection breaks, or an answer does not come, librdkafka sends EndTxn again and tells nobody. It waits
+for `retry.backoff.ms` first, up to 20 % less (see `_TRANSACTION_SETTINGS`)."""
+_TRANSACTION_SETTINGS: KafkaSettings = {"retry.backoff.ms": 1_000, "retry.backoff.max.ms": 1_000}
+"""Settings of transactional producers, also if the user has set others: REPEATED_END_S depends on them."""
+
 _POLL_S = 0.05
 _CONNECT_EARLY_TIMEOUT_S = 1.0
 _PRODUCER_CONNECT_S = 0.05
@@ -160,7 +168,13 @@ _reported_errors: dict[tuple[str, int], _ReportedError] = {}
 
 
 class Producer(confluent_kafka.Producer):
-    """A producer that can be weakly referenced; see `keep_in_children`."""
+    """A producer that can be weakly referenced; see `keep_in_children`.
+
+    may_end_again  True: Kafka may get the request that has ended a transaction of this producer once more,
+                   and would end the next transaction by it (rule R36 of docs/rules.md)
+    """
+
+    may_end_again = False
 
 
 class Consumer(confluent_kafka.Consumer):
@@ -185,10 +199,12 @@ class Consumer(confluent_kafka.Consumer):
 def new_producer(connection: KafkaConnection, defaults: KafkaSettings) -> Producer:
     """Make a producer whose records all in-sync replicas acknowledge, and which never reorders records."""
     common = {"enable.idempotence": True, "acks": "all", "partitioner": "murmur2_random"}
+    transactional = "transactional.id" in defaults
     with _settings_errors(connection):
-        made = Producer(_settings(connection, {**common, **defaults}), logger=_log)
+        settings = _settings(connection, {**common, **defaults})
+        made = Producer({**settings, **(_TRANSACTION_SETTINGS if transactional else {})}, logger=_log)
     keep_in_children(made)
-    if "transactional.id" in defaults:
+    if transactional:
         # Without a connection, init_transactions() would look for the coordinator only after 500 ms.
         made.poll(_PRODUCER_CONNECT_S)
     return made

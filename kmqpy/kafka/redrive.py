@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -31,8 +31,12 @@ from kmqpy.kafka.copies.copy_transaction import (
     open_producer,
 )
 from kmqpy.kafka.copies.end_markers import end_markers
+from kmqpy.kafka.copies.torn_transactions import Copies, find_copies
 from kmqpy.kafka.dead_letter_claims import DeadLetterClaim, FinishedDeadLetters
+from kmqpy.kafka.librdkafka import Producer
+from kmqpy.kafka.markers.claim_headers import DROPPED, naming_tick
 from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
+from kmqpy.kafka.markers.open_claims import TornClaim
 from kmqpy.kafka.markers.records import message_headers
 from kmqpy.kafka.message_headers import (
     DEAD_LETTER_PARTITION,
@@ -48,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_TRANSACTION_BYTES = 4_000_000
 """A batch gets no more dead letters once its copies have this size (the last copy may exceed it)."""
-_TRANSACTION_TIMEOUT_MS = 10_000
+_TIMEOUT_S = 10.0
 """The transaction of a killed run holds back readers of the queue for up to this time; then Kafka aborts it.
 The next run aborts it at once."""
 _OPEN_TIMEOUT_S = 30.0
@@ -141,9 +145,7 @@ class RedriveRun:
         self._connection = connection
         self._clock = clock
         self._finished_letters: FinishedDeadLetters | None = None
-        self._producer = open_producer(
-            connection, f"kmq-redrive-{queue.name}", _TRANSACTION_TIMEOUT_MS, self._doing, _OPEN_TIMEOUT_S
-        )
+        self._producer = self._open_producer()
 
     def __enter__(self) -> Self:
         return self
@@ -154,6 +156,37 @@ class RedriveRun:
         self._producer.purge()
         if self._finished_letters is not None:
             self._finished_letters.close()
+
+    def mend(self, torn: Mapping[int, Sequence[TornClaim]], partitions: int) -> dict[int, Copies]:
+        """Finish torn transactions of earlier runs (rule R37 of docs/rules.md).
+
+        torn        the claims of these transactions, by partition of the dead-letter topic
+        partitions  the number of partitions of the queue
+
+        Writes the end markers of dead letters whose copies are in the queue, and names the others, so that
+        nobody looks for their copies again. Returns the dead letters with a copy, by partition, each with the
+        place of its copy. Raises KmqError.
+        """
+        found = find_copies(
+            self._connection, self._dead_letters, self._queue.name, range(partitions), torn, self._clock
+        )
+        redriven: dict[int, Copies] = {}
+        for partition, claims in torn.items():
+            for claim in claims:
+                copies = found.get((partition, claim.id), {})
+                redriven.setdefault(partition, {}).update(copies)
+                self._mend_one(partition, copies, [one for one in claim.offsets if one not in copies])
+        return redriven
+
+    def _mend_one(self, partition: int, copies: Copies, not_copied: Sequence[int]) -> None:
+        markers = [*end_markers(self._dead_letters, partition, copies, copy_topic=self._queue.name)]
+        if not_copied:
+            markers.append(NewRecord(partition, *naming_tick(partition, DROPPED, not_copied)))
+        try:
+            with self._transaction() as transaction:
+                transaction.execute([], lambda _: markers)
+        except TransactionAborted as error:
+            raise self._stopped(error.cause) from error
 
     def move(
         self,
@@ -233,23 +266,49 @@ class RedriveRun:
         unknown and this run may write nothing more (rules R1, R6).
         """
         assert self._finished_letters is not None
-        timeout_s = _TRANSACTION_TIMEOUT_MS / 1000
-        transaction = CopyTransaction(self._producer, self._queue.name, self._markers_topic, timeout_s)
         offsets = [step.offset for step in batch]
-        claim = DeadLetterClaim(batch[0].partition, offsets, self._finished_letters, timeout_s / 2)
+        claim = DeadLetterClaim(batch[0].partition, offsets, self._finished_letters, _TIMEOUT_S / 2)
         kept = (step for step in batch if step.offset not in claim.dropped)  # read after claim.decide()
         copies = (step.copy for step in kept if step.copy is not None)
-        try:
+        with self._transaction() as transaction:
             transaction.execute(copies, partial(self._end_markers, batch, claim), claim=claim)
+        return len(claim.dropped)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[CopyTransaction]:
+        """A transaction of this run; after it, the producer may be another one.
+
+        Raises TransactionAborted and TransactionCancelled, and other errors as KmqError.
+        """
+        transaction = CopyTransaction(
+            self._producer, self._queue.name, self._markers_topic, _TIMEOUT_S, self._clock
+        )
+        try:
+            yield transaction
         except ProducerUnusable as unusable:
             raise self._stopped(*unusable.errors) from unusable
         except (TransactionAborted, TransactionCancelled):
             raise
         except BaseException:  # Ctrl-C: otherwise readers of the queue wait until the transaction times out
             with suppress(KafkaException):
-                self._producer.abort_transaction(timeout_s)
+                self._producer.abort_transaction(_TIMEOUT_S)
             raise
-        return len(claim.dropped)
+        finally:
+            if self._producer.may_end_again:
+                self._producer = self._open_producer()
+
+    def _open_producer(self) -> Producer:
+        """Open a producer that ends the run before this one, or replaces the run's own.
+
+        If it ends the run after this one, that one stops. What it has moved is left out here, by the claims.
+        """
+        return open_producer(
+            self._connection,
+            f"kmq-redrive-{self._queue.name}",
+            int(_TIMEOUT_S * 1000),
+            self._doing,
+            _OPEN_TIMEOUT_S,
+        )
 
     def _end_markers(
         self, batch: list[DeadLetterMove], claim: DeadLetterClaim, places: Sequence[Place | None]

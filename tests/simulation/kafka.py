@@ -63,6 +63,7 @@ class Module:
 
     REQUEST_TIMEOUT_S = real.REQUEST_TIMEOUT_S
     COPY_SETTINGS = real.COPY_SETTINGS
+    REPEATED_END_S = real.REPEATED_END_S
     kafka_errors = staticmethod(real.kafka_errors)
     error_of = staticmethod(real.error_of)
     is_fatal = staticmethod(real.is_fatal)
@@ -83,7 +84,7 @@ class Module:
     @staticmethod
     def new_producer(connection: Connection, settings: dict[str, Any]) -> Any:
         if "transactional.id" in settings:
-            backoff_ms = settings.get("retry.backoff.ms", 100)
+            backoff_ms = real._TRANSACTION_SETTINGS["retry.backoff.ms"]
             return connection.world.controls.transactions(
                 connection, settings["transactional.id"], backoff_ms
             )

@@ -17,13 +17,34 @@ class LogReader:
 
     @staticmethod
     def bounds(
-        connection: Connection, topic: str, partitions: Sequence[int], _timeout_s: float, *, uncommitted: bool
+        connection: Connection,
+        topic: str,
+        partitions: Sequence[int],
+        _timeout_s: float = 0,
+        *,
+        uncommitted: bool = False,
     ) -> dict[int, tuple[int, int]]:
-        assert uncommitted
         if topic in connection.broker.missing:
             raise TopicError("there is no such topic")
         logs = {partition: connection.broker.logs[topic, partition] for partition in partitions}
-        return {partition: (log.start, log.end) for partition, log in logs.items()}
+        return {p: (log.start, log.end if uncommitted else log.stable) for p, log in logs.items()}
+
+    @staticmethod
+    def scan_since(
+        connection: Connection,
+        topic: str,
+        times_ms: Mapping[int, int],
+        visit: Callable[[int, list[Record]], bool],
+        *,
+        clock: Any,
+    ) -> Steps:
+        """Read partitions up to where they end now, from the first record with this or a later time."""
+        for partition, since_ms in times_ms.items():
+            yield from connection.reach()
+            log = connection.broker.logs[topic, partition]
+            start = next((record.at for record in log.records if record.ms >= since_ms), log.end)
+            found, _ = log.read(start, max(0, log.stable - start), uncommitted=False)
+            visit(partition, found)
 
     @staticmethod
     def scan(

@@ -160,6 +160,8 @@ class Transactions:
     backoff_ms  retry.backoff.ms: how long it waits before it repeats a request
     """
 
+    may_end_again = False
+
     def __init__(self, connection: Connection, transactional_id: str, backoff_ms: float) -> None:
         self._connection = connection
         self._broker = connection.broker

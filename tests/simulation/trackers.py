@@ -16,7 +16,7 @@ from .connection import Connection
 from .journal import Planned
 from .kafka import Module, TrackerModule
 from .leadership import Leadership
-from .log_readers import QueueEnds
+from .log_readers import LogReader, QueueEnds
 from .model import Process, Steps
 from .stepwise import stepwise
 from .surroundings import (
@@ -45,8 +45,16 @@ _tick_writer = stepwise(
 )
 _transaction = stepwise(
     "kmqpy.kafka.copies.copy_transaction",
-    {"open_producer", "execute", "_abort", "_flush_claim"},
+    {"open_producer", "execute", "_abort", "_end", "_flush_claim"},
     librdkafka=Module,
+    SYSTEM_CLOCK=CLOCK,
+)
+_torn_transactions = stepwise(
+    "kmqpy.kafka.copies.torn_transactions",
+    {"find_copies", "_wait_until_stable"},
+    SYSTEM_CLOCK=CLOCK,
+    headers_of_each=records.headers_of_each,
+    partition_reader=LogReader,
 )
 _markers_since_plan = stepwise("tracker.redelivery.markers_since_plan", {"read_to"})
 _claim = stepwise(
@@ -61,8 +69,10 @@ def _controlled_claim(*given: Any) -> Any:
 
 _redeliverer = stepwise(
     "tracker.redelivery.redeliverer",
-    {"open", "redeliver", "_redeliver_some", "_send_all", "_transact", "_transact_once"},
+    {"open", "redeliver", "mend", "_redeliver_some", "_send_all", "_transact", "_transact_once"},
     librdkafka=Module,
+    SYSTEM_CLOCK=CLOCK,
+    find_copies=_torn_transactions.find_copies,
     Claim=_controlled_claim,
     MarkersSincePlan=_markers_since_plan.MarkersSincePlan,
     ClaimOvertaken=_transaction.ClaimOvertaken,
@@ -105,7 +115,7 @@ _topic_probe = stepwise("tracker.topic_probe", set())
 _takeover = stepwise("tracker.takeover", {"prepare"})
 _last_attempts = stepwise("tracker.redelivery.last_attempts", {"examine"}, CopyCheck=CopyCheck)
 _partition_redelivery = stepwise(
-    "tracker.partition_redelivery", {"redeliver"}, PartitionAttempts=_last_attempts.PartitionAttempts
+    "tracker.partition_redelivery", {"redeliver", "mend"}, PartitionAttempts=_last_attempts.PartitionAttempts
 )
 _partition_lifecycle = stepwise(
     "tracker.partition_lifecycle",
@@ -300,6 +310,7 @@ STEPWISE = (
         _originals,
         _tick_writer,
         _redeliverer,
+        _torn_transactions,
         _transaction,
         _problems,
         _markers_consumer,

@@ -9,6 +9,7 @@ from kmqpy.kafka.copies.copy_transaction import TransactionAborted
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from tracker.redelivery import redeliverer as redeliverer_module
+from tracker.redelivery.claim import Claim
 from tracker.redelivery.originals import FetchResult
 from tracker.redelivery.redeliverer import Redeliverer
 from tracker.redelivery.redelivery_plan import Original, copy_of
@@ -26,12 +27,23 @@ class Reader:
         return FetchResult(found)
 
 
+class Bodies:
+    """Each message is its offset; no markers follow a plan."""
+
+    def fetch(self, _topic, _partition, offsets):
+        return FetchResult({at: Original(at, 0, None, b"%d" % at, ()) for at in offsets})
+
+    def read_between(self, *_):
+        pass
+
+
 class Refusing(Redeliverer):
     """Its topics take no copy of a large one; `sent` are the transactions, as (topic, offsets)."""
 
     def __init__(self, **queue):
         settings = QueueSettings(name="q", **queue)
         super().__init__(KafkaConnection(), settings, 0, TrackerSettings(max_batch_messages=100))
+        self._producer = Producer(())
         self.refusing = ("q", "q__undelivered")
         self.sent = []
 
@@ -41,6 +53,7 @@ class Refusing(Redeliverer):
         self.sent.append((topic, offsets))
         if topic in self.refusing and any(offset % 10 == 0 for offset in offsets):
             raise TransactionAborted(TOO_LARGE, topic)
+        return Claim(0, offsets, None, None, 0, {})
 
     def again(self, offsets):
         self.sent.clear()
@@ -116,6 +129,8 @@ def test_a_message_of_which_no_copy_can_be_made_holds_up_no_other(monkeypatch):
 class Producer:
     """Does not take records of the offsets in `odd`."""
 
+    may_end_again = False
+
     def __init__(self, odd):
         self.odd = odd
         self.committed, self.open = [], []
@@ -137,16 +152,6 @@ class Producer:
 
     def abort_transaction(self, _timeout_s):
         self.open = []
-
-
-class Bodies:
-    """Originals whose bodies are their offsets; nobody has written markers since the plan."""
-
-    def fetch(self, _topic, _partition, offsets):
-        return FetchResult({at: Original(at, 0, None, b"%d" % at, ()) for at in offsets})
-
-    def read_between(self, *_):
-        pass
 
 
 def test_a_record_that_librdkafka_can_not_be_given_holds_up_no_other():

@@ -41,6 +41,10 @@ class TrackerMetrics:
             "kmq_dead_letters_spared",
             "Messages not dead-lettered, because an earlier consumer had acknowledged them",
         )
+        self.torn_transactions = counter(
+            "kmq_torn_transactions",
+            "Transactions that a late request had ended before they were complete; they were mended",
+        )
         self.lost_to_retention = counter(
             "kmq_lost_to_retention", "Messages deleted by Kafka before they were finished"
         )

@@ -157,6 +157,7 @@ class OwnedPartition:
         self.phase = TrackingPhase.ACTIVE
         self.failures = 0
         # Redeliveries from before the fencing were committed and are read by now, or never will be.
+        self.state.claims.end_all()
         self.state.retry_all()
         return True
 

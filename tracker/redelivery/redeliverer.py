@@ -10,12 +10,14 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException
 
 from kmqpy.core.backoff import Backoff
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.errors import TopicError
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.copies.copy_transaction import (
     ClaimOvertaken,
@@ -27,8 +29,11 @@ from kmqpy.kafka.copies.copy_transaction import (
     open_producer,
 )
 from kmqpy.kafka.copies.end_markers import end_markers
+from kmqpy.kafka.copies.torn_transactions import find_copies
+from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.markers.codec import ACKNOWLEDGED, TAKEN_LATE
 from kmqpy.kafka.markers.entry import Entry
+from kmqpy.kafka.markers.open_claims import TornClaim
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from tracker.redelivery.claim import Claim
@@ -114,13 +119,19 @@ class Redeliverer:
     """
 
     def __init__(
-        self, connection: KafkaConnection, queue: QueueSettings, partition: int, settings: TrackerSettings
+        self,
+        connection: KafkaConnection,
+        queue: QueueSettings,
+        partition: int,
+        settings: TrackerSettings,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.queue = queue
         self.ranges = False
         self._connection = connection
         self._partition = partition
         self._settings = settings
+        self._clock = clock
         self._producer: Producer | None = None
         self._tries: dict[int, int] = {}
         self._refusals: dict[int, Refusal] = {}
@@ -158,9 +169,9 @@ class Redeliverer:
     ) -> RedeliveryResult:
         """Redeliver or dead-letter the messages of `entries`; the result names the messages that failed.
 
-        position       the markers offset up to which markers were read when `entries` were due. If the queue
-                       has claims, a message is left alone that a marker between this offset and the claim
-                       ends, gives more time, or asks to dead-letter (rule R27)
+        position       the markers offset up to which markers were read when `entries` were due. A message is
+                       left alone that a marker between this offset and the claim ends, gives more time, or
+                       asks to dead-letter (rule R27)
         taken_late     offsets of `entries` that get an end marker and no copy: they were finished before a
                        client, which did not know this, took them again (rule R30 of docs/rules.md)
         last_attempts  tells which copies get an end marker and no dead letter: an earlier consumer has
@@ -189,6 +200,7 @@ class Redeliverer:
             except ProducerUnusable as error:
                 outcome.broken = True
                 outcome.problem = str(error)
+        outcome.broken |= self._producer is None
         self._since_plan = None  # else it would keep all entries in memory until the next call
         done = {copy.entry.offset for copy in outcome.copies}
         done |= {*outcome.gone, *outcome.taken_late, *outcome.acknowledged}
@@ -196,6 +208,28 @@ class Redeliverer:
             outcome.failed[offset] = _REFUSED_RETRY_S if offset in self._refusals else _NOT_REACHED_RETRY_S
         self._forget(done)
         return outcome
+
+    def mend(self, torn: Sequence[TornClaim], may_go_on: Callable[[], bool]) -> int:
+        """Write the end markers that torn transactions of the partition lack; returns of how many messages.
+
+        These are the messages whose copies can be read. The others of the transactions have no copy. Raises
+        KmqError or ProducerUnusable; TransactionCancelled because of `may_go_on`, and TransactionAborted.
+        """
+        mended = 0
+        for topic in (self.queue.name, self.queue.dead_letter_topic):
+            partition, claims = self._partition, {self._partition: torn}
+            try:
+                found = find_copies(
+                    self._connection, self.queue.name, topic, [partition], claims, self._clock
+                )
+            except TopicError:  # there are no dead letters
+                continue
+            for copies in found.values():
+                ends = self._ends(copies, topic)
+                with self._transaction(topic) as transaction:
+                    transaction.execute([], lambda _, ends=ends: ends, may_go_on)  # type: ignore[misc]
+                mended += len(copies)
+        return mended
 
     def refused(self) -> list[str]:
         """Texts about messages whose copies Kafka refuses: a few, and how many more. For any thread."""
@@ -272,7 +306,7 @@ class Redeliverer:
         again = refused = 0
         if pending and not may_go_on():
             return
-        while pending and refused < _MAX_REFUSED_PER_CALL:
+        while pending and refused < _MAX_REFUSED_PER_CALL and self._producer is not None:
             batch = pending.pop(0)
             try:
                 claim = self._transact(batch, ended_only, may_go_on)
@@ -297,11 +331,10 @@ class Redeliverer:
                 outcome.refused.append(self._refuse(batch[0], error))
                 continue  # the refused message is due later; the others go on
             again = 0
-            if claim is not None:
-                outcome.acknowledged += sorted(claim.acknowledged)
-                outcome.unread += claim.unread
+            outcome.acknowledged += sorted(claim.acknowledged)
+            outcome.unread += claim.unread
             for offset in ended_only:
-                if claim is None or offset not in claim.dropped:
+                if offset not in claim.dropped:
                     (outcome.taken_late if offset in self._taken_late else outcome.gone).append(offset)
             ended_only = []
             for copy in _copies_to_make(batch, claim):
@@ -320,10 +353,8 @@ class Redeliverer:
         self._refusals[offset] = refusal = Refusal(times, why)
         return _refused_text(offset, refusal)
 
-    def _transact(
-        self, batch: list[Copy], ended_only: Sequence[int], may_go_on: Callable[[], bool]
-    ) -> Claim | None:
-        """Commit the copies of `batch` and end markers of `ended_only`; returns the claim, if there is one.
+    def _transact(self, batch: list[Copy], ended_only: Sequence[int], may_go_on: Callable[[], bool]) -> Claim:
+        """Commit the copies of `batch` and end markers of `ended_only`; returns the claim.
 
         The claim tells which messages of the batch were not copied.
         """
@@ -340,16 +371,9 @@ class Redeliverer:
         may_go_on: Callable[[], bool],
         *,
         decide_first: bool,
-    ) -> Claim | None:
-        if self._producer is None:
-            raise ProducerUnusable("no producer")
+    ) -> Claim:
         dead = any(copy.dead_letter for copy in batch)  # a batch has only dead letters, or none
-        transaction = CopyTransaction(
-            self._producer,
-            self.queue.dead_letter_topic if dead else self.queue.name,
-            self.queue.markers_topic,
-            self._settings.effective_transaction_timeout_ms / 1000,
-        )
+        topic = self.queue.dead_letter_topic if dead else self.queue.name
         last_copies = {one.entry.offset: one.planned_at for one in batch if one.planned_at is not None}
         claim = self._claim(sorted({*(copy.entry.offset for copy in batch), *ended_only}), last_copies)
 
@@ -357,32 +381,45 @@ class Redeliverer:
             copied = dict(
                 zip((copy.entry.offset for copy in _copies_to_make(batch, claim)), places, strict=True)
             )
-            remaining = [offset for offset in ended_only if claim is None or offset not in claim.dropped]
+            remaining = [offset for offset in ended_only if offset not in claim.dropped]
             finished_before = [offset for offset in remaining if offset in self._taken_late]
             vanished = [offset for offset in remaining if offset not in self._taken_late]
-            acknowledged = () if claim is None else sorted(claim.acknowledged)
             return itertools.chain(
-                self._ends(copied, transaction.topic),
-                self._ends(dict.fromkeys(vanished), transaction.topic),
-                self._ends(dict.fromkeys(finished_before), transaction.topic, TAKEN_LATE),
-                self._ends(dict.fromkeys(acknowledged), transaction.topic, ACKNOWLEDGED),
+                self._ends(copied, topic),
+                self._ends(dict.fromkeys(vanished), topic),
+                self._ends(dict.fromkeys(finished_before), topic, TAKEN_LATE),
+                self._ends(dict.fromkeys(sorted(claim.acknowledged)), topic, ACKNOWLEDGED),
             )
 
-        try:
+        with self._transaction(topic) as transaction:
             transaction.execute(self._copies(batch, claim), ends, may_go_on, claim, decide_first=decide_first)
+        return claim
+
+    @contextmanager
+    def _transaction(self, topic: str) -> Iterator[CopyTransaction]:
+        """A transaction that makes copies in `topic`. After it, the producer may have been given up."""
+        if self._producer is None:
+            raise ProducerUnusable("no producer")
+        timeout_s = self._settings.effective_transaction_timeout_ms / 1000
+        transaction = CopyTransaction(self._producer, topic, self.queue.markers_topic, timeout_s, self._clock)
+        try:
+            yield transaction
         except TransactionAborted as error:
             cause = KafkaException(error.cause)
             librdkafka.refresh_partition(self._producer, self.queue.dead_letter_topic, self._partition, cause)
             raise
-        return claim
+        finally:
+            if self._producer.may_end_again:
+                about = {"queue": self.queue.name, "partition": self._partition}
+                _log.info("producer given up: Kafka may get the end of its transaction twice", extra=about)
+                self.close()
 
-    def _claim(self, offsets: Sequence[int], last_copies: Mapping[int, int]) -> Claim | None:
-        if self._since_plan is None:
-            return None
+    def _claim(self, offsets: Sequence[int], last_copies: Mapping[int, int]) -> Claim:
+        assert self._since_plan is not None
         within_s = self._settings.effective_transaction_timeout_ms / 2000
         return Claim(self._partition, offsets, self._since_plan, self._last_attempts, within_s, last_copies)
 
-    def _copies(self, batch: list[Copy], claim: Claim | None) -> Iterator[NewRecord]:
+    def _copies(self, batch: list[Copy], claim: Claim) -> Iterator[NewRecord]:
         for copy in _copies_to_make(batch, claim):
             yield NewRecord(self._partition, copy.key, copy.value, copy.headers)
 
@@ -401,9 +438,9 @@ class Redeliverer:
         return _RETRY_PAUSE.delay(tries)
 
 
-def _copies_to_make(batch: list[Copy], claim: Claim | None) -> list[Copy]:
-    """Return the copies of `batch` that the claim has not left out; all, if there is no claim."""
-    if claim is None or not claim.not_copied:
+def _copies_to_make(batch: list[Copy], claim: Claim) -> list[Copy]:
+    """Return the copies of `batch` that the claim has not left out."""
+    if not claim.not_copied:
         return batch
     return [copy for copy in batch if copy.entry.offset not in claim.not_copied]
 

@@ -5,9 +5,9 @@ record of a message is the one that send() wrote: the headers `kmq-original-…`
 queue topic, and when it was written.
 
 A redelivery and a dead letter keep the headers of their original, except those about the original itself:
-its redelivery count, its delay, its ancestors, and from where to look for its late acknowledgements
-(acknowledgements written when the message was claimed or copied already). A redriven message keeps of the
-`kmq-…` headers only those about the first record.
+its redelivery count, its delay, its ancestors, its claim, and from where to look for its late
+acknowledgements (acknowledgements written when the message was claimed or copied already). A redriven message
+keeps of the `kmq-…` headers only those about the first record. CopyTransaction adds the claim of each copy.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kmqpy.kafka.markers.claim_headers import CLAIM_ID
 from kmqpy.kafka.markers.codec import encode_count
 from kmqpy.kafka.markers.late_operations import PLANNED_AT, planned_at_header, read_planned_at
 from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, ancestors_header
@@ -118,7 +119,7 @@ def _kept_headers(original: Headers, origin: Origin, queue: QueueSettings) -> He
 
     An original without headers about the first record is the first record itself.
     """
-    kept = without(original, queue.redelivery_count_header, DELIVER_AT, ANCESTORS, PLANNED_AT)
+    kept = without(original, queue.redelivery_count_header, DELIVER_AT, ANCESTORS, PLANNED_AT, CLAIM_ID)
     if last_header(original, ORIGINAL_OFFSET) is not None:
         return kept
     return (

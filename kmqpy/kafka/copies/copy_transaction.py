@@ -5,13 +5,17 @@ Readers see either both or neither, so a process that is killed at any point los
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.kafka import librdkafka
+from kmqpy.kafka.librdkafka import Producer
+from kmqpy.kafka.markers.claim_headers import CLAIM_ID
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection
 
@@ -124,14 +128,25 @@ def open_producer(
 class CopyTransaction:
     """Appends copies to `topic` and the end markers of their originals to `markers_topic`, or nothing.
 
-    For one call of execute(). `timeout_s` limits each request to Kafka.
+    For one call of execute(). `timeout_s` limits each request to Kafka. After execute(), the caller must open
+    a new producer if `producer.may_end_again`.
     """
 
-    def __init__(self, producer: Producer, topic: str, markers_topic: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        producer: Producer,
+        topic: str,
+        markers_topic: str,
+        timeout_s: float,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self.topic = topic
         self.markers_topic = markers_topic
         self._producer = producer
         self._timeout_s = timeout_s
+        self._clock = clock
+        # On the claim and the copies: it tells which belong together if their end markers are missing.
+        self._claim_id = (CLAIM_ID, secrets.token_hex(8).encode())
         self._failures: list[tuple[KafkaError, str]] = []
         self._places: list[Place | None] = []
         self._claim_position = -1
@@ -151,7 +166,8 @@ class CopyTransaction:
         ends          called when the copies are written, with the partition and offset of each copy, in the
                       order of `copies`; None where Kafka does not tell
         may_go_on     called when all records are written; False: the transaction is aborted
-        claim         written first; it decides which messages are copied
+        claim         written first; it decides which messages are copied. Only a transaction without copies
+                      may have none
         decide_first  False: the claim decides after the copies are written, so that the copies need not wait
                       for the claim. If the claim then leaves a message alone, execute() raises ClaimOvertaken
 
@@ -159,13 +175,15 @@ class CopyTransaction:
         ProducerUnusable.
         """
         producer, timeout_s = self._producer, self._timeout_s
+        if producer.may_end_again:
+            raise ProducerUnusable("a request that ended an earlier transaction may come once more")
         topic = self.topic
         written = False
         try:
             producer.begin_transaction()
             if claim is not None:
                 topic = self.markers_topic
-                self._produce_one(topic, claim.record, self._on_claim_delivery)
+                self._produce_one(topic, self._with_claim_id(claim.record), self._on_claim_delivery)
                 if decide_first:
                     self._flush_claim()
                     self._produce(topic, claim.decide(self._claim_position))
@@ -181,10 +199,8 @@ class CopyTransaction:
                 unsent = producer.flush(timeout_s)
             written = True
             cancelled = not unsent and not self._failures and not may_go_on()
-            if cancelled:
-                producer.abort_transaction(timeout_s)
-            elif not unsent:
-                producer.commit_transaction(timeout_s)  # raises if a record has failed
+            if not unsent:
+                self._end(commit=not cancelled)  # a commit raises if a record has failed
         except KafkaException as exception:
             error = librdkafka.error_of(exception)
             known_to_fail = bool(self._failures) or _refused(error)
@@ -222,16 +238,31 @@ class CopyTransaction:
     def _abort(self, error: KafkaError) -> None:
         """Abort because of `error`; raises ProducerUnusable if Kafka refuses, as to a fenced producer."""
         try:
-            self._producer.abort_transaction(self._timeout_s)
+            self._end(commit=False)
         except KafkaException as failed:
             raise ProducerUnusable(
                 librdkafka.error_name(failed), error, librdkafka.error_of(failed)
             ) from failed
 
+    def _end(self, *, commit: bool) -> None:
+        """Commit or abort the transaction, and note whether the request for it may come once more."""
+        began = self._clock.monotonic()
+        try:
+            if commit:
+                self._producer.commit_transaction(self._timeout_s)
+            else:
+                self._producer.abort_transaction(self._timeout_s)
+        finally:
+            if self._clock.monotonic() - began >= librdkafka.REPEATED_END_S:
+                self._producer.may_end_again = True
+
+    def _with_claim_id(self, record: NewRecord) -> NewRecord:
+        return record._replace(headers=(*record.headers, self._claim_id))
+
     def _produce_copies(self, copies: Iterable[NewRecord]) -> None:
         for index, copy in enumerate(copies):
             self._places.append(None)
-            self._produce_one(self.topic, copy, partial(self._on_copy_delivery, index))
+            self._produce_one(self.topic, self._with_claim_id(copy), partial(self._on_copy_delivery, index))
 
     def _produce(self, topic: str, records: Iterable[NewRecord]) -> None:
         report = partial(self._on_delivery, topic)

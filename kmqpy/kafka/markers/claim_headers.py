@@ -1,16 +1,16 @@
 """Writes and reads claims: the records that name the messages of a transaction. Pure: no I/O.
 
-Redeliveries (unless the queue's setting `claims` is off), redrives and purges of dead letters begin each
-transaction with a claim. It names all messages that the transaction may end (rules R27 and R28 of
-docs/rules.md). A claim is a tick, an end marker of no message, so readers that don't know claims ignore it.
-A claim, or a later tick, has headers:
+Redeliveries, redrives and purges of dead letters begin each transaction with a claim. It names all messages
+that the transaction may end (rules R27 and R28 of docs/rules.md). A claim is a tick, an end marker of no
+message, so readers that don't know claims ignore it. A claim, or a later tick, has headers:
 
-    kmq-claim    the messages that the transaction may end
-    kmq-dropped  on a later tick of the transaction: the claimed messages that the transaction leaves alone
+    kmq-claim     the messages that the transaction may end
+    kmq-claim-id  which claim it is: a random text; the copies of the transaction have the same header
+    kmq-dropped   on a later tick of the transaction: the claimed messages that the transaction leaves alone
 
-Each header holds the key and the value of a range end marker that names the messages, which takes few bytes
-if their offsets follow each other. Messages too far apart for one range marker are in several headers of the
-same name.
+A header `kmq-claim` or `kmq-dropped` holds the key and the value of a range end marker that names the
+messages, which takes few bytes if their offsets follow each other. Messages too far apart for one range
+marker are in several headers of the same name.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from kmqpy.kafka.markers.codec import Headers, Op
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 
 CLAIM = "kmq-claim"
+CLAIM_ID = "kmq-claim-id"
 DROPPED = "kmq-dropped"
 
 _KEY_SIZE = 12

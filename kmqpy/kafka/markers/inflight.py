@@ -22,6 +22,7 @@ from kmqpy.kafka.markers.codec import Marker, Op, Runs
 from kmqpy.kafka.markers.entry import Entry, EntryState, SnapshotRow, TakenRun
 from kmqpy.kafka.markers.finished import FinishedMessages
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
+from kmqpy.kafka.markers.open_claims import OpenClaims
 from kmqpy.kafka.markers.packed import PackedEntries
 
 _STATES = {
@@ -52,6 +53,8 @@ class InFlight:
                         offset would not open the entry again
     position            the next markers offset to read
     finished            the finished messages that a client may take late (rule R30)
+    claims              the claims of transactions that may be torn (rule R37); replay_markers() reads them.
+                        The safe offset is at or before the oldest
 
     The caller may change `latest_ms` and the limits at any time; they apply to markers read later.
     """
@@ -75,6 +78,7 @@ class InFlight:
         self._pinned_at: tuple[int, int] | None = None  # markers offset, and the partition's now
         self._entries = PackedEntries()
         self.finished = FinishedMessages()
+        self.claims = OpenClaims()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -244,8 +248,13 @@ class InFlight:
 
     def _safe_position(self) -> tuple[int, int]:
         oldest = self.oldest()
-        safe = (self._position, self.now_ms) if oldest is None else (oldest.taken_at, oldest.since_ms)
-        return safe if self._pinned_at is None else min(safe, self._pinned_at)
+        return self._held_back(
+            (self._position, self.now_ms) if oldest is None else (oldest.taken_at, oldest.since_ms)
+        )
+
+    def _held_back(self, safe: tuple[int, int]) -> tuple[int, int]:
+        """Return `safe`, or the markers offset and now of the pinned marker or the oldest claim if lower."""
+        return min(bound for bound in (safe, self._pinned_at, self.claims.oldest()) if bound is not None)
 
     def oldest(self) -> Entry | None:
         """The entry with the lowest `taken_at`, or None."""
@@ -260,18 +269,16 @@ class InFlight:
         """Export the state for another tracker: markers offset to read from, now in ms, rows for restore().
 
         The rows are at most `max_rows`, those with the oldest takes. The markers offset is that of the oldest
-        take that is in no row, or of the pinned marker if that is lower. So the other tracker reads some
-        markers that the rows contain already. To apply these again changes nothing: the last operation
-        on a message decides.
+        take that is in no row, or of the pinned marker or the oldest claim if that is lower. So the other
+        tracker reads some markers that the rows contain already. To apply these again changes nothing: the
+        last operation on a message decides.
         """
         rows = self._entries.first_rows(max_rows + 1)
         safe = (self._position, self.now_ms)
         if len(rows) > max_rows:
             left_out = rows.pop()
             safe = (left_out.taken_at, left_out.since_ms)
-        if self._pinned_at is not None:
-            safe = min(safe, self._pinned_at)
-        return *safe, rows
+        return *self._held_back(safe), rows
 
     def restore(self, rows: Iterable[SnapshotRow]) -> None:
         """Add the rows of a snapshot; to be called before the markers of their messages are applied.

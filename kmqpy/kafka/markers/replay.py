@@ -199,6 +199,8 @@ def _apply_series(state: InFlight, applied: Applied, series: _MarkerSeries, queu
         state.apply_takes(series.runs, after_ms, series.start, holder)
     else:
         ended = state.apply_ends(series.runs, series.start)
+        if series.headers is not None:
+            state.claims.account_for((first, count) for first, count, _ in series.runs if first >= 0)
         if series.headers is None:
             applied.late_acks += series.length - ended
     applied.records += series.length
@@ -218,7 +220,10 @@ def _apply_one(state: InFlight, applied: Applied, record: Any, queue_end: QueueE
             if at >= queue_end.decides_markers_below:
                 return False
             raise DecodeError(f"marker of message {marker.highest}, which did not exist", record.key())
+        is_new = at >= state.position
         changed = state.apply(marker, at, timestamp_ms)
+        if marker.op is Op.END and marker.by_tracker and is_new:
+            state.claims.read(marker, record, state.now_ms)
     except UnsupportedMarker as error:
         state.observe(at, timestamp_ms)
         state.pin(at)

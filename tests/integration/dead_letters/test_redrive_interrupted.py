@@ -25,7 +25,6 @@ from kmqpy.kafka.topics import Topics
 # records of a transaction are on the broker and before its commit, `after` just after the commit.
 REDRIVE = """
 import os, signal, sys
-from confluent_kafka import Producer
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.dead_letters import KafkaDeadLetters
@@ -36,7 +35,7 @@ bootstrap, queue, rate, how, when = sys.argv[1:]
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
-class Dying(Producer):
+class Dying(librdkafka.Producer):
     commits = 0
 
     def commit_transaction(self, *args):

@@ -1,0 +1,107 @@
+"""Finds the copies that torn transactions have made (rule R37 of docs/rules.md).
+
+A torn transaction is one of which readers see the claim and copies, but not the end markers that name the
+copies; see open_claims. Its copies name the claim, so whoever is alone to write about its messages finds them
+and writes the end markers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.errors import DecodeError, Unavailable
+from kmqpy.kafka import partition_reader
+from kmqpy.kafka.markers.claim_headers import CLAIM_ID
+from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
+from kmqpy.kafka.markers.open_claims import TornClaim
+from kmqpy.kafka.markers.records import UNREADABLE, headers_of_each, read_headers
+from kmqpy.kafka.places import Place
+from kmqpy.kafka.settings import KafkaConnection
+
+_EARLIER_MS = 300_000
+"""Copies may have timestamps this much earlier than their claim: the clock of the tracker that made them may
+be behind the broker's."""
+_STABLE_WITHIN_S = 10.0
+"""find_copies() waits this many seconds for the end of transactions that are open."""
+_STABLE_POLL_S = 0.1
+
+Copies = dict[int, Place]
+"""By offset of a message, ascending: partition and offset of its copy."""
+
+
+def find_copies(
+    connection: KafkaConnection,
+    messages_topic: str,
+    copy_topic: str,
+    partitions: Collection[int],
+    torn: Mapping[int, Collection[TornClaim]],
+    clock: Clock = SYSTEM_CLOCK,
+) -> dict[tuple[int, bytes], Copies]:
+    """Return the copies in `copy_topic` of each torn transaction, by partition and id of its claim.
+
+    messages_topic  the topic of the messages of which the transactions have made copies
+    partitions      those of `copy_topic` to be read
+    torn            by partition of `messages_topic`: the claims whose transactions are torn
+
+    The transactions must be over. Raises Unavailable if another transaction hides a part of `copy_topic` for
+    10 s, and the errors of partition_reader.
+    """
+    if not partitions:
+        return {}
+    claims = {claim.id: (partition, claim) for partition, some in torn.items() for claim in some}
+    found: dict[tuple[int, bytes], Copies] = {}
+
+    def visit(_partition: int, records: list[Any]) -> bool:
+        for record, headers in zip(records, headers_of_each(records), strict=True):
+            if not headers:
+                continue
+            named = dict(read_headers(record)[0] if headers is UNREADABLE else headers)
+            torn_claim = claims.get(named.get(CLAIM_ID) or b"")
+            if torn_claim is None:
+                continue
+            partition, claim = torn_claim
+            offset = _original(record, named, messages_topic, partition)
+            if offset is not None and offset in claim.offsets:
+                copies = found.setdefault((partition, claim.id), {})
+                copies.setdefault(offset, (record.partition(), record.offset()))
+        return False
+
+    _wait_until_stable(connection, copy_topic, partitions, clock)
+    since_ms = min(claim.at_ms for _, claim in claims.values()) - _EARLIER_MS
+    partition_reader.scan_since(
+        connection, copy_topic, dict.fromkeys(partitions, max(0, since_ms)), visit, clock=clock
+    )
+    return {key: dict(sorted(copies.items())) for key, copies in found.items()}
+
+
+def _original(record: Any, headers: Mapping[str, bytes | None], topic: str, partition: int) -> int | None:
+    """The offset of the message in this partition of which the record is a copy; None if it is of another."""
+    place = RecordPlace(record.topic(), record.partition(), record.offset())
+    try:
+        ancestors = read_ancestors(headers.get(ANCESTORS), place)
+    except DecodeError:
+        return None
+    if not ancestors or ancestors[-1][:2] != (topic, partition):
+        return None
+    return ancestors[-1].offset
+
+
+def _wait_until_stable(
+    connection: KafkaConnection, topic: str, partitions: Collection[int], clock: Clock
+) -> None:
+    """Wait until all that stands in these partitions now can be read: no transaction there is open."""
+    written = partition_reader.bounds(connection, topic, partitions, uncommitted=True)
+    deadline = clock.monotonic() + _STABLE_WITHIN_S
+    while True:
+        stable = partition_reader.bounds(connection, topic, partitions)
+        hidden = [partition for partition in partitions if stable[partition][1] < written[partition][1]]
+        if not hidden:
+            return
+        if clock.monotonic() > deadline:
+            raise Unavailable(
+                f"{topic}: somebody's transaction stays open in partitions {hidden}, so the copies that a "
+                "torn transaction has made can't be looked for"
+            )
+        clock.sleep(_STABLE_POLL_S)
