@@ -15,7 +15,7 @@ from kmqpy.kafka.message_headers import redelivery_count
 from kmqpy.kafka.settings import QueueSettings
 
 from .invariants import is_of_the_model, model_state, violations
-from .journal import Acked, HandedOut
+from .journal import Acked, Decided, HandedOut
 from .late_ack_judge import LateAckJudge
 from .model import LIAR, Broker, Log, Process, Record, decoded
 from .refinement import refused_steps
@@ -201,6 +201,8 @@ class Checker:
 
     def check(self) -> list[str]:
         self.problems += self.history.problems
+        decided = [event.txn for event in self.broker.world.journal if isinstance(event, Decided)]
+        self.stats["ended by late requests"] = sum(txn.early for txn in decided)
         for number, logs in enumerate([*self.broker.past, self.broker.logs]):
             self._number, self._logs = number, logs
             self._acked, self._late, self._copied, self._forgiven = set(), {}, set(), set()
@@ -418,6 +420,7 @@ class Checker:
             return
         dead = copy.topic() == self.queue.dead_letter_topic
         self.stats["dead letters" if dead else "redeliveries"] += 1
+        self.stats["mended"] += copy.txn is not record.txn
         # A copy that is here since a broker told the old ids is a message like others.
         is_here = offset < queue.end and queue.records[offset].value() == copy.value()
         of = self.history.sent_to.get(copy.value(), self._number)

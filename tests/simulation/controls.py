@@ -46,6 +46,18 @@ class UnfencedTransactions(Transactions):
         super().__init__(connection, f"{transactional_id}-{connection.process.name}", backoff_ms)
 
 
+class UsedOn(Transactions):
+    """A producer is used on after an end that may have been repeated (rule R36)."""
+
+    @property
+    def may_end_again(self) -> bool:
+        return False
+
+    @may_end_again.setter
+    def may_end_again(self, _may: bool) -> None:
+        pass
+
+
 class PlainSends(Transactions):
     """Copies and end markers are sent one by one, by a producer that is fenced but has no transaction."""
 
@@ -349,6 +361,14 @@ class TakenLate(PartitionRedelivery):
         return (yield from super().redeliver(part, entries, position, frozenset()))
 
 
+class MendsNothing(PartitionRedelivery):
+    """Looks not for the copies of torn transactions (rule R37)."""
+
+    def mend(self, _part: Any, _torn: Any) -> Steps:
+        yield 0.0
+        return 0
+
+
 class ForgetsFinished(OffsetKeeper):
     """Stores the safe offset without what was ended before it (rule R30)."""
 
@@ -394,6 +414,8 @@ class NoTicks(PartitionLifecycle):
 
 CONTROLS = {
     "fencing off": Controls(transactions=UnfencedTransactions, redeliverer=CommitsUnled),
+    "a producer used on after an end that was repeated": Controls(transactions=UsedOn, late_requests=True),
+    "torn transactions not looked for": Controls(redelivery=MendsNothing, late_requests=True),
     "two sends instead of a transaction": Controls(transactions=PlainSends),
     "safe offset past the oldest start": Controls(offset_keeper=UnsafeOffsets),
     "start markers not waited for": Controls(marker_writer=UnconfirmedStarts),

@@ -48,7 +48,7 @@ _SET_BACK = 0.15
 """In so many of the seeds the group is set back, once or twice, and takes some messages again."""
 _LATE_ACKS = 0.6
 """In so many of the seeds the queue has late acks."""
-_LATE_REQUESTS = 0.0
+_LATE_REQUESTS = 0.3
 """In so many of the seeds requests of transactional producers come twice."""
 _AIMED_FOR_MS = 1_000
 MAX_STEPS = 100_000
