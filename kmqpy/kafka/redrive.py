@@ -276,10 +276,12 @@ class RedriveRun:
 
     @contextmanager
     def _transaction(self) -> Iterator[CopyTransaction]:
-        """A transaction of this run; after it, the producer may be another one.
+        """A transaction of this run, by a new producer if the end of the last transaction may come once more.
 
         Raises TransactionAborted and TransactionCancelled, and other errors as KmqError.
         """
+        if self._producer.may_end_again:
+            self._producer = self._open_producer()
         transaction = CopyTransaction(
             self._producer, self._queue.name, self._markers_topic, _TIMEOUT_S, self._clock
         )
@@ -293,9 +295,6 @@ class RedriveRun:
             with suppress(KafkaException):
                 self._producer.abort_transaction(_TIMEOUT_S)
             raise
-        finally:
-            if self._producer.may_end_again:
-                self._producer = self._open_producer()
 
     def _open_producer(self) -> Producer:
         """Open a producer that ends the run before this one, or replaces the run's own.
@@ -325,7 +324,7 @@ class RedriveRun:
             return Unavailable(
                 "another redrive or purge of this queue has taken over, or a transaction took too long"
             )
-        return librdkafka.translated(errors[0], "write", self._connection)
+        return librdkafka.translated(next(iter(errors), None), "write", self._connection)
 
 
 def _batches(steps: Iterable[DeadLetterMove], at_once: int) -> Iterator[list[DeadLetterMove]]:

@@ -22,14 +22,15 @@ _HELP = """Break things while messages are sent, and check that none is lost or 
 \b
 On this machine: 3 Kafka brokers, 3 ZooKeeper servers, 3 trackers (each behind a TCP proxy of its
 own), 4 consumers that drop and give back some messages, 2 senders. By a seeded schedule, processes
-are killed (-9), paused and stopped, servers restarted, trackers cut off, messages in flight deleted.
+are killed (-9), paused and stopped, servers restarted, trackers cut off, their requests to Kafka held
+back, messages in flight deleted, some of it two at a time.
 In the end a checker compares what was acknowledged to senders with what consumers were given, and
 reads the topics: nothing may be lost, unfinished, unexpected, or copied twice by trackers.
 
 \b
   make chaos                               about 10 minutes
   make chaos ARGS="--quick"                one fault of each kind, less than 4 minutes
-  make chaos ARGS="--full"                 1,000,000 messages, 114 faults, less than 60 minutes
+  make chaos ARGS="--full"                 1,000,000 messages, 140 faults, less than 60 minutes
   make chaos ARGS="--full --minutes 5"     the same in small
   make chaos ARGS="--late"                 100,000 acks up to 5 s after the lease, about 10 minutes
   make chaos ARGS="--seed 7"               other targets, another order
@@ -66,7 +67,9 @@ def main() -> None:
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, show_default=False)
 @click.option("--no-late-acks", is_flag=True, help="The queue has no late acks.")
 @click.option(
-    "--control", metavar="NAME", help="no-start-wait, no-fencing, safe-offset, two-sends or no-late-look."
+    "--control",
+    metavar="NAME",
+    help="no-start-wait, no-fencing, safe-offset, two-sends, no-late-look or late-end-txn.",
 )
 @click.option("--scenario", metavar="NAME", help="The same scenario with the safeguard in place.")
 def run(

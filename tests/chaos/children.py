@@ -10,8 +10,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from heapq import heappop, heappush
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -82,6 +84,26 @@ def fate(body: bytes, attempts: int, task: ChildTask) -> str:
     return "ack"
 
 
+class LateAcks:
+    """Messages that are to be acknowledged late, each at its own moment."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Message]] = []
+        self._added = count()
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def add(self, at_s: float, message: Message) -> None:
+        # The number decides between equal moments: messages have no order.
+        heappush(self._heap, (at_s, next(self._added), message))
+
+    def due(self, now_s: float) -> Iterator[Message]:
+        """Take out those whose moment has come, the earliest first."""
+        while self._heap and self._heap[0][0] < now_s:
+            yield heappop(self._heap)[-1]
+
+
 def _dice(text: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest()) % 1000
 
@@ -97,7 +119,7 @@ def consume(task: ChildTask) -> None:
         max_in_flight=MAX_IN_FLIGHT,
         holder=task.name,
     ) as client:
-        late: list[tuple[float, int, Message]] = []
+        late = LateAcks()
         while not stopping.is_set():
             messages = client.receive(_BATCH, wait=0.05 if late else 0.2)
             if messages:
@@ -105,9 +127,8 @@ def consume(task: ChildTask) -> None:
                 stopping.wait(task.work_s)
                 over_at = time.monotonic() + task.settings.redeliver_after_ms / 1000
                 for one in _finish(client, messages, task, journal):  # while the copy is made, or waits
-                    heappush(late, (over_at + _dice(one.body) * task.late_by_s / 1000, one.offset, one))
-            while late and late[0][0] < time.monotonic():
-                message = heappop(late)[-1]
+                    late.add(over_at + _dice(one.body) * task.late_by_s / 1000, one)
+            for message in late.due(time.monotonic()):
                 journal.write(*(("l", *place) for place in places([message])))
                 _ack(client, [message], journal)
 

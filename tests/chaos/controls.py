@@ -6,6 +6,7 @@ moment that the safeguard is for, so nothing is left to chance.
 
 import os
 import signal
+import struct
 import time
 import uuid
 from collections.abc import Callable
@@ -31,12 +32,20 @@ from .children import ChildTask
 from .journal import Journal, Tail, places
 from .judge import Seen, Verdict, judge
 from .observe import Times, keep_evidence, read_topics, take_in
+from .proxy import Gate, Proxy
+from .requests import Api, Hold, Holder, Request, Way
 from .stage import Failed, Slot, TrackerSlot, is_stopped, make_queue, until
 
 _COUNT = 40
 _LEASE_MS = 600
 _SESSION_MS = 2_000
 _WAIT_S = 90.0
+_LATE_S, _LANDED_S = 2.0, 0.3
+"""How late the EndTxn is; how long after it the last of the next transaction follows."""
+_PRODUCED_LAST = 3
+"""Of a transaction: claim, copies, end markers. What is sent before its first AddPartitionsToTxn is
+no part of it, but a tick."""
+_HOST = b"127.0.0.1"
 _QUIET_S = 12.0
 """More than it takes with the safeguard in place: a takeover, a lease, a killed consumer's session of 6 s."""
 
@@ -50,16 +59,26 @@ def run_with_cluster(name: str, out: Path, *, sabotaged: bool) -> list[str]:
 
 
 def run(
-    name: str, connection: KafkaConnection, zookeeper: ZooKeeperConnection, out: Path, *, sabotaged: bool
+    name: str,
+    connection: KafkaConnection,
+    zookeeper: ZooKeeperConnection,
+    out: Path,
+    *,
+    sabotaged: bool,
+    changes: str = "",
 ) -> Verdict:
-    """Run a scenario on given servers; raises Failed for an unknown one, or one that gets stuck."""
+    """Run a scenario on given servers; raises Failed for an unknown one, or one that gets stuck.
+
+    changes  what else is changed in its trackers and consumers, see `sabotage`
+    """
     if name not in SCENARIOS:
         raise Failed(f"--control {name}: there is none of that name; choose from {', '.join(SCENARIOS)}")
     folder = out / f"{name}-{uuid.uuid4().hex[:6]}"
     folder.mkdir(parents=True)
     with ExitStack() as ends:
         scene = _Scene(
-            replace(connection, root=f"/kmq-{folder.name}"), zookeeper, folder, ends, name, sabotaged
+            *(replace(connection, root=f"/kmq-{folder.name}"), zookeeper, folder, ends),
+            *(name, sabotaged, changes),
         )
         SCENARIOS[name](scene)
         return scene.judge()
@@ -75,12 +94,15 @@ class _Scene:
     ends: ExitStack
     control: str
     sabotaged: bool
+    also: str
 
     def __post_init__(self) -> None:
+        late_acks, late_ends = self.control == "no-late-look", self.control == "late-end-txn"
         self.queue = QueueSettings(
             name=f"chaos-{self.folder.name}",
             redeliver_after_ms=_LEASE_MS,
-            late_acks=self.control == "no-late-look",
+            max_redeliveries=None if late_ends else 3,
+            late_acks=late_acks,
         )
         make_queue(self.connection, self.zookeeper, self.queue, 1)
         self.seen = Seen(max_in_flight=_COUNT, interruptions=1)
@@ -90,12 +112,18 @@ class _Scene:
 
     def changes(self, *more: str) -> str:
         """What is changed in a process: `more`, and the safeguard taken out if it is to be."""
-        return ",".join([*more, *([self.control] if self.sabotaged else [])])
+        return ",".join(filter(None, [*more, self.also, self.control if self.sabotaged else ""]))
 
-    def tracker(self, name: str, sabotage: str = "") -> TrackerSlot:
-        log = self.folder / f"{name}.log"
+    def tracker(
+        self, name: str, sabotage: str = "", connection: KafkaConnection | None = None
+    ) -> TrackerSlot:
         slot = TrackerSlot(
-            name, self.connection, self.zookeeper.hosts, log, session_ms=_SESSION_MS, sabotage=sabotage
+            name,
+            connection or self.connection,
+            self.zookeeper.hosts,
+            self.folder / f"{name}.log",
+            session_ms=_SESSION_MS,
+            sabotage=sabotage,
         )
         self._begin(slot)
         return slot
@@ -154,6 +182,67 @@ class _Scene:
         verdict = judge(self.seen)
         keep_evidence(self.connection, self.queue, 1, self.seen, verdict, self.folder)
         return verdict
+
+
+def behind(connection: KafkaConnection, proxy: Proxy, gate: Gate) -> KafkaConnection:
+    """The same brokers through a gate, which changes the addresses that they tell."""
+    ports: dict[int, int] = {}
+    for address in connection.bootstrap.split(","):
+        port = int(address.rpartition(":")[2])
+        ports[port] = proxy.listen(gate, lambda port=port: port)  # type: ignore[misc]
+    told = {_HOST + struct.pack(">i", port): _HOST + struct.pack(">i", own) for port, own in ports.items()}
+
+    def rewrite(answer: bytes) -> bytes:
+        for real, instead in told.items():
+            answer = answer.replace(real, instead)
+        return answer
+
+    gate.rewrite = rewrite
+    return replace(connection, bootstrap=",".join(f"127.0.0.1:{own}" for own in ports.values()))
+
+
+class _LateEnd(Holder):
+    """An EndTxn reaches the broker within the next transaction: behind its copies, before its end markers.
+
+    met  how many did
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Way.AFTER_RESET, "")
+        self.met = 0
+        self._lands_at = 0.0
+        self._ends = self._added = self._produced = 0
+
+    def hold(self, request: Request) -> Hold | None:
+        now = time.monotonic()
+        if request.api == Api.END_TXN:
+            self._ends = self._ends % 2 + 1  # the third: a transaction that ended too soon to be met
+            self._added = self._produced = 0
+            if self._ends == 1:
+                self._lands_at = now + _LATE_S
+                return Hold(self.way, _LATE_S)
+        elif request.api == Api.ADD_PARTITIONS_TO_TXN:
+            self._added += 1
+        elif request.api == Api.PRODUCE and self._added and self._ends == 2:  # behind the repetition
+            self._produced += 1
+            if self._produced == _PRODUCED_LAST:
+                self._ends = 0
+                self.met += now < self._lands_at
+                return Hold(Way.LATE, max(0.0, self._lands_at + _LANDED_S - now))
+        return None
+
+
+def _late_end_txn(scene: _Scene) -> None:
+    """An EndTxn is sent again after a reset of its connection, and comes late into the next transaction."""
+    proxy = scene.ends.enter_context(Proxy())
+    gate = proxy.gate()
+    scene.tracker("tracker", scene.changes(), behind(scene.connection, proxy, gate))
+    dropper = scene.consumer("drops", drop=1000)
+    gate.holder = holder = _LateEnd()
+    until(lambda: holder.met > 0, _WAIT_S, "a transaction was met by a late EndTxn")
+    gate.holder = None
+    dropper.kill()
+    scene.rest()
 
 
 def _two_sends(scene: _Scene) -> None:
@@ -238,4 +327,5 @@ SCENARIOS: dict[str, Callable[[_Scene], None]] = {
     "safe-offset": _safe_offset,
     "two-sends": _two_sends,
     "no-late-look": _no_late_look,
+    "late-end-txn": _late_end_txn,
 }

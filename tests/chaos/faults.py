@@ -13,11 +13,14 @@ from kmqpy.message import Message
 
 from .judge import Seen
 from .proxy import Cut
+from .requests import Api, Holder, Way
 from .schedule import Fault, Kind
 from .stage import Failed, Slot, Stage, until
 
 _START_S = 180.0
 """A broker recovers its logs after kill -9, which takes a while when the machine is busy."""
+
+_HELD_S = 60.0
 
 
 class Faults:
@@ -54,13 +57,51 @@ class Faults:
                 lambda f: zookeeper(f.target).start(_START_S),
             ),
             Kind.RETENTION: (lambda _: second.delete_in_flight(), _nothing),
+            Kind.REQUEST_AFTER_RESET: self._holding(Way.AFTER_RESET),
+            Kind.REQUEST_LATE: self._holding(Way.LATE),
+            Kind.ANSWER_LOST: self._holding(Way.UNANSWERED),
         }
+        self._holders: list[tuple[int, Holder]] = []
 
     def begin(self, fault: Fault) -> None:
         self._actions[fault.kind][0](fault)
 
     def end(self, fault: Fault) -> None:
         self._actions[fault.kind][1](fault)
+
+    def log_of_held(self) -> list[tuple[int, list[tuple[int, str, Way, float]]]]:
+        """What Holder.log says, with the number of the tracker; once for each fault."""
+        return [(number, holder.log) for number, holder in self._holders]
+
+    def held(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """How many requests were held back, and of how many: by what was done to them and what they were."""
+        found = {}
+        for way in Way:
+            of_way = [holder for _, holder in self._holders if holder.way is way]
+            found[str(way)] = {
+                api.name: (sum(one.held[api] for one in of_way), sum(one.seen[api] for one in of_way))
+                for api in Api
+            }
+        return found
+
+    def _holding(self, way: Way) -> tuple[Callable[[Fault], None], Callable[[Fault], None]]:
+        gates = self._stage.kafka_gates
+        mine: list[Holder] = []
+
+        def begin(fault: Fault) -> None:
+            mine[:] = [Holder(way, f"{fault.how}-{n}") for n in gates]
+            self._holders += zip(gates, mine, strict=True)
+            for gate, holder in zip(gates.values(), mine, strict=True):
+                gate.holder = holder
+
+        def end(_: Fault) -> None:
+            try:  # trackers may have stood still because of another fault
+                until(lambda: any(one.held[Api.END_TXN] for one in mine), _HELD_S, "an EndTxn was held back")
+            finally:
+                for gate in gates.values():
+                    gate.holder = None
+
+        return begin, end
 
     def _join(self) -> None:
         self._stage.more.start()

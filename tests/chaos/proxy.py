@@ -11,6 +11,8 @@ from typing import Any, Self, TypeVar
 
 from kmqpy.dev.ports import free_ports
 
+from .requests import Hold, Holder, Request, RequestReader, Way
+
 T = TypeVar("T")
 _CHUNK = 65_536
 
@@ -30,6 +32,7 @@ class Gate:
     """The way from one process to one kind of server; thread-safe.
 
     rewrite  changes answers as they pass, a chunk at a time
+    holder   holds requests back, where these are Kafka's; None: nobody does
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -40,6 +43,7 @@ class Gate:
         self._answers.set()
         self._refusing = False
         self.rewrite: Callable[[bytes], bytes] = lambda answer: answer
+        self.holder: Holder | None = None
         self._transports: set[asyncio.WriteTransport] = set()
 
     def cut(self, how: Cut) -> None:
@@ -77,34 +81,102 @@ class Gate:
             there, back = await asyncio.open_connection("127.0.0.1", target())
             mine.add(back.transport)
             self._transports |= mine
-            await asyncio.gather(
-                self._pump(reader, back, self._open),
-                self._pump(there, writer, self._answers),
-            )
-        except (OSError, asyncio.CancelledError):
+            connection = _Connection(self, reader, writer, there, back)
+            await asyncio.gather(connection.pass_requests(), connection.pass_answers())
+        except (OSError, EOFError, asyncio.CancelledError):
             pass  # the server is down, so is this connection; or the proxy is closed
         finally:
             self._transports -= mine
             for transport in mine:
                 transport.abort()
 
-    async def _pump(
+    async def until_requests_pass(self) -> None:
+        await self._open.wait()
+
+    async def until_answers_pass(self) -> None:
+        await self._answers.wait()
+
+
+class _Connection:
+    """A client's connection to the proxy and the proxy's to the server; passes on what is sent on them."""
+
+    def __init__(
         self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        passing: asyncio.Event,
+        gate: Gate,
+        client: asyncio.StreamReader,
+        to_client: asyncio.StreamWriter,
+        server: asyncio.StreamReader,
+        to_server: asyncio.StreamWriter,
     ) -> None:
-        while data := await reader.read(_CHUNK):
-            await passing.wait()
-            writer.write(self.rewrite(data) if passing is self._answers else data)
-            await writer.drain()
-        await passing.wait()  # the end of a connection does not pass either
-        if writer.can_write_eof():
-            writer.write_eof()
+        self._gate = gate
+        self._client, self._to_client = client, to_client
+        self._server, self._to_server = server, to_server
+        self._requests = RequestReader()
+        self._dropping = False  # answers: the client is to get none any more
+
+    async def pass_requests(self) -> None:
+        """Until the client ends the connection, or loses it because a request is held back."""
+        while data := await self._client.read(_CHUNK):
+            passed = 0
+            for request in self._requests.feed(data):
+                holder = self._gate.holder
+                if (hold := holder.hold(request) if holder else None) is None:
+                    continue
+                await self._send(data[passed : request.at])
+                passed = request.at
+                if hold.way is Way.LATE:
+                    await asyncio.sleep(hold.delay_s)
+                else:
+                    await self._hold(data[passed:], request, hold)
+                    return
+            await self._send(data[passed:])
+        await self._gate.until_requests_pass()  # the end of a connection does not pass either
+        if self._to_server.can_write_eof():
+            self._to_server.write_eof()
+
+    async def pass_answers(self) -> None:
+        """Until the server ends the connection; what it answers a client that has lost it is dropped."""
+        while data := await self._server.read(_CHUNK):
+            if not self._dropping:
+                await self._gate.until_answers_pass()
+            if not self._dropping:
+                self._to_client.write(self._gate.rewrite(data))
+                try:
+                    await self._to_client.drain()
+                except ConnectionError:
+                    if not self._dropping:
+                        raise
+        if not self._dropping:
+            await self._gate.until_answers_pass()
+        if not self._dropping and self._to_client.can_write_eof():
+            self._to_client.write_eof()
+
+    async def _hold(self, data: bytes, request: Request, hold: Hold) -> None:
+        """Take the client's connection away, and give the server the rest of its request before or later."""
+        if (missing := request.rest - len(data)) > 0:
+            data += await self._client.readexactly(missing)
+        rest = data[: request.rest]
+        self._dropping = True
+        if hold.way is Way.AFTER_RESET:
+            _reset(self._to_client.transport)
+            await asyncio.sleep(hold.delay_s)
+            await self._send(rest)
+        else:
+            await self._send(rest)
+            await asyncio.sleep(hold.delay_s)
+            _reset(self._to_client.transport)
+        self._to_server.write_eof()  # once it has answered, the server ends the connection, too
+
+    async def _send(self, data: bytes) -> None:
+        await self._gate.until_requests_pass()
+        self._to_server.write(data)
+        await self._to_server.drain()
 
 
 def _reset(transport: asyncio.WriteTransport) -> None:
     """End a connection with RST rather than in an orderly way."""
+    if transport.is_closing():
+        return  # its socket may be closed
     connection = transport.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()

@@ -28,6 +28,7 @@ def table(result: Result) -> str:
     for name, verdict in result.verdicts.items():
         lines.append(f"queue {name}")
         lines += [f"  {key.replace('_', ' '):24}{count:>12,}" for key, count in verdict.counts.items()]
+    lines += ["", "requests of trackers that were held back:", *_held(result)]
     lines += ["", "longest time, in seconds, that a partition went without a redelivery (a delivery):"]
     rows = [_COLUMNS, *(_row(kind, found) for kind, found in _by_kind(result).items())]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
@@ -38,10 +39,17 @@ def table(result: Result) -> str:
     return "\n".join(lines)
 
 
+def _held(result: Result) -> list[str]:
+    return [
+        f"  {way:24}" + "  ".join(f"{api} {count:,} of {seen:,}" for api, (count, seen) in by_api.items())
+        for way, by_api in result.held.items()
+    ]
+
+
 def _by_kind(result: Result) -> dict[str, list[Done]]:
     found: dict[str, list[Done]] = {}
-    for done in sorted(result.done, key=lambda done: str(done.fault.kind)):
-        found.setdefault(str(done.fault.kind), []).append(done)
+    for done in sorted(result.done, key=lambda done: done.fault.name):
+        found.setdefault(done.fault.name, []).append(done)
     return found
 
 
@@ -80,6 +88,7 @@ def _json(result: Result) -> dict[str, object]:
         "lease_ms": level.lease_ms,
         "problems": result.all_problems,
         "queues": {name: verdict.counts for name, verdict in result.verdicts.items()},
+        "held": result.held,
         "recovery": {
             kind: {
                 "times": len(found),
@@ -127,7 +136,7 @@ def _plot(result: Result, file: Path) -> None:
     rates.set_title(f"{result.level.name}, seed {result.seed}", fontsize=9, loc="left")
     for done in result.done:
         left = (done.began_ms - result.load_began_ms) / 1000
-        row = kinds.index(str(done.fault.kind))
+        row = kinds.index(done.fault.name)
         faults.barh(row, max(0.5, (done.ended_ms - done.began_ms) / 1000), left=left, color="tab:red")
     faults.set_yticks(range(len(kinds)), kinds, fontsize=7)
     faults.invert_yaxis()

@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ class Result:
     verdicts: dict[str, Verdict]
     problems: list[str]
     done: list[Done]
+    held: dict[str, dict[str, tuple[int, int]]]
     times: Times
 
     @property
@@ -128,7 +130,9 @@ class _Run:
         take_in(self._tail.lines(), self._seen, self._times)
         read_topics(stage.connection, stage.queue, PARTITIONS, self._seen, self._times)
         read_topics(stage.connection, stage.second, 1, second, Times())
-        self._seen.interruptions = sum(done.fault.kind in _INTERRUPTIONS for done in self._done)
+        self._seen.interruptions = sum(
+            fault.kind in _INTERRUPTIONS for done in self._done for fault in done.fault.all
+        )
         self._measure(load_ended_ms)
         verdicts = {
             queue.name: self._judge(queue, partitions, seen)
@@ -145,8 +149,11 @@ class _Run:
             verdicts,
             self._problems,
             self._done,
+            self._faults.held(),
             self._times,
         )
+        for tracker, log in self._faults.log_of_held():
+            self._events.add("held", tracker=tracker, requests=log)
         self._events.add("end", problems=result.all_problems)
         return result
 
@@ -183,21 +190,34 @@ class _Run:
             self._stop_slot(sender)
 
     def _do(self, fault: Fault) -> None:
-        """One fault, when what struck the same before is over."""
-        with self._strikes.setdefault(fault.strikes, threading.Lock()):
-            name = f"{fault.kind} {fault.target} {fault.how}".strip()
+        """One fault, or two at a time, when what struck the same before is over."""
+        with ExitStack() as struck:
+            for name in sorted(fault.strikes):
+                struck.enter_context(self._strikes.setdefault(name, threading.Lock()))
             began_ms = _now_ms()
-            self._events.add("fault", kind=fault.kind, target=fault.target, how=fault.how)
-            self._say(f"fault: {name}")
-            try:
-                self._faults.begin(fault)
-                time.sleep(fault.hold_s)
-                self._faults.end(fault)
-            except (Failed, KmqError) as error:
-                self._problems.append(f"{name}: {error}")
-            self._events.add("over", kind=fault.kind, target=fault.target)
+            threads = [
+                threading.Thread(target=self._strike, args=(one, one.at_s - fault.at_s), daemon=True)
+                for one in fault.all
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
             self._done.append(Done(fault, began_ms, _now_ms()))
             time.sleep(fault.settle_s)  # as scheduled, also where a restart took longer than that
+
+    def _strike(self, fault: Fault, after_s: float) -> None:
+        time.sleep(after_s)
+        name = f"{fault.kind} {fault.target or ''} {fault.how}".strip()
+        self._events.add("fault", kind=fault.kind, target=fault.target, how=fault.how)
+        self._say(f"fault: {name}")
+        try:
+            self._faults.begin(fault)
+            time.sleep(fault.hold_s)
+            self._faults.end(fault)
+        except (Failed, KmqError) as error:
+            self._problems.append(f"{name}: {error}")
+        self._events.add("over", kind=fault.kind, target=fault.target)
 
     def _drain(self) -> None:
         queue = self._stage.queue
@@ -290,7 +310,7 @@ class _Run:
         starts = [done.began_ms for done in self._done] + [load_ended_ms]
         for index, done in enumerate(self._done):
             session_ms = self._stage.level.session_ms
-            lasts_ms = max(session_ms, done.fault.hold_s * 1000)
+            lasts_ms = max(session_ms, done.fault.lasts_s * 1000)
             until_ms = done.began_ms + min(lasts_ms, max(session_ms, starts[index + 1] - done.began_ms))
             window = (done.began_ms, min(load_ended_ms, round(until_ms)))
             found = Silence(
@@ -299,7 +319,7 @@ class _Run:
             done.silence = found
             for what, seconds in (("redelivery", found.redelivery), ("delivery", found.delivery)):
                 if seconds is None:
-                    self._problems.append(f"no progress: a partition without {what} after {done.fault.kind}")
+                    self._problems.append(f"no progress: a partition without {what} after {done.fault.name}")
 
 
 def _now_ms() -> int:

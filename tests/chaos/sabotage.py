@@ -16,6 +16,7 @@ from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.start_markers import StartMarkerWriter, StartOutcome
 from kmqpy.kafka.copies.copy_check import CheckedCopies, CopyCheck
 from kmqpy.kafka.copies.copy_transaction import CopyTransaction
+from kmqpy.kafka.markers.open_claims import OpenClaims
 from tracker.offset_keeper import OffsetKeeper
 from tracker.redelivery.redeliverer import Redeliverer
 
@@ -109,6 +110,17 @@ def no_late_look() -> None:
     CopyCheck.examine = lambda *_: CheckedCopies()  # type: ignore[method-assign]
 
 
+def producers_used_on() -> None:
+    """A producer is used on although a request that has ended its transaction may come once more."""
+    librdkafka.REPEATED_END_S = float("inf")
+
+
+def late_end_txn() -> None:
+    """Nothing is done about late requests: torn transactions are not looked for either."""
+    producers_used_on()
+    OpenClaims.torn = lambda _: []  # type: ignore[method-assign]
+
+
 def stop_before_transaction() -> None:
     """Halt (SIGSTOP) at the worst moment: it may redeliver, knows what, and has sent nothing."""
     real = Redeliverer._transact
@@ -147,6 +159,8 @@ ALL: dict[str, Callable[[], None]] = {
         safe_offset,
         no_start_wait,
         no_late_look,
+        producers_used_on,
+        late_end_txn,
         stop_before_transaction,
         die_within_transaction,
     )

@@ -173,9 +173,10 @@ def make_queue(
 
 
 class Stage:
-    """3 brokers, 3 ZooKeeper servers, 3 trackers behind gates of their own, 4 consumers, 2 senders.
+    """3 brokers, 3 ZooKeeper servers, 3 trackers, 4 consumers, 2 senders.
 
-    `second` is a small queue whose messages are deleted while they are in flight.
+    Each tracker is behind gates of its own, and so is `more`, a fourth one that joins later. `second` is a
+    small queue whose messages are deleted while they are in flight.
     """
 
     def __init__(self, level: Level, load_s: float, out: Path, *, late_acks: bool = True) -> None:
@@ -205,7 +206,7 @@ class Stage:
 
     def _start(self) -> None:
         proxy = self._ends.enter_context(Proxy())
-        numbers = range(1, TRACKERS + 1)
+        numbers = range(1, TRACKERS + 2)
         self.kafka_gates = {n: proxy.gate() for n in numbers}
         self.zookeeper_gates = {n: proxy.gate() for n in numbers}
         listeners = _Listeners(proxy, self.kafka_gates)
@@ -220,7 +221,7 @@ class Stage:
         make_queue(self.connection, self.zookeeper, self.queue, PARTITIONS)
         make_queue(self.connection, self.zookeeper, self.second, 1)
         zookeepers = [int(address.rpartition(":")[2]) for address in cluster.zookeeper.split(",")]
-        self.trackers = [
+        *self.trackers, self.more = (
             self._tracker(
                 f"tracker-{n}",
                 replace(self.connection, bootstrap=_addresses(listeners.ports[n])),
@@ -229,8 +230,7 @@ class Stage:
                 ),
             )
             for n in numbers
-        ]
-        self.more = self._tracker("tracker-4", self.connection, cluster.zookeeper)
+        )
         self.consumers = [self._child("consumer", n) for n in range(1, CONSUMERS + 1)]
         self.senders = [self._child("sender", n) for n in range(1, SENDERS + 1)]
         self._ends.callback(self._kill_all)

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 
 import pytest
 
@@ -13,8 +14,10 @@ from kmqpy.kafka.markers.claim_headers import CLAIM, naming_tick
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.lineage import COPY
 from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.message import Message
 
 from . import controls
+from .children import LateAcks
 from .claims import ClaimOrder, LateAckOrder
 from .judge import Seen, Stored, concerned, judge, silence
 from .proxy import Cut, Proxy
@@ -241,6 +244,32 @@ def test_silence_is_the_longest_gap_of_any_partition_that_begins_in_time():
     assert silence([[100]], 500, 2_000) is None
 
 
+# --- the processes ----------------------------------------------------------------------------------
+
+
+def test_late_acks_that_are_due_at_the_same_moment_are_all_made():
+    late = LateAcks()
+    for at_s, name in ((5.0, "0-7"), (5.0, "1-7"), (4.0, "0-8")):
+        late.add(at_s, message(name))
+    assert list(late.due(4.0)) == []
+    assert [one.id for one in late.due(6.0)] == ["0-8", "0-7", "1-7"]
+    assert not late
+
+
+def message(name: str) -> Message:
+    return Message(
+        queue="chaos",
+        id=name,
+        body=b"1",
+        headers=[],
+        attempts=1,
+        enqueued_ms=0,
+        first_enqueued_ms=0,
+        lease_until_ms=0,
+        receipt="",
+    )
+
+
 # --- the schedule -----------------------------------------------------------------------------------
 
 
@@ -253,12 +282,22 @@ def test_a_seed_fixes_the_schedule():
 def test_a_schedule_has_every_fault_and_strikes_nothing_twice_at_once(name, seed):
     level = LEVELS[name]
     faults = schedule(level, seed)
-    assert {kind: [f.kind for f in faults].count(kind) for kind in Kind} == level.faults
+    done = [tuple(one.kind for one in fault.all) for fault in faults]
+    assert {kind: done.count((kind,)) for kind in Kind} == level.faults
+    assert Counter(pair for pair in done if len(pair) > 1) == level.pairs
     free: dict[str, float] = {}
     for fault in faults:
-        assert fault.at_s >= free.get(fault.strikes, 0.0)
-        free[fault.strikes] = fault.free_at_s
-    assert load_s(level, faults) > max(fault.at_s + fault.hold_s for fault in faults)
+        assert fault.at_s >= max(free.get(one, 0.0) for one in fault.strikes)
+        free |= dict.fromkeys(fault.strikes, fault.free_at_s)
+    ends = [one.at_s + one.hold_s for fault in faults for one in fault.all]
+    assert load_s(level, faults) > max(ends)
+
+
+def test_two_faults_at_a_time_overlap_and_strike_the_same_tracker():
+    for first, second in (fault.all for fault in schedule(FULL, 1) if fault.beside):
+        assert first.at_s <= second.at_s < first.at_s + first.hold_s
+        if first.kind is Kind.ZOOKEEPER_CUT:
+            assert (second.kind, second.target) == (Kind.TRACKER_PAUSE, first.target)
 
 
 def test_the_full_run_is_what_was_asked_for_and_takes_less_than_an_hour():
@@ -317,6 +356,7 @@ _CAUGHT_AS = {
     "safe-offset": "unfinished: ",
     "two-sends": "tracker duplicates: ",
     "no-late-look": "handed out late: ",
+    "late-end-txn": "tracker duplicates: ",
 }
 
 
@@ -336,20 +376,25 @@ def test_the_checker_catches(cluster, zookeeper, tmp_path, name):
     pytest.fail(f"not caught: {caught}")
 
 
-def test_with_its_safeguard_there_is_nothing_to_catch(cluster, zookeeper, tmp_path):
-    """One of the scenarios; tests/integration has the others in other words."""
+@pytest.mark.parametrize(
+    ("name", "changes"), [("two-sends", ""), ("late-end-txn", ""), ("late-end-txn", "producers-used-on")]
+)
+def test_with_its_safeguard_there_is_nothing_to_catch(cluster, zookeeper, tmp_path, name, changes):
+    """Against a late EndTxn there are two, and either is enough here."""
     connection = KafkaConnection(bootstrap=cluster.bootstrap)
-    assert controls.run("two-sends", connection, zookeeper, tmp_path, sabotaged=False).problems == []
+    found = controls.run(name, connection, zookeeper, tmp_path, sabotaged=False, changes=changes)
+    assert found.problems == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_chaos(tmp_path):
-    command = [sys.executable, "-m", "tests.chaos", "run", "--tiny", "--seed=1", f"--out={tmp_path}"]
+    command = [sys.executable, "-m", "tests.chaos", "run", "--tiny", "--seed=10", f"--out={tmp_path}"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
     report = json.loads((tmp_path / "report.json").read_text())
     main, second = report["queues"]["chaos"], report["queues"]["chaos-second"]
     assert main["sent"] >= TINY.messages
     assert min(main["copies"], main["dead_letters"], second["lost_to_retention"]) > 0
-    assert set(report["recovery"]) == set(Kind)
+    assert set(report["recovery"]) == {*Kind, *(" + ".join(pair) for pair in TINY.pairs)}
+    assert min(by_api["END_TXN"][0] for by_api in report["held"].values()) > 0

@@ -13,6 +13,7 @@ from letters_support import PARTITIONS, assert_each_once, bury, delivered, trans
 from support import committed_records, delete_topic
 
 from kmqpy.errors import Unfinished
+from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.copies.copy_transaction import CopyTransaction
 from kmqpy.kafka.dead_letters import KafkaDeadLetters, RedriveResult
@@ -20,6 +21,7 @@ from kmqpy.kafka.markers import codec
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_names import dead_letter_queue
 from kmqpy.kafka.topics import Topics
+from tests.torn import tear
 
 # A redrive in a process of its own, which kills itself: `between` after a commit, `inside` after all
 # records of a transaction are on the broker and before its commit, `after` just after the commit.
@@ -29,6 +31,7 @@ from kmqpy.kafka import librdkafka
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.dead_letters import KafkaDeadLetters
 from kmqpy.errors import Unfinished
+from kmqpy.kafka import librdkafka
 
 bootstrap, queue, rate, how, when = sys.argv[1:]
 
@@ -121,6 +124,57 @@ def test_a_second_run_stops_the_first(
     else:
         assert result + int(done) == count
         assert len(delivered(connection, queue)) == int(done)
+
+
+@pytest.mark.parametrize("copies", [0, 300, 834])
+def test_r37_what_a_torn_redrive_has_sent_back_is_not_sent_again(
+    letters, connection, queue, monkeypatch, copies
+):
+    count = 2_500  # 834, 833, 833: a transaction for each partition
+    bury(connection, queue, count)
+    torn = tear(monkeypatch, copies)
+    with pytest.raises(Unfinished, match="after 0 dead letters"):
+        letters.run_redrive()
+    assert torn
+    assert len(delivered(connection, queue)) == copies
+    assert letters.run_redrive() == RedriveResult(count - copies)
+    assert_each_once(connection, queue, count)
+    assert letters.list() == []
+    assert letters.run_redrive() == RedriveResult(0)
+
+
+def test_r37_a_purge_ends_what_a_torn_redrive_has_sent_back(letters, connection, queue, monkeypatch):
+    bury(connection, queue, 1_000)
+    tear(monkeypatch, 100, after=1)  # two partitions have 333, the first has 334
+    with pytest.raises(Unfinished, match="after 334 dead letters"):
+        letters.run_redrive()
+    assert letters.purge() == 1_000 - 334 - 100
+    assert len(delivered(connection, queue)) == 334 + 100
+    assert letters.list() == []
+
+
+def test_r37_a_torn_purge_is_done_again_also_without_the_queue(letters, connection, queue, monkeypatch):
+    bury(connection, queue, 100)
+    tear(monkeypatch, 0)
+    with pytest.raises(Unfinished, match="after 0 dead letters"):
+        letters.purge()
+    delete_topic(Topics(connection), queue.name)
+    assert letters.purge() == 100
+
+
+def test_r36_a_redrive_goes_on_with_a_new_producer_when_an_end_may_come_again(
+    letters, connection, queue, monkeypatch
+):
+    bury(connection, queue, 2_500)
+    monkeypatch.setattr(librdkafka, "REPEATED_END_S", 0.0)
+    opened = []
+    init = librdkafka.Producer.init_transactions
+    monkeypatch.setattr(
+        librdkafka.Producer, "init_transactions", lambda *args: (opened.append(True), init(*args))
+    )
+    assert letters.run_redrive() == RedriveResult(2_500)
+    assert len(opened) == 3
+    assert_each_once(connection, queue, 2_500)
 
 
 def test_what_stops_it_halfway_says_how_far_it_got(connection, queue):
