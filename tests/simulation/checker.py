@@ -15,7 +15,7 @@ from kmqpy.kafka.message_headers import redelivery_count
 from kmqpy.kafka.settings import QueueSettings
 
 from .invariants import is_of_the_model, model_state, violations
-from .journal import Acked, HandedOut
+from .journal import Acked, Decided, HandedOut
 from .late_ack_judge import LateAckJudge
 from .model import LIAR, Broker, Log, Process, Record, decoded
 from .refinement import refused_steps
@@ -128,9 +128,13 @@ class History:
         self.deleted.update(record.value() for record in queue.records[queue.start : up_to] if record.is_data)
 
 
-def _begin_of_transaction(record: Record) -> int:
-    """Where the first record of its transaction stands in the log of `record`."""
-    return next(one.at for one in record.log.records if one.txn is record.txn)
+def _begin_of_transaction(markers: Log, copy: Record) -> int:
+    """Where the claim of the transaction stands that made a copy."""
+    return next((one.at for one in markers.records if one.txn is copy.txn), markers.end)
+
+
+def _is_torn(copy: Record) -> bool:
+    return copy.txn is not None and copy.txn.early
 
 
 def _number(message: Any) -> int:
@@ -197,6 +201,8 @@ class Checker:
 
     def check(self) -> list[str]:
         self.problems += self.history.problems
+        decided = [event.txn for event in self.broker.world.journal if isinstance(event, Decided)]
+        self.stats["ended by late requests"] = sum(txn.early for txn in decided)
         for number, logs in enumerate([*self.broker.past, self.broker.logs]):
             self._number, self._logs = number, logs
             self._acked, self._late, self._copied, self._forgiven = set(), {}, set(), set()
@@ -414,6 +420,7 @@ class Checker:
             return
         dead = copy.topic() == self.queue.dead_letter_topic
         self.stats["dead letters" if dead else "redeliveries"] += 1
+        self.stats["mended"] += copy.txn is not record.txn
         # A copy that is here since a broker told the old ids is a message like others.
         is_here = offset < queue.end and queue.records[offset].value() == copy.value()
         of = self.history.sent_to.get(copy.value(), self._number)
@@ -428,10 +435,10 @@ class Checker:
         if (partition, offset) in self._copied and len(takers) == 1 and not self.history.markers_deleted:
             self.problems.append(f"a second copy of {what}, which only {takers} had taken")
         self._copied.add((partition, offset))
-        self._check_claim(record, partition, offset, what)
-        claim_at = _begin_of_transaction(record)
+        self._check_claim(record, copy, offset, what)
+        claim_at = _begin_of_transaction(record.log, copy)
         if not dead:
-            self._late_acks.copied(offset, copy.at, claim_at)
+            self._late_acks.copied(offset, copy.at, claim_at, record.at)
         elif self.queue.late_acks and not self.broker.past and (partition, offset) not in self.history.unread:
             problem = self._late_acks.dead_lettered(offset, claim_at)
             if problem is not None and not self.history.markers_deleted:
@@ -450,14 +457,18 @@ class Checker:
             self.problems.append(f"R5: {what} redelivered before its lease ended, due {entry.due}")
         self._check_count(queue, offset, entry, copy, dead=dead, what=what)
 
-    def _check_claim(self, end: Record, partition: int, offset: int, what: str) -> None:
-        """Rules R27, R28: the transaction of `end` began with a claim, and no client's end is before that."""
-        written = [record for record in end.log.records[: end.at] if record.txn is end.txn]
+    def _check_claim(self, end: Record, copy: Record, offset: int, what: str) -> None:
+        """Rules R27, R28: the transaction of `copy` began with a claim, and no client's end is before that.
+
+        A transaction that is torn may have been ended before it had decided.
+        """
+        partition = end.partition()
+        written = [record for record in end.log.records[: end.at] if record.txn is copy.txn]
         ended_at = self._late_ends.get((partition, offset))
         claim_at = written[0].at if written else end.at
         if ended_at is not None:
             self.stats["ended before the claim" if ended_at < claim_at else "ended behind the claim"] += 1
-            if ended_at < claim_at and not self.history.markers_deleted:
+            if ended_at < claim_at and not self.history.markers_deleted and not _is_torn(copy):
                 self.problems.append(f"R27: {what} was copied, ended at {ended_at}, claimed at {claim_at}")
         claimed = {at for record in written[:1] for at in named_offsets(record.headers(), CLAIM, partition)}
         dropped = {at for record in written for at in named_offsets(record.headers(), DROPPED, partition)}

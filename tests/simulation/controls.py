@@ -42,21 +42,33 @@ from .trackers import (
 class UnfencedTransactions(Transactions):
     """Every producer has a transactional.id of its own, so none fences a predecessor."""
 
-    def __init__(self, connection: Connection, transactional_id: str) -> None:
-        super().__init__(connection, f"{transactional_id}-{connection.process.name}")
+    def __init__(self, connection: Connection, transactional_id: str, backoff_ms: float) -> None:
+        super().__init__(connection, f"{transactional_id}-{connection.process.name}", backoff_ms)
+
+
+class UsedOn(Transactions):
+    """A producer is used on after an end that may have been repeated (rule R36)."""
+
+    @property
+    def may_end_again(self) -> bool:
+        return False
+
+    @may_end_again.setter
+    def may_end_again(self, _may: bool) -> None:
+        pass
 
 
 class PlainSends(Transactions):
     """Copies and end markers are sent one by one, by a producer that is fenced but has no transaction."""
 
-    def _send_pending(self) -> Steps:
-        yield from super()._send_pending()
-        self._end(commit=True)
-
     def _send(self, place: tuple[str, int], key: bytes | None, value: Any, headers: Any) -> Any:
+        self._broker.add_partition(self._id, self._epoch, self._by, self._number, place)
         record = super()._send(place, key, value, headers)
-        self._end(commit=True)
+        self._end_request(commit=True)()
         return record
+
+    def _end(self, *, commit: bool) -> Steps:
+        yield 0.0
 
 
 class UnsafeOffsets(OffsetKeeper):
@@ -349,6 +361,14 @@ class TakenLate(PartitionRedelivery):
         return (yield from super().redeliver(part, entries, position, frozenset()))
 
 
+class MendsNothing(PartitionRedelivery):
+    """Looks not for the copies of torn transactions (rule R37)."""
+
+    def mend(self, _part: Any, _torn: Any) -> Steps:
+        yield 0.0
+        return 0
+
+
 class ForgetsFinished(OffsetKeeper):
     """Stores the safe offset without what was ended before it (rule R30)."""
 
@@ -394,6 +414,8 @@ class NoTicks(PartitionLifecycle):
 
 CONTROLS = {
     "fencing off": Controls(transactions=UnfencedTransactions, redeliverer=CommitsUnled),
+    "a producer used on after an end that was repeated": Controls(transactions=UsedOn, late_requests=True),
+    "torn transactions not looked for": Controls(redelivery=MendsNothing, late_requests=True),
     "two sends instead of a transaction": Controls(transactions=PlainSends),
     "safe offset past the oldest start": Controls(offset_keeper=UnsafeOffsets),
     "start markers not waited for": Controls(marker_writer=UnconfirmedStarts),

@@ -8,7 +8,8 @@ that was committed, a marker at its offset), so the end of a run shows what was 
 Three things differ, where the model is stricter or smaller than kmqpy (see spec/README.md):
 
 - kmqpy's trackers do not look for acknowledgements of ancestors (R34), so `ack_holds` counts those of the
-  message itself, and only since it was taken last: who takes a message again (R30) begins anew.
+  message itself, and only since it was taken last: who takes a message again (R30) begins anew. A transaction
+  that a late request has ended may not have looked for them yet.
 - A tracker that can't read the markers in time makes a dead letter whatever was acknowledged, and says so.
 - `ProcessedOnce` is of clients' transactions, which kmqpy does not have.
 
@@ -55,7 +56,7 @@ class ModelState:
     deleted: set[Place] = field(default_factory=set)
     """Those that retention took before they came to their end."""
     parent: dict[Place, Place] = field(default_factory=dict)
-    copied_by: defaultdict[Place, dict[Txn | None, None]] = field(default_factory=lambda: defaultdict(dict))
+    copied_by: defaultdict[Place, dict[Txn, None]] = field(default_factory=lambda: defaultdict(dict))
     """The committed transactions with a copy of the message, dead letters too."""
     dead: set[Place] = field(default_factory=set)
     first_of: dict[tuple[Txn | None, int], int] = field(default_factory=dict)
@@ -70,11 +71,14 @@ class ModelState:
     """Those with a committed end marker, of a client or a tracker."""
     unread: set[Place] = field(default_factory=set)
     """Those of which a tracker could not find out in time whether they were acknowledged."""
+    named: dict[Place, int] = field(default_factory=dict)
+    """By copy, where the end stands that names it."""
     handed_out: list[tuple[Place, int]] = field(default_factory=list)
     """Messages that were handed out, each with the position of its take."""
 
-    def ancestors(self, message: Place) -> Iterator[Place]:
-        while message in self.parent:
+    def ancestors(self, message: Place, before: int | None = None) -> Iterator[Place]:
+        """Of which messages it is a copy; `before` a position: as far as end markers name it there."""
+        while message in self.parent and (before is None or self.named.get(message, before) < before):
             message = self.parent[message]
             yield message
 
@@ -129,6 +133,9 @@ def _read_markers(state: ModelState, broker: Broker, queue: QueueSettings, parti
         if not record.is_data:
             continue
         state.first_of.setdefault((record.txn, partition), record.at)
+        for copy in record.copies.values():
+            if copy.topic() == queue.name:
+                state.named[Place(partition, copy.at)] = record.at
         for marker in decoded(record):
             place = Place(partition, marker.offset)
             if marker.op is Op.TAKE:
@@ -152,6 +159,8 @@ def ack_holds(state: ModelState) -> Iterator[str]:
     """R27, R28: no committed transaction redelivers what was acknowledged before its first record."""
     for message, transactions in state.copied_by.items():
         for transaction in transactions:
+            if transaction.early:
+                continue
             claim = state.first_of.get((transaction, message.partition), 0)
             taken = max((at for at, _ in state.takes[message] if at < claim), default=-1)
             acked = [at for at in state.acks[message] if taken < at < claim]
@@ -173,7 +182,7 @@ def no_stale_hand_out(state: ModelState) -> Iterator[str]:
     if not state.late_acks:
         return
     for message, taken_at in state.handed_out:
-        for ancestor in state.ancestors(message):
+        for ancestor in state.ancestors(message, taken_at):
             acked = [at for at in state.acks[ancestor] if at < taken_at]
             if acked:
                 yield f"{message}, taken at {taken_at}, is a copy of {ancestor}, acknowledged at {acked[0]}"
@@ -186,7 +195,7 @@ def no_stale_dead_letter(state: ModelState) -> Iterator[str]:
     for message in state.dead - state.unread:
         for transaction in state.copied_by[message]:
             claim = state.first_of.get((transaction, message.partition), 0)
-            acked = [at for one in state.ancestors(message) for at in state.acks[one] if at < claim]
+            acked = [at for one in state.ancestors(message, claim) for at in state.acks[one] if at < claim]
             if acked:
                 yield f"{message}, claimed at {claim}, is a copy of what was acknowledged at {acked[0]}"
 

@@ -23,6 +23,12 @@ class Decided(NamedTuple):
     txn: Txn
 
 
+class EndedLong(NamedTuple):
+    """To end a transaction took this producer so long that it may have sent the request for it twice."""
+
+    transactional_id: str
+
+
 class Opened(NamedTuple):
     """A producer with this transactional id fenced its predecessors."""
 

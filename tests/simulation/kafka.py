@@ -84,7 +84,10 @@ class Module:
     @staticmethod
     def new_producer(connection: Connection, settings: dict[str, Any]) -> Any:
         if "transactional.id" in settings:
-            return connection.world.controls.transactions(connection, settings["transactional.id"])
+            backoff_ms = real._TRANSACTION_SETTINGS["retry.backoff.ms"]
+            return connection.world.controls.transactions(
+                connection, settings["transactional.id"], backoff_ms
+            )
         return PlainProducer(connection, only_errors=settings.get("delivery.report.only.error", False))
 
     @staticmethod

@@ -1,5 +1,6 @@
 """What must hold of late operations (rules R32, R33), judged from one partition's markers."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -11,6 +12,8 @@ from kmqpy.kafka.markers.codec import Marker, Op
 class _CopyMade(NamedTuple):
     original: int
     claim_at: int
+    named_at: int
+    """Where the end of its original names it, so that others know of what it is a copy."""
 
 
 class _End(NamedTuple):
@@ -48,9 +51,9 @@ class LateAckJudge:
         for offset in offsets:
             self._claims[offset].append(at)
 
-    def copied(self, original: int, copy: int, claim_at: int) -> None:
+    def copied(self, original: int, copy: int, claim_at: int, named_at: int) -> None:
         """A tracker's transaction, whose claim stands at `claim_at`, made a copy."""
-        self._copies[copy] = _CopyMade(original, claim_at)
+        self._copies[copy] = _CopyMade(original, claim_at, named_at)
 
     def ended(self, offset: int, at: int, by: str, *, asked: bool) -> str | None:
         """A client ended a message; returns what is wrong with that."""
@@ -107,7 +110,7 @@ class LateAckJudge:
 
     def _acknowledged(self, offset: int, before: int) -> str | None:
         """Where the message of which this is a copy was ended behind its claim, in words."""
-        for copy, one in pairwise(self._chain(offset)):
+        for copy, one in pairwise(self._chain(offset, before)):
             since = self._copies[copy].claim_at
             late = [end for end in self._ends[one] if since < end.at < before]
             if late:
@@ -119,7 +122,7 @@ class LateAckJudge:
 
         Who takes the copy may have read a claim before `end`: its tracker has applied what stands before it.
         """
-        for copy, one in pairwise(self._chain(offset)):
+        for copy, one in pairwise(self._chain(offset, before)):
             since = max([self._copies[copy].claim_at, *(at for at in self._claims[one] if at < end)])
             applies: _Operation | None = None
             for operation in self._operations[one]:
@@ -133,9 +136,9 @@ class LateAckJudge:
             if applies is not None:
                 yield applies
 
-    def _chain(self, offset: int) -> list[int]:
-        """The message, its original, the original of that, and so on."""
+    def _chain(self, offset: int, before: float = math.inf) -> list[int]:
+        """The message, its original, the original of that, and so on, as far as is told before a position."""
         chain = [offset]
-        while chain[-1] in self._copies:
+        while chain[-1] in self._copies and self._copies[chain[-1]].named_at < before:
             chain.append(self._copies[chain[-1]].original)
         return chain

@@ -17,6 +17,7 @@ from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker
 
 from .journal import Decided, Journal, Opened, Written
+from .late_requests import LateRequests
 
 Steps = Generator[float, None, Any]
 """What yields before and after each I/O operation: how many ms it takes."""
@@ -113,6 +114,7 @@ class World:
         self.faults = True
         self.error_rate = 0.0
         self.slow_rate = 0.01
+        self.late = LateRequests(seed, self.at)
         self._agenda: list[tuple[float, int, Any]] = []
         self._turn = 0
         self._trace = trace
@@ -187,6 +189,10 @@ class World:
 
 class Fenced(Exception):
     """Another producer has this transactional id now, or the transaction was timed out."""
+
+
+class InvalidTxnState(Exception):
+    """The coordinator has no transaction that this request can be of."""
 
 
 class Record:
@@ -303,11 +309,19 @@ class NoTopic(Record):
 
 @dataclass(eq=False)
 class Txn:
-    """A transaction: state open, committed or aborted."""
+    """A transaction: state open, committed or aborted.
+
+    number  which one of its producer's it is
+    early   a request of an earlier one has ended it, which arrived late
+    places  what was added to it: records come in there only
+    """
 
     transactional_id: str
     by: str
+    number: int
     state: str = "open"
+    early: bool = False
+    places: set[tuple[str, int]] = field(default_factory=set)
     logs: list["Log"] = field(default_factory=list)
 
 
@@ -387,6 +401,8 @@ class _Coordinator:
     epoch: int = 0
     txn: Txn | None = None
     ending: Txn | None = None
+    last: str | None = None
+    """How the last transaction of this epoch ended; None: there was none."""
 
 
 class Broker:
@@ -450,8 +466,21 @@ class Broker:
         self._complete(found)
         found.epoch += 1
         self._abort(found)
+        found.last = None
         self.world.journal.append(Opened(transactional_id))
         return found.epoch
+
+    def add_partition(
+        self, transactional_id: str, epoch: int, by: str, number: int, place: tuple[str, int]
+    ) -> None:
+        """Begin the transaction, if none is open, and add a partition to it."""
+        found = self._checked(transactional_id, epoch)
+        self._complete(found)
+        if found.txn is None:
+            txn = found.txn = Txn(transactional_id, by, number)
+            self.world.at(TRANSACTION_TIMEOUT_MS, lambda: self._expire(found, txn))
+        found.txn.number = max(number, found.txn.number)
+        found.txn.places.add(place)
 
     def send(
         self,
@@ -464,24 +493,34 @@ class Broker:
         headers: list[tuple[str, bytes | None]],
     ) -> int:
         found = self._checked(transactional_id, epoch)
-        self._complete(found)
-        if found.txn is None:
-            txn = found.txn = Txn(transactional_id, by)
-            self.world.at(TRANSACTION_TIMEOUT_MS, lambda: self._expire(found, txn))
+        if found.txn is None or place not in found.txn.places:
+            raise InvalidTxnState
         return self.logs[place].append(key, value, headers, by, found.txn)
 
-    def end_transaction(self, transactional_id: str, epoch: int, *, commit: bool) -> None:
-        """Decide; the partitions learn of it a little later, each by itself."""
+    def end_transaction(self, transactional_id: str, epoch: int, number: int, *, commit: bool) -> bool:
+        """Decide; the partitions learn of it a little later, each by itself.
+
+        Returns True if it has ended a later transaction of the producer than this `number`, since nothing
+        tells a late request of an earlier one from that.
+        """
         found = self._checked(transactional_id, epoch)
-        txn = found.txn
+        txn, outcome = found.txn, "committed" if commit else "aborted"
         if txn is None:
-            return
+            if found.last != outcome:
+                raise InvalidTxnState
+            return False
         found.txn = None
-        txn.state = "committed" if commit else "aborted"
+        found.last = txn.state = outcome
+        txn.early = txn.number > number
         found.ending = txn
-        self.world.journal.append(Decided(txn))
+        self._decided(txn)
         for log in txn.logs:
             self.world.at(self.world.latency(), lambda log=log: log.finish(txn))
+        return txn.early
+
+    def _decided(self, txn: Txn) -> None:
+        if txn.logs:  # else nobody can know that there was one
+            self.world.journal.append(Decided(txn))
 
     def _checked(self, transactional_id: str, epoch: int) -> _Coordinator:
         found = self._coordinators[transactional_id]
@@ -498,8 +537,8 @@ class Broker:
 
     def _abort(self, found: _Coordinator) -> None:
         if found.txn is not None:
-            found.txn.state = "aborted"
-            self.world.journal.append(Decided(found.txn))
+            found.last = found.txn.state = "aborted"
+            self._decided(found.txn)
             for log in found.txn.logs:
                 log.finish(found.txn)
             found.txn = None

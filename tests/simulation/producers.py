@@ -1,15 +1,25 @@
 """confluent_kafka's producers over the simulated broker: idempotent, and transactional."""
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.lineage import COPY, read_copies
 
 from .connection import REQUEST_TIMEOUT_MS, Connection
-from .model import Fenced, Record, Steps, decoded
+from .journal import EndedLong
+from .late_requests import ADD, END, INIT, PRODUCE
+from .model import Fenced, InvalidTxnState, Record, Steps, decoded
+
+T = TypeVar("T")
+
+NOTICED_AFTER_MS = 750.0
+"""An end that lasted as long may have been repeated, and its producer is used no more (rule R36)."""
 
 
 class _Request:
@@ -145,29 +155,44 @@ class PlainProducer:
 
 
 class Transactions:
-    """A transactional producer."""
+    """A transactional producer.
+
+    backoff_ms  retry.backoff.ms: how long it waits before it repeats a request
+    """
 
     may_end_again = False
 
-    def __init__(self, connection: Connection, transactional_id: str) -> None:
+    def __init__(self, connection: Connection, transactional_id: str, backoff_ms: float) -> None:
         self._connection = connection
         self._broker = connection.broker
         self._world = connection.world
         self._by = connection.process.name
         self._id = transactional_id
+        self._backoff_ms = backoff_ms
         self._markers = connection.markers_topic
         self._epoch = 0
+        self._number = 0
+        """Of its transaction."""
+        self._ended_long: set[int] = set()
+        """Transactions whose end lasted so long that it may have been repeated."""
+        self._held: list[Callable[[], None]] = []
+        """Requests that arrive while it writes something."""
+        self._added: set[tuple[str, int]] = set()
+        """Partitions of this transaction."""
         self._pending: list[tuple[tuple[str, int], bytes | None, Any, Any, Any]] = []
         self._copies: list[Record] = []
         """Those of this transaction whose end markers are not written yet."""
 
     def init_transactions(self, _timeout_s: float) -> Steps:
         yield from self._connection.reach()
+        yield from self._repeat(INIT, lambda: self._broker.init(self._id))
         self._epoch = self._broker.init(self._id)
         self._world.trace(self._by, f"fenced {self._id}, epoch {self._epoch}")
         yield self._world.latency()
 
     def begin_transaction(self) -> tuple[()]:
+        self._number += 1
+        self._added = set()
         self._pending = []
         self._copies = []
         return ()
@@ -186,77 +211,157 @@ class Transactions:
         yield self._world.latency()
         if self._world.unlucky(2.0) or self._connection.process.kafka_cut_until > self._world.now:
             yield from self._end_somehow()
-        self._end(commit=True)
+        yield from self._end(commit=True)
         yield self._world.latency()
 
     def abort_transaction(self, _timeout_s: float) -> Steps:
         self._pending = []
         yield from self._connection.reach()
-        self._end(commit=False)
+        if self._added:  # else the broker knows of no transaction
+            yield from self._end(commit=False)
         yield self._world.latency()
 
     def purge(self) -> None:
         self._pending = []
 
+    def _repeat(self, request: str, arrive: Callable[[], object]) -> Steps:
+        """A request that was sent is sent again, if the connection breaks, and may arrive later itself."""
+        world = self._world
+
+        def arrive_late() -> None:
+            world.trace(self._by, f"{request} arrives late:")
+            with contextlib.suppress(Fenced, InvalidTxnState):
+                arrive()
+
+        while world.faults and world.late.breaks(request):
+            world.trace(self._by, f"{request} is repeated")
+            world.late.delay(arrive_late, self._held)
+            yield world.late.repeated_after_ms(self._backoff_ms)
+            yield world.latency()
+
     def _send_pending(self) -> Steps:
-        copies = self._copies
         self._world.stall(self._connection.process)
         for place, key, value, headers, report in self._pending:
             yield self._world.latency()
+            self._world.late.deliver(self._held)
+            write = self._produce_request(place, key, value, headers)
+            if place not in self._added and place[0] not in self._broker.missing:
+                add = partial(
+                    self._broker.add_partition, self._id, self._epoch, self._by, self._number, place
+                )
+                yield from self._repeat(ADD, add)
+                self._answered(add)
+                self._added.add(place)
             if self._world.unlucky() or place[0] in self._broker.missing:
                 error = KafkaError(KafkaError._MSG_TIMED_OUT, txn_requires_abort=True)
-                if self._world.random() < 0.5:
-                    self._send(place, key, value, headers)
+                if self._world.random() < 0.5 and place in self._added:
+                    self._answered(write)
                 report(error, None)
                 raise KafkaException(error)
-            record = self._send(place, key, value, headers)
-            report(None, record)
-            if record.topic() != self._markers:
-                copies.append(record)
-                continue
-            # The end markers of the copies come after them, in the same order.
-            for marker in [one for one in decoded(record) if one.offset >= 0][: len(copies)]:
-                copy = record.copies[marker.offset] = copies.pop(0)
-                copy.has_end = True
+            yield from self._repeat(PRODUCE, write)
+            report(None, self._answered(write))
+
+    def _produce_request(
+        self, place: tuple[str, int], key: bytes | None, value: Any, headers: Any
+    ) -> Callable[[], Record]:
+        """Writes a record when it arrives first: then its sequence number is known."""
+        written: list[Record] = []
+        copies = self._copies
+
+        def arrive() -> Record:
+            if not written:
+                record = self._send(place, key, value, headers)
+                written.append(record)
+                if record.topic() != self._markers:
+                    copies.append(record)
+                else:
+                    _note_ends(record, copies)
+            return written[0]
+
+        return arrive
 
     def _end_somehow(self) -> Steps:
         """The outcome stays unknown: done, not done, or done later."""
         luck = self._world.random()
         if luck < 0.3:
-            self._end(commit=True)
+            self._answered(self._end_request(commit=True))
         elif luck < 0.7:
-            self._world.at(3000 * self._world.random(), self._end_late)
+            self._world.at(3000 * self._world.random(), self._commit_late)
         self._world.trace(self._by, "commit of unknown outcome")
         yield REQUEST_TIMEOUT_MS
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT, retriable=True))
 
-    def _end_late(self) -> None:
+    def _commit_late(self) -> None:
         try:
-            self._broker.end_transaction(self._id, self._epoch, commit=True)
-        except Fenced:
+            self._end_request(commit=True)()
+        except (Fenced, InvalidTxnState):
             return
         self._world.trace(self._by, "a commit arrived late")
 
     def _send(self, place: tuple[str, int], key: bytes | None, value: Any, headers: Any) -> Record:
-        try:
-            at = self._broker.send(self._id, self._epoch, self._by, place, key, value, headers)
-        except Fenced:
-            raise self._fenced() from None
+        at = self._broker.send(self._id, self._epoch, self._by, place, key, value, headers)
         if self._world.tracing:
             what = shown(key, value)
             self._world.trace(self._by, f"sent in transaction: {place[0]} {place[1]}@{at} {what}")
         return self._broker.logs[place].records[at]
 
-    def _end(self, *, commit: bool) -> None:
-        try:
-            self._broker.end_transaction(self._id, self._epoch, commit=commit)
-        except Fenced:
-            raise self._fenced() from None
+    def _end(self, *, commit: bool) -> Steps:
+        began = self._world.now
+        end = self._end_request(commit=commit)
+        yield from self._repeat(END, end)
+        self._answered(end)
+        if self._world.now - began >= NOTICED_AFTER_MS:
+            self._ended_long.add(self._number)
+            self._world.journal.append(EndedLong(self._id))
         self._world.trace(self._by, "transaction committed" if commit else "transaction aborted")
 
-    def _fenced(self) -> KafkaException:
-        self._world.trace(self._by, "fenced off")
-        return KafkaException(KafkaError(KafkaError._FENCED, fatal=True))
+    def _end_request(self, *, commit: bool) -> Callable[[], None]:
+        """Ends a transaction of this producer when it arrives: a later one, if it arrives late."""
+        number = self._number
+
+        def arrive() -> None:
+            early = self._broker.end_transaction(self._id, self._epoch, number, commit=commit)
+            if early:
+                self._world.trace(
+                    self._by, f"its transaction {self._number} was ended by a request of {number}"
+                )
+                if number in self._ended_long:
+                    self._world.history.problems.append(
+                        f"R36: {self._by}: a request ended a later transaction"
+                    )
+
+        return arrive
+
+    def _answered(self, arrive: Callable[[], T]) -> T:
+        """Let a request arrive, and take its answer."""
+        try:
+            return arrive()
+        except Fenced:
+            self._world.trace(self._by, "fenced off")
+            raise KafkaException(KafkaError(KafkaError._FENCED, fatal=True)) from None
+        except InvalidTxnState:
+            self._world.trace(self._by, "not in this state of the transaction")
+            raise KafkaException(KafkaError(KafkaError.INVALID_TXN_STATE, fatal=True)) from None
+
+
+def _note_ends(end: Record, copies: list[Record]) -> None:
+    """Note which end marker is of which copy: they come after the copies, in the same order.
+
+    Those without copies in the same transaction name the copies of another one.
+    """
+    ended = [one.offset for one in decoded(end) if one.offset >= 0]
+    for offset, copy in zip(ended, copies or _named_copies(end, len(ended)), strict=False):
+        end.copies[offset] = copy
+        copy.has_end = True
+    del copies[: len(ended)]
+
+
+def _named_copies(end: Record, count: int) -> list[Record]:
+    """Which an end marker names."""
+    logs = end.log.broker.logs
+    named = dict(end.headers()).get(COPY)
+    places = read_copies(named, Connection.queue_topic, count) if named else []
+    return [logs[topic, partition].records[offset] for topic, partition, offset in places]
 
 
 def shown(key: bytes | None, value: Any, headers: Any = ()) -> str:

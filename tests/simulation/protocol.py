@@ -11,14 +11,23 @@ deleted it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 NOT_IN_KMQPY = frozenset(
-    ("ClientBegins", "ClientEnds", "ClientLooks", "ClientCommits", "ClientIsRefused", "Retention")
+    (
+        "ClientBegins",
+        "ClientEnds",
+        "ClientLooks",
+        "ClientCommits",
+        "ClientIsRefused",
+        "Retention",
+        "TrackerFences",
+    )
 )
-"""Actions of the model that no method has: those of clients' transactions, and deletion of markers."""
+"""Actions of the model that no method has: those of clients' transactions, deletion of markers, and a new
+epoch that is no take-over."""
 
 
 class NotEnabled(Exception):
@@ -63,6 +72,17 @@ class Plan:
     at: int = 0
 
 
+class Torn(NamedTuple):
+    """What the model's txs and log say of a transaction that a late request has committed.
+
+    at      where its claim stands
+    copies  by message that has no end in it: its copy, None for a dead letter
+    """
+
+    at: int
+    copies: Mapping[int, int | None]
+
+
 @dataclass
 class State:
     """The model's variables of one partition; `TrackerClaims` is TRUE.
@@ -91,6 +111,12 @@ class State:
     unseen: set[tuple[str, int]] = field(default_factory=set)
     """What clients ended unseen."""
     windows: list[Window] = field(default_factory=list)
+    late_ends: bool = False
+    """lateEnds[p] > 0: the end of a transaction of this tracker may come once more."""
+    torn: list[Torn] = field(default_factory=list)
+    """Also those that are mended."""
+    named: dict[int, int] = field(default_factory=dict)
+    """By copy, where the end stands that names it (IsNamed)."""
     given_back: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     """By message, where the log says that it was given back at once, which the model does not know."""
 
@@ -125,15 +151,26 @@ class State:
         while chain is not None:
             if any(one.kind in ("ack", "unseen") for one in self.ends(chain, begin, end)):
                 return True
-            chain = self.parent.get(chain)
+            chain = self.parent.get(chain) if self.named.get(chain, end) < end else None
         return False
+
+    def torn_messages(self) -> list[tuple[int, int]]:
+        """Torn: what is to be mended yet, each with the position of its claim."""
+        return [(one.at, m) for one in self.torn for m in one.copies if self._is_torn(one.at, m)]
+
+    def _is_torn(self, claim_at: int, m: int) -> bool:
+        return not any(one.kind == "end" for one in self.ends(m, claim_at, self.end))
+
+    def planned_from(self, m: int) -> int:
+        """PlannedFrom: from where to look for late acknowledgements of a copy of `m` that is made now."""
+        return self.planned.get(m, self.tracker.at)
 
     def append(self, at: int, kind: str, ms: Collection[int], by: str, tx: Any = None) -> None:
         if tx is not None:
             self.open.setdefault(tx, at)
         for m in ms:
             self.spoken[m].append(Spoken(at, kind, tx, by))
-        self.end = at + 1
+        self.end = max(self.end, at + 1)
 
 
 class Protocol(State):
@@ -149,6 +186,8 @@ class Protocol(State):
         """
         _need(self.tracker.step == "idle", "it is not done with another transaction")
         _need(ms, "it has planned nothing")
+        self._need_begin()
+        _need(not self.torn_messages(), f"it has not mended {self.torn_messages()} (R37)")
         _need(at <= self.last_stable, f"it planned at {at}, behind what is decided")
         _need(at >= self.begun_at, f"it planned at {at}, and took over at {self.begun_at} (R1)")
         for m in ms:
@@ -205,7 +244,8 @@ class Protocol(State):
         _need(m not in plan.late, f"{m} was taken late, and is to be ended without a copy")
         self.append(at, "end", (m,), by, plan.tx)
         self.parent[copy] = m
-        self.planned[copy] = self.planned.get(m, plan.at)
+        self.planned[copy] = self.planned_from(m)
+        self.named[copy] = at
         plan.left.discard(m)
 
     def tracker_dead_letters(self, m: int, at: int, by: str, *, unread: bool = False) -> None:
@@ -214,9 +254,8 @@ class Protocol(State):
         self._need_open("copying")
         _need(m in plan.left, f"{m} is not in its plan")
         _need(m not in plan.late, f"{m} was taken late, and is to be ended without a copy")
-        if self.late_acks and m in self.parent and not unread:
-            acked = self.is_acked(m, self.planned[m], self.open[plan.tx])
-            _need(not acked, f"{m}, claimed at {self.open[plan.tx]}, was acknowledged")
+        if not unread:
+            self._need_unacked(m)
         self.append(at, "end", (m,), by, plan.tx)
         plan.left.discard(m)
 
@@ -247,6 +286,43 @@ class Protocol(State):
         self.open.pop(plan.tx, None)
         self.tracker = Plan()
 
+    def late_end_txn(self, tx: Any, copies: Mapping[int, int | None]) -> None:
+        """A request of an earlier transaction commits this one, which has copies that it has not ended.
+
+        So may another request, what was written since: once more the same transaction for the model.
+
+        copies  by message: its copy, None for a dead letter
+        """
+        plan = self.tracker
+        is_first = tx in self.open
+        _need(plan.tx is tx and (is_first or tx in self.committed), "it has no such transaction")
+        _need(copies.keys() <= plan.left - plan.late, f"{sorted(copies)} are not in its plan")
+        for m, copy in copies.items():
+            if copy is not None:
+                self.parent[copy], self.planned[copy] = m, self.planned_from(m)
+            else:
+                _need(
+                    plan.step == "copying" or m not in self.parent, f"dead letter {m} before it has decided"
+                )
+                self._need_unacked(m)
+        plan.left -= copies.keys()
+        self.torn.append(Torn(self.open.pop(tx) if is_first else self.torn[-1].at, copies))
+        self.committed.add(tx)
+
+    def tracker_mends(self, m: int, copy: int | None, at: int, by: str) -> None:
+        """`copy`: what its end marker names; None for a dead letter."""
+        _need(self.tracker.step == "idle", "it is not done with another transaction")
+        self._need_begin()
+        made = [one for one in self.torn if m in one.copies and one.copies[m] == copy]
+        _need(made, f"no torn transaction has made {copy} of {m}")
+        self.append(at, "end", (m,), by)
+        if copy is not None:
+            self.named[copy] = at
+
+    def end_may_come_once_more(self) -> None:
+        """It has committed or aborted, and may have sent the request for that twice."""
+        self.late_ends = True
+
     def some_transaction_aborts(self, tx: Any) -> None:
         self.open.pop(tx, None)
         if self.tracker.tx is tx:
@@ -261,6 +337,7 @@ class Protocol(State):
         _need(not self.open, "a transaction of its predecessor is still open")
         self.tracker = Plan()
         self.begun_at = self.last_stable
+        self.late_ends = False
 
     def stored_offset(self, offset: int, in_flight: Collection[int]) -> None:
         """StoredOffset: what is in flight was taken at or behind it, or is in the snapshot."""
@@ -268,6 +345,19 @@ class Protocol(State):
             if m not in in_flight and self.in_flight(m, self.last_stable):
                 taken = self.last_take(m, self.last_stable)
                 _need(taken is not None and taken >= offset, f"{m}, taken at {taken}, stands before {offset}")
+        lost = [(at, m) for at, m in self.torn_messages() if at < offset]
+        _need(not lost, f"{lost}, which are torn, stand before {offset}")
+
+    def _need_begin(self) -> None:
+        """MayBegin."""
+        _need(not self.late_ends, "an end of its producer may come once more (R36)")
+
+    def _need_unacked(self, m: int) -> None:
+        """~AckedLate, of what becomes a dead letter."""
+        claim_at = self.open.get(self.tracker.tx, self.torn[-1].at if self.torn else 0)
+        if self.late_acks and m in self.parent:
+            acked = self.is_acked(m, self.planned[m], claim_at)
+            _need(not acked, f"{m}, claimed at {claim_at}, was acknowledged")
 
     def _need_open(self, step: str) -> None:
         _need(self.tracker.step == step, f"it is {self.tracker.step}, not {step}")

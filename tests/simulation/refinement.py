@@ -4,6 +4,7 @@ Some steps can't be seen in a log, and are put in where they must have been:
 
 - A plan is a step of the moment when all before its position was decided.
 - A tracker decides before it writes its first end marker, if it drops nothing.
+- It mends a message, one by one, when the transaction of all these end markers is committed.
 - A client looks after its take, and some time before it hands the copy out. So what stands before the take
   decides; what stands behind it may count or not.
 - Markers that move a lease are no steps, since the model has no clock.
@@ -22,9 +23,10 @@ from kmqpy.kafka.markers.codec import ACKNOWLEDGED, Op
 from kmqpy.kafka.markers.entry import SnapshotRow, TakenRun
 from kmqpy.kafka.markers.finished import WINDOW
 from kmqpy.kafka.markers.late_operations import PLANNED_AT, read_planned_at
+from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
 from kmqpy.kafka.settings import QueueSettings
 
-from .journal import Acked, Decided, HandedOut, Journal, Opened, Planned, Stored, Written
+from .journal import Acked, Decided, EndedLong, HandedOut, Journal, Opened, Planned, Stored, Written
 from .model import CONTROL, LIAR, Broker, Record, Txn, decoded
 from .protocol import NotEnabled, Protocol, Window
 
@@ -47,6 +49,18 @@ def refused_steps(
             return
 
 
+def _original_of(copy: Record) -> int:
+    here = RecordPlace(copy.topic(), copy.partition(), copy.at)
+    return read_ancestors(m.last_header(m.headers_of(copy.headers()), ANCESTORS), here)[-1].offset
+
+
+def _claimed_by(part: Protocol, txn: Txn) -> Txn:
+    """The transaction with the claim of this one, which is a part of it if that was ended early."""
+    claimed = part.tracker.tx
+    is_part = claimed is not None and claimed.early and (claimed.by, claimed.number) == (txn.by, txn.number)
+    return claimed if is_part else txn
+
+
 def _messages(row: SnapshotRow) -> Iterator[int]:
     if isinstance(row, TakenRun):
         yield from (row.first + bit for bit in range(row.bits.bit_length()) if row.bits >> bit & 1)
@@ -63,6 +77,8 @@ class _Replay:
         self._parts = [Protocol(late_acks=queue.late_acks) for _ in range(broker.partitions)]
         self._plans: dict[tuple[str, int], list[Planned]] = defaultdict(list)
         self._records: dict[Txn, list[Record]] = defaultdict(list)
+        self._mends: dict[Txn, list[Record]] = defaultdict(list)
+        """End markers of transactions without claims."""
         self._begun: set[Txn] = set()
 
     @singledispatchmethod
@@ -89,17 +105,48 @@ class _Replay:
     def _(self, event: Decided) -> None:
         txn = event.txn
         if txn.state == "committed" and (found := _TRACKERS_ID.match(txn.transactional_id)):
-            partition = int(found[1])
-            self._settle(txn, partition)
-            self._at("TrackerCommits", txn.by, partition).tracker_commits()
+            self._tracker_commits(txn, int(found[1]))
         elif txn.state == "committed":
             for part in self._parts:
                 part.open.pop(txn, None)
         else:
             for part in self._parts:
-                part.some_transaction_aborts(txn)
+                part.some_transaction_aborts(_claimed_by(part, txn))
         for record in self._records.pop(txn, ()):
             self._appears(record)
+
+    def _tracker_commits(self, txn: Txn, partition: int) -> None:
+        part, copies = self._parts[partition], self._records[txn]
+        if txn not in self._begun and not copies:
+            part.some_transaction_aborts(txn)  # its ends are committed here, one by one
+            for record in self._mends[txn]:
+                self._mend(record)
+            return
+        claimed = _claimed_by(part, txn)
+        is_whole = claimed is txn and part.tracker.step == "copying" and not part.tracker.left
+        if txn.early and not is_whole and claimed in self._begun:
+            made = {_original_of(one): self._in_queue(one) for one in copies}
+            torn = {m: copy for m, copy in made.items() if m in part.tracker.left}
+            self._at("LateEndTxn", txn.by, partition).late_end_txn(claimed, torn)
+        else:
+            self._has_begun(txn, partition)
+            self._settle(txn, partition)
+            self._at("TrackerCommits", txn.by, partition).tracker_commits()
+
+    def _mend(self, record: Record) -> None:
+        for marker in decoded(record):
+            copy = record.copies.get(marker.offset)
+            part = self._at("TrackerMends", record.by, record.partition())
+            part.tracker_mends(marker.offset, copy and self._in_queue(copy), record.at, record.by)
+
+    def _in_queue(self, copy: Record) -> int | None:
+        """The offset of a copy; None for a dead letter."""
+        return copy.at if copy.topic() == self._queue.name else None
+
+    @step.register
+    def _(self, event: EndedLong) -> None:
+        if found := _TRACKERS_ID.match(event.transactional_id):
+            self._parts[int(found[1])].end_may_come_once_more()
 
     @step.register
     def _(self, event: Stored) -> None:
@@ -123,18 +170,17 @@ class _Replay:
         record = event.record
         if self._is_marker(record):
             self._marker(record)
+        elif record.txn is not None:
+            self._records[record.txn].append(record)
         elif record.topic() == self._queue.name:
-            if record.txn is None:
-                self._appears(record)
-            else:
-                self._records[record.txn].append(record)
-                self._has_begun(record.txn, record.partition())
+            self._appears(record)
 
     def _is_marker(self, record: Record) -> bool:
         return record.topic() == self._queue.markers_topic
 
     def _appears(self, record: Record) -> None:
-        if record.txn is None or record.txn.state == "committed":
+        is_message = record.topic() == self._queue.name
+        if is_message and (record.txn is None or record.txn.state == "committed"):
             part = self._parts[record.partition()]
             part.visible.add(record.at)
             if not record.copied and (planned := self._planned_at(record)) is not None:
@@ -175,9 +221,12 @@ class _Replay:
                 self._begin(txn, partition, record.at, claimed)
             elif dropped:
                 self._at("TrackerDecides", txn.by, partition).tracker_decides(dropped, record.at)
-            else:
+            elif txn in self._begun:
                 self._settle(txn, partition)
                 self._by_tracker(part, record)
+            else:
+                part.open.setdefault(txn, record.at)
+                self._mends[txn].append(record)
         part.end = record.at + 1
 
     def _by_tracker(self, part: Protocol, record: Record) -> None:

@@ -48,6 +48,8 @@ _SET_BACK = 0.15
 """In so many of the seeds the group is set back, once or twice, and takes some messages again."""
 _LATE_ACKS = 0.6
 """In so many of the seeds the queue has late acks."""
+_LATE_REQUESTS = 0.3
+"""In so many of the seeds requests of transactional producers come twice."""
 _AIMED_FOR_MS = 1_000
 MAX_STEPS = 100_000
 _LOOK_EVERY_MS = 500
@@ -80,6 +82,7 @@ class Controls:
     copy_check: Any = CopyCheck
     last_attempts: Any = LastAttempts
     topics_change: bool = False
+    late_requests: bool = False
     set_back: bool = False
     late_acks: bool = False
     """Each: in every seed."""
@@ -128,6 +131,8 @@ class Simulation:
         self.lease_ms = rng.choice((150, 400, 1_000))
         self._late_rng = Random(f"late acks of {seed}")
         late_acks = self.controls.late_acks or self._late_rng.random() < _LATE_ACKS
+        if self.controls.late_requests or Random(f"lateness of {seed}").random() < _LATE_REQUESTS:
+            world.late.begin()
         self.queue = replace(QUEUE_SETTINGS, redeliver_after_ms=self.lease_ms, late_acks=late_acks)
         self.partitions = rng.choice((1, 2, 3))
         self.broker = Broker(world, TOPICS, self.partitions)
