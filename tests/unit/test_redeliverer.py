@@ -8,6 +8,7 @@ from confluent_kafka import KafkaError
 from kmqpy.kafka.copies.copy_transaction import TransactionAborted
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.testing import ManualClock
 from tracker.redelivery import redeliverer as redeliverer_module
 from tracker.redelivery.claim import Claim
 from tracker.redelivery.originals import FetchResult
@@ -153,6 +154,9 @@ class Producer:
     def abort_transaction(self, _timeout_s):
         self.open = []
 
+    def purge(self):
+        pass
+
 
 def test_a_record_that_librdkafka_can_not_be_given_holds_up_no_other():
     redeliverer = Redeliverer(
@@ -176,3 +180,24 @@ def test_r24_what_was_written_is_committed_only_if_its_topics_are_still_the_same
     outcome = redeliverer.redeliver(entries, Bodies(), partial(answers.pop, 0), lambda: True)
     assert (len(producer.committed), answers) == (committed, [])
     assert (len(outcome.redelivered), len(outcome.failed)) == (committed, 8 - committed)
+
+
+@pytest.mark.parametrize(("lasts_s", "transactions"), [(0.7, 2), (0.8, 1)])
+def test_r36_after_an_end_that_may_come_again_the_partition_is_taken_over_again(lasts_s, transactions):
+    class Slow(Producer):
+        def commit_transaction(self, timeout_s):
+            clock.advance(lasts_s)
+            super().commit_transaction(timeout_s)
+
+    clock = ManualClock()
+    settings = TrackerSettings(max_batch_messages=4)
+    redeliverer = Redeliverer(
+        KafkaConnection(), QueueSettings(name="q", max_redeliveries=None), 0, settings, clock
+    )
+    producer = redeliverer._producer = Slow(())
+    entries = [Entry(offset, offset, 0, 0, EntryState.LEASED) for offset in range(8)]
+    outcome = redeliverer.redeliver(entries, Bodies(), lambda: True, lambda: True)
+    assert len(producer.committed) == len(outcome.redelivered) == 4 * transactions
+    assert len(outcome.failed) == 8 - 4 * transactions
+    assert outcome.broken == producer.may_end_again == (transactions == 1)
+    assert outcome.problem is None
