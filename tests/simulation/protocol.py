@@ -117,6 +117,10 @@ class State:
     """Also those that are mended."""
     named: dict[int, int] = field(default_factory=dict)
     """By copy, where the end stands that names it (IsNamed)."""
+    lease_ends: dict[int, int] = field(default_factory=dict)
+    claimed_ms: int = 0
+    """By the position of a take, when its lease is over, and when the tracker wrote its claim: a take that gives
+    no more time changes nothing, which the model does not know."""
     given_back: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     """By message, where the log says that it was given back at once, which the model does not know."""
 
@@ -230,6 +234,7 @@ class Protocol(State):
                 if plan.at <= one.at < mine
                 and self.is_committed(one)
                 and not (one.kind == "take" and any(one.at < back < mine for back in self.given_back[m]))
+                and not (one.kind == "take" and self.lease_ends[one.at] <= self.claimed_ms)
             ]
             _need(not since, f"{m} is not dropped, of which {since} speak, before the claim at {mine}")
         _need(set(dropped) <= plan.ms, f"it drops {sorted(dropped)}, which it has not claimed")
