@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from kmqpy.errors import Unavailable
+from kmqpy.errors import KmqError, Unavailable
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.markers.entry import Entry
 from kmqpy.kafka.markers.open_claims import TornClaim
@@ -157,9 +157,12 @@ class PartitionLifecycle:
         self._redelivery.redelivered(part, entries, result)
 
     def _mended(self, part: OwnedPartition, torn: Sequence[TornClaim], result: int | Exception) -> None:
-        if isinstance(result, Exception):
-            raise result  # the partition is taken over again, and the claims are looked at again
-        self._redelivery.mended(part, torn, result)
+        if isinstance(result, KmqError):
+            self._redelivery.not_mended(part, result)
+        elif isinstance(result, Exception):
+            raise result
+        else:
+            self._redelivery.mended(part, torn, result)
 
     def _post_tick(self, part: OwnedPartition, now: float) -> None:
         def written(tick: Tick) -> None:  # called by any thread that polls the tick_writer

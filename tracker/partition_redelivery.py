@@ -80,6 +80,13 @@ class PartitionRedelivery:
             extra={**self._problems.about(part.key), "transactions": len(torn), "copied": copied},
         )
 
+    def not_mended(self, part: OwnedPartition, error: KmqError) -> None:
+        """Report it. The partition is taken over again, and then the claims are looked at again."""
+        self._metrics.failures.labels(part.key[0]).inc()
+        what = "torn transactions could not be mended; taking over again"
+        self._problems.warn("mending", part.key, what, error=str(error))
+        part.back_off(self._clock.monotonic())
+
     def _may_go_on(self, part: OwnedPartition) -> bool:
         return self._leadership.may_redeliver() and self._probe.has_its_topics(part)
 

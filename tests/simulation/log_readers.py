@@ -40,7 +40,10 @@ class LogReader:
     ) -> Steps:
         """Read partitions up to where they end now, from the first record with this or a later time."""
         for partition, since_ms in times_ms.items():
-            yield from connection.reach()
+            try:
+                yield from connection.reach()
+            except KafkaException as exception:
+                raise Unavailable(str(exception)) from exception
             log = connection.broker.logs[topic, partition]
             start = next((record.at for record in log.records if record.ms >= since_ms), log.end)
             found, _ = log.read(start, max(0, log.stable - start), uncommitted=False)

@@ -357,10 +357,12 @@ def _note_ends(end: Record, copies: list[Record]) -> None:
 
 
 def _named_copies(end: Record, count: int) -> list[Record]:
-    """Which an end marker names."""
+    """Which an end marker names; none if they were in a topic that is gone."""
     logs = end.log.broker.logs
     named = dict(end.headers()).get(COPY)
     places = read_copies(named, Connection.queue_topic, count) if named else []
+    if any(offset >= logs[topic, partition].end for topic, partition, offset in places):
+        return []
     return [logs[topic, partition].records[offset] for topic, partition, offset in places]
 
 

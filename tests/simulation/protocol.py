@@ -117,6 +117,10 @@ class State:
     """Also those that are mended."""
     named: dict[int, int] = field(default_factory=dict)
     """By copy, where the end stands that names it (IsNamed)."""
+    lease_ends: dict[int, int] = field(default_factory=dict)
+    claimed_ms: int = 0
+    """By the position of a take, when its lease is over; when the tracker wrote its claim. A take that gives no
+    more time changes nothing, which the model does not know."""
     given_back: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     """By message, where the log says that it was given back at once, which the model does not know."""
     rejected: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -191,7 +195,8 @@ class Protocol(State):
         """A step of the moment when all before `at` was decided: what was in flight there stays so.
 
         One plan may be several of the model, one for each transaction, if what the tracker itself has
-        committed since it read to `at` is none of it.
+        committed since it read to `at` is none of it. What it has mended since then it finds out when it
+        decides.
         """
         _need(self.tracker.step == "idle", "it is not done with another transaction")
         _need(ms, "it has planned nothing")
@@ -201,7 +206,7 @@ class Protocol(State):
         _need(at >= self.begun_at, f"it planned at {at}, and took over at {self.begun_at} (R1)")
         for m in ms:
             _need(self.in_flight(m, at), f"{m} was not in flight at {at}")
-            own = [one.at for one in self.ends(m, at, self.end) if one.kind == "end"]
+            own = [one.at for one in self.ends(m, at, self.end) if one.kind == "end" and one.tx is not None]
             _need(not own, f"{m} was ended at {own}, by a tracker itself, after {at}")
             ended = self.finished(m, at)
             if m in late:
@@ -238,6 +243,7 @@ class Protocol(State):
                 if plan.at <= one.at < mine
                 and self.is_committed(one)
                 and not (one.kind == "take" and self._changes_nothing(one, m, mine))
+                and not (one.kind == "take" and self.lease_ends[one.at] <= self.claimed_ms)
             ]
             _need(not since, f"{m} is not dropped, of which {since} speak, before the claim at {mine}")
         _need(set(dropped) <= plan.ms, f"it drops {sorted(dropped)}, which it has not claimed")

@@ -197,8 +197,9 @@ class _Replay:
             self._at("TrackerBegins", txn.by, partition)
             raise NotEnabled("it makes no claim")
 
-    def _begin(self, txn: Txn, partition: int, at: int, claimed: set[int]) -> None:
+    def _begin(self, txn: Txn, partition: int, at: int, claimed_ms: int, claimed: set[int]) -> None:
         self._begun.add(txn)
+        self._parts[partition].claimed_ms = claimed_ms
         plans = [one for one in self._plans[txn.by, partition] if claimed <= set(one.offsets)]
         part = self._at("TrackerPlans", txn.by, partition)
         if not plans:
@@ -218,7 +219,7 @@ class _Replay:
             claimed = set(named_offsets(headers, CLAIM, partition))
             dropped = set(named_offsets(headers, DROPPED, partition))
             if claimed:
-                self._begin(txn, partition, record.at, claimed)
+                self._begin(txn, partition, record.at, record.ms, claimed)
             elif dropped:
                 self._at("TrackerDecides", txn.by, partition).tracker_decides(dropped, record.at)
             elif txn in self._begun:
@@ -272,6 +273,7 @@ class _Replay:
                 continue
             elif marker.op in (Op.TAKE, Op.DELAY):
                 part = self._at("Takes", by, partition)
+                part.lease_ends[record.at] = record.ms + marker.redeliver_after_ms
                 part.takes(by, marker.offset, record.at, paused=record.is_of_halted)
             elif marker.op is Op.NACK and not marker.redeliver_after_ms:
                 part.given_back[marker.offset].append(record.at)

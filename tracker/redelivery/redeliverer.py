@@ -17,7 +17,7 @@ from confluent_kafka import KafkaException
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
-from kmqpy.errors import TopicError
+from kmqpy.errors import TopicError, Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.copies.copy_transaction import (
     ClaimOvertaken,
@@ -213,7 +213,7 @@ class Redeliverer:
         """Write the end markers that torn transactions of the partition lack; returns of how many messages.
 
         These are the messages whose copies can be read. The others of the transactions have no copy. Raises
-        KmqError or ProducerUnusable; TransactionCancelled because of `may_go_on`, and TransactionAborted.
+        KmqError, also because of `may_go_on`.
         """
         mended = 0
         for topic in (self.queue.name, self.queue.dead_letter_topic):
@@ -226,8 +226,11 @@ class Redeliverer:
                 continue
             for copies in found.values():
                 ends = self._ends(copies, topic)
-                with self._transaction(topic) as transaction:
-                    transaction.execute([], lambda _, ends=ends: ends, may_go_on)  # type: ignore[misc]
+                try:
+                    with self._transaction(topic) as transaction:
+                        transaction.execute([], lambda _, ends=ends: ends, may_go_on)  # type: ignore[misc]
+                except (ProducerUnusable, TransactionAborted, TransactionCancelled) as error:
+                    raise Unavailable(f"end markers of copies were not written: {error}") from error
                 mended += len(copies)
         return mended
 
