@@ -10,7 +10,7 @@ get neither that record nor any after it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +19,14 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import KmqError
-from kmqpy.kafka import partition_reader
+from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.log_ends import LogEnds, TopicPlace
 from kmqpy.kafka.markers.claim_headers import CLAIM
 from kmqpy.kafka.markers.lineage import ANCESTORS, COPY
 from kmqpy.kafka.markers.records import message_headers
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.kafka.topics import Topics
+from kmqpy.message import Headers
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class HangingTransaction:
     offset    the offset of its first record in the partition: the last stable offset
     waiting   how many offsets there are from that record to the end of the log: about as many records wait
     since_ms  when that record was appended, or when the transaction was first seen
-    ours      True if a tracker or redrive of kmqpy has written that record
+    headers   those of that record
     """
 
     topic: str
@@ -69,7 +70,12 @@ class HangingTransaction:
     offset: int
     waiting: int
     since_ms: int
-    ours: bool
+    headers: Headers
+
+    @property
+    def ours(self) -> bool:
+        """Return True if a tracker or redrive of kmqpy has written the transaction."""
+        return _is_ours(self.headers)
 
     @property
     def place(self) -> TopicPlace:
@@ -86,13 +92,12 @@ class _Standstill:
     """A last stable offset below the end of the log.
 
     since_ms  when the transaction there was begun, as far as it is known
-    was_read  True once its first record was read, and has changed `since_ms` and `ours`
+    headers   those of its first record; None before it was read, which may change `since_ms`
     """
 
     offset: int
     since_ms: int
-    ours: bool = False
-    was_read: bool = False
+    headers: Headers | None = None
 
 
 class HangingTransactions:
@@ -129,8 +134,13 @@ class HangingTransactions:
                 continue
             self._seen[place] = known
             if self._hangs(place, known, now_ms):
-                found.append(HangingTransaction(*place, stable, end - stable, known.since_ms, known.ours))
+                headers = known.headers or ()
+                found.append(HangingTransaction(*place, stable, end - stable, known.since_ms, headers))
         return found
+
+    def is_open(self, place: TopicPlace) -> bool:
+        """Return True if the last look has met an open transaction in this partition, hanging or not."""
+        return place in self._seen
 
     def _behind(self, places: list[TopicPlace]) -> dict[TopicPlace, tuple[int, int]]:
         """Last stable offset and end of each partition in which the one is below the other."""
@@ -142,7 +152,7 @@ class HangingTransactions:
 
     def _hangs(self, place: TopicPlace, known: _Standstill, now_ms: int) -> bool:
         try:
-            if not known.was_read:
+            if known.headers is None:
                 self._read_first_record(place, known)
             return now_ms - known.since_ms > self._bound_ms()
         except KmqError as error:
@@ -150,25 +160,13 @@ class HangingTransactions:
             return False
 
     def _read_first_record(self, place: TopicPlace, known: _Standstill) -> None:
-        """Read when the transaction was begun, and whether it is kmqpy's own."""
-        records: list[Any] = []
+        """Read when the transaction was begun, and its headers."""
         topic, partition = place
-        partition_reader.scan(
-            self._connection,
-            topic,
-            {partition: known.offset},
-            records.append,
-            limit=1,
-            uncommitted=True,
-            timeout_s=_TIMEOUT_S,
-        )
-        for record in records:
-            names = {name for name, _ in message_headers(record)}
-            known.ours = not names.isdisjoint((ANCESTORS, CLAIM, COPY))
+        for record in _first_records(self._connection, topic, {partition: known.offset}, _TIMEOUT_S):
+            known.headers = message_headers(record)
             kind, timestamp_ms = record.timestamp()
-            if known.ours or self._trust_producers or kind == TIMESTAMP_LOG_APPEND_TIME:
+            if kind == TIMESTAMP_LOG_APPEND_TIME or self._trust_producers or _is_ours(known.headers):
                 known.since_ms = min(known.since_ms, timestamp_ms)
-            known.was_read = True
 
     def _bound_ms(self) -> int:
         """For how long an ordinary transaction may be open."""
@@ -178,6 +176,35 @@ class HangingTransactions:
             except KmqError as error:
                 _log.debug("Kafka does not tell transaction.max.timeout.ms: %s", error)
         return (self._longest_ms or SETTINGS.unknown_ms) + SETTINGS.grace_ms
+
+
+def open_longer_than(
+    connection: KafkaConnection, topic: str, stable: Mapping[int, int], before_ms: int
+) -> list[int]:
+    """The partitions with a record at their last stable offset (`stable`) that is older than `before_ms`.
+
+    That is the first record of an open transaction. Leaves out partitions whose end Kafka does not tell.
+    """
+    with closing(LogEnds(connection)) as asks:
+        ends = _known(asks.each_of((topic, partition) for partition in stable))
+    behind = {p: at for p, at in stable.items() if at < ends.get((topic, p), 0)}
+    found = _first_records(connection, topic, behind, librdkafka.REQUEST_TIMEOUT_S) if behind else []
+    return [record.partition() for record in found if record.timestamp()[1] < before_ms]
+
+
+def _first_records(
+    connection: KafkaConnection, topic: str, starts: Mapping[int, int], timeout_s: float
+) -> list[Any]:
+    """The first record of each partition from these offsets on, committed or not."""
+    found: list[Any] = []
+    partition_reader.scan(
+        connection, topic, starts, found.append, limit=1, uncommitted=True, timeout_s=timeout_s
+    )
+    return found
+
+
+def _is_ours(headers: Headers) -> bool:
+    return any(name in (ANCESTORS, CLAIM, COPY) for name, _ in headers)
 
 
 def _known(ends: dict[TopicPlace, int | KmqError]) -> dict[TopicPlace, int]:
