@@ -115,7 +115,7 @@ class HangingTransactions:
         self._clock = clock
         self._trust_producers = trust_producers
         self._seen: dict[TopicPlace, _Standstill] = {}
-        self._longest_ms: int | None = SETTINGS.longest_ms or None
+        self._longest_ms: int | None = None
 
     def look(self, places: Iterable[TopicPlace]) -> list[HangingTransaction]:
         """Return the hanging transactions in these partitions; leaves out partitions that do not answer.
@@ -170,12 +170,15 @@ class HangingTransactions:
 
     def _bound_ms(self) -> int:
         """For how long an ordinary transaction may be open."""
+        return (SETTINGS.longest_ms or self._kafkas_longest_ms()) + SETTINGS.grace_ms
+
+    def _kafkas_longest_ms(self) -> int:
         if self._longest_ms is None:
             try:
                 self._longest_ms = Topics(self._connection, _TIMEOUT_S).longest_transaction_ms()
             except KmqError as error:
                 _log.debug("Kafka does not tell transaction.max.timeout.ms: %s", error)
-        return (self._longest_ms or SETTINGS.unknown_ms) + SETTINGS.grace_ms
+        return self._longest_ms or SETTINGS.unknown_ms
 
 
 def open_longer_than(
