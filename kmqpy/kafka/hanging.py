@@ -151,13 +151,12 @@ class HangingTransactions:
         return {place: (stable[place], end) for place, end in ends.items() if stable[place] < end}
 
     def _hangs(self, place: TopicPlace, known: _Standstill, now_ms: int) -> bool:
-        try:
-            if known.headers is None:
+        if known.headers is None:
+            try:
                 self._read_first_record(place, known)
-            return now_ms - known.since_ms > self._bound_ms()
-        except KmqError as error:
-            _log.debug("not known whether a transaction hangs: %s", error)
-            return False
+            except KmqError as error:  # we may not read the topic, for example
+                _log.debug("not known when a transaction was begun: %s", error)
+        return now_ms - known.since_ms > self._bound_ms()
 
     def _read_first_record(self, place: TopicPlace, known: _Standstill) -> None:
         """Read when the transaction was begun, and its headers."""

@@ -50,47 +50,46 @@ class LogEnds:
         """The end offset of each partition, or the error that prevents it.
 
         Sends one request to each broker. If a broker does not answer, the whole call fails; then the
-        partitions of each leader are asked for separately, which takes a second for each silent broker.
+        partitions of each leader are asked for separately, which takes a second for each silent broker. So
+        are single partitions that could not be had.
         `anew`: asks separately at once, after a look-up of the current leaders.
         """
         wanted = list(places)
-        ends: dict[TopicPlace, int | KmqError] = {}
-        failure: KmqError | None = None
-        if anew:
-            failure = Unavailable("the end of the queue is not known: Kafka names no leader of the partition")
-        failure = failure or self._look_up(wanted, ends)
-        if failure is not None:
-            found = self._group_by_leader(wanted)
-            ends = dict.fromkeys(wanted, failure)
-            for some in found.values():
-                if error := self._look_up(some, ends):
-                    ends.update(dict.fromkeys(some, error))
+        unknown = Unavailable("the end of the log is not known: Kafka names no leader of the partition")
+        ends: dict[TopicPlace, int | KmqError] = dict.fromkeys(wanted, unknown)
+        if not anew:
+            self._look_up(wanted, ends)
+        left = [place for place in wanted if not isinstance(ends[place], int)]
+        for some in self._group_by_leader(left).values():
+            self._look_up(some, ends)
         return ends
 
     def close(self) -> None:
         """Release the connection."""
         self._consumer.close()
 
-    def _look_up(self, wanted: list[TopicPlace], ends: dict[TopicPlace, int | KmqError]) -> KmqError | None:
-        """Put the ends of all `wanted` partitions into `ends`; returns the error if one can't be had."""
+    def _look_up(self, wanted: list[TopicPlace], ends: dict[TopicPlace, int | KmqError]) -> None:
+        """Put the ends of all `wanted` partitions into `ends`, or the error where one can't be had."""
         # In a look-up by timestamp, the timestamp -1 (OFFSET_END) stands for the end of the log.
         places = [TopicPartition(topic, partition, OFFSET_END) for topic, partition in wanted]
+        doing = "ask where the log ends"
         try:
-            with librdkafka.kafka_errors("ask where the queue ends", self._connection):
+            with librdkafka.kafka_errors(doing, self._connection):
                 found = self._consumer.offsets_for_times(places, timeout=_REQUEST_TIMEOUT_S)
-                for place in found:
-                    if place.error is not None:
-                        raise KafkaException(place.error)
-                    if place.offset < 0:
-                        raise Unavailable(
-                            f"end of {place.topic}, partition {place.partition}: Kafka does not say"
-                        )
         except KmqError as error:
             self._request_failed = True
-            return error
+            ends.update(dict.fromkeys(wanted, error))
+            return
         self._request_failed = False
-        ends.update({(place.topic, place.partition): place.offset for place in found})
-        return None
+        for place in found:
+            key = place.topic, place.partition
+            if place.error is not None:
+                ends[key] = librdkafka.translated(place.error, doing, self._connection)
+            elif place.offset < 0:
+                ends[key] = Unavailable(f"end of {key[0]}, partition {key[1]}: Kafka does not say")
+            else:
+                ends[key] = place.offset
+            self._request_failed |= not isinstance(ends[key], int)
 
     def _group_by_leader(self, places: Iterable[TopicPlace]) -> dict[int, list[TopicPlace]]:
         """Look up the current leader of each partition; returns the partitions that have one, by leader.
