@@ -310,6 +310,7 @@ def test_a_transaction_that_nobody_ends(cluster, nothing_may_last, judged, caplo
         queue.send("1", "2", "3")
 
         # Ordinary so far.
+        assert queue.topics.longest_transaction_ms() == 900_000
         until(lambda: len(judged) == 2)  # the tracker and the client
         assert hanging_seconds(tracker, queue, name) == 0
         assert tracker.problems() == []
