@@ -286,14 +286,14 @@ def forget_transactions(cluster: Cluster) -> None:
     admin.delete_topics([STATES])[STATES].result(30)
 
 
-def run_tool(to_do: str) -> None:
-    """Run the command of Kafka that is advised."""
-    (command,) = re.findall(r"`kafka-transactions.sh ([^`]+ abort [^`]+)`", to_do)
+def run_tools(found: list[Finding]) -> None:
+    """Run the commands of Kafka that are advised."""
     jars = [*jar_set("kafka"), *jar_set("kafka-tools", JARS)]
     main = "org.apache.kafka.tools.TransactionsCommand"
-    subprocess.run(
-        [find_java(), "-cp", os.pathsep.join(map(str, jars)), main, *shlex.split(command)], check=True
-    )
+    java = [find_java(), "-XX:TieredStopAtLevel=1", "-cp", os.pathsep.join(map(str, jars)), main]
+    commands = [re.findall(r"`kafka-transactions.sh ([^`]+ abort [^`]+)`", one.to_do)[0] for one in found]
+    running = [subprocess.Popen([*java, *shlex.split(command)]) for command in commands]
+    assert [one.wait(120) for one in running] == [0] * len(found)
 
 
 @WITH_OLD
@@ -334,8 +334,7 @@ def test_a_transaction_that_nobody_ends(cluster, nothing_may_last, judged, caplo
         assert (counted.depth, counted.dead_letters, counted.exact) == (4, 1, False)
         until(lambda: caplog.records)
 
-        for one in found:
-            run_tool(one.to_do)
+        run_tools(found)
         until(lambda: tracker.problems() == [], what=tracker.problems)
         until(lambda: len(taker.messages) == 4)
         assert hanging_seconds(tracker, queue, name) == 0
