@@ -287,15 +287,17 @@ TrackerIsRefused(p) ==
 (* step, since nobody sees the copy before the commit.  Now it may have    *)
 (* written some whose ends are not written yet: they become visible        *)
 (* without them.  If it writes the copies first, this is so before it has  *)
-(* decided, too.                                                           *)
+(* decided, too.  What it goes on to write, until it is refused, may be    *)
+(* ended by a second request; the claim stays that of both.                *)
 (***************************************************************************)
 LateEndTxn(p) ==
     LET t == tracker[p].tx
         decided == tracker[p].step = "copying"
         rank(m, ms) == Cardinality({x \in ms : x <= m})
-    IN /\ lateEnds[p] > 0 /\ t # 0 /\ txs[t].state = "open"
+        candidates == IF decided \/ CopiesFirst THEN tracker[p].left \ (tracker[p].late \cup txs[t].copied) ELSE {}
+    IN /\ lateEnds[p] > 0 /\ t # 0 /\ txs[t].state # "aborted"
        /\ lateEnds' = [lateEnds EXCEPT ![p] = @ - 1]
-       /\ \E copied \in SUBSET (IF decided \/ CopiesFirst THEN tracker[p].left \ tracker[p].late ELSE {}) :
+       /\ \E copied \in SUBSET candidates :
           \E dead \in SUBSET {m \in copied : /\ decided \/ parent[m] = 0
                                             /\ TrackerLooks => ~AckedLate(p, m, FirstOf(p, t))} :
             LET live == copied \ dead
