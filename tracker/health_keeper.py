@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from kmqpy.kafka.log_ends import TopicPlace
 from tracker.background import Pool
 from tracker.context import TrackerContext
 from tracker.health.queue_counts import Counted, QueueCounts
@@ -22,10 +23,17 @@ _MAX_PARTITIONS_PER_COUNT = 500
 class HealthKeeper:
     """Shows messages in flight from the main loop's state; counts waiting messages in a background job.
 
-    stopping  returns True once the tracker is to stop; a count that runs then ends early
+    held_back  returns about how many records of a topic's partition wait for a hanging transaction to end
+    stopping   returns True once the tracker is to stop; a count that runs then ends early
     """
 
-    def __init__(self, context: TrackerContext, stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        context: TrackerContext,
+        held_back: Callable[[TopicPlace], int],
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._held_back = held_back
         self._stopping = stopping
         self._settings = context.settings
         self._clock = context.clock
@@ -112,5 +120,6 @@ class HealthKeeper:
         if counts.more is not None:
             waiting = [enqueued_ms for offset, enqueued_ms in counts.waiting if offset not in part.state]
             age_s = (part.clock.now_ms(now) - min(waiting)) / 1000 if waiting else 0.0
-            depth = len(waiting) + counts.more + delayed
+            held_back = 0 if counts.more else self._held_back(part.key)  # `more` counts them, too
+            depth = len(waiting) + counts.more + held_back + delayed
             self._metrics.show(*part.key, depth=depth, oldest_waiting_seconds=max(0.0, age_s))

@@ -13,6 +13,7 @@ import threading
 from kmqpy.telemetry.base import Telemetry
 from tracker.context import TrackerContext
 from tracker.cut_off_keeper import CutOffKeeper
+from tracker.hanging_keeper import HangingKeeper
 from tracker.health_keeper import HealthKeeper
 from tracker.kafka_clients import KafkaClients
 from tracker.membership import Membership
@@ -69,7 +70,8 @@ class MainLoop:
         self._probe = TopicProbe(context, kafka.probed_topics, member, kafka.markers)
         self._cut_off = CutOffKeeper(context, kafka)
         self._mirror = MirrorKeeper(context)
-        self._health = HealthKeeper(context, stopping.is_set)
+        self._hanging = HangingKeeper(context)
+        self._health = HealthKeeper(context, self._hanging.held_back, stopping.is_set)
         takeover = Takeover(context, kafka, self._offsets, self._originals)
         redelivery = PartitionRedelivery(
             context, kafka.topics, self._probe, self._originals, self._last_attempts, telemetry
@@ -91,6 +93,7 @@ class MainLoop:
         step("ends", now, lambda: self._existence.ask(now))
         step("mirror", now, lambda: self._mirror.mirror(now))
         step("counts", now, lambda: self._health.count(now))
+        step("hanging", now, lambda: self._hanging.look(now))
         if not step("read", now, lambda: self._reader.read(self._wait_s(now))):
             self._stopping.wait(_MAX_WAIT_S)
         self._jobs.take_results()

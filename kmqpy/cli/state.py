@@ -11,6 +11,7 @@ from kmqpy.cli import stored
 from kmqpy.cli.options import DURATION, Cli, connected, connected_to_any, queue_argument
 from kmqpy.cli.output import confirmed, distance, many, print_json, print_table, print_text, warn
 from kmqpy.cli.text import as_object
+from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Severity
 from kmqpy.kafka.admin.stats import PartitionStats, QueueStats
 from kmqpy.kafka.admin.unusable_znodes import UnusableZnode
@@ -189,14 +190,17 @@ def _count_cells(name: str, part: QueueStats | PartitionStats) -> list[object]:
 
 @click.command()
 @click.argument("queue", required=False)
-@click.option("--fix", is_flag=True, help="First show unusable znodes and remove them, after asking.")
+@click.option("--fix", is_flag=True, help="First show what can be mended, and mend it after asking.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @connected
 @click.pass_context
 def doctor(ctx: click.Context, cli: Cli, queue: str | None, *, fix: bool, yes: bool) -> None:
     """Check queues and say what to do.
 
-    One queue or all: topics, retention, trackers, offsets, consumer groups, znodes.
+    One queue or all: topics, retention, trackers, offsets, consumer groups, znodes,
+    transactions that nobody ends.
+
+    --fix removes unusable znodes, and ends such transactions of trackers and redrives.
 
     Exits with 1 when there are errors.
 
@@ -216,13 +220,17 @@ def doctor(ctx: click.Context, cli: Cli, queue: str | None, *, fix: bool, yes: b
             for znode in unusable:
                 if znode not in removed:
                     warn(f"{znode.path}: changed meanwhile, so not removed")
+        ended = _end_hanging(admin, queue, yes=yes) if fix else []
         found = admin.doctor(queue)
     if cli.json:
         findings = [dataclasses.asdict(one) for one in found]
-        print_json({"removed": [znode.path for znode in removed], "findings": findings} if fix else findings)
+        mended = {"removed": [znode.path for znode in removed], "ended": ended, "findings": findings}
+        print_json(mended if fix else findings)
     else:
         for znode in removed:
             print_text(f"{'removed':<8}{znode.path}")
+        for place in ended:
+            print_text(f"{'ended':<8}{place}")
         for one in found:
             click.secho(f"{one.severity:<8}", nl=False, fg=_COLOURS[one.severity])
             print_text(f"{one.queue}: {one.what}")
@@ -232,6 +240,23 @@ def doctor(ctx: click.Context, cli: Cli, queue: str | None, *, fix: bool, yes: b
             print_text("no queues")
     if any(one.severity is Severity.ERROR for one in found):
         ctx.exit(1)
+
+
+def _end_hanging(admin: Admin, queue: str | None, *, yes: bool) -> list[str]:
+    """End transactions of kmqpy that nobody ends, after asking; returns the places of those that ended."""
+    found = [one for one in admin.own_hanging(queue) if one.may_be_ended]
+    places = ["{}, partition {}".format(*one.hanging.place) for one in found]
+    if found:
+        for one, place in zip(found, places, strict=True):
+            warn(f"{place}: a transaction of {one.transactional_id} that nobody ends")
+        confirmed(f"End {many(len(found), 'transaction')}?", yes=yes)
+    ended = []
+    for one, place in zip(found, places, strict=True):
+        if admin.end_transaction(one):
+            ended.append(place)
+        else:
+            warn(f"{place}: Kafka has forgotten the producer of the transaction, so it is not ended")
+    return ended
 
 
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.OK: "green"}

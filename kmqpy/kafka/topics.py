@@ -403,6 +403,19 @@ class Topics:
         """How many brokers the cluster has."""
         return len(self._metadata("connect").brokers)
 
+    def longest_transaction_ms(self) -> int | None:
+        """The longest time-out that Kafka lets a transaction have; None if a broker does not tell."""
+        broker = str(min(self._metadata("connect").brokers))
+        entries = self._ask(
+            "describe broker {}",
+            [broker],
+            lambda admin, left, try_s: admin.describe_configs(
+                [ConfigResource(ResourceType.BROKER, one) for one in left], request_timeout=try_s
+            ),
+        )[broker]
+        setting = entries.get("transaction.max.timeout.ms")
+        return None if setting is None or setting.value is None else int(setting.value)
+
     def _metadata(self, doing: str) -> Any:
         self._guard.raise_if_inherited()
         with librdkafka.kafka_errors(doing, self._connection):

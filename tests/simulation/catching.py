@@ -33,7 +33,6 @@ INVARIANT_OF = {
     "no claim": "AckHolds",
     "claim after reading": "AckHolds",
     "two sends instead of a transaction": "OneFate",
-    "retry from memory": "OneFate",
     "every original taken for gone": "NothingLost",
     "copies handed out whatever was acknowledged": "NoStaleHandOut",
     "late acks looked for from the own take on only": "NoStaleHandOut",

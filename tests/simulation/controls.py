@@ -9,6 +9,8 @@ from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.assigned_partition import ReceivePhase
 from kmqpy.kafka.client.offset_commits import commit_metadata
 from kmqpy.kafka.copies.copy_check import CheckedCopies
+from kmqpy.kafka.copies.copy_transaction import NewRecord
+from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.finished import StoredFinished
 from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
@@ -170,11 +172,16 @@ class TicksLater(MarkerWriter):
         return (yield from super().write_assignments(again, timeout_s))
 
 
-class NoClaim(Redeliverer):
-    """Writes no claim: what it planned is copied, whatever was acknowledged since (rule R27)."""
+class NoClaim(TrackerClaim):
+    """Writes a tick for a claim: what it planned is copied, whatever was acknowledged since (rule R27)."""
 
-    def _claim(self, *_planned: Any) -> None:
-        return None
+    @property
+    def record(self) -> NewRecord:
+        return NewRecord(self._partition, *codec.encode(codec.tick(self._partition)))
+
+    def decide(self, _position: int) -> Steps:
+        return []
+        yield
 
 
 class ClaimsAfterReading(TrackerClaim):
@@ -429,7 +436,7 @@ CONTROLS = {
     "lies believed": Controls(marker_reader=BelievesLies),
     "retry from memory": Controls(redeliverer=RetriesFromMemory),
     "late operations open": Controls(takeover=LateOperationsOpen),
-    "no claim": Controls(redeliverer=NoClaim),
+    "no claim": Controls(claim=NoClaim),
     "claim after reading": Controls(claim=ClaimsAfterReading),
     "unfenced take": Controls(redelivery=TakenLate),
     "finished messages forgotten at takeover": Controls(offset_keeper=ForgetsFinished),

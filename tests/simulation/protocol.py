@@ -119,10 +119,12 @@ class State:
     """By copy, where the end stands that names it (IsNamed)."""
     lease_ends: dict[int, int] = field(default_factory=dict)
     claimed_ms: int = 0
-    """By the position of a take, when its lease is over, and when the tracker claimed: a take that gives
-    no more time changes nothing, which the model does not know."""
+    """By the position of a take, when its lease is over; when the tracker wrote its claim. A take that gives no
+    more time changes nothing, which the model does not know."""
     given_back: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     """By message, where the log says that it was given back at once, which the model does not know."""
+    rejected: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """By message, where the log asks for its dead letter, which the model does not know either."""
 
     @property
     def last_stable(self) -> int:
@@ -168,6 +170,13 @@ class State:
     def planned_from(self, m: int) -> int:
         """PlannedFrom: from where to look for late acknowledgements of a copy of `m` that is made now."""
         return self.planned.get(m, self.tracker.at)
+
+    def _changes_nothing(self, take: Spoken, m: int, end: int) -> bool:
+        """Whether the message is due at `end` all the same: it was given back since, or rejected before."""
+        return any(take.at < back < end for back in self.given_back[m]) or any(
+            asked < take.at and self.in_flight(m, asked) and not any(self.ends(m, asked, take.at))
+            for asked in self.rejected[m]
+        )
 
     def append(self, at: int, kind: str, ms: Collection[int], by: str, tx: Any = None) -> None:
         if tx is not None:
@@ -233,7 +242,7 @@ class Protocol(State):
                 for one in self.spoken[m]
                 if plan.at <= one.at < mine
                 and self.is_committed(one)
-                and not (one.kind == "take" and any(one.at < back < mine for back in self.given_back[m]))
+                and not (one.kind == "take" and self._changes_nothing(one, m, mine))
                 and not (one.kind == "take" and self.lease_ends[one.at] <= self.claimed_ms)
             ]
             _need(not since, f"{m} is not dropped, of which {since} speak, before the claim at {mine}")

@@ -277,6 +277,8 @@ class _Replay:
                 part.takes(by, marker.offset, record.at, paused=record.is_of_halted)
             elif marker.op is Op.NACK and not marker.redeliver_after_ms:
                 part.given_back[marker.offset].append(record.at)
+            elif marker.op is Op.DEAD_LETTER:
+                part.rejected[marker.offset].append(record.at)
             elif marker.op is Op.END and marker.offset in part.received[by]:
                 self._at("Acknowledges", by, partition).acknowledges(by, marker.offset, record.at)
             elif marker.op is Op.END:

@@ -74,6 +74,19 @@ class NothingCutOff:
         pass
 
 
+class NothingHangs:
+    """Stands where HangingKeeper is imported: the broker ends each transaction."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def look(self, _now: float) -> None:
+        pass
+
+    def held_back(self, _place: object) -> int:
+        return 0
+
+
 class NoMirror:
     """Clients are given their settings here."""
 

@@ -36,6 +36,8 @@ FOUND = {
     1140: "TrackerDecides: a message that was taken after the plan, and given back at once, was not dropped",
     8052: "OneFate: a message that was ended before the tick of its client's assignment was taken late (R30)",
     7210: "Looks: a take of a client that had lost the partition was thought to be known",
+    1984: "R10: the take of a client that a pause had halted was thought to be known",
+    2861: "TrackerDecides: a message that was rejected before the plan, and taken late, was not dropped",
     525: "R24: a tracker waited for a tick that it had written to the topic before",
 }
 """Seeds that failed once, and why; a seed is the same run only while simulation and kmqpy stay the same."""

@@ -13,6 +13,7 @@ from kmqpy.kafka.admin.facts import Facts
 from kmqpy.kafka.admin.findings import Kind, Severity
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset, TrackerInfo
 from kmqpy.kafka.client.settings_mirror import Records
+from kmqpy.kafka.hanging import HangingTransaction
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topics import TopicInfo
 
@@ -69,6 +70,9 @@ def test_a_healthy_queue_is_ok():
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 
 
+HANGING = HangingTransaction("q__markers", 1, 7, 3, 1_000, ())
+
+
 @pytest.mark.parametrize(
     ("what", "severity", "given"),
     [
@@ -117,6 +121,7 @@ ERROR, WARNING = Severity.ERROR, Severity.WARNING
         ("offset 7 has a timestamp 120 s ahead", WARNING, facts(markers_latest={1: (7, 130_000)})),
         ("is 3600 s ahead", WARNING, facts(stored={0: StoredOffset(5, "id of q__markers", 3_610_000)})),
         ("up to 2 messages were deleted before", WARNING, facts(committed={0: 3})),
+        ("q__markers, partition 1: a transaction that nobody ends", ERROR, facts(hanging=(HANGING,))),
         ("one queue topic serves one kmq group", WARNING, facts(groups=("kmq-q", "audit"))),
     ],
 )

@@ -1,5 +1,6 @@
 """A tracker that is connected to fakes, for tests of its main loop."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -130,6 +131,7 @@ class Tracked:
         self.tracker = Tracker(KafkaConnection(), ZooKeeperConnection(), TrackerSettings(http_port=-1), clock)
         self.tracker._member = self.member
         self.loop = self.tracker._main_loop(self.member, kafka)
+        self.loop._hanging._next_look = math.inf  # there is no Kafka to ask
         self.lifecycle = self.loop._lifecycle
         self.lifecycle._takeover._diagnosed |= {"a", "b", "q"}
         self.jobs = self.loop._jobs

@@ -79,6 +79,12 @@ class TrackerMetrics:
                 "dead_letters": "Dead letters neither redriven nor purged",
             }.items()
         }
+        self._hanging = Gauge(
+            "kmq_hanging_transaction_seconds",
+            "For how long a transaction that nobody ends has held back readers of the topic; 0: none",
+            ["queue", "topic", "partition"],
+            registry=self.registry,
+        )
         self.owned = Gauge("kmq_owned_partitions", "Partitions owned", ["queue"], registry=self.registry)
         self.lateness = Histogram(
             "kmq_redelivery_lateness_seconds",
@@ -100,9 +106,13 @@ class TrackerMetrics:
             if value is not None:
                 self._count_gauges[name].labels(queue, str(partition)).set(value)
 
+    def show_hanging(self, queue: str, partition: int, topic: str, lasts_s: float) -> None:
+        """Set for how long a hanging transaction in this topic of the queue has lasted; 0: there is none."""
+        self._hanging.labels(queue, topic, str(partition)).set(lasts_s)
+
     def hide(self, queue: str, partition: int) -> None:
-        """Remove the gauges that `show` has set for a partition: this tracker does not count it any more."""
-        for gauge in self._count_gauges.values():
+        """Remove the gauges that both `show…` have set: this tracker has the partition no longer."""
+        for gauge in (*self._count_gauges.values(), self._hanging):
             gauge.remove_by_labels({"queue": queue, "partition": str(partition)})
 
     def backlog(self, queue: str) -> int | None:
@@ -120,7 +130,7 @@ class TrackerMetrics:
     def keep_only(self, queues: Collection[str]) -> None:
         """Remove all metrics of queues that are not among these: such queues were removed."""
         for queue in self._queues.difference(queues):
-            gauges = (self.in_flight, self.oldest, self.owned, *self._count_gauges.values())
+            gauges = (self.in_flight, self.oldest, self.owned, self._hanging, *self._count_gauges.values())
             for metric in (*self._counters, *gauges, self.lateness):
                 metric.remove_by_labels({"queue": queue})
         self._queues.intersection_update(queues)

@@ -41,8 +41,8 @@ class MarkersSincePlan:
         self._changed: set[int] = set()
         """Planned messages that a marker after the plan names; only these were put into `_state`."""
         self._ended: set[int] = set()
-        """Those of them that one has ended. If a client has taken one again since, the next plan tells whether
-        it took it late (rule R30)."""
+        """Those of them that one has ended. If a client took one again since, the next plan tells whether it
+        took it late (rule R30)."""
         self._state = InFlight(
             now_ms=max((entry.due_ms for entry in entries.values()), default=0),
             position=position,

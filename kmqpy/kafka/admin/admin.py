@@ -21,6 +21,7 @@ from kmqpy.kafka.admin.queue_purge import QueuePurge
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.admin.stats import InFlightMessage, QueueStats
 from kmqpy.kafka.admin.unusable_znodes import UnusableZnode
+from kmqpy.kafka.copies.own_hanging import OwnTransaction, end_transaction
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection, is_topic_name
 from kmqpy.kafka.topics import QueueTopics, TopicInfo
 from kmqpy.zookeeper.settings import ZooKeeperConnection, check_zookeeper
@@ -245,6 +246,19 @@ class Admin(Closeable):
     def remove_unusable_znodes(self, znodes: Iterable[UnusableZnode]) -> list[UnusableZnode]:
         """Remove those of `znodes` that have not changed since they were found; returns the removed ones."""
         return self._context.registry.remove_unusable_znodes(znodes)
+
+    def own_hanging(self, queue: str | QueueSettings | None = None) -> list[OwnTransaction]:
+        """Return transactions that nobody ends and that kmqpy has written, of one queue or of all queues."""
+        doctor = Doctor(self._context)
+        queues = [one.settings for one in self.list_queues()] if queue is None else [queue]
+        return [one for name in queues for one in doctor.own_hanging(name)]
+
+    def end_transaction(self, own: OwnTransaction) -> bool:
+        """End a transaction that own_hanging() has returned, if its `may_be_ended` is True.
+
+        Returns False if Kafka does not know its producer any more; doctor() tells what to do then.
+        """
+        return end_transaction(self._context.connection, own)
 
     def settings(self, queue: str | QueueSettings) -> QueueSettings:
         """Return the registered settings of the queue with this name, or the defaults.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from kmqpy.errors import AccessDenied, ConfigError, QueueNotFound
 from kmqpy.kafka.admin import stats
@@ -28,12 +28,15 @@ from kmqpy.kafka.admin.checks.trackers import (
     check_offsets,
     check_trackers,
 )
+from kmqpy.kafka.admin.checks.transactions import check_hanging
 from kmqpy.kafka.admin.checks.znodes import unreadable_settings, unusable_znodes
 from kmqpy.kafka.admin.context import AdminContext
 from kmqpy.kafka.admin.facts import Facts
 from kmqpy.kafka.admin.findings import Finding, Kind, Severity
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.client.settings_mirror import Records
+from kmqpy.kafka.copies.own_hanging import OwnTransaction, own_transaction
+from kmqpy.kafka.hanging import HangingTransaction, HangingTransactions
 from kmqpy.kafka.settings import SETTINGS_TOPIC, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.kafka.topic_names import shared_topics, topics_of
@@ -45,6 +48,7 @@ CHECKS = (
     check_partitions,
     check_retention,
     check_topic_settings,
+    check_hanging,
     check_trackers,
     check_stale_markers,
     check_offsets,
@@ -79,6 +83,7 @@ class Doctor:
     def __init__(self, context: AdminContext) -> None:
         self._context = context
         self._registry = context.registry
+        self._search = HangingTransactions(context.connection, context.clock, trust_producers=True)
 
     def examine(self, queue: str | QueueSettings) -> list[Finding]:
         """Return the findings about one queue; raises QueueNotFound."""
@@ -118,14 +123,35 @@ class Doctor:
         except ConfigError as error:
             name = queue if isinstance(queue, str) else queue.name
             return [unreadable_settings(name, error), *unusable_znodes(name, registry.unusable_znodes(name))]
+        facts = self._facts(settings, known, records)
+        hanging = self._hanging(facts.topics.values())
+        own = {one.hanging.place: one for one in self._own(settings, hanging)}
         return check(
             dataclasses.replace(
-                self._facts(settings, known, records),
+                facts,
+                bootstrap=self._context.connection.bootstrap,
+                hanging=hanging,
+                own_hanging=own,
                 groups=tuple(groups.get(settings.name, ())),
                 shared=tuple(shared_topics(settings, registry.every_queue()[0])),
                 unusable_znodes=tuple(registry.unusable_znodes(settings.name)),
             )
         )
+
+    def own_hanging(self, queue: str | QueueSettings) -> list[OwnTransaction]:
+        """Return the hanging transactions of trackers and redrives in the topics of a queue."""
+        settings, known = self._context.find(queue)
+        return self._own(settings, self._hanging(self._context.described(settings, known).values()))
+
+    def _hanging(self, topics: Iterable[TopicInfo]) -> tuple[HangingTransaction, ...]:
+        places = [(topic.name, partition) for topic in topics for partition in range(topic.partitions)]
+        self._search.look(places)  # transactions count that are still there in a second look
+        left = [place for place in places if self._search.is_open(place)]
+        return tuple(self._search.look(left)) if left else ()
+
+    def _own(self, queue: QueueSettings, hanging: Iterable[HangingTransaction]) -> list[OwnTransaction]:
+        found = (own_transaction(self._context.connection, queue, one) for one in hanging)
+        return [one for one in found if one is not None]
 
     def _facts(
         self, settings: QueueSettings, known: RegisteredQueue | None, records: Records | None

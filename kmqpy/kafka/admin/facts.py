@@ -9,6 +9,9 @@ from kmqpy.kafka.admin.findings import Kind, Severity
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset, TrackerInfo
 from kmqpy.kafka.admin.unusable_znodes import UnusableZnode
 from kmqpy.kafka.client.settings_mirror import Records
+from kmqpy.kafka.copies.own_hanging import OwnTransaction
+from kmqpy.kafka.hanging import HangingTransaction
+from kmqpy.kafka.log_ends import TopicPlace
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_names import SharedTopic
 from kmqpy.kafka.topics import TopicInfo
@@ -38,6 +41,9 @@ class Facts:
     shared           topics of the queue that another queue uses as well
     records          the records of kmq.queues, which tell clients the settings of queues; None if the topic
                      does not exist or can't be read
+    bootstrap        the addresses of Kafka
+    hanging          transactions in the queue's topics that nobody ends
+    own_hanging      those of them that kmqpy has written, by topic and partition
     """
 
     settings: QueueSettings
@@ -56,3 +62,6 @@ class Facts:
     unusable_znodes: tuple[UnusableZnode, ...] = ()
     shared: tuple[SharedTopic, ...] = ()
     records: Records | None = None
+    bootstrap: str = ""
+    hanging: tuple[HangingTransaction, ...] = ()
+    own_hanging: Mapping[TopicPlace, OwnTransaction] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError
-from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka import hanging, librdkafka, partition_reader
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.offset_commits import commit_of
 from kmqpy.kafka.markers.codec import Op
@@ -37,6 +37,10 @@ from kmqpy.kafka.topics import QueueTopics, Topics
 COUNT_LIMIT = 10_000
 """To count messages, kmqpy reads at most this many records of a partition. Of the records after these, it
 counts the offsets, and the sum is an upper bound."""
+
+_HELD_BACK_MS = 10_000
+"""What waits behind an open transaction counts if its first record is older than this. The records of younger
+ones, most of them copies of messages that still count as in flight, are about to be committed or dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +99,8 @@ class QueueStats:
     overdue       messages in flight or delayed that are past their time, by the later of this machine's clock
                   and the partition's now (the latest timestamp of its markers)
     dead_letters  dead letters that are neither redriven nor purged
-    exact         whether depth and dead_letters were counted one by one; otherwise both are upper bounds
+    exact         whether depth and dead_letters were counted one by one; otherwise both are upper bounds, as
+                  where an open transaction holds back messages from consumers
     oldest_ms     when the oldest message that nobody has taken was enqueued (ms since 1970)
     """
 
@@ -230,9 +235,9 @@ def queue_stats(
     committed = committed_offsets(connection, queue, range(there.partitions), there.ids)
     read = _MarkersOfQueue(connection, queue, there, stored, committed)
     starts = {partition: committed.get(partition, (0, None))[0] for partition in read.touched}
-    waiting = _count(connection, queue.name, starts, read.touched)
-    dead = _dead_letters(connection, topics, queue, there)
     now_ms = clock.wall_ms()
+    waiting = _count(connection, queue.name, starts, read.touched, now_ms)
+    dead = _dead_letters(connection, topics, queue, there, now_ms)
     parts = []
     for partition, state in read.states.items():
         states, overdue = state.count(max(now_ms, state.now_ms))
@@ -353,9 +358,13 @@ def _count(
     topic: str,
     starts: Mapping[int, int],
     excluded: Mapping[int, OffsetRuns],
+    now_ms: int,
     counts: Callable[[Any], bool] = lambda _: True,
 ) -> dict[int, _RecordCount]:
-    """Count the records from `starts` on, without those in `excluded` and those that `counts` refuses."""
+    """Count the records from `starts` on, without those in `excluded` and those that `counts` refuses.
+
+    Records that an open transaction holds back from readers count, too, if it is older than `_HELD_BACK_MS`.
+    """
     counted = {partition: _RecordCount() for partition in starts}
     starts = {partition: excluded[partition].first_missing(start) for partition, start in starts.items()}
 
@@ -374,11 +383,18 @@ def _count(
             counted[partition].count += place.end - place.position
             counted[partition].count -= left_out.count_from(place.position) - left_out.count_from(place.end)
             counted[partition].exact = False
+    stable = {partition: place.end for partition, place in reached.items()}
+    old = hanging.open_longer_than(connection, topic, stable, now_ms - _HELD_BACK_MS)
+    held_back = {partition: max(stable[partition], starts[partition]) for partition in old}
+    if held_back:
+        partition_reader.scan(connection, topic, held_back, visit, limit=COUNT_LIMIT, uncommitted=True)
+        for partition in held_back:
+            counted[partition].exact = False
     return counted
 
 
 def _dead_letters(
-    connection: KafkaConnection, topics: Topics, queue: QueueSettings, there: QueueTopics
+    connection: KafkaConnection, topics: Topics, queue: QueueSettings, there: QueueTopics, now_ms: int
 ) -> dict[int, _RecordCount]:
     """Count the queue's dead letters by partition, without those that have an end marker."""
     if there.dead_letters is None:
@@ -404,6 +420,7 @@ def _dead_letters(
         dead.name,
         dict.fromkeys(partitions, 0),
         ended,
+        now_ms,
         lambda record: is_dead_letter_of(message_headers(record), queue),
     )
 

@@ -22,8 +22,8 @@ class Housekeeper:
     """A thread that commits offsets, and keeps the client in its group, while the user's code is busy.
 
     The thread also gives back messages that were read ahead and have less than half of their leases left,
-    notices that topics were recreated, and replaces clients of librdkafka that are cut off (never reach Kafka
-    again).
+    notices that topics were recreated, replaces clients of librdkafka that are cut off (never reach Kafka
+    again), and looks for transactions that nobody ends.
 
     follow_topics  changes to recreated topics; the thread holds `receiving` when it calls this
     receiving      the lock for `receiver`
@@ -90,6 +90,7 @@ class Housekeeper:
                     finally:
                         self._receiving.release()
                 self._replace_cut_off()
+                self._receiver.look_for_hanging()
             except Exception:  # the thread must live; receive() meets the same error and raises it
                 _log.exception("housekeeping failed", extra={"queue": self._queue.name})
 

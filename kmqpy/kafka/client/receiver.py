@@ -19,6 +19,7 @@ from kmqpy.core.clock import Clock
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError
 from kmqpy.kafka.client.group_member import GroupMember
+from kmqpy.kafka.client.hanging_watch import HangingWatch
 from kmqpy.kafka.client.in_flight_limit import InFlightLimit
 from kmqpy.kafka.client.message_places import offsets_by_partition
 from kmqpy.kafka.client.record_message import Acknowledges, KafkaMessage, ReceiveContext
@@ -77,7 +78,7 @@ class Receiver:
     """Receives the messages of a client, and gives back those that the client can't hand out in time.
 
     One thread at a time uses it, under a lock of the client. But any thread may call find_acknowledged(), and
-    the housekeeper's thread calls find_cut_off() without that lock.
+    the housekeeper's thread calls find_cut_off() and look_for_hanging() without that lock.
 
     client           the object whose ack() the messages call
     holder           a name for this client in start markers, shown to people
@@ -110,6 +111,7 @@ class Receiver:
         self._clock = clock
         self._copy_check = CopyCheck(connection, queue, clock) if queue.late_acks else None
         self._cut_off = CutOffCheck(connection, self._queue.markers_topic, clock)
+        self._hanging = HangingWatch(connection, queue.name, clock)
         self._received_at = clock.monotonic()
         self._member: GroupMember | None = None
         self._start_batch: StartBatch | None = None  # of messages that are not handed out yet
@@ -193,6 +195,11 @@ class Receiver:
         """
         silent = self._clock.monotonic() - self._received_at > _CHECK_CUT_OFF_AFTER_S
         return self._cut_off.find(self._clients()) if silent and self._cut_off.is_due() else []
+
+    def look_for_hanging(self) -> None:
+        """Log transactions that nobody ends and that hold back the client's messages; see HangingWatch."""
+        if self._member is not None:
+            self._hanging.look(self._member.consumer, self._member.partitions)
 
     def replace(self, cut_off: Collection[Client]) -> None:
         """Go on with new clients of librdkafka instead of these, which are cut off."""

@@ -430,6 +430,7 @@ NEITHER_SETTING_NOR_COMMAND = {
     Kind.OK: "nothing to do",
     Kind.TRACKER_WITHOUT_KAFKA: "whoever runs it must look",
     Kind.SETTINGS_TOPIC_UNREADABLE: "whoever gives rights must",
+    Kind.HANGING_TRANSACTION: "test_hanging.py follows it, on a Kafka of its own",
 }
 
 TOLD_OF_ALL = {

@@ -1,0 +1,37 @@
+"""Checks whether a transaction that nobody ends holds back the readers of the queue's topics."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from kmqpy.kafka.admin.facts import Facts, Faults
+from kmqpy.kafka.admin.findings import Kind, Severity
+
+
+def check_hanging(facts: Facts) -> Faults:
+    """Find hanging transactions; see kmqpy.kafka.hanging."""
+    for one in facts.hanging:
+        since = datetime.fromtimestamp(one.since_ms / 1000, UTC)
+        what = (
+            f"{one.topic}, partition {one.partition}: a transaction that nobody ends has held back readers "
+            f"at offset {one.offset} since {since:%Y-%m-%d %H:%M:%S} UTC; about {one.waiting} records wait"
+        )
+        tool = f"kafka-transactions.sh --bootstrap-server {facts.bootstrap}"
+        place = f"--topic {one.topic} --partition {one.partition}"
+        abort = f"`{tool} abort {place} --start-offset {one.offset}`"
+        own = facts.own_hanging.get(one.place)
+        if own is None:
+            to_do = f"{abort} ends it and drops its records"
+        elif not own.may_be_ended:
+            to_do = (
+                "do not abort it: that would lose its copies, whose originals are finished. The next "
+                f"redelivery by {own.transactional_id} commits it"
+            )
+        else:
+            drawback = "; then what it has copied is copied a second time" if own.commits else ""
+            to_do = (
+                f"`kmq doctor {facts.settings.name} --fix` ends it, since {own.transactional_id} has written "
+                f"it; if Kafka has forgotten that id, {abort} does{drawback}"
+            )
+        to_do += f"; `{tool} describe-producers {place}` shows its producer id"
+        yield Severity.ERROR, Kind.HANGING_TRANSACTION, what, to_do

@@ -1,0 +1,213 @@
+"""Finds transactions that nobody ends, and that hold back readers of committed records for ever.
+
+Kafka ends a transaction that lasts longer than its time-out. It does not end one that the transaction's
+coordinator has forgotten or takes for ended, for example because a broker did not write a commit's control
+record to one partition (Kafka's issue KAFKA-20734), or because a record came after the abort. The last stable
+offset of the partition then stays at the first record of this transaction, and readers of committed records
+get neither that record nor any after it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
+
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.errors import KmqError
+from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka.log_ends import LogEnds, TopicPlace
+from kmqpy.kafka.markers.claim_headers import CLAIM
+from kmqpy.kafka.markers.lineage import ANCESTORS, COPY
+from kmqpy.kafka.markers.records import message_headers
+from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.kafka.topics import Topics
+from kmqpy.message import Headers
+
+_log = logging.getLogger(__name__)
+
+_TIMEOUT_S = 3.0
+"""The time limit of each request. A partition that does not answer is looked at the next time."""
+
+
+@dataclass(frozen=True, slots=True)
+class HangingSettings:
+    """When an open transaction counts as hanging, and how often trackers and clients look for one.
+
+    longest_ms  the longest time that a transaction may last; 0: the broker's transaction.max.timeout.ms
+    unknown_ms  taken for longest_ms where Kafka does not tell that setting: its default
+    grace_ms    more time for Kafka, which looks for transactions over their time-outs every 10 s, and for
+                clocks that differ
+    every_s     the seconds between two looks of a tracker or client
+    """
+
+    longest_ms: int = 0
+    unknown_ms: int = 15 * 60_000
+    grace_ms: int = 60_000
+    every_s: float = 30.0
+
+
+SETTINGS = HangingSettings()
+"""Those of this process; tests replace them."""
+
+
+@dataclass(frozen=True, slots=True)
+class HangingTransaction:
+    """A transaction that has been open for longer than any transaction may last.
+
+    offset    the offset of its first record in the partition: the last stable offset
+    waiting   how many offsets there are from that record to the end of the log: about as many records wait
+    since_ms  when that record was appended, or when the transaction was first seen
+    headers   those of that record
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    waiting: int
+    since_ms: int
+    headers: Headers
+
+    @property
+    def ours(self) -> bool:
+        """Return True if a tracker or redrive of kmqpy has written the transaction."""
+        return _is_ours(self.headers)
+
+    @property
+    def place(self) -> TopicPlace:
+        """Topic and partition."""
+        return self.topic, self.partition
+
+    def lasts_s(self, clock: Clock) -> int:
+        """For how many seconds the transaction has been open."""
+        return max(0, clock.wall_ms() - self.since_ms) // 1000
+
+
+@dataclass(slots=True)
+class _Standstill:
+    """A last stable offset below the end of the log.
+
+    since_ms  when the transaction there was begun, as far as it is known
+    headers   those of its first record; None before it was read, which may change `since_ms`
+    """
+
+    offset: int
+    since_ms: int
+    headers: Headers | None = None
+
+
+class HangingTransactions:
+    """Looks for hanging transactions again and again; for one thread at a time.
+
+    trust_producers  True: believe the time of records to which a producer has given it. Otherwise, and if
+                     neither Kafka nor kmqpy has given it, a transaction counts as begun when it was first
+                     seen, because producers may write any time
+    """
+
+    def __init__(
+        self, connection: KafkaConnection, clock: Clock = SYSTEM_CLOCK, *, trust_producers: bool = False
+    ) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._trust_producers = trust_producers
+        self._seen: dict[TopicPlace, _Standstill] = {}
+        self._longest_ms: int | None = None
+
+    def look(self, places: Iterable[TopicPlace]) -> list[HangingTransaction]:
+        """Return the hanging transactions in these partitions; leaves out partitions that do not answer.
+
+        Only transactions that the last look has met in the same place count, so one look alone finds nothing.
+        Asks each broker twice; reads one record of each transaction that lasts from one look to another.
+        Its clients are new in each look, so they are never cut off (see kmqpy.kafka.cut_off).
+        """
+        now_ms = self._clock.wall_ms()
+        seen, self._seen = self._seen, {}
+        found = []
+        for place, (stable, end) in self._behind(list(places)).items():
+            known = seen.get(place)
+            if known is None or known.offset != stable:
+                self._seen[place] = _Standstill(stable, now_ms)
+                continue
+            self._seen[place] = known
+            if self._hangs(place, known, now_ms):
+                headers = known.headers or ()
+                found.append(HangingTransaction(*place, stable, end - stable, known.since_ms, headers))
+        return found
+
+    def is_open(self, place: TopicPlace) -> bool:
+        """Return True if the last look has met an open transaction in this partition, hanging or not."""
+        return place in self._seen
+
+    def _behind(self, places: list[TopicPlace]) -> dict[TopicPlace, tuple[int, int]]:
+        """Last stable offset and end of each partition in which the one is below the other."""
+        with closing(LogEnds(self._connection, committed=True)) as asks:
+            stable = _known(asks.each_of(places))
+        with closing(LogEnds(self._connection)) as asks:
+            ends = _known(asks.each_of(stable))
+        return {place: (stable[place], end) for place, end in ends.items() if stable[place] < end}
+
+    def _hangs(self, place: TopicPlace, known: _Standstill, now_ms: int) -> bool:
+        if known.headers is None:
+            try:
+                self._read_first_record(place, known)
+            except KmqError as error:  # we may not read the topic, for example
+                _log.debug("not known when a transaction was begun: %s", error)
+        return now_ms - known.since_ms > self._bound_ms()
+
+    def _read_first_record(self, place: TopicPlace, known: _Standstill) -> None:
+        """Read when the transaction was begun, and its headers."""
+        topic, partition = place
+        for record in _first_records(self._connection, topic, {partition: known.offset}, _TIMEOUT_S):
+            known.headers = message_headers(record)
+            kind, timestamp_ms = record.timestamp()
+            if kind == TIMESTAMP_LOG_APPEND_TIME or self._trust_producers or _is_ours(known.headers):
+                known.since_ms = min(known.since_ms, timestamp_ms)
+
+    def _bound_ms(self) -> int:
+        """For how long an ordinary transaction may be open."""
+        return (SETTINGS.longest_ms or self._kafkas_longest_ms()) + SETTINGS.grace_ms
+
+    def _kafkas_longest_ms(self) -> int:
+        if self._longest_ms is None:
+            try:
+                self._longest_ms = Topics(self._connection, _TIMEOUT_S).longest_transaction_ms()
+            except KmqError as error:
+                _log.debug("Kafka does not tell transaction.max.timeout.ms: %s", error)
+        return self._longest_ms or SETTINGS.unknown_ms
+
+
+def open_longer_than(
+    connection: KafkaConnection, topic: str, stable: Mapping[int, int], before_ms: int
+) -> list[int]:
+    """The partitions with a record at their last stable offset (`stable`) that is older than `before_ms`.
+
+    That is the first record of an open transaction. Leaves out partitions whose end Kafka does not tell.
+    """
+    with closing(LogEnds(connection)) as asks:
+        ends = _known(asks.each_of((topic, partition) for partition in stable))
+    behind = {p: at for p, at in stable.items() if at < ends.get((topic, p), 0)}
+    found = _first_records(connection, topic, behind, librdkafka.REQUEST_TIMEOUT_S) if behind else []
+    return [record.partition() for record in found if record.timestamp()[1] < before_ms]
+
+
+def _first_records(
+    connection: KafkaConnection, topic: str, starts: Mapping[int, int], timeout_s: float
+) -> list[Any]:
+    """The first record of each partition from these offsets on, committed or not."""
+    found: list[Any] = []
+    partition_reader.scan(
+        connection, topic, starts, found.append, limit=1, uncommitted=True, timeout_s=timeout_s
+    )
+    return found
+
+
+def _is_ours(headers: Headers) -> bool:
+    return any(name in (ANCESTORS, CLAIM, COPY) for name, _ in headers)
+
+
+def _known(ends: dict[TopicPlace, int | KmqError]) -> dict[TopicPlace, int]:
+    return {place: end for place, end in ends.items() if isinstance(end, int)}
