@@ -18,6 +18,10 @@
 (* nothing more may be dead.  So may a client that takes a copy and gives  *)
 (* it back, as one does that finds a late extend.                          *)
 (*                                                                         *)
+(* The request that ends a transaction may be sent twice, and the first    *)
+(* one come late.  Then it ends the transaction of the same producer and   *)
+(* epoch that is open at that time, whatever that has written.             *)
+(*                                                                         *)
 (* Messages 1..Originals exist at the start.  A copy that a tracker makes  *)
 (* gets the next number.                                                   *)
 (***************************************************************************)
@@ -33,6 +37,7 @@ CONSTANTS
     MaxTakeovers,     \* how often a tracker starts anew at its stored offset
     MaxDeletions,     \* how often retention deletes the oldest markers
     MaxDeadLetters,
+    MaxLate,          \* how many requests that end a tracker's transaction may come once more
     Clients,          \* they share receipts: each may end what another took
     Owner,            \* the client that has the partitions now
     FetchedEarlier,   \* originals that the other clients fetched before they lost the partition
@@ -41,6 +46,9 @@ CONSTANTS
     TrackerClaims,        \* R27: a tracker's transaction begins with a claim of all that is planned
     TrackerWaits,         \* R27: it goes on once all before its claim is decided
     TrackerNamesDropped,  \* it lists claimed messages that it does not redeliver after all
+    CopiesFirst,          \* not a rule: it may write the copies before that, and then give the transaction up
+    Fencing,              \* R36: after an end that may come once more it opens a new epoch of its producer
+    TornAreMended,        \* R37: of a claim that somebody else made visible, it ends what was copied
     LateTakesEnd,         \* R30: a message that is in flight again after its end is ended without a copy
     EndsAreStored,        \* R30: a successor knows which messages were ended before its stored offset
     TakerLooks,           \* R32: who takes a copy looks for acknowledgements of it and of its ancestors
@@ -69,10 +77,12 @@ VARIABLES
     lowest,     \* partition -> the lowest position that retention has left
     takeovers,  \* how many take-overs and deletions there were
     deletions,
+    lateEnds,   \* partition -> how many ends of transactions may come once more, in the epoch of its tracker
+    repeated,   \* how many there were
     handedOut   \* copies that were handed out, each with the position of its take
 
 vars == <<log, txs, client, received, looking, tracker, parent, planned, made, acks, start, lowest, takeovers,
-          deletions, handedOut>>
+          deletions, lateEnds, repeated, handedOut>>
 
 Partitions == {PartitionOf[m] : m \in 1..Originals}
 Messages == 1..MaxMessages
@@ -80,10 +90,15 @@ Existing == 1..made
 Min(S) == CHOOSE x \in S : \A y \in S : x <= y
 Max(x, y) == IF x > y THEN x ELSE y
 
-RECURSIVE Ancestors(_), Original(_)
+RECURSIVE Ancestors(_), KnownAncestors(_), Original(_)
 Ancestors(m) == IF parent[m] = 0 THEN {} ELSE {parent[m]} \cup Ancestors(parent[m])
 Original(m) == IF parent[m] = 0 THEN m ELSE Original(parent[m])
 Partition(m) == PartitionOf[Original(m)]
+
+(* R33: the end of its original says of a copy that it is one; nothing does as long as that end is missing. *)
+IsNamed(m) == MaxLate = 0 \/ \E i \in DOMAIN log[Partition(m)] : log[Partition(m)][i].copy = m
+KnownAncestors(m) ==
+    IF parent[m] = 0 \/ ~IsNamed(m) THEN {} ELSE {parent[m]} \cup KnownAncestors(parent[m])
 
 (***************************************************************************)
 (* Records: a "take" (start marker), an "ack" (end marker of a client whose  *)
@@ -128,9 +143,17 @@ IsFinished(p, from, to, m) == \E i \in Positions(p) :
 (***************************************************************************)
 (* The stored offset of a partition: the position of the oldest record     *)
 (* that a successor has to read.  What it has to know of earlier ones, the *)
-(* messages ended there, is stored with it.                                *)
+(* messages ended there, is stored with it.  A torn claim has to be read,  *)
+(* too: one that is visible, with copies whose originals are neither ended *)
+(* by the same transaction nor afterwards.                                 *)
 (***************************************************************************)
-StoredOffset(p) == Min({LastStable(p)} \cup {i \in Positions(p) :
+IsTorn(p, i, m) ==
+    /\ log[p][i].kind = "claim" /\ IsCommitted(log[p][i]) /\ m \in txs[log[p][i].tx].copied
+    /\ ~\E j \in Positions(p) : i < j /\ log[p][j].kind = "end" /\ log[p][j].tx \in {0, log[p][i].tx} /\ m \in log[p][j].ms
+Torn(p) == IF MaxLate = 0 \/ ~TornAreMended THEN {} ELSE
+    {torn \in (start[p]..LastStable(p) - 1) \X Existing : IsTorn(p, torn[1], torn[2])}
+
+StoredOffset(p) == Min({LastStable(p)} \cup {torn[1] : torn \in Torn(p)} \cup {i \in Positions(p) :
     /\ start[p] <= i /\ i < LastStable(p) /\ log[p][i].kind = "take"
     /\ log[p][i].ms \cap InFlight(p, start[p], LastStable(p)) # {}})
 
@@ -156,16 +179,20 @@ Init ==
     /\ start = [p \in Partitions |-> 1]
     /\ lowest = [p \in Partitions |-> 1]
     /\ takeovers = 0 /\ deletions = 0
+    /\ lateEnds = [p \in Partitions |-> 0] /\ repeated = 0
     /\ handedOut = {}
 
-unchangedHistory == UNCHANGED <<start, lowest, takeovers, deletions>>
+unchangedEnds == UNCHANGED <<lateEnds, repeated>>
+unchangedHistory == UNCHANGED <<start, lowest, takeovers, deletions>> /\ unchangedEnds
 
 (***************************************************************************)
 (* A tracker: plan, claim, wait for all before the claim, drop what was    *)
 (* spoken of meanwhile, copy, end, commit.                                 *)
 (***************************************************************************)
+MayBegin(p) == tracker[p].step = "idle" /\ (Fencing => lateEnds[p] = 0)
+
 TrackerPlans(p) ==
-    /\ tracker[p].step = "idle" /\ Len(txs) < MaxTransactions
+    /\ MayBegin(p) /\ Torn(p) = {} /\ Len(txs) < MaxTransactions
     /\ \E due \in SUBSET InFlight(p, start[p], LastStable(p)) :
          LET knownFrom == IF EndsAreStored THEN 1 ELSE start[p]
              late == {m \in due : LateTakesEnd /\ IsFinished(p, knownFrom, LastStable(p), m)}
@@ -193,14 +220,15 @@ TrackerDecides(p) ==  \* it reads what stands between its plan and its claim
           THEN Append1(p, Record("dropped", tracker[p].tx, dropped)) ELSE UNCHANGED log
        /\ UNCHANGED <<txs, client, received, looking, parent, planned, made, acks, handedOut>> /\ unchangedHistory
 
+PlannedFrom(p, m) == IF parent[m] = 0 \/ TakerLooksFrom = "last plan" THEN tracker[p].at ELSE planned[m]
+
 TrackerCopies(p) ==  \* a copy and the end of its original; messages one by one
     /\ tracker[p].step = "copying" /\ txs[tracker[p].tx].state = "open" /\ made < MaxMessages
     /\ \E m \in tracker[p].left \ tracker[p].late :
          /\ Append1(p, [Record("end", tracker[p].tx, {m}) EXCEPT !.copy = made + 1])
          /\ made' = made + 1
          /\ parent' = [parent EXCEPT ![made + 1] = m]
-         /\ planned' = [planned EXCEPT ![made + 1] =
-                IF parent[m] = 0 \/ TakerLooksFrom = "last plan" THEN tracker[p].at ELSE planned[m]]
+         /\ planned' = [planned EXCEPT ![made + 1] = PlannedFrom(p, m)]
          /\ txs' = [txs EXCEPT ![tracker[p].tx].copies = @ \cup {made + 1}, ![tracker[p].tx].copied = @ \cup {m}]
          /\ tracker' = [tracker EXCEPT ![p].left = @ \ {m}]
     /\ UNCHANGED <<client, received, looking, acks, handedOut>> /\ unchangedHistory
@@ -214,7 +242,7 @@ TrackerEndsLate(p) ==  \* R30: what was taken after its end is ended again, with
 
 (* R32: a copy becomes no dead letter if it, or an ancestor, was acknowledged before the claim; it is only ended. *)
 (* The tracker reads the log once, from its claim on: what is acknowledged behind the claim may count or not.     *)
-AckedLate(p, m, to) == parent[m] # 0 /\ IsAcked(p, Max(planned[m], lowest[p]), to, {m} \cup Ancestors(m))
+AckedLate(p, m, to) == parent[m] # 0 /\ IsAcked(p, Max(planned[m], lowest[p]), to, {m} \cup KnownAncestors(m))
 DeadLetters == UNION {txs[t].dead : t \in DOMAIN txs}
 
 TrackerDeadLetters(p) ==
@@ -236,16 +264,71 @@ TrackerSpares(p) ==
          /\ tracker' = [tracker EXCEPT ![p].left = @ \ {m}]
     /\ UNCHANGED <<txs, client, received, looking, parent, planned, made, acks, handedOut>> /\ unchangedHistory
 
+(* A late request to abort is none of its own: transactions may be aborted at any time. *)
+EndMayComeOnceMore(p) ==
+    \/ unchangedEnds
+    \/ repeated < MaxLate /\ repeated' = repeated + 1 /\ lateEnds' = [lateEnds EXCEPT ![p] = @ + 1]
+
 TrackerCommits(p) ==
     /\ tracker[p].step = "copying" /\ tracker[p].left = {} /\ txs[tracker[p].tx].state = "open"
     /\ txs' = [txs EXCEPT ![tracker[p].tx].state = "committed"]
     /\ tracker' = [tracker EXCEPT ![p] = NoPlan]
-    /\ UNCHANGED <<log, client, received, looking, parent, planned, made, acks, handedOut>> /\ unchangedHistory
+    /\ EndMayComeOnceMore(p)
+    /\ UNCHANGED <<log, client, received, looking, parent, planned, made, acks, start, lowest, takeovers, deletions, handedOut>>
 
+(* Its transaction was ended, not by itself.  Who is refused opens a new producer, too; that its late ends stay is more. *)
 TrackerIsRefused(p) ==
-    /\ tracker[p].tx # 0 /\ txs[tracker[p].tx].state = "aborted"
+    /\ tracker[p].tx # 0 /\ txs[tracker[p].tx].state # "open"
     /\ tracker' = [tracker EXCEPT ![p] = NoPlan]
     /\ UNCHANGED <<log, txs, client, received, looking, parent, planned, made, acks, handedOut>> /\ unchangedHistory
+
+(***************************************************************************)
+(* The request comes late.  TrackerCopies writes a copy and its end in one *)
+(* step, since nobody sees the copy before the commit.  Now it may have    *)
+(* written some whose ends are not written yet: they become visible        *)
+(* without them.  If it writes the copies first, this is so before it has  *)
+(* decided, too.  What it goes on to write, until it is refused, may be    *)
+(* ended by a second request; the claim stays that of both.                *)
+(***************************************************************************)
+LateEndTxn(p) ==
+    LET t == tracker[p].tx
+        decided == tracker[p].step = "copying"
+        rank(m, ms) == Cardinality({x \in ms : x <= m})
+        candidates == IF decided \/ CopiesFirst THEN tracker[p].left \ (tracker[p].late \cup txs[t].copied) ELSE {}
+    IN /\ lateEnds[p] > 0 /\ t # 0 /\ txs[t].state # "aborted"
+       /\ lateEnds' = [lateEnds EXCEPT ![p] = @ - 1]
+       /\ \E copied \in SUBSET candidates :
+          \E dead \in SUBSET {m \in copied : /\ decided \/ parent[m] = 0
+                                            /\ TrackerLooks => ~AckedLate(p, m, FirstOf(p, t))} :
+            LET live == copied \ dead
+                new == made + 1..made + Cardinality(live)
+                source(n) == CHOOSE m \in live : made + rank(m, live) = n
+            IN /\ made + Cardinality(live) <= MaxMessages
+               /\ Cardinality(DeadLetters \cup dead) <= MaxDeadLetters
+               /\ made' = made + Cardinality(live)
+               /\ parent' = [n \in Messages |-> IF n \in new THEN source(n) ELSE parent[n]]
+               /\ planned' = [n \in Messages |-> IF n \in new THEN PlannedFrom(p, source(n)) ELSE planned[n]]
+               /\ txs' = [txs EXCEPT ![t].state = "committed", ![t].copies = @ \cup new,
+                                      ![t].copied = @ \cup copied, ![t].dead = @ \cup dead]
+    /\ UNCHANGED <<log, client, received, looking, tracker, acks, start, lowest, takeovers, deletions, repeated, handedOut>>
+
+(* R36: it takes the partition over again, and what may come late is of an epoch that is over. *)
+TrackerFences(p) ==
+    /\ Fencing /\ tracker[p].step = "idle" /\ lateEnds[p] > 0
+    /\ lateEnds' = [lateEnds EXCEPT ![p] = 0]
+    /\ UNCHANGED <<log, txs, client, received, looking, tracker, parent, planned, made, acks, start, lowest, takeovers,
+                   deletions, repeated, handedOut>>
+
+(* R37: before it redelivers anything it looks for the copies of torn claims, and writes the ends that name them.  *)
+(* Messages without a copy are due again.  A transaction has one end here: another one could be torn itself.       *)
+TrackerMends(p) ==
+    /\ MayBegin(p) /\ Torn(p) # {}
+    /\ LET torn == CHOOSE one \in Torn(p) : \A other \in Torn(p) : one[2] <= other[2]
+           copies == {n \in txs[log[p][torn[1]].tx].copies : parent[n] = torn[2]}
+       IN Append1(p, [Record("end", 0, {torn[2]}) EXCEPT !.copy = IF copies = {} THEN 0 ELSE Min(copies)])
+    /\ EndMayComeOnceMore(p)
+    /\ UNCHANGED <<txs, client, received, looking, tracker, parent, planned, made, acks, start, lowest, takeovers,
+                   deletions, handedOut>>
 
 (* Another tracker takes the partition over: it fences the former one and reads from the stored offset. *)
 Takeover(p) ==
@@ -254,7 +337,8 @@ Takeover(p) ==
               ELSE [txs EXCEPT ![tracker[p].tx].state = "aborted"]
     /\ tracker' = [tracker EXCEPT ![p] = NoPlan]
     /\ start' = [start EXCEPT ![p] = StoredOffset(p)]
-    /\ UNCHANGED <<log, client, received, looking, parent, planned, made, acks, lowest, deletions, handedOut>>
+    /\ lateEnds' = [lateEnds EXCEPT ![p] = 0]
+    /\ UNCHANGED <<log, client, received, looking, parent, planned, made, acks, lowest, deletions, repeated, handedOut>>
 
 (* Retention deletes markers that the tracker does not need any more (R9 keeps it from deleting others). *)
 Retention(p) ==
@@ -263,6 +347,7 @@ Retention(p) ==
     /\ lowest' = [lowest EXCEPT ![p] = StoredOffset(p)]
     /\ start' = [start EXCEPT ![p] = StoredOffset(p)]
     /\ UNCHANGED <<log, txs, client, received, looking, tracker, parent, planned, made, acks, takeovers, handedOut>>
+    /\ unchangedEnds
 
 (***************************************************************************)
 (* A client's transaction (exactly once; for later): an end for each       *)
@@ -280,7 +365,7 @@ HasConflict(p, tx, ms) == \E m \in ms : LET mine == EndPosition(p, tx, m) IN \E 
     /\ lowest[p] <= i /\ i < mine /\ log[p][i].tx # tx
     /\ \/ IsEndOf(log[p][i], m)
        \/ ClientReads = "tail" /\ ClaimStands(p, i, m, mine)
-       \/ ClientHeedsAncestors /\ IsAcked(p, i, i + 1, Ancestors(m))
+       \/ ClientHeedsAncestors /\ IsAcked(p, i, i + 1, KnownAncestors(m))
 
 ToIdle(c) == client' = [client EXCEPT ![c] = NoTransaction]
 
@@ -334,7 +419,7 @@ Acknowledges(c) ==
     /\ UNCHANGED <<txs, client, received, looking, tracker, parent, planned, made, handedOut>> /\ unchangedHistory
 
 SeemsACopy(m) == parent[m] # 0 \/ (AncestorsFrom = "headers" /\ m \in Forwarded)
-SeemingAncestors(m) == Ancestors(m) \cup (IF AncestorsFrom = "headers" /\ m \in Forwarded THEN {1} ELSE {})
+SeemingAncestors(m) == KnownAncestors(m) \cup (IF AncestorsFrom = "headers" /\ m \in Forwarded THEN {1} ELSE {})
 Has(c, m) == m \in received[c] \/ \E taken \in looking[c] : taken[1] = m
 
 HandsOut(c, m, position) ==
@@ -373,7 +458,8 @@ Next ==
     \/ SomeTransactionAborts
     \/ \E p \in Partitions :
          \/ TrackerPlans(p) \/ TrackerBegins(p) \/ TrackerDecides(p) \/ TrackerCopies(p) \/ TrackerEndsLate(p)
-         \/ TrackerDeadLetters(p) \/ TrackerSpares(p) \/ TrackerCommits(p) \/ TrackerIsRefused(p) \/ Takeover(p) \/ Retention(p)
+         \/ TrackerDeadLetters(p) \/ TrackerSpares(p) \/ TrackerCommits(p) \/ TrackerIsRefused(p)
+         \/ LateEndTxn(p) \/ TrackerFences(p) \/ TrackerMends(p) \/ Takeover(p) \/ Retention(p)
     \/ \E c \in Clients :
          \/ ClientBegins(c) \/ ClientEnds(c) \/ ClientLooks(c) \/ ClientCommits(c) \/ ClientIsRefused(c)
          \/ Acknowledges(c) \/ Takes(c) \/ Looks(c)

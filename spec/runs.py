@@ -16,6 +16,7 @@ _BASE = {
     "MaxTakeovers": "0",
     "MaxDeletions": "0",
     "MaxDeadLetters": "0",
+    "MaxLate": "0",
     "Clients": "{a, b}",
     "Owner": "b",
     "FetchedEarlier": "{}",
@@ -23,6 +24,9 @@ _BASE = {
     "TrackerClaims": "TRUE",
     "TrackerWaits": "TRUE",
     "TrackerNamesDropped": "TRUE",
+    "CopiesFirst": "TRUE",
+    "Fencing": "TRUE",
+    "TornAreMended": "TRUE",
     "ClientReads": '"tail"',
     "ClientChecksRetention": "TRUE",
     "ClientHeedsAncestors": "TRUE",
@@ -41,6 +45,9 @@ _TAKEOVER = {"MaxTakeovers": "1", "MaxTransactions": "2"}
 _RETENTION = {"MaxDeletions": "1"}
 _DEAD_LETTER = {"MaxDeadLetters": "1", "MaxTransactions": "2"}
 _FORWARDED = {"Originals": "2", "PartitionOf": "<<1, 1>>", "Forwarded": "{2}"}
+_LATE_END = {"MaxLate": "1"}
+_UNNOTICED = {"MaxLate": "1", "Fencing": "FALSE"}
+_TORN = {**_UNNOTICED, "CopiesFirst": "FALSE", "MaxMessages": "4", "MaxAcks": "0"}
 _NO_CLAIM = {"TrackerClaims": "FALSE"}
 
 
@@ -83,6 +90,8 @@ RUNS = (
     Run(name="takeover", constants=_TAKEOVER),
     Run(name="retention", constants={**_RETENTION, "MaxTransactions": "2"}),
     Run(name="dead letters", constants=_DEAD_LETTER),
+    Run(name="a late end", constants={**_LATE_END, **_TAKEOVER}),
+    Run(name="a late end that no tracker has noticed", constants={**_TORN, "Clients": "{b}"}),
     Run(name="four transactions", constants={"MaxTransactions": "4"}, full=True),
     Run(name="two messages and an ack", constants={**_TWO_MESSAGES, "MaxAcks": "1"}, full=True),
     Run(name="two messages, two copies", constants={**_TWO_MESSAGES, "MaxMessages": "4"}, full=True),
@@ -101,6 +110,22 @@ RUNS = (
     Run(
         name="takeover and retention",
         constants={**_TAKEOVER, **_RETENTION, "MaxTransactions": "3"},
+        full=True,
+    ),
+    Run(name="two late ends and an ack", constants={"MaxLate": "2"}, full=True),
+    Run(
+        name="two late ends, a dead letter and a takeover",
+        constants={**_DEAD_LETTER, **_TAKEOVER, "MaxLate": "2", "MaxTransactions": "3"},
+        full=True,
+    ),
+    Run(
+        name="two late ends that no tracker has noticed, and a takeover",
+        constants={**_TORN, **_DEAD_LETTER, "MaxLate": "2", "MaxTakeovers": "1", "MaxTransactions": "3"},
+        full=True,
+    ),
+    Run(
+        name="late ends that no tracker has noticed, two messages",
+        constants={**_TORN, **_TWO_MESSAGES, "MaxMessages": "5"},
         full=True,
     ),
     _control("the tracker makes no claim: two fates", "OneFate", **_NO_CLAIM),
@@ -132,5 +157,13 @@ RUNS = (
     _control(
         "who takes a message believes its headers", "NothingLost", **_FORWARDED, AncestorsFrom='"headers"'
     ),
+    _control("a late end is not fenced: an ack is lost", "AckHolds", **_UNNOTICED),
+    _control(
+        "a late end is not fenced: nothing says what is a copy",
+        "NoStaleHandOut",
+        **_UNNOTICED,
+        CopiesFirst="FALSE",
+    ),
+    _control("torn transactions are not mended", "OneFate", **_TORN, TornAreMended="FALSE"),
     _control("deleted markers are not noticed", "ProcessedOnce", **_RETENTION, ClientChecksRetention="FALSE"),
 )

@@ -95,6 +95,11 @@ def test_the_last_marker_decides():
     assert not_due(Marker(3, 7, Op.END), Marker(3, 7, Op.EXTEND, 500)) == {7}
 
 
+def test_what_was_ended_and_is_taken_again_waits_for_the_next_plan():
+    """That knows whether it was taken late (rule R30); this one would bring an acknowledged message back."""
+    assert not_due(Marker(3, 7, Op.END), Marker(3, 7, Op.TAKE, 0), Marker(3, 7, Op.NACK)) == {7}
+
+
 def test_markers_of_other_messages_and_undecodable_ones_count_not():
     assert not_due(codec.tick(3), Marker(3, 8, Op.END), Marker(4, 7, Op.END)) == frozenset()
     log = Log()

@@ -40,6 +40,9 @@ class MarkersSincePlan:
         self._filter: MessageFilter | None = None
         self._changed: set[int] = set()
         """Planned messages that a marker after the plan names; only these were put into `_state`."""
+        self._ended: set[int] = set()
+        """Those of them that one has ended. If a client took one again since, the next plan tells whether it
+        took it late (rule R30)."""
         self._state = InFlight(
             now_ms=max((entry.due_ms for entry in entries.values()), default=0),
             position=position,
@@ -53,7 +56,7 @@ class MarkersSincePlan:
         self._position = max(self._position, end)
 
     def not_due(self, offsets: Iterable[int]) -> frozenset[int]:
-        """Return which of `offsets` are finished, have more time, or are to become dead letters by now.
+        """Return which of `offsets` were finished, have more time, or are to become dead letters by now.
 
         Markers that give a message no more time change nothing: a client that writes them without end must
         not put the redelivery off for ever.
@@ -66,7 +69,7 @@ class MarkersSincePlan:
 
     def _is_due(self, offset: int) -> bool:
         entry = self._state.get(offset)
-        if entry is None or entry.due_ms > self._state.now_ms:
+        if entry is None or offset in self._ended or entry.due_ms > self._state.now_ms:
             return False
         return entry.state is not EntryState.DEAD or self._entries[offset].state is EntryState.DEAD
 
@@ -78,3 +81,4 @@ class MarkersSincePlan:
             self._changed.update(new)
             self._state.restore(self._entries[offset] for offset in new)
             self._state.apply(marker, record.offset(), record.timestamp()[1])
+            self._ended.update(offset for offset in about if self._state.get(offset) is None)
