@@ -130,7 +130,7 @@ RUNS = (
     ),
     Run(
         name="a late end that no tracker has noticed, two messages",
-        constants={**_TORN, **_TWO_MESSAGES, "MaxMessages": "4"},
+        constants={**_TORN, **_TWO_MESSAGES, "MaxMessages": "4", "MaxTransactions": "2"},
         full=True,
     ),
     _control("the tracker makes no claim: two fates", "OneFate", **_NO_CLAIM),
