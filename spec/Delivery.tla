@@ -287,8 +287,8 @@ TrackerIsRefused(p) ==
 (* step, since nobody sees the copy before the commit.  Now it may have    *)
 (* written some whose ends are not written yet: they become visible        *)
 (* without them.  If it writes the copies first, this is so before it has  *)
-(* decided, too.  What it goes on to write, until it is refused, may be    *)
-(* ended by a second request; the claim stays that of both.                *)
+(* decided, too.  What it writes until it is refused is a transaction of   *)
+(* its own for the broker, which a second request may end.                 *)
 (***************************************************************************)
 LateEndTxn(p) ==
     LET t == tracker[p].tx

@@ -46,7 +46,7 @@ _RETENTION = {"MaxDeletions": "1"}
 _DEAD_LETTER = {"MaxDeadLetters": "1", "MaxTransactions": "2"}
 _FORWARDED = {"Originals": "2", "PartitionOf": "<<1, 1>>", "Forwarded": "{2}"}
 _LATE_END = {"MaxLate": "1"}
-_UNNOTICED = {"MaxLate": "1", "Fencing": "FALSE"}
+_UNNOTICED = {**_LATE_END, "Fencing": "FALSE", "Clients": "{b}"}
 _TORN = {**_UNNOTICED, "CopiesFirst": "FALSE", "MaxMessages": "4", "MaxAcks": "0"}
 _NO_CLAIM = {"TrackerClaims": "FALSE"}
 
@@ -91,7 +91,7 @@ RUNS = (
     Run(name="retention", constants={**_RETENTION, "MaxTransactions": "2"}),
     Run(name="dead letters", constants=_DEAD_LETTER),
     Run(name="a late end", constants={**_LATE_END, **_TAKEOVER}),
-    Run(name="a late end that no tracker has noticed", constants={**_TORN, "Clients": "{b}"}),
+    Run(name="a late end that no tracker has noticed", constants=_TORN),
     Run(name="four transactions", constants={"MaxTransactions": "4"}, full=True),
     Run(name="two messages and an ack", constants={**_TWO_MESSAGES, "MaxAcks": "1"}, full=True),
     Run(name="two messages, two copies", constants={**_TWO_MESSAGES, "MaxMessages": "4"}, full=True),
@@ -120,12 +120,17 @@ RUNS = (
     ),
     Run(
         name="two late ends that no tracker has noticed, and a takeover",
-        constants={**_TORN, **_DEAD_LETTER, "MaxLate": "2", "MaxTakeovers": "1", "MaxTransactions": "3"},
+        constants={**_TORN, **_DEAD_LETTER, **_TAKEOVER, "MaxLate": "2", "MaxTransactions": "3"},
         full=True,
     ),
     Run(
-        name="late ends that no tracker has noticed, two messages",
-        constants={**_TORN, **_TWO_MESSAGES, "MaxMessages": "5"},
+        name="a late end that no tracker has noticed, four transactions",
+        constants={**_TORN, "MaxTransactions": "4"},
+        full=True,
+    ),
+    Run(
+        name="a late end that no tracker has noticed, two messages",
+        constants={**_TORN, **_TWO_MESSAGES, "MaxMessages": "4", "MaxTransactions": "2"},
         full=True,
     ),
     _control("the tracker makes no claim: two fates", "OneFate", **_NO_CLAIM),
