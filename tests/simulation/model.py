@@ -311,18 +311,24 @@ class NoTopic(Record):
 class Txn:
     """A transaction: state open, committed or aborted.
 
-    number  which one of its producer's it is
+    epoch, number  of its producer, and which one of its transactions it is
     early   a request of an earlier one has ended it, which arrived late
     places  what was added to it: records come in there only
     """
 
     transactional_id: str
     by: str
+    epoch: int
     number: int
     state: str = "open"
     early: bool = False
     places: set[tuple[str, int]] = field(default_factory=set)
     logs: list["Log"] = field(default_factory=list)
+
+    def is_part_of(self, other: "Txn") -> bool:
+        """Whether they are one for their producer: a transaction that was ended early goes on as another."""
+        ours, theirs = ((one.transactional_id, one.epoch, one.number) for one in (self, other))
+        return ours == theirs
 
 
 class Log:
@@ -477,7 +483,7 @@ class Broker:
         found = self._checked(transactional_id, epoch)
         self._complete(found)
         if found.txn is None:
-            txn = found.txn = Txn(transactional_id, by, number)
+            txn = found.txn = Txn(transactional_id, by, epoch, number)
             self.world.at(TRANSACTION_TIMEOUT_MS, lambda: self._expire(found, txn))
         found.txn.number = max(number, found.txn.number)
         found.txn.places.add(place)

@@ -119,8 +119,8 @@ class State:
     """By copy, where the end stands that names it (IsNamed)."""
     lease_ends: dict[int, int] = field(default_factory=dict)
     claimed_ms: int = 0
-    """By the position of a take, when its lease is over; when the tracker wrote its claim. A take that gives no
-    more time changes nothing, which the model does not know."""
+    """By the position of a take, when its lease is over; when the tracker wrote its claim. A take that gives
+    no more time changes nothing, which the model does not know."""
     given_back: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     """By message, where the log says that it was given back at once, which the model does not know."""
     rejected: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
