@@ -9,6 +9,7 @@ from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.message_filter import MessageFilter
 from kmqpy.kafka.settings import QueueSettings
+from tracker.redelivery.claim import Claim
 from tracker.redelivery.markers_since_plan import MarkersSincePlan
 
 NOW_MS = 10_000
@@ -141,3 +142,11 @@ def test_a_filter_follows_messages_that_are_added_while_it_picks():
     assert next(found)[1].offset == 5
     picked.add([9, 5])
     assert next(found)[1].offset == 9
+
+
+def test_r30_what_was_taken_late_by_the_plan_is_left_alone_if_it_was_taken_again_since():
+    """Its lease may be over at the claim once more; whether it was taken on purpose, the next plan knows."""
+    log = Log(Marker(3, 5, Op.TAKE, redeliver_after_ms=0), codec.tick(3))
+    claim = Claim(3, [5, 7, 11], since_plan(log), None, 1.0, {}, frozenset({5, 7}))
+    claim.decide(POSITION + 2)
+    assert claim.dropped == {5}

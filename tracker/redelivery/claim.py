@@ -28,6 +28,8 @@ class Claim:
                   acknowledged
     last_copies   by offset of a copy that is to become a dead letter: the markers offset from which to look
                   for acknowledgements
+    taken_late    messages that were finished before a client took them, by the plan. If a marker follows the
+                  plan, the message may have been taken again on purpose since (rule R30), so it is dropped
     timeout_s     how long `decide` waits for markers before the claim; for acknowledgements half as long
 
     The main loop reads the same markers later, and redelivers dropped messages once they are due again.
@@ -41,11 +43,13 @@ class Claim:
         last_attempts: PartitionAttempts | None,
         timeout_s: float,
         last_copies: Mapping[int, int],
+        taken_late: frozenset[int] = frozenset(),
     ) -> None:
         self.dropped: frozenset[int] = frozenset()
         self.acknowledged: frozenset[int] = frozenset()
         self.unread = 0
         self._last_copies = last_copies
+        self._taken_late = taken_late
         self._partition = partition
         self._offsets = sorted(offsets)
         self._since_plan = since_plan
@@ -76,6 +80,7 @@ class Claim:
                 f"markers before a claim can't be read: {librdkafka.error_name(exception)}"
             ) from exception
         self.dropped = self._since_plan.not_due(self._offsets)
+        self.dropped |= self._since_plan.named(self._taken_late.intersection(self._offsets))
         copies = {offset: at for offset, at in self._last_copies.items() if offset not in self.dropped}
         if copies and self._last_attempts is not None:
             checked = self._last_attempts.examine(copies, self._timeout_s / 2)

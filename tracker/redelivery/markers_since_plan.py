@@ -63,6 +63,10 @@ class MarkersSincePlan:
         """
         return frozenset(offset for offset in offsets if offset in self._changed and not self._is_due(offset))
 
+    def named(self, offsets: Iterable[int]) -> frozenset[int]:
+        """Return which of `offsets` a marker after the plan names, whatever it says."""
+        return frozenset(offset for offset in offsets if offset in self._changed)
+
     def _is_due(self, offset: int) -> bool:
         entry = self._state.get(offset)
         if entry is None or offset in self._ended or entry.due_ms > self._state.now_ms:

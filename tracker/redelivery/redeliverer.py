@@ -420,7 +420,10 @@ class Redeliverer:
     def _claim(self, offsets: Sequence[int], last_copies: Mapping[int, int]) -> Claim:
         assert self._since_plan is not None
         within_s = self._settings.effective_transaction_timeout_ms / 2000
-        return Claim(self._partition, offsets, self._since_plan, self._last_attempts, within_s, last_copies)
+        return Claim(
+            *(self._partition, offsets, self._since_plan, self._last_attempts, within_s, last_copies),
+            self._taken_late,
+        )
 
     def _copies(self, batch: list[Copy], claim: Claim) -> Iterator[NewRecord]:
         for copy in _copies_to_make(batch, claim):
