@@ -130,7 +130,12 @@ class History:
 
 def _begin_of_transaction(markers: Log, copy: Record) -> int:
     """Where the claim of the transaction stands that made a copy."""
-    return next((one.at for one in markers.records if one.txn is copy.txn), markers.end)
+    return next((one.at for one in markers.records if _are_together(one, copy)), markers.end)
+
+
+def _are_together(record: Record, copy: Record) -> bool:
+    """Whether they are of one transaction."""
+    return record.txn is not None and copy.txn is not None and record.txn.is_part_of(copy.txn)
 
 
 def _is_torn(copy: Record) -> bool:
@@ -463,7 +468,7 @@ class Checker:
         A transaction that is torn may have been ended before it had decided.
         """
         partition = end.partition()
-        written = [record for record in end.log.records[: end.at] if record.txn is copy.txn]
+        written = [record for record in end.log.records[: end.at] if _are_together(record, copy)]
         ended_at = self._late_ends.get((partition, offset))
         claim_at = written[0].at if written else end.at
         if ended_at is not None:

@@ -69,7 +69,7 @@ class PlainSends(Transactions):
         self._end_request(commit=True)()
         return record
 
-    def _end(self, *, commit: bool) -> Steps:
+    def _end(self, **_: Any) -> Steps:
         yield 0.0
 
 

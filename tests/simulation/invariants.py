@@ -88,7 +88,7 @@ class ModelState:
 
 def is_of_the_model(broker: Broker, history: History) -> bool:
     """Whether the run had only steps that the model has, too."""
-    return not (broker.past or history.set_backs or history.markers_deleted)
+    return broker.verifies and not (broker.past or history.set_backs or history.markers_deleted)
 
 
 def model_state(broker: Broker, history: History, queue: QueueSettings) -> ModelState:

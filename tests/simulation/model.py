@@ -311,18 +311,24 @@ class NoTopic(Record):
 class Txn:
     """A transaction: state open, committed or aborted.
 
-    number  which one of its producer's it is
+    epoch, number  of its producer, and which one of its transactions it is
     early   a request of an earlier one has ended it, which arrived late
     places  what was added to it: records come in there only
     """
 
     transactional_id: str
     by: str
+    epoch: int
     number: int
     state: str = "open"
     early: bool = False
     places: set[tuple[str, int]] = field(default_factory=set)
     logs: list["Log"] = field(default_factory=list)
+
+    def is_part_of(self, other: "Txn") -> bool:
+        """Whether they are one for their producer: a transaction that was ended early goes on as another."""
+        ours, theirs = ((one.transactional_id, one.epoch, one.number) for one in (self, other))
+        return ours == theirs
 
 
 class Log:
@@ -336,6 +342,8 @@ class Log:
         self.records: list[Record] = []
         self.start = 0
         self.open: dict[Txn, int] = {}
+        self.hanging: dict[str, Txn] = {}
+        """By transactional id, what an old broker has let in that is of no transaction it knows."""
         self.lag_end = 0
         """What stands before that was written while some brokers still told of the topics before."""
         self.readers: list[Callable[[], None]] = []
@@ -374,6 +382,9 @@ class Log:
             del self.open[txn]
             self.append(None, CONTROL, [], "broker", txn)
             self.tell()
+        if (hangs := self.hanging.pop(txn.transactional_id, None)) is not None:
+            hangs.state = txn.state
+            self.finish(hangs)
 
     def read(
         self, position: int, limit: int, *, uncommitted: bool = False, cautious: bool = True
@@ -414,6 +425,8 @@ class Broker:
         self.partitions = partitions
         self.logs = {(topic, p): Log(self, topic, p) for topic in topics for p in range(partitions)}
         self.missing: set[str] = set()
+        self.verifies = True
+        """False: a broker before 3.6 lets records in that are of no transaction."""
         self.number = FIRST
         """Of the topics of the queue."""
         self.past: list[dict[tuple[str, int], Log]] = []
@@ -477,7 +490,7 @@ class Broker:
         found = self._checked(transactional_id, epoch)
         self._complete(found)
         if found.txn is None:
-            txn = found.txn = Txn(transactional_id, by, number)
+            txn = found.txn = Txn(transactional_id, by, epoch, number)
             self.world.at(TRANSACTION_TIMEOUT_MS, lambda: self._expire(found, txn))
         found.txn.number = max(number, found.txn.number)
         found.txn.places.add(place)
@@ -493,9 +506,12 @@ class Broker:
         headers: list[tuple[str, bytes | None]],
     ) -> int:
         found = self._checked(transactional_id, epoch)
-        if found.txn is None or place not in found.txn.places:
-            raise InvalidTxnState
-        return self.logs[place].append(key, value, headers, by, found.txn)
+        txn = found.txn
+        if txn is None or place not in txn.places:
+            if self.verifies:
+                raise InvalidTxnState
+            txn = self.logs[place].hanging.setdefault(transactional_id, Txn(transactional_id, by, epoch, 0))
+        return self.logs[place].append(key, value, headers, by, txn)
 
     def end_transaction(self, transactional_id: str, epoch: int, number: int, *, commit: bool) -> bool:
         """Decide; the partitions learn of it a little later, each by itself.

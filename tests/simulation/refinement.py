@@ -55,10 +55,9 @@ def _original_of(copy: Record) -> int:
 
 
 def _claimed_by(part: Protocol, txn: Txn) -> Txn:
-    """The transaction with the claim of this one, which is a part of it if that was ended early."""
+    """The transaction with the claim of this one."""
     claimed = part.tracker.tx
-    is_part = claimed is not None and claimed.early and (claimed.by, claimed.number) == (txn.by, txn.number)
-    return claimed if is_part else txn
+    return claimed if claimed is not None and txn.is_part_of(claimed) else txn
 
 
 def _messages(row: SnapshotRow) -> Iterator[int]:
@@ -127,6 +126,8 @@ class _Replay:
         if txn.early and not is_whole and claimed in self._begun:
             made = {_original_of(one): self._in_queue(one) for one in copies}
             torn = {m: copy for m, copy in made.items() if m in part.tracker.left}
+            if any(copy is None and m in part.parent for m, copy in torn.items()):
+                self._settle(claimed, partition)  # for dead letters of copies it waits before it writes them
             self._at("LateEndTxn", txn.by, partition).late_end_txn(claimed, torn)
         else:
             self._has_begun(txn, partition)

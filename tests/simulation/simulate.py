@@ -49,7 +49,7 @@ _SET_BACK = 0.15
 _LATE_ACKS = 0.6
 """In so many of the seeds the queue has late acks."""
 _LATE_REQUESTS = 0.3
-"""In so many of the seeds requests of transactional producers come twice."""
+"""In so many of the seeds without a control requests of transactional producers come twice."""
 _AIMED_FOR_MS = 1_000
 MAX_STEPS = 100_000
 _LOOK_EVERY_MS = 500
@@ -83,9 +83,10 @@ class Controls:
     last_attempts: Any = LastAttempts
     topics_change: bool = False
     late_requests: bool = False
+    old_broker: bool = False
     set_back: bool = False
     late_acks: bool = False
-    """Each: in every seed."""
+    """Each: in every seed. An old broker is one before 3.6, where transactions may hang for ever."""
 
 
 @dataclass
@@ -131,11 +132,13 @@ class Simulation:
         self.lease_ms = rng.choice((150, 400, 1_000))
         self._late_rng = Random(f"late acks of {seed}")
         late_acks = self.controls.late_acks or self._late_rng.random() < _LATE_ACKS
-        if self.controls.late_requests or Random(f"lateness of {seed}").random() < _LATE_REQUESTS:
+        some_late = self.controls == Controls() and Random(f"lateness of {seed}").random() < _LATE_REQUESTS
+        if self.controls.late_requests or some_late:
             world.late.begin()
         self.queue = replace(QUEUE_SETTINGS, redeliver_after_ms=self.lease_ms, late_acks=late_acks)
         self.partitions = rng.choice((1, 2, 3))
         self.broker = Broker(world, TOPICS, self.partitions)
+        self.broker.verifies = not self.controls.old_broker
         self.group = Group(world, self.partitions)
         self.zookeeper = ZooKeeper(world)
         self.history = History(broker=self.broker, taking_again=self.group.taking_again)
