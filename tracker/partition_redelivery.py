@@ -72,8 +72,12 @@ class PartitionRedelivery:
         return part.redeliverer.mend(torn, partial(self._may_go_on, part))
 
     def mended(self, part: OwnedPartition, torn: Sequence[TornClaim], copied: int) -> None:
-        """Count and log the transactions; those of their messages that were not copied are redelivered."""
+        """Count and log the transactions; those of their messages that were not copied are redelivered.
+
+        First the partition is taken over again: the end markers have to be read before anything is planned.
+        """
         part.state.claims.forget([claim.id for claim in torn])
+        part.take_over_again(self._clock.monotonic())
         self._metrics.torn_transactions.labels(part.key[0]).inc(len(torn))
         _log.warning(
             "a late request had ended transactions before they were complete; mended",

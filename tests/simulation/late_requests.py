@@ -12,7 +12,7 @@ LATE_BY_MS = 3_000
 _HELD = 0.4
 _ANY_TIME = 0.4
 """In so many of the cases the first request comes while its producer writes something, or at any time."""
-_UNNOTICED = 0.25
+_UNNOTICED = 0.4
 """In so many of the seeds with late requests no producer can notice that it has repeated one."""
 END, ADD, PRODUCE, INIT = "EndTxn", "AddPartitionsToTxn", "Produce", "InitProducerId"
 
@@ -30,7 +30,7 @@ class LateRequests:
         """From now on connections break, most of all at the end of transactions."""
         rng = self._rng
         self._rates = {request: rng.choice((0.0, 0.02, 0.1)) for request in (ADD, PRODUCE, INIT)}
-        self._rates[END] = rng.choice((0.1, 0.3))
+        self._rates[END] = rng.choice((0.1, 0.3, 0.6))
         self._unnoticed = rng.random() < _UNNOTICED
 
     def breaks(self, request: str) -> bool:

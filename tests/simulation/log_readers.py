@@ -25,7 +25,8 @@ class LogReader:
         uncommitted: bool = False,
     ) -> dict[int, tuple[int, int]]:
         if topic in connection.broker.missing:
-            raise TopicError("there is no such topic")
+            is_own = topic in (connection.queue_topic, connection.markers_topic)
+            raise TopicError("there is no such topic") if is_own else Unavailable("it is away for a while")
         logs = {partition: connection.broker.logs[topic, partition] for partition in partitions}
         return {p: (log.start, log.end if uncommitted else log.stable) for p, log in logs.items()}
 

@@ -195,8 +195,7 @@ class Protocol(State):
         """A step of the moment when all before `at` was decided: what was in flight there stays so.
 
         One plan may be several of the model, one for each transaction, if what the tracker itself has
-        committed since it read to `at` is none of it. What it has mended since then it finds out when it
-        decides.
+        committed since it read to `at` is none of it.
         """
         _need(self.tracker.step == "idle", "it is not done with another transaction")
         _need(ms, "it has planned nothing")
@@ -206,7 +205,7 @@ class Protocol(State):
         _need(at >= self.begun_at, f"it planned at {at}, and took over at {self.begun_at} (R1)")
         for m in ms:
             _need(self.in_flight(m, at), f"{m} was not in flight at {at}")
-            own = [one.at for one in self.ends(m, at, self.end) if one.kind == "end" and one.tx is not None]
+            own = [one.at for one in self.ends(m, at, self.end) if one.kind == "end"]
             _need(not own, f"{m} was ended at {own}, by a tracker itself, after {at}")
             ended = self.finished(m, at)
             if m in late:

@@ -44,6 +44,8 @@ def refused_steps(
     for number, event in enumerate(journal):
         try:
             replay.step(event)
+        except _WentOn:
+            return
         except NotEnabled as why:
             yield f"{replay.action}: {replay.who}, step {number}: {why}"
             return
@@ -67,6 +69,13 @@ def _messages(row: SnapshotRow) -> Iterator[int]:
         yield row.offset
 
 
+class _WentOn(Exception):
+    """A late request ended a transaction after its claim, and another one let in what the tracker wrote then.
+
+    The model knows no such step, so the replay ends; the checker judges what came of it.
+    """
+
+
 class _Replay:
     def __init__(self, broker: Broker, queue: QueueSettings, unread: Collection[tuple[int, int]]) -> None:
         self.action = self.who = ""
@@ -79,6 +88,7 @@ class _Replay:
         self._mends: dict[Txn, list[Record]] = defaultdict(list)
         """End markers of transactions without claims."""
         self._begun: set[Txn] = set()
+        self._ended_early: list[Txn] = []
 
     @singledispatchmethod
     def step(self, event: object) -> None:
@@ -103,6 +113,8 @@ class _Replay:
     @step.register
     def _(self, event: Decided) -> None:
         txn = event.txn
+        if txn.early:
+            self._ended_early.append(txn)
         if txn.state == "committed" and (found := _TRACKERS_ID.match(txn.transactional_id)):
             self._tracker_commits(txn, int(found[1]))
         elif txn.state == "committed":
@@ -194,6 +206,8 @@ class _Replay:
             self._at("TrackerDecides", txn.by, partition).tracker_decides(())
 
     def _has_begun(self, txn: Txn, partition: int) -> None:
+        if txn not in self._begun and any(txn.is_part_of(one) for one in self._ended_early):
+            raise _WentOn
         if txn not in self._begun:
             self._at("TrackerBegins", txn.by, partition)
             raise NotEnabled("it makes no claim")

@@ -94,6 +94,16 @@ def test_a_takeover_that_fails_is_tried_again_later_and_later() -> None:
     assert grows(waits), waits
 
 
+def test_torn_transactions_that_can_not_be_mended_are_looked_at_again_after_another_takeover() -> None:
+    clock = Standing()
+    tracked = Tracked(clock)
+    part = part_of(tracked, QueueSettings(name="q"))
+    part.phase = TrackingPhase.ACTIVE
+    tracked.lifecycle._mended(part, [], Unavailable("a transaction stays open"))
+    assert part.phase is TrackingPhase.FENCING
+    assert part.retry_at > clock.monotonic()
+
+
 def test_a_step_that_fails_again_and_again_is_tried_later_and_later(tracked: Tracked) -> None:
     tried = []
 
