@@ -88,6 +88,7 @@ class PartitionRedelivery:
         """Report it. The partition is taken over again, and then the claims are looked at again."""
         self._metrics.failures.labels(part.key[0]).inc()
         what = "torn transactions could not be mended; taking over again"
+        part.problems.takeover = f"{what}: {error}"
         self._problems.warn("mending", part.key, what, error=str(error))
         part.back_off(self._clock.monotonic())
 

@@ -63,9 +63,9 @@ class UsedOn(Transactions):
 class PlainSends(Transactions):
     """Copies and end markers are sent one by one, by a producer that is fenced but has no transaction."""
 
-    def _send(self, place: tuple[str, int], key: bytes | None, value: Any, headers: Any) -> Any:
-        self._broker.add_partition(self._id, self._epoch, self._by, self._number, place)
-        record = super()._send(place, key, value, headers)
+    def _send(self, number: int, place: tuple[str, int], key: bytes | None, value: Any, headers: Any) -> Any:
+        self._broker.add_partition(self._id, self._epoch, self._by, number, place)
+        record = super()._send(number, place, key, value, headers)
         self._end_request(commit=True)()
         return record
 

@@ -73,14 +73,28 @@ class ModelState:
     """Those of which a tracker could not find out in time whether they were acknowledged."""
     named: dict[Place, int] = field(default_factory=dict)
     """By copy, where the end stands that names it."""
+    early_claims: dict[Place, int] = field(default_factory=dict)
+    """By copy whose transaction was ended by a late request, where its claim stands."""
     handed_out: list[tuple[Place, int]] = field(default_factory=list)
     """Messages that were handed out, each with the position of its take."""
 
-    def ancestors(self, message: Place, before: int | None = None) -> Iterator[Place]:
-        """Of which messages it is a copy; `before` a position: as far as end markers name it there."""
-        while message in self.parent and (before is None or self.named.get(message, before) < before):
+    def ancestors(self, message: Place) -> Iterator[Place]:
+        """Of which messages it is a copy."""
+        while message in self.parent:
             message = self.parent[message]
             yield message
+
+    def acks_of_ancestors(self, message: Place, before: int) -> Iterator[tuple[Place, int]]:
+        """Which messages of which it is a copy were acknowledged before a position, and where.
+
+        Those only that end markers name there; and no acknowledgements that stand before the claim of a copy
+        whose transaction a late request has ended, since it may not have looked for them yet.
+        """
+        since = 0
+        while message in self.parent and self.named.get(message, before) < before:
+            since = max(since, self.early_claims.get(message, 0))
+            message = self.parent[message]
+            yield from ((message, at) for at in self.acks[message] if since <= at < before)
 
     def original(self, message: Place) -> Place:
         return [message, *self.ancestors(message)][-1]
@@ -124,6 +138,10 @@ def _read_copy(state: ModelState, record: Record, queue: QueueSettings) -> None:
     state.copied_by[place][record.txn] = None
     if record.topic() == queue.name:
         state.parent[Place(record.partition(), record.at)] = place
+        if record.txn is not None and record.txn.early:
+            state.early_claims[Place(record.partition(), record.at)] = state.first_of.get(
+                (record.txn, place.partition), 0
+            )
     else:
         state.dead.add(place)
 
@@ -182,10 +200,8 @@ def no_stale_hand_out(state: ModelState) -> Iterator[str]:
     if not state.late_acks:
         return
     for message, taken_at in state.handed_out:
-        for ancestor in state.ancestors(message, taken_at):
-            acked = [at for at in state.acks[ancestor] if at < taken_at]
-            if acked:
-                yield f"{message}, taken at {taken_at}, is a copy of {ancestor}, acknowledged at {acked[0]}"
+        for ancestor, at in state.acks_of_ancestors(message, taken_at):
+            yield f"{message}, taken at {taken_at}, is a copy of {ancestor}, acknowledged at {at}"
 
 
 def no_stale_dead_letter(state: ModelState) -> Iterator[str]:
@@ -195,9 +211,8 @@ def no_stale_dead_letter(state: ModelState) -> Iterator[str]:
     for message in state.dead - state.unread:
         for transaction in state.copied_by[message]:
             claim = state.first_of.get((transaction, message.partition), 0)
-            acked = [at for one in state.ancestors(message, claim) for at in state.acks[one] if at < claim]
-            if acked:
-                yield f"{message}, claimed at {claim}, is a copy of what was acknowledged at {acked[0]}"
+            for _, at in state.acks_of_ancestors(message, claim):
+                yield f"{message}, claimed at {claim}, is a copy of what was acknowledged at {at}"
 
 
 INVARIANTS: Mapping[str, Callable[[ModelState], Iterator[str]]] = {

@@ -500,6 +500,7 @@ class Broker:
         transactional_id: str,
         epoch: int,
         by: str,
+        number: int,
         place: tuple[str, int],
         key: bytes | None,
         value: Any,
@@ -510,7 +511,9 @@ class Broker:
         if txn is None or place not in txn.places:
             if self.verifies:
                 raise InvalidTxnState
-            txn = self.logs[place].hanging.setdefault(transactional_id, Txn(transactional_id, by, epoch, 0))
+            new = Txn(transactional_id, by, epoch, number)
+            txn = self.logs[place].hanging.setdefault(transactional_id, new)
+        txn.number = max(number, txn.number)
         return self.logs[place].append(key, value, headers, by, txn)
 
     def end_transaction(self, transactional_id: str, epoch: int, number: int, *, commit: bool) -> bool:

@@ -266,11 +266,11 @@ class Transactions:
     ) -> Callable[[], Record]:
         """Writes a record when it arrives first: then its sequence number is known."""
         written: list[Record] = []
-        copies = self._copies
+        number, copies = self._number, self._copies
 
         def arrive() -> Record:
             if not written:
-                record = self._send(place, key, value, headers)
+                record = self._send(number, place, key, value, headers)
                 written.append(record)
                 if record.topic() != self._markers:
                     copies.append(record)
@@ -298,8 +298,10 @@ class Transactions:
             return
         self._world.trace(self._by, "a commit arrived late")
 
-    def _send(self, place: tuple[str, int], key: bytes | None, value: Any, headers: Any) -> Record:
-        at = self._broker.send(self._id, self._epoch, self._by, place, key, value, headers)
+    def _send(
+        self, number: int, place: tuple[str, int], key: bytes | None, value: Any, headers: Any
+    ) -> Record:
+        at = self._broker.send(self._id, self._epoch, self._by, number, place, key, value, headers)
         if self._world.tracing:
             what = shown(key, value)
             self._world.trace(self._by, f"sent in transaction: {place[0]} {place[1]}@{at} {what}")

@@ -117,6 +117,9 @@ class State:
     """Also those that are mended."""
     named: dict[int, int] = field(default_factory=dict)
     """By copy, where the end stands that names it (IsNamed)."""
+    undecided: dict[int, int] = field(default_factory=dict)
+    """By copy of a transaction that was committed before it had decided: the position of its claim. What was
+    acknowledged before that, the tracker would have dropped."""
     lease_ends: dict[int, int] = field(default_factory=dict)
     claimed_ms: int = 0
     """By the position of a take, when its lease is over; when the tracker wrote its claim. A take that gives
@@ -157,6 +160,7 @@ class State:
         while chain is not None:
             if any(one.kind in ("ack", "unseen") for one in self.ends(chain, begin, end)):
                 return True
+            begin = max(begin, self.undecided.get(chain, 0))
             chain = self.parent.get(chain) if self.named.get(chain, end) < end else None
         return False
 
@@ -309,18 +313,22 @@ class Protocol(State):
         """
         plan = self.tracker
         is_first = tx in self.open
+        claim_at = self.open[tx] if is_first else self.torn[-1].at
         _need(plan.tx is tx and (is_first or tx in self.committed), "it has no such transaction")
         _need(copies.keys() <= plan.left - plan.late, f"{sorted(copies)} are not in its plan")
         for m, copy in copies.items():
             if copy is not None:
                 self.parent[copy], self.planned[copy] = m, self.planned_from(m)
+                if plan.step == "claimed":
+                    self.undecided[copy] = claim_at
             else:
                 _need(
                     plan.step == "copying" or m not in self.parent, f"dead letter {m} before it has decided"
                 )
                 self._need_unacked(m)
         plan.left -= copies.keys()
-        self.torn.append(Torn(self.open.pop(tx) if is_first else self.torn[-1].at, copies))
+        self.open.pop(tx, None)
+        self.torn.append(Torn(claim_at, copies))
         self.committed.add(tx)
 
     def tracker_mends(self, m: int, copy: int | None, at: int, by: str) -> None:

@@ -139,6 +139,8 @@ class _Replay:
             made = {_original_of(one): self._in_queue(one) for one in copies}
             torn = {m: copy for m, copy in made.items() if m in part.tracker.left}
             if any(copy is None and m in part.parent for m, copy in torn.items()):
+                if claimed is not txn:
+                    raise _WentOn
                 self._settle(claimed, partition)  # for dead letters of copies it waits before it writes them
             self._at("LateEndTxn", txn.by, partition).late_end_txn(claimed, torn)
         else:
@@ -206,11 +208,14 @@ class _Replay:
             self._at("TrackerDecides", txn.by, partition).tracker_decides(())
 
     def _has_begun(self, txn: Txn, partition: int) -> None:
-        if txn not in self._begun and any(txn.is_part_of(one) for one in self._ended_early):
-            raise _WentOn
+        self._check_went_on(txn)
         if txn not in self._begun:
             self._at("TrackerBegins", txn.by, partition)
             raise NotEnabled("it makes no claim")
+
+    def _check_went_on(self, txn: Txn) -> None:
+        if txn not in self._begun and any(txn.is_part_of(one) for one in self._ended_early):
+            raise _WentOn
 
     def _begin(self, txn: Txn, partition: int, at: int, claimed_ms: int, claimed: set[int]) -> None:
         self._begun.add(txn)
@@ -230,6 +235,7 @@ class _Replay:
         elif txn is None:
             self._by_client(part, record)
         else:
+            self._check_went_on(txn)
             headers = m.headers_of(record.headers())
             claimed = set(named_offsets(headers, CLAIM, partition))
             dropped = set(named_offsets(headers, DROPPED, partition))
