@@ -310,7 +310,8 @@ class Transactions:
     def _end(self, *, commit: bool) -> Steps:
         began = self._world.now
         end = self._end_request(commit=commit)
-        yield from self._repeat(END, end)
+        lost = self._world.late.loses(commit=commit)
+        yield from self._repeat(END, (lambda: None) if lost else end)
         self._answered(end)
         if self._world.now - began >= NOTICED_AFTER_MS:
             self._ended_long.add(self._number)

@@ -154,13 +154,14 @@ class State:
         """IsFinished: where the message was ended last while it was in flight."""
         return max((one.at for one in self.ends(m, 0, end) if self.in_flight(m, one.at)), default=None)
 
-    def is_acked(self, m: int, begin: int, end: int) -> bool:
-        """IsAcked, of the message and of all its ancestors."""
+    def is_acked(self, m: int, begin: int, end: int, *, must_be_known: bool = True) -> bool:
+        """IsAcked, of it and of all its ancestors; `must_be_known`: so that nobody may overlook it."""
         chain: int | None = m
         while chain is not None:
             if any(one.kind in ("ack", "unseen") for one in self.ends(chain, begin, end)):
                 return True
-            begin = max(begin, self.undecided.get(chain, 0))
+            if must_be_known:
+                begin = max(begin, self.undecided.get(chain, 0))
             chain = self.parent.get(chain) if self.named.get(chain, end) < end else None
         return False
 
@@ -199,7 +200,7 @@ class Protocol(State):
         """A step of the moment when all before `at` was decided: what was in flight there stays so.
 
         One plan may be several of the model, one for each transaction, if what the tracker itself has
-        committed since it read to `at` is none of it.
+        committed since it read to `at` is none of it. What was taken late then it drops when it decides.
         """
         _need(self.tracker.step == "idle", "it is not done with another transaction")
         _need(ms, "it has planned nothing")
@@ -209,7 +210,7 @@ class Protocol(State):
         _need(at >= self.begun_at, f"it planned at {at}, and took over at {self.begun_at} (R1)")
         for m in ms:
             _need(self.in_flight(m, at), f"{m} was not in flight at {at}")
-            own = [one.at for one in self.ends(m, at, self.end) if one.kind == "end"]
+            own = [one.at for one in self.ends(m, at, self.end) if one.kind == "end" and m not in late]
             _need(not own, f"{m} was ended at {own}, by a tracker itself, after {at}")
             ended = self.finished(m, at)
             if m in late:
@@ -283,7 +284,8 @@ class Protocol(State):
         self._need_open("copying")
         _need(m in plan.left, f"{m} is not in its plan")
         is_copy = m in self.parent and self.late_acks
-        _need(is_copy and self.is_acked(m, self.planned[m], at), f"it ends {m}, which nobody acknowledged")
+        acked = is_copy and self.is_acked(m, self.planned[m], at, must_be_known=False)
+        _need(acked, f"it ends {m}, which nobody acknowledged")
         self.append(at, "end", (m,), by, plan.tx)
         plan.left.discard(m)
 
@@ -412,7 +414,8 @@ class Protocol(State):
         is_copy = m in self.parent and self.late_acks
         since = self.planned.get(m, 0)
         if unseen_at is not None:
-            _need(is_copy and self.is_acked(m, since, unseen_at), f"it ends {m}, which nobody acknowledged")
+            acked = is_copy and self.is_acked(m, since, unseen_at, must_be_known=False)
+            _need(acked, f"it ends {m}, which nobody acknowledged")
             self.append(unseen_at, "unseen", (m,), c)
             self.unseen.add((c, m))
             return
