@@ -19,7 +19,7 @@ from .invariants import is_of_the_model, model_state, violations
 from .journal import Acked, Decided, HandedOut
 from .late_ack_judge import LateAckJudge
 from .model import LIAR, Broker, Log, Process, Record, decoded
-from .refinement import refused_steps
+from .refinement import original_offset, refused_steps
 
 REASON = "kmq-reason"
 
@@ -272,6 +272,9 @@ class Checker:
         takes: dict[int, list[tuple[Record, int]]] = defaultdict(list)
         ends: dict[tuple[str, int], int] = {}
         self._late_acks = LateAckJudge()
+        for copy in queue.records if not self.broker.past else ():
+            if copy.is_data and _is_torn(copy):
+                self._late_acks.torn(original_offset(copy), copy.at)
         now = 0
         set_backs = self._set_backs(partition)
         for record in log.records:

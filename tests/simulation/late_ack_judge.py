@@ -42,6 +42,7 @@ class LateAckJudge:
 
     def __init__(self) -> None:
         self._copies: dict[int, _CopyMade] = {}
+        self._torn: dict[int, int] = {}
         self._ends: defaultdict[int, list[_End]] = defaultdict(list)
         self._claims: defaultdict[int, list[int]] = defaultdict(list)
         self._operations: defaultdict[int, list[_Operation]] = defaultdict(list)
@@ -54,6 +55,10 @@ class LateAckJudge:
     def copied(self, original: int, copy: int, claim_at: int, named_at: int) -> None:
         """A tracker's transaction, whose claim stands at `claim_at`, made a copy."""
         self._copies[copy] = _CopyMade(original, claim_at, named_at)
+
+    def torn(self, original: int, copy: int) -> None:
+        """A copy whose transaction was ended early; who reads uncommitted end markers may know of it."""
+        self._torn[copy] = original
 
     def ended(self, offset: int, at: int, by: str, *, asked: bool) -> str | None:
         """A client ended a message; returns what is wrong with that."""
@@ -73,7 +78,7 @@ class LateAckJudge:
             operation.marker
             for copy, one in pairwise(self._chain(offset))
             for operation in self._operations[one]
-            if self._copies[copy].claim_at < operation.at < at
+            if copy in self._torn or self._copies[copy].claim_at < operation.at < at
         ]
         if marker.op is Op.DEAD_LETTER:
             fits = any(one.op is Op.DEAD_LETTER and one.reason == marker.reason for one in reasons)
@@ -139,6 +144,8 @@ class LateAckJudge:
     def _chain(self, offset: int, before: float = math.inf) -> list[int]:
         """The message, its original, the original of that, and so on, as far as is told before a position."""
         chain = [offset]
-        while chain[-1] in self._copies and self._copies[chain[-1]].named_at < before:
-            chain.append(self._copies[chain[-1]].original)
+        while (made := self._copies.get(chain[-1])) is not None and made.named_at < before:
+            chain.append(made.original)
+        if before == math.inf and chain[-1] in self._torn:
+            chain += self._chain(self._torn[chain[-1]])
         return chain

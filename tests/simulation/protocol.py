@@ -162,7 +162,8 @@ class State:
                 return True
             if must_be_known:
                 begin = max(begin, self.undecided.get(chain, 0))
-            chain = self.parent.get(chain) if self.named.get(chain, end) < end else None
+            is_known = not must_be_known or self.named.get(chain, end) < end
+            chain = self.parent.get(chain) if is_known else None
         return False
 
     def torn_messages(self) -> list[tuple[int, int]]:

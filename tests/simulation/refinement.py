@@ -51,7 +51,7 @@ def refused_steps(
             return
 
 
-def _original_of(copy: Record) -> int:
+def original_offset(copy: Record) -> int:
     here = RecordPlace(copy.topic(), copy.partition(), copy.at)
     return read_ancestors(m.last_header(m.headers_of(copy.headers()), ANCESTORS), here)[-1].offset
 
@@ -136,7 +136,7 @@ class _Replay:
         claimed = _claimed_by(part, txn)
         is_whole = claimed is txn and part.tracker.step == "copying" and not part.tracker.left
         if txn.early and not is_whole and claimed in self._begun:
-            made = {_original_of(one): self._in_queue(one) for one in copies}
+            made = {original_offset(one): self._in_queue(one) for one in copies}
             torn = {m: copy for m, copy in made.items() if m in part.tracker.left}
             if any(copy is None and m in part.parent for m, copy in torn.items()):
                 if claimed is not txn:
