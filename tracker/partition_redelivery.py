@@ -86,10 +86,11 @@ class PartitionRedelivery:
 
     def not_mended(self, part: OwnedPartition, error: KmqError) -> None:
         """Report it. The partition is taken over again, and then the claims are looked at again."""
+        part.problems.takeover = f"torn transactions can't be mended: {error}"
         self._metrics.failures.labels(part.key[0]).inc()
-        what = "torn transactions could not be mended; taking over again"
-        part.problems.takeover = f"{what}: {error}"
-        self._problems.warn("mending", part.key, what, error=str(error))
+        self._problems.warn(
+            "mending", part.key, "torn transactions can't be mended; taking over again", error=str(error)
+        )
         part.back_off(self._clock.monotonic())
 
     def _may_go_on(self, part: OwnedPartition) -> bool:

@@ -251,7 +251,7 @@ def _two_sends(scene: _Scene) -> None:
     dropper = scene.consumer("drops", drop=1000)
     until(lambda: victim.died, _WAIT_S, "the tracker died")
     dropper.kill()
-    scene.tracker("successor")
+    scene.tracker("successor", scene.changes())
     scene.rest()
 
 

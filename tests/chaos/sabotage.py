@@ -42,13 +42,14 @@ class PlainSends:
 
 
 def two_sends() -> None:
-    """Copies and end markers are sent one after the other, without a transaction."""
+    """Copies and end markers are sent one after the other, without a transaction, and nobody mends that."""
 
     def open_plain(self: Redeliverer, timeout_s: float) -> None:
         self.close()
         self._producer = PlainSends(librdkafka.new_producer(self._connection, {"linger.ms": 5}))  # type: ignore[assignment]
 
     Redeliverer.open = open_plain  # type: ignore[method-assign]
+    OpenClaims.torn = lambda _: []  # type: ignore[method-assign]
 
 
 def no_fencing() -> None:
