@@ -69,7 +69,8 @@ class PartitionRedelivery:
 
     def mend(self, part: OwnedPartition, torn: Sequence[TornClaim]) -> int:
         """Finish what torn transactions have copied; a background job. Returns the number of messages."""
-        return part.redeliverer.mend(torn, partial(self._may_go_on, part))
+        exist = partial(self._has_dead_letters, part.queue)
+        return part.redeliverer.mend(torn, partial(self._may_go_on, part), exist)
 
     def mended(self, part: OwnedPartition, torn: Sequence[TornClaim], copied: int) -> None:
         """Count and log the transactions; those of their messages that were not copied are redelivered.

@@ -331,8 +331,10 @@ class KafkaDeadLetters:
 
     def _mend(self, run: RedriveRun, waiting: Iterable[UnfinishedLetters]) -> None:
         """Finish torn transactions of earlier runs, and take from `waiting` what they have redriven."""
-        torn = {part.partition: part.claims.torn() for part in waiting if part.claims}
-        if not torn:
+        # Redrives of other queues with the same dead-letter topic mend their own.
+        own = self._queue.name
+        torn = {p.partition: [one for one in p.claims.torn() if one.topic == own] for p in waiting}
+        if not any(torn.values()):
             return
         topics = self._topics.describe([self._queue.name])  # a queue that is deleted has no copies
         redriven = run.mend(torn, sum(topic.partitions for topic in topics.values()))

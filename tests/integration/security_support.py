@@ -239,7 +239,7 @@ def tracker_acls(queue: str) -> list[tuple[ResourceType, str, str]]:
     return [
         (ResourceType.TOPIC, queue, "READ WRITE"),
         (ResourceType.TOPIC, f"{queue}__markers", "READ WRITE"),
-        (ResourceType.TOPIC, f"{queue}__undelivered", "WRITE"),
+        (ResourceType.TOPIC, f"{queue}__undelivered", "READ WRITE"),
         (ResourceType.TOPIC, SETTINGS_TOPIC, "READ WRITE CREATE"),
         (ResourceType.TRANSACTIONAL_ID, f"kmq-tracker-{queue}-*", "WRITE"),
         (ResourceType.GROUP, "kmq-none", "DESCRIBE"),

@@ -15,7 +15,7 @@ from kmqpy.kafka.copies.copy_transaction import (
     TransactionCancelled,
     open_producer,
 )
-from kmqpy.kafka.markers.claim_headers import CLAIM, CLAIM_ID, naming_tick
+from kmqpy.kafka.markers.claim_headers import CLAIM, CLAIM_ID, COPIES_TO, naming_tick
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.lineage import COPY
 from kmqpy.kafka.settings import KafkaConnection
@@ -68,6 +68,11 @@ def test_r36_a_producer_whose_end_was_sent_twice_is_used_no_more(queue, way, com
         with pytest.raises(ProducerUnusable):
             transact()
     assert queue.copies() == ({"copy": 2} if commits else {})
+
+
+@pytest.fixture(autouse=True)
+def absence_is_believed_soon(monkeypatch):
+    monkeypatch.setattr(torn_transactions, "_ABSENCE_CONFIRMED_S", 0.2)
 
 
 def take(offset):
@@ -163,10 +168,15 @@ def test_r37_copies_that_an_open_transaction_hides_are_waited_for(queue, monkeyp
 def test_r37_forged_claims_hold_up_nothing(queue):
     """Anybody can write claims; those that name no transaction cost a look for its copies."""
     queue.send("a", "b", "c", "d")
-    headers = [(CLAIM_ID, b"forged-1")]
+    headers = [(CLAIM_ID, b"forged-1"), (COPIES_TO, queue.name.encode())]
+    key, data, named = naming_tick(0, CLAIM, range(3))
+
+    def forge(number):
+        names = [(CLAIM_ID, b"forged-%d" % number), (COPIES_TO, queue.name.encode())]
+        queue.append(key, data, [*named, *names])
+
     for number in range(3):
-        key, data, named = naming_tick(0, CLAIM, range(3))
-        queue.append(key, data, [*named, (CLAIM_ID, b"forged-%d" % number)])
+        forge(number)
     queue.append(None, b"d", headers, topic=queue.name)
     queue.append(None, b"e", [*headers, ("kmq-ancestors", b"0:77")], topic=queue.name)
     queue.append(None, b"f", [*headers, ("kmq-ancestors", b"?")], topic=queue.name)
@@ -174,3 +184,13 @@ def test_r37_forged_claims_hold_up_nothing(queue):
     queue.mark_all(map(take, range(4)))
     until(lambda: queue.ended() == {0, 1, 2, 3}, what=tracker.problems)
     assert queue.copies() == {"a": 2, "b": 2, "c": 2, "d": 3, "e": 1, "f": 1}
+    # An owner expects no claims but its own, so it looks for nothing and takes over nothing.
+    before = value(tracker, queue.name, "torn_transactions"), value(tracker, queue.name, "takeovers")
+    forge(3)
+    forge(4)
+    queue.mark_all([take(record.offset()) for record in queue.records()[-4:]])
+    until(lambda: sum(queue.copies().values()) >= 15, what=tracker.problems)
+    assert (
+        value(tracker, queue.name, "torn_transactions"),
+        value(tracker, queue.name, "takeovers"),
+    ) == before

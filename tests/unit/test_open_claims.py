@@ -5,7 +5,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 from confluent_kafka import Message as Record
 
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.claim_headers import CLAIM, CLAIM_ID, DROPPED, naming_tick
+from kmqpy.kafka.markers.claim_headers import CLAIM, CLAIM_ID, COPIES_TO, DROPPED, naming_tick
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.replay import replay_markers
@@ -33,7 +33,7 @@ class Markers:
 
     def claim(self, name, *offsets):
         key, value, headers = naming_tick(0, CLAIM, offsets)
-        self.write(key, value, [*headers, (CLAIM_ID, name)])
+        self.write(key, value, [*headers, (CLAIM_ID, name), (COPIES_TO, b"q")])
 
     def drop(self, *offsets):
         self.write(*naming_tick(0, DROPPED, offsets))
@@ -124,8 +124,8 @@ def test_what_is_read_a_second_time_opens_no_claim_again(markers):
     "headers",
     [
         [(CLAIM_ID, b"a")],
-        [(CLAIM, b"?"), (CLAIM_ID, b"a")],
-        [(CLAIM, None), (CLAIM_ID, b"a")],
+        [(CLAIM, b"?"), (CLAIM_ID, b"a"), (COPIES_TO, b"q")],
+        [(CLAIM, None), (CLAIM_ID, b"a"), (COPIES_TO, b"q")],
         [(DROPPED, b"?")],
         [(CLAIM_ID, None)],
     ],
@@ -139,8 +139,9 @@ def test_forged_headers_are_skipped(markers, headers):
 
 def test_a_claim_without_an_id_or_with_a_long_one_is_none(markers):
     key, value, headers = naming_tick(0, CLAIM, [1])
-    markers.write(key, value, headers)
-    markers.write(key, value, [*headers, (CLAIM_ID, b"x" * 65)])
+    markers.write(key, value, [*headers, (COPIES_TO, b"q")])
+    markers.write(key, value, [*headers, (CLAIM_ID, b"a")])
+    markers.write(key, value, [*headers, (CLAIM_ID, b"x" * 65), (COPIES_TO, b"q")])
     assert not markers.state.claims
 
 
@@ -148,3 +149,22 @@ def test_forged_claims_do_not_fill_the_memory(markers):
     for number in range(1_100):
         markers.claim(b"%d" % number, 1)
     assert len(markers.torn()) == 999
+
+
+def test_an_owner_reads_only_its_own_claims(markers):
+    markers.state.claims.expects = b"own".__eq__
+    markers.claim(b"forged", 1)
+    assert not markers.state.claims
+    markers.claim(b"own", 2)
+    assert markers.state.safe_offset() == 0  # of the take of message 1
+    markers.claim(b"forged too", 3)
+    assert markers.torn() == {}
+    markers.state.claims.end_all()
+    assert markers.torn() == {b"own": {2}}
+
+
+def test_claims_follow_the_time_when_it_is_set_back(markers):
+    markers.end(1, 2, 3, by_tracker=False)
+    markers.claim(b"a", 1)
+    markers.state.set_back(100)
+    assert markers.state.safe_now_ms() == 100

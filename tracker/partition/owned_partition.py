@@ -139,6 +139,7 @@ class OwnedPartition:
         self.queue_end = QueueEnd(queue_end, 0)
         self.catch_up_offset = tick.markers_offset
         self.phase = TrackingPhase.CATCHING_UP
+        self.state.claims.expects = None
         # If the partition was read during the takeover, the tick may have been read already.
         self._end_catching_up()
 
@@ -155,9 +156,12 @@ class OwnedPartition:
         if self._read_to < self.catch_up_offset:
             return False
         self.phase = TrackingPhase.ACTIVE
-        self.failures = 0
+        failures, self.failures = self.failures, 0
         # Redeliveries from before the fencing were committed and are read by now, or never will be.
         self.state.claims.end_all()
+        self.state.claims.expects = self.redeliverer.has_claimed
+        if self.state.claims:
+            self.failures = failures  # what is torn may be impossible to mend for a while
         self.state.retry_all()
         return True
 

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaException
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
-from kmqpy.errors import TopicError, Unavailable
+from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.copies.copy_transaction import (
     ClaimOvertaken,
@@ -55,6 +55,8 @@ _MAX_REFUSED_PER_CALL = 20
 """redeliver() sends at most this many messages whose copies Kafka has refused before. _send_all() also stops
 after this many new refusals. Each refused copy needs a transaction of its own, and other messages wait
 meanwhile."""
+_MAX_CLAIM_IDS = 1_000
+"""A redeliverer knows the claims of its last transactions, this many. The main loop soon reads a claim."""
 _RETRY_PAUSE = Backoff(0.4, 2, 30, jitter=0)
 """redeliver() makes a message that failed due again after this pause: 0.4 s, doubled by each failure of the
 message, up to 30 s."""
@@ -139,6 +141,8 @@ class Redeliverer:
         self._since_plan: MarkersSincePlan | None = None
         self._last_attempts: PartitionAttempts | None = None
         self._taken_late: frozenset[int] = frozenset()
+        self._claim_ids: dict[bytes, None] = {}
+        """The claims of the last transactions, the last one last."""
 
     def open(self, timeout_s: float) -> None:
         """Open the producer: fences earlier owners, aborts their open transactions. Raises KmqError."""
@@ -209,21 +213,30 @@ class Redeliverer:
         self._forget(done)
         return outcome
 
-    def mend(self, torn: Sequence[TornClaim], may_go_on: Callable[[], bool]) -> int:
-        """Write the end markers that torn transactions of the partition lack; returns of how many messages.
+    def has_claimed(self, claim_id: bytes) -> bool:
+        """Return True for the claim of one of the last transactions. For any thread."""
+        return claim_id in self._claim_ids
+
+    def mend(
+        self,
+        torn: Sequence[TornClaim],
+        may_go_on: Callable[[], bool],
+        dead_letters_exist: Callable[[], bool],
+    ) -> int:
+        """Write the end markers that torn transactions of the partition lack; returns how many.
 
         These are the messages whose copies can be read. The others of the transactions have no copy. Raises
         KmqError, also because of `may_go_on`.
         """
         mended = 0
         for topic in (self.queue.name, self.queue.dead_letter_topic):
-            partition, claims = self._partition, {self._partition: torn}
-            try:
-                found = find_copies(
-                    self._connection, self.queue.name, topic, [partition], claims, self._clock
-                )
-            except TopicError:  # there are no dead letters
+            claims = [claim for claim in torn if claim.topic == topic]
+            if not claims or (topic != self.queue.name and not dead_letters_exist()):
                 continue
+            partition = self._partition
+            found = find_copies(
+                self._connection, self.queue.name, topic, [partition], {partition: claims}, self._clock
+            )
             for copies in found.values():
                 ends = self._ends(copies, topic)
                 try:
@@ -405,6 +418,9 @@ class Redeliverer:
             raise ProducerUnusable("no producer")
         timeout_s = self._settings.effective_transaction_timeout_ms / 1000
         transaction = CopyTransaction(self._producer, topic, self.queue.markers_topic, timeout_s, self._clock)
+        self._claim_ids[transaction.claim_id] = None
+        if len(self._claim_ids) > _MAX_CLAIM_IDS:
+            del self._claim_ids[next(iter(self._claim_ids))]
         try:
             yield transaction
         except TransactionAborted as error:

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.librdkafka import Producer
-from kmqpy.kafka.markers.claim_headers import CLAIM_ID
+from kmqpy.kafka.markers.claim_headers import CLAIM_ID, COPIES_TO
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection
 
@@ -146,7 +146,7 @@ class CopyTransaction:
         self._timeout_s = timeout_s
         self._clock = clock
         # On the claim and the copies: it tells which belong together if their end markers are missing.
-        self._claim_id = (CLAIM_ID, secrets.token_hex(8).encode())
+        self.claim_id = secrets.token_hex(8).encode()
         self._failures: list[tuple[KafkaError, str]] = []
         self._places: list[Place | None] = []
         self._claim_position = -1
@@ -183,7 +183,7 @@ class CopyTransaction:
             producer.begin_transaction()
             if claim is not None:
                 topic = self.markers_topic
-                self._produce_one(topic, self._with_claim_id(claim.record), self._on_claim_delivery)
+                self._produce_one(topic, self._completed(claim.record), self._on_claim_delivery)
                 if decide_first:
                     self._flush_claim()
                     self._produce(topic, claim.decide(self._claim_position))
@@ -252,12 +252,21 @@ class CopyTransaction:
                 self._producer.commit_transaction(self._timeout_s)
             else:
                 self._producer.abort_transaction(self._timeout_s)
+        except KafkaException:
+            if commit and not self._failures:  # it may have been sent, and no answer was waited for
+                self._producer.may_end_again = True
+            raise
         finally:
             if self._clock.monotonic() - began >= librdkafka.REPEATED_END_S:
                 self._producer.may_end_again = True
 
     def _with_claim_id(self, record: NewRecord) -> NewRecord:
-        return record._replace(headers=(*record.headers, self._claim_id))
+        return record._replace(headers=(*record.headers, (CLAIM_ID, self.claim_id)))
+
+    def _completed(self, claim: NewRecord) -> NewRecord:
+        """The record of the claim, with the headers by which its copies are found."""
+        record = self._with_claim_id(claim)
+        return record._replace(headers=(*record.headers, (COPIES_TO, self.topic.encode())))
 
     def _produce_copies(self, copies: Iterable[NewRecord]) -> None:
         for index, copy in enumerate(copies):

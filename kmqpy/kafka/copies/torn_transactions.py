@@ -23,9 +23,12 @@ from kmqpy.kafka.settings import KafkaConnection
 _EARLIER_MS = 300_000
 """Copies may have timestamps this much earlier than their claim: the clock of the tracker that made them may
 be behind the broker's."""
-_STABLE_WITHIN_S = 10.0
+_STABLE_WITHIN_S = 2.0
 """find_copies() waits this many seconds for the end of transactions that are open."""
 _STABLE_POLL_S = 0.1
+_ABSENCE_CONFIRMED_S = 3.0
+"""If copies are missing, find_copies() looks once more after this time: a broker that was paused may say for
+a moment that the log ends before them."""
 
 Copies = dict[int, Place]
 """By offset of a message, ascending: partition and offset of its copy."""
@@ -45,11 +48,9 @@ def find_copies(
     partitions      those of `copy_topic` to be read
     torn            by partition of `messages_topic`: the claims whose transactions are torn
 
-    The transactions must be over. Raises Unavailable if another transaction hides a part of `copy_topic` for
-    10 s, and the errors of partition_reader.
+    The transactions must be over; all have made their copies in `copy_topic`. Raises Unavailable if another
+    transaction hides a part of it for 2 s, and the errors of partition_reader.
     """
-    if not partitions:
-        return {}
     claims = {claim.id: (partition, claim) for partition, some in torn.items() for claim in some}
     found: dict[tuple[int, bytes], Copies] = {}
 
@@ -68,11 +69,17 @@ def find_copies(
                 copies.setdefault(offset, (record.partition(), record.offset()))
         return False
 
-    _wait_until_stable(connection, copy_topic, partitions, clock)
-    since_ms = min(claim.at_ms for _, claim in claims.values()) - _EARLIER_MS
-    partition_reader.scan_since(
-        connection, copy_topic, dict.fromkeys(partitions, max(0, since_ms)), visit, clock=clock
-    )
+    if not partitions or not claims:
+        return {}
+    since_ms = max(0, min(claim.at_ms for _, claim in claims.values()) - _EARLIER_MS)
+    wanted = sum(len(claim.offsets) for _, claim in claims.values())
+    for pause_s in (0.0, _ABSENCE_CONFIRMED_S):
+        clock.sleep(pause_s)
+        _wait_until_stable(connection, copy_topic, partitions, clock)
+        times_ms = dict.fromkeys(partitions, since_ms)
+        partition_reader.scan_since(connection, copy_topic, times_ms, visit, clock=clock)
+        if sum(map(len, found.values())) == wanted:
+            break
     return {key: dict(sorted(copies.items())) for key, copies in found.items()}
 
 

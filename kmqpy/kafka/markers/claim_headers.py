@@ -6,6 +6,7 @@ message, so readers that don't know claims ignore it. A claim, or a later tick, 
 
     kmq-claim     the messages that the transaction may end
     kmq-claim-id  which claim it is: a random text; the copies of the transaction have the same header
+    kmq-copies-to the topic to which the transaction writes its copies
     kmq-dropped   on a later tick of the transaction: the claimed messages that the transaction leaves alone
 
 A header `kmq-claim` or `kmq-dropped` holds the key and the value of a range end marker that names the
@@ -24,6 +25,7 @@ from kmqpy.kafka.markers.offset_runs import OffsetRuns
 
 CLAIM = "kmq-claim"
 CLAIM_ID = "kmq-claim-id"
+COPIES_TO = "kmq-copies-to"
 DROPPED = "kmq-dropped"
 
 _KEY_SIZE = 12

@@ -120,6 +120,7 @@ class InFlight:
         """Set the partition's now back to `now_ms`; each lease and delay keeps what remains of it."""
         by_ms, self.now_ms = self.now_ms - now_ms, now_ms
         self._entries.set_back(by_ms)
+        self.claims.set_back(by_ms)
         if self._pinned_at is not None:
             self._pinned_at = (self._pinned_at[0], max(0, self._pinned_at[1] - by_ms))
 

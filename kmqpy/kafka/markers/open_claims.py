@@ -10,10 +10,10 @@ that it names (rule R37 of docs/rules.md).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
-from kmqpy.kafka.markers.claim_headers import CLAIM, CLAIM_ID, DROPPED, named_offsets
+from kmqpy.kafka.markers.claim_headers import CLAIM, CLAIM_ID, COPIES_TO, DROPPED, named_offsets
 from kmqpy.kafka.markers.codec import Marker
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import read_headers
@@ -28,11 +28,13 @@ class TornClaim(NamedTuple):
     """A claim of a torn transaction.
 
     id       the value of the header `kmq-claim-id`, which the transaction's copies have, too
+    topic    the topic to which the transaction wrote its copies
     at_ms    the timestamp of the claim
     offsets  the messages of which nobody knows what became of them; not to be changed
     """
 
     id: bytes
+    topic: str
     at_ms: int
     offsets: OffsetRuns
 
@@ -41,6 +43,7 @@ class _OpenClaim(NamedTuple):
     """`at` is the claim's markers offset, `now_ms` the partition's now there, `offsets` as in TornClaim."""
 
     id: bytes
+    topic: str
     at: int
     at_ms: int
     now_ms: int
@@ -54,9 +57,13 @@ class OpenClaims:
     all claims but the last are over, and so is the last after end_all(). If something else writes claims
     between, a transaction may count as over too early: then somebody looks for its copies while its end
     markers are on the way, which does no harm.
+
+    expects  tells for the id of a claim whether it is worth reading; None: all are. Once a tracker has read
+             the claims of its predecessors, it expects only its own: others are forged
     """
 
     def __init__(self) -> None:
+        self.expects: Callable[[bytes], bool] | None = None
         self._claims: dict[bytes, _OpenClaim] = {}  # in the order of the log
         self._all_over = False
 
@@ -74,16 +81,21 @@ class OpenClaims:
             return
         headers = read_headers(record)[0]
         names = dict(headers)
-        claim_id = names.get(CLAIM_ID)
-        if DROPPED in names:
+        claim_id, topic = names.get(CLAIM_ID), names.get(COPIES_TO)
+        if DROPPED in names and self._claims:
             self.account_for(named_offsets(headers, DROPPED, marker.partition).runs())
-        if CLAIM in names and claim_id and len(claim_id) <= _MAX_ID_BYTES and claim_id not in self._claims:
+        if CLAIM in names and claim_id and topic and self._is_new(claim_id):
             offsets = named_offsets(headers, CLAIM, marker.partition)
             at, at_ms = record.offset(), record.timestamp()[1]
-            self._claims[claim_id] = _OpenClaim(claim_id, at, at_ms, now_ms, offsets)
+            written_to = topic.decode("utf-8", "replace")
+            self._claims[claim_id] = _OpenClaim(claim_id, written_to, at, at_ms, now_ms, offsets)
             self._all_over = False
             if len(self._claims) > _MAX_CLAIMS:
                 del self._claims[next(iter(self._claims))]
+
+    def _is_new(self, claim_id: bytes) -> bool:
+        expected = self.expects is None or self.expects(claim_id)
+        return expected and len(claim_id) <= _MAX_ID_BYTES and claim_id not in self._claims
 
     def account_for(self, runs: Iterable[tuple[int, int]]) -> None:
         """Note what became of the messages of these runs: a tracker has ended them, or left them alone."""
@@ -103,7 +115,7 @@ class OpenClaims:
         """The claims of torn transactions, the oldest first."""
         claims = list(self._claims.values())
         return [
-            TornClaim(claim.id, claim.at_ms, OffsetRuns(claim.offsets.runs()))
+            TornClaim(claim.id, claim.topic, claim.at_ms, OffsetRuns(claim.offsets.runs()))
             for claim in (claims if self._all_over else claims[:-1])
         ]
 
@@ -111,6 +123,12 @@ class OpenClaims:
         """Forget these claims: it is known which copies their transactions have made."""
         for claim_id in ids:
             self._claims.pop(claim_id, None)
+
+    def set_back(self, by_ms: int) -> None:
+        """Follow the partition's now, which was set back by `by_ms`."""
+        self._claims = {
+            key: claim._replace(now_ms=max(0, claim.now_ms - by_ms)) for key, claim in self._claims.items()
+        }
 
     def oldest(self) -> tuple[int, int] | None:
         """The markers offset of the oldest claim, and the partition's now there; None without a claim."""
