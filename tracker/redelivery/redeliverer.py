@@ -228,23 +228,23 @@ class Redeliverer:
         These are the messages whose copies can be read. The others of the transactions have no copy. Raises
         KmqError, also because of `may_go_on`.
         """
+        partition, ends = self._partition, list[NewRecord]()
         mended = 0
         for topic in (self.queue.name, self.queue.dead_letter_topic):
             claims = [claim for claim in torn if claim.topic == topic]
             if not claims or (topic != self.queue.name and not dead_letters_exist()):
                 continue
-            partition = self._partition
             found = find_copies(
                 self._connection, self.queue.name, topic, [partition], {partition: claims}, self._clock
             )
             for copies in found.values():
-                ends = self._ends(copies, topic)
-                try:
-                    with self._transaction(topic) as transaction:
-                        transaction.execute([], lambda _, ends=ends: ends, may_go_on)  # type: ignore[misc]
-                except (ProducerUnusable, TransactionAborted, TransactionCancelled) as error:
-                    raise Unavailable(f"end markers of copies were not written: {error}") from error
+                ends += self._ends(copies, topic)
                 mended += len(copies)
+        try:
+            with self._transaction(self.queue.name) as transaction:
+                transaction.execute([], lambda _: ends, may_go_on)
+        except (ProducerUnusable, TransactionAborted, TransactionCancelled) as error:
+            raise Unavailable(f"end markers of copies were not written: {error}") from error
         return mended
 
     def refused(self) -> list[str]:
