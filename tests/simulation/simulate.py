@@ -493,7 +493,7 @@ class Simulation:
                     world.wake(actor, 100.0)
 
     def _is_finished(self) -> bool:
-        """Whether each message is acknowledged, dead-lettered or deleted, by a naive look, and each copy named."""
+        """Whether each message is acknowledged, dead-lettered or deleted, by a naive look; each copy is named."""
         if self.world.topics_change and not self._all_know_topics():
             return False
         for partition in range(self.partitions):
