@@ -493,7 +493,7 @@ class Simulation:
                     world.wake(actor, 100.0)
 
     def _is_finished(self) -> bool:
-        """Whether all messages are acknowledged, dead-lettered or deleted, by a naive look, and copies named."""
+        """Whether, by a naive look, all messages are acknowledged, dead letters or deleted; copies are named."""
         if self.world.topics_change and not self._all_know_topics():
             return False
         for partition in range(self.partitions):
