@@ -493,7 +493,7 @@ class Simulation:
                     world.wake(actor, 100.0)
 
     def _is_finished(self) -> bool:
-        """Whether, by a naive look, all messages are acknowledged, dead letters or deleted; copies are named."""
+        """Whether, by a naive look, each message is acknowledged, dead or deleted, and each copy is named."""
         if self.world.topics_change and not self._all_know_topics():
             return False
         for partition in range(self.partitions):
