@@ -1,19 +1,25 @@
-"""python -m tests.simulation --seed 7 --trace; --seeds 100000 [--from 0]; --first-seeds."""
+"""python -m tests.simulation --seed 7 --trace; --seeds 100000 [--from 0] [--late-requests]; --first-seeds."""
 
 import argparse
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 
 from .catching import write_first_seeds
 from .controls import CONTROLS
-from .simulate import simulate
+from .simulate import Controls, simulate
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation")
     parser.add_argument("--seed", type=int, help="run this one")
     parser.add_argument("--control", choices=CONTROLS, help="take out a safeguard")
+    parser.add_argument(
+        "--late-requests",
+        action="store_true",
+        help="have them in each seed, not in 30 %% of those without a control",
+    )
     parser.add_argument("--trace", action="store_true", help="print every step of it")
     parser.add_argument("--seeds", type=int, default=1_000, help="how many to run")
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first of them")
@@ -24,7 +30,9 @@ def main() -> int:
     if args.first_seeds:
         write_first_seeds()
         return 0
-    control = CONTROLS.get(args.control)
+    control = CONTROLS.get(args.control) or Controls()
+    if args.late_requests:
+        control = replace(control, late_requests=True)
     if args.seed is not None:
         result = simulate(args.seed, control, print if args.trace else None)
         print("\n".join(result.problems) or "no problems", dict(result.stats), result.steps, sep="\n")

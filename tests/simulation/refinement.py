@@ -219,6 +219,10 @@ class _Replay:
 
     def _begin(self, txn: Txn, partition: int, at: int, claimed_ms: int, claimed: set[int]) -> None:
         self._begun.add(txn)
+        if (
+            self._parts[partition].tracker.tx in self._ended_early
+        ):  # it gave that up, with nothing written since
+            self._parts[partition].tracker_is_refused()
         self._parts[partition].claimed_ms = claimed_ms
         plans = [one for one in self._plans[txn.by, partition] if claimed <= set(one.offsets)]
         part = self._at("TrackerPlans", txn.by, partition)

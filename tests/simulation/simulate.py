@@ -493,12 +493,16 @@ class Simulation:
                     world.wake(actor, 100.0)
 
     def _is_finished(self) -> bool:
-        """Whether every message is acknowledged, dead-lettered or deleted, by a naive look."""
+        """Whether, by a naive look, each message is acknowledged, dead or deleted, and each copy is named."""
         if self.world.topics_change and not self._all_know_topics():
             return False
         for partition in range(self.partitions):
             queue = self.broker.logs[QUEUE, partition]
             if queue.open:
+                return False
+            copies = [*queue.records, *self.broker.logs[QUEUE_SETTINGS.dead_letter_topic, partition].records]
+            torn = any(r.is_data and r.txn is not None and r.txn.early and not r.has_end for r in copies)
+            if torn and not self.broker.past:
                 return False
             is_open = self._is_open(partition)
             # Also where there is no message, but the topic before had one when somebody took that.
