@@ -240,6 +240,8 @@ class Redeliverer:
             for copies in found.values():
                 ends += self._ends(copies, topic)
                 mended += len(copies)
+        if not ends:
+            return 0
         try:
             with self._transaction(self.queue.name) as transaction:
                 transaction.execute([], lambda _: ends, may_go_on)
