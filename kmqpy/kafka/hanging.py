@@ -33,26 +33,13 @@ _log = logging.getLogger(__name__)
 _TIMEOUT_S = 3.0
 """The time limit of each request. A partition that does not answer is looked at the next time."""
 
-
-@dataclass(frozen=True, slots=True)
-class HangingSettings:
-    """When an open transaction counts as hanging, and how often trackers and clients look for one.
-
-    longest_ms  the longest time that a transaction may last; 0: the broker's transaction.max.timeout.ms
-    unknown_ms  taken for longest_ms where Kafka does not tell that setting: its default
-    grace_ms    more time for Kafka, which looks for transactions over their time-outs every 10 s, and for
-                clocks that differ
-    every_s     the seconds between two looks of a tracker or client
-    """
-
-    longest_ms: int = 0
-    unknown_ms: int = 15 * 60_000
-    grace_ms: int = 60_000
-    every_s: float = 30.0
-
-
-SETTINGS = HangingSettings()
-"""Those of this process; tests replace them."""
+LOOK_EVERY_S = 30.0
+"""The seconds between two looks of a tracker or client for hanging transactions."""
+_KAFKAS_DEFAULT_MS = 15 * 60_000
+"""For how long a transaction may last where Kafka does not tell its transaction.max.timeout.ms."""
+_GRACE_MS = 60_000
+"""More time for Kafka, which looks for transactions over their time-outs every 10 s, and for clocks that
+differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +156,7 @@ class HangingTransactions:
 
     def _bound_ms(self) -> int:
         """For how long an ordinary transaction may be open."""
-        return (SETTINGS.longest_ms or self._kafkas_longest_ms()) + SETTINGS.grace_ms
+        return self._kafkas_longest_ms() + _GRACE_MS
 
     def _kafkas_longest_ms(self) -> int:
         if self._longest_ms is None:
@@ -177,10 +164,10 @@ class HangingTransactions:
                 self._longest_ms = Topics(self._connection, _TIMEOUT_S).longest_transaction_ms()
             except KmqError as error:
                 _log.debug("Kafka does not tell transaction.max.timeout.ms: %s", error)
-        return self._longest_ms or SETTINGS.unknown_ms
+        return self._longest_ms or _KAFKAS_DEFAULT_MS
 
 
-def open_longer_than(
+def open_since_before(
     connection: KafkaConnection, topic: str, stable: Mapping[int, int], before_ms: int
 ) -> list[int]:
     """The partitions with a record at their last stable offset (`stable`) that is older than `before_ms`.

@@ -384,7 +384,7 @@ def _count(
             counted[partition].count -= left_out.count_from(place.position) - left_out.count_from(place.end)
             counted[partition].exact = False
     stable = {partition: place.end for partition, place in reached.items()}
-    old = hanging.open_longer_than(connection, topic, stable, now_ms - _HELD_BACK_MS)
+    old = hanging.open_since_before(connection, topic, stable, now_ms - _HELD_BACK_MS)
     held_back = {partition: max(stable[partition], starts[partition]) for partition in old}
     if held_back:
         partition_reader.scan(connection, topic, held_back, visit, limit=COUNT_LIMIT, uncommitted=True)

@@ -26,8 +26,7 @@ class HangingWatch:
         self._topic = topic
         self._clock = clock
         self._search = HangingTransactions(connection, clock)
-        self._every_s = hanging.SETTINGS.every_s
-        self._next_look = clock.monotonic() + self._every_s
+        self._next_look = clock.monotonic() + hanging.LOOK_EVERY_S
         self._free_to: dict[int, int] = {}
         """By partition: the end of the log when no transaction was open."""
         self._logged: dict[int, int] = {}
@@ -37,7 +36,7 @@ class HangingWatch:
         """Look for hanging transactions in these partitions of `consumer`, if that is due."""
         if self._clock.monotonic() < self._next_look:
             return
-        self._next_look = self._clock.monotonic() + self._every_s
+        self._next_look = self._clock.monotonic() + hanging.LOOK_EVERY_S
         ends = _ends_beyond_position(consumer, [TopicPartition(self._topic, p) for p in partitions])
         wanted = {(self._topic, p): end for p, end in ends.items() if self._free_to.get(p) != end}
         if not wanted:
