@@ -46,10 +46,11 @@ differ."""
 class HangingTransaction:
     """A transaction that has been open for longer than any transaction may last.
 
-    offset    the offset of its first record in the partition: the last stable offset
-    waiting   how many offsets there are from that record to the end of the log: about as many records wait
-    since_ms  when that record was appended, or when the transaction was first seen
-    headers   those of that record
+    offset            the offset of its first record in the partition: the last stable offset
+    waiting           how many offsets there are from that record to the end of the log: about as many wait
+    since_ms          when that record was appended, or when the transaction was first seen
+    headers           those of that record
+    told_by_producer  True if since_ms is a time of its producer's choice: the transaction may be a new one
     """
 
     topic: str
@@ -58,6 +59,7 @@ class HangingTransaction:
     waiting: int
     since_ms: int
     headers: Headers
+    told_by_producer: bool = False
 
     @property
     def ours(self) -> bool:
@@ -78,13 +80,15 @@ class HangingTransaction:
 class _Standstill:
     """A last stable offset below the end of the log.
 
-    since_ms  when the transaction there was begun, as far as it is known
-    headers   those of its first record; None before it was read, which may change `since_ms`
+    since_ms          when the transaction there was begun, as far as it is known
+    headers           those of its first record; None before it was read, which may change `since_ms`
+    told_by_producer  True if `since_ms` is what a producer has written into that record
     """
 
     offset: int
     since_ms: int
     headers: Headers | None = None
+    told_by_producer: bool = False
 
 
 class HangingTransactions:
@@ -121,8 +125,12 @@ class HangingTransactions:
                 continue
             self._seen[place] = known
             if self._hangs(place, known, now_ms):
-                headers = known.headers or ()
-                found.append(HangingTransaction(*place, stable, end - stable, known.since_ms, headers))
+                headers, waiting = known.headers or (), end - stable
+                found.append(
+                    HangingTransaction(
+                        *place, stable, waiting, known.since_ms, headers, known.told_by_producer
+                    )
+                )
         return found
 
     def is_open(self, place: TopicPlace) -> bool:
@@ -151,8 +159,10 @@ class HangingTransactions:
         for record in _first_records(self._connection, topic, {partition: known.offset}, _TIMEOUT_S):
             known.headers = message_headers(record)
             kind, timestamp_ms = record.timestamp()
-            if kind == TIMESTAMP_LOG_APPEND_TIME or self._trust_producers or _is_ours(known.headers):
-                known.since_ms = min(known.since_ms, timestamp_ms)
+            by_kafka = kind == TIMESTAMP_LOG_APPEND_TIME
+            trusted = by_kafka or self._trust_producers or _is_ours(known.headers)
+            if trusted and timestamp_ms < known.since_ms:
+                known.since_ms, known.told_by_producer = timestamp_ms, not by_kafka
 
     def _bound_ms(self) -> int:
         """For how long an ordinary transaction may be open."""
