@@ -30,7 +30,6 @@ class HangingKeeper:
         self._jobs = context.jobs
         self._problems = context.problems
         self._search = HangingTransactions(context.connection, context.clock)
-        self._every_s = hanging.SETTINGS.every_s
         self._found: dict[TopicPlace, HangingTransaction] = {}
         self._looking = False
         self._next_look = 0.0
@@ -39,7 +38,7 @@ class HangingKeeper:
         """Begin a job that looks at the topics of all partitions, if that is due and no such job runs."""
         if now < self._next_look or self._looking:
             return
-        self._next_look = now + self._every_s
+        self._next_look = now + hanging.LOOK_EVERY_S
         wanted = {
             (topic, number): (queue, number)
             for (queue, number), part in self._partitions.items()

@@ -33,36 +33,24 @@ _log = logging.getLogger(__name__)
 _TIMEOUT_S = 3.0
 """The time limit of each request. A partition that does not answer is looked at the next time."""
 
-
-@dataclass(frozen=True, slots=True)
-class HangingSettings:
-    """When an open transaction counts as hanging, and how often trackers and clients look for one.
-
-    longest_ms  the longest time that a transaction may last; 0: the broker's transaction.max.timeout.ms
-    unknown_ms  taken for longest_ms where Kafka does not tell that setting: its default
-    grace_ms    more time for Kafka, which looks for transactions over their time-outs every 10 s, and for
-                clocks that differ
-    every_s     the seconds between two looks of a tracker or client
-    """
-
-    longest_ms: int = 0
-    unknown_ms: int = 15 * 60_000
-    grace_ms: int = 60_000
-    every_s: float = 30.0
-
-
-SETTINGS = HangingSettings()
-"""Those of this process; tests replace them."""
+LOOK_EVERY_S = 30.0
+"""The seconds between two looks of a tracker or client for hanging transactions."""
+_KAFKAS_DEFAULT_MS = 15 * 60_000
+"""For how long a transaction may last where Kafka does not tell its transaction.max.timeout.ms."""
+_GRACE_MS = 60_000
+"""More time for Kafka, which looks for transactions over their time-outs every 10 s, and for clocks that
+differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class HangingTransaction:
     """A transaction that has been open for longer than any transaction may last.
 
-    offset    the offset of its first record in the partition: the last stable offset
-    waiting   how many offsets there are from that record to the end of the log: about as many records wait
-    since_ms  when that record was appended, or when the transaction was first seen
-    headers   those of that record
+    offset            the offset of its first record in the partition: the last stable offset
+    waiting           how many offsets there are from that record to the end of the log: about as many wait
+    since_ms          when that record was appended, or when the transaction was first seen
+    headers           those of that record
+    told_by_producer  True if since_ms is a time of its producer's choice: the transaction may be a new one
     """
 
     topic: str
@@ -71,6 +59,7 @@ class HangingTransaction:
     waiting: int
     since_ms: int
     headers: Headers
+    told_by_producer: bool = False
 
     @property
     def ours(self) -> bool:
@@ -91,13 +80,15 @@ class HangingTransaction:
 class _Standstill:
     """A last stable offset below the end of the log.
 
-    since_ms  when the transaction there was begun, as far as it is known
-    headers   those of its first record; None before it was read, which may change `since_ms`
+    since_ms          when the transaction there was begun, as far as it is known
+    headers           those of its first record; None before it was read, which may change `since_ms`
+    told_by_producer  True if `since_ms` is what a producer has written into that record
     """
 
     offset: int
     since_ms: int
     headers: Headers | None = None
+    told_by_producer: bool = False
 
 
 class HangingTransactions:
@@ -134,8 +125,12 @@ class HangingTransactions:
                 continue
             self._seen[place] = known
             if self._hangs(place, known, now_ms):
-                headers = known.headers or ()
-                found.append(HangingTransaction(*place, stable, end - stable, known.since_ms, headers))
+                headers, waiting = known.headers or (), end - stable
+                found.append(
+                    HangingTransaction(
+                        *place, stable, waiting, known.since_ms, headers, known.told_by_producer
+                    )
+                )
         return found
 
     def is_open(self, place: TopicPlace) -> bool:
@@ -164,12 +159,14 @@ class HangingTransactions:
         for record in _first_records(self._connection, topic, {partition: known.offset}, _TIMEOUT_S):
             known.headers = message_headers(record)
             kind, timestamp_ms = record.timestamp()
-            if kind == TIMESTAMP_LOG_APPEND_TIME or self._trust_producers or _is_ours(known.headers):
-                known.since_ms = min(known.since_ms, timestamp_ms)
+            by_kafka = kind == TIMESTAMP_LOG_APPEND_TIME
+            trusted = by_kafka or self._trust_producers or _is_ours(known.headers)
+            if trusted and timestamp_ms < known.since_ms:
+                known.since_ms, known.told_by_producer = timestamp_ms, not by_kafka
 
     def _bound_ms(self) -> int:
         """For how long an ordinary transaction may be open."""
-        return (SETTINGS.longest_ms or self._kafkas_longest_ms()) + SETTINGS.grace_ms
+        return self._kafkas_longest_ms() + _GRACE_MS
 
     def _kafkas_longest_ms(self) -> int:
         if self._longest_ms is None:
@@ -177,10 +174,10 @@ class HangingTransactions:
                 self._longest_ms = Topics(self._connection, _TIMEOUT_S).longest_transaction_ms()
             except KmqError as error:
                 _log.debug("Kafka does not tell transaction.max.timeout.ms: %s", error)
-        return self._longest_ms or SETTINGS.unknown_ms
+        return self._longest_ms or _KAFKAS_DEFAULT_MS
 
 
-def open_longer_than(
+def open_since_before(
     connection: KafkaConnection, topic: str, stable: Mapping[int, int], before_ms: int
 ) -> list[int]:
     """The partitions with a record at their last stable offset (`stable`) that is older than `before_ms`.

@@ -31,7 +31,7 @@ from kmqpy.kafka.admin.findings import Finding, Kind
 from kmqpy.kafka.copies.copy_headers import Origin, redelivery_headers
 from kmqpy.kafka.copies.copy_transaction import CopyTransaction, NewRecord, open_producer
 from kmqpy.kafka.copies.end_markers import end_markers
-from kmqpy.kafka.hanging import HangingSettings, HangingTransactions
+from kmqpy.kafka.hanging import HangingTransactions
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.claim_headers import CLAIM, naming_tick
 from kmqpy.kafka.markers.codec import Marker, Op
@@ -45,7 +45,7 @@ STATES = "__transaction_state"
 @pytest.fixture(autouse=True)
 def settings(monkeypatch) -> None:
     """Looks are frequent, and transactions may last as long as Kafka says."""
-    monkeypatch.setattr(hanging, "SETTINGS", HangingSettings(every_s=0.2))
+    monkeypatch.setattr(hanging, "LOOK_EVERY_S", 0.2)
     monkeypatch.setattr(stats, "_HELD_BACK_MS", 0)
 
 
@@ -54,7 +54,7 @@ def nothing_may_last(monkeypatch):
     """A function after whose call each open transaction counts as hanging."""
 
     def change() -> None:
-        monkeypatch.setattr(hanging, "SETTINGS", HangingSettings(longest_ms=1, grace_ms=0, every_s=0.2))
+        monkeypatch.setattr(HangingTransactions, "_bound_ms", lambda _: 1)
 
     return change
 
@@ -297,7 +297,7 @@ def run_tools(found: list[Finding]) -> None:
 
 
 @WITH_OLD
-def test_a_transaction_that_nobody_ends(cluster, nothing_may_last, judged, caplog):
+def test_a_transaction_that_nobody_ends(cluster, nothing_may_last, judged, caplog, monkeypatch):
     name = f"foreign-{uuid.uuid4().hex[:8]}"
     caplog.set_level(logging.ERROR, "kmqpy.kafka.client.hanging_watch")
     with make_queue(cluster, name) as queue, queue.client() as client, contextlib.ExitStack() as after:
@@ -329,9 +329,11 @@ def test_a_transaction_that_nobody_ends(cluster, nothing_may_last, judged, caplo
         until(lambda: depth(tracker, queue) == 4)  # with the record of the transaction
         found = findings(queue)
         assert {one.what.partition(",")[0] for one in found} == topics
-        with Admin(queue.connection, queue.zookeeper) as admin:
-            counted = admin.stats(name)
-        assert (counted.depth, counted.dead_letters, counted.exact) == (4, 1, False)
+        for limit in (stats.COUNT_LIMIT, 2):
+            monkeypatch.setattr(stats, "COUNT_LIMIT", limit)
+            with Admin(queue.connection, queue.zookeeper) as admin:
+                counted = admin.stats(name)
+            assert (counted.depth, counted.dead_letters, counted.exact) == (4, 1, False)
         until(lambda: caplog.records)
 
         run_tools(found)

@@ -132,6 +132,22 @@ def test_each_fault_is_found_alone(what, severity, given):
     assert found[0].to_do
 
 
+def test_the_age_of_a_transaction_by_its_producers_clock_is_doubtful():
+    """Someone who replays old records may be at work: an abort would lose what that writes."""
+    place = "--topic q__markers --partition 1"
+    (found,) = check(facts(hanging=(replace(HANGING, told_by_producer=True),)))
+    assert "since 1970-01-01 00:00:01 UTC by the clock of its producer" in found.what
+    assert "nobody ends" not in found.what
+    describe, leave, abort = (
+        found.to_do.index(part)
+        for part in (f" describe-producers {place}`", "leave it", f" abort {place} --start-offset 7`")
+    )
+    assert describe < leave < abort
+    (found,) = check(facts(hanging=(HANGING,)))
+    assert "producer" not in found.what
+    assert found.to_do.index(" abort ") < found.to_do.index(" describe-producers ")
+
+
 def test_a_purged_partition_lost_nothing():
     assert check(facts(queue_log={0: (9, 9), 1: (0, 0)}))[0].severity is Severity.OK
 

@@ -102,7 +102,9 @@ def test_whose_times_are_believed(
     partition = Partition(monkeypatch, trust_producers=trust_producers)
     partition.record = record
     assert partition.look() == []  # another look has to meet it in the same place
-    assert bool(partition.look()) is hangs
+    assert bool(found := partition.search.look([PLACE])) is hangs
+    by_kafka = record.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME
+    assert all(one.told_by_producer is not by_kafka for one in found)
 
 
 def test_a_topic_that_may_not_be_read_is_judged_by_what_was_seen(

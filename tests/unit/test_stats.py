@@ -6,8 +6,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.errors import AccessDenied
-from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka import hanging, librdkafka, partition_reader
 from kmqpy.kafka.admin import stats
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
+from kmqpy.kafka.partition_reader import ReadPosition
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.kafka.topics import QueueTopics, TopicInfo
@@ -84,3 +86,21 @@ def test_a_partition_whose_commit_may_not_be_read_does_not_count_as_without(monk
     )
     with pytest.raises(AccessDenied):
         stats.committed_offsets(KafkaConnection(), QUEUE, [0, 1], TopicIds("Q", "M"))
+
+
+def test_what_waits_behind_a_transaction_beyond_the_limit_counts_by_offsets(monkeypatch):
+    """The log of one partition: 4 committed records, then an open transaction and 50,000 records."""
+
+    def scan(_connection, _topic, starts, _visit, *, limit, uncommitted=False):
+        end = 50_004 if uncommitted else 4
+        return {0: ReadPosition(0, min(starts[0] + limit, end), end)}
+
+    monkeypatch.setattr(partition_reader, "scan", scan)
+    monkeypatch.setattr(hanging, "open_since_before", lambda *_: [0])
+    ended = OffsetRuns()
+    ended.add_runs([(20_000, 10)])
+    (one,) = stats._count(KafkaConnection(), "q", {0: 4}, {0: ended}, 0).values()
+    assert (one.count, one.exact) == (
+        50_000 - stats.COUNT_LIMIT - 10,
+        False,
+    )  # those it reads are not visited

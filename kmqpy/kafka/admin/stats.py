@@ -28,6 +28,7 @@ from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import message_headers, read_marker
 from kmqpy.kafka.markers.replay import QueueEnd, replay_markers
 from kmqpy.kafka.message_headers import is_dead_letter_of, redelivery_count
+from kmqpy.kafka.partition_reader import ReadPosition
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
@@ -376,18 +377,25 @@ def _count(
             if one.oldest_ms is None:
                 one.oldest_ms = record.timestamp()[1]
 
-    reached = partition_reader.scan(connection, topic, starts, visit, limit=COUNT_LIMIT)
-    for partition, place in reached.items():
-        if not place.done:
-            left_out = excluded[partition]
-            counted[partition].count += place.end - place.position
-            counted[partition].count -= left_out.count_from(place.position) - left_out.count_from(place.end)
-            counted[partition].exact = False
-    stable = {partition: place.end for partition, place in reached.items()}
-    old = hanging.open_longer_than(connection, topic, stable, now_ms - _HELD_BACK_MS)
+    def count_each(begins: Mapping[int, int], *, uncommitted: bool = False) -> dict[int, ReadPosition]:
+        reached = partition_reader.scan(
+            connection, topic, begins, visit, limit=COUNT_LIMIT, uncommitted=uncommitted
+        )
+        for partition, place in reached.items():
+            if not place.done:
+                left_out = excluded[partition]
+                counted[partition].count += place.end - place.position
+                counted[partition].count -= left_out.count_from(place.position) - left_out.count_from(
+                    place.end
+                )
+                counted[partition].exact = False
+        return reached
+
+    stable = {partition: place.end for partition, place in count_each(starts).items()}
+    old = hanging.open_since_before(connection, topic, stable, now_ms - _HELD_BACK_MS)
     held_back = {partition: max(stable[partition], starts[partition]) for partition in old}
     if held_back:
-        partition_reader.scan(connection, topic, held_back, visit, limit=COUNT_LIMIT, uncommitted=True)
+        count_each(held_back, uncommitted=True)
         for partition in held_back:
             counted[partition].exact = False
     return counted

@@ -18,16 +18,18 @@ _log = logging.getLogger(__name__)
 class HangingWatch:
     """Looks for transactions that nobody ends, in partitions where a client stands still; for one thread.
 
-    Logs each of them once. Asks Kafka only about partitions whose log ends beyond the client's position, and
-    only if something was appended since Kafka has said that no transaction is open.
+    Logs each of them once. Asks Kafka only about partitions in which the client's position is below the end
+    of the log and where it was in the last look; and only if something was appended since Kafka has said that
+    no transaction is open, because a log may end with control records, which move no position.
     """
 
     def __init__(self, connection: KafkaConnection, topic: str, clock: Clock) -> None:
         self._topic = topic
         self._clock = clock
         self._search = HangingTransactions(connection, clock)
-        self._every_s = hanging.SETTINGS.every_s
-        self._next_look = clock.monotonic() + self._every_s
+        self._next_look = clock.monotonic() + hanging.LOOK_EVERY_S
+        self._positions: dict[int, int] = {}
+        """By partition: the client's position in the last look, if it was below the end of the log."""
         self._free_to: dict[int, int] = {}
         """By partition: the end of the log when no transaction was open."""
         self._logged: dict[int, int] = {}
@@ -37,9 +39,14 @@ class HangingWatch:
         """Look for hanging transactions in these partitions of `consumer`, if that is due."""
         if self._clock.monotonic() < self._next_look:
             return
-        self._next_look = self._clock.monotonic() + self._every_s
-        ends = _ends_beyond_position(consumer, [TopicPartition(self._topic, p) for p in partitions])
-        wanted = {(self._topic, p): end for p, end in ends.items() if self._free_to.get(p) != end}
+        self._next_look = self._clock.monotonic() + hanging.LOOK_EVERY_S
+        behind = _behind(consumer, [TopicPartition(self._topic, p) for p in partitions])
+        before, self._positions = self._positions, {p: position for p, (position, _) in behind.items()}
+        wanted = {
+            (self._topic, p): end
+            for p, (position, end) in behind.items()
+            if before.get(p) == position and self._free_to.get(p) != end
+        }
         if not wanted:
             return
         for one in self._search.look(wanted):
@@ -60,11 +67,12 @@ class HangingWatch:
                 self._free_to[place[1]] = end
 
 
-def _ends_beyond_position(consumer: Consumer, places: list[TopicPartition]) -> dict[int, int]:
-    """The end of the log of each partition in which it is beyond the position; from librdkafka's memory."""
+def _behind(consumer: Consumer, places: list[TopicPartition]) -> dict[int, tuple[int, int]]:
+    """Position and end of the log where the one is below the other; from librdkafka's memory."""
     found = {}
     for place in consumer.position(places) if places else ():
         low, end = consumer.get_watermark_offsets(place, cached=True)
-        if end > max(place.offset, low):
-            found[place.partition] = end
+        position = max(place.offset, low)
+        if position < end:
+            found[place.partition] = position, end
     return found

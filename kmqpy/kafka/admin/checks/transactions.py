@@ -11,16 +11,26 @@ from kmqpy.kafka.admin.findings import Kind, Severity
 def check_hanging(facts: Facts) -> Faults:
     """Find hanging transactions; see kmqpy.kafka.hanging."""
     for one in facts.hanging:
+        own = facts.own_hanging.get(one.place)
+        # Whoever replays old records may write their times into a transaction of now.
+        doubtful = own is None and one.told_by_producer
+        which = "an open transaction" if doubtful else "a transaction that nobody ends"
+        clock = " by the clock of its producer" if doubtful else ""
         since = datetime.fromtimestamp(one.since_ms / 1000, UTC)
         what = (
-            f"{one.topic}, partition {one.partition}: a transaction that nobody ends has held back readers "
-            f"at offset {one.offset} since {since:%Y-%m-%d %H:%M:%S} UTC; about {one.waiting} records wait"
+            f"{one.topic}, partition {one.partition}: {which} has held back readers at offset {one.offset} "
+            f"since {since:%Y-%m-%d %H:%M:%S} UTC{clock}; about {one.waiting} records wait"
         )
         tool = f"kafka-transactions.sh --bootstrap-server {facts.bootstrap}"
         place = f"--topic {one.topic} --partition {one.partition}"
         abort = f"`{tool} abort {place} --start-offset {one.offset}`"
-        own = facts.own_hanging.get(one.place)
-        if own is None:
+        describe = f"`{tool} describe-producers {place}` shows"
+        if doubtful:
+            to_do = (
+                f"{describe} which producer has written it; if that is at work, leave it. Otherwise {abort} "
+                "ends it and drops its records"
+            )
+        elif own is None:
             to_do = f"{abort} ends it and drops its records"
         elif not own.may_be_ended:
             to_do = (
@@ -33,5 +43,6 @@ def check_hanging(facts: Facts) -> Faults:
                 f"`kmq doctor {facts.settings.name} --fix` ends it, since {own.transactional_id} has written "
                 f"it; if Kafka has forgotten that id, {abort} does{drawback}"
             )
-        to_do += f"; `{tool} describe-producers {place}` shows its producer id"
+        if not doubtful:
+            to_do += f"; {describe} its producer id"
         yield Severity.ERROR, Kind.HANGING_TRANSACTION, what, to_do
