@@ -445,7 +445,14 @@ class Checker:
         takers = {taken.by for taken, _ in takes[offset]}
         if (partition, offset) in self._forgiven or any(r.believed < self._number for r, _ in takes[offset]):
             return
-        if (partition, offset) in self._copied and len(takers) == 1 and not self.history.markers_deleted:
+        again = any(
+            first <= offset for _, first in self._taken_again
+        )  # on purpose, perhaps by the same taker
+        if (
+            (partition, offset) in self._copied
+            and len(takers) == 1
+            and not (again or self.history.markers_deleted)
+        ):
             self.problems.append(f"a second copy of {what}, which only {takers} had taken")
         self._copied.add((partition, offset))
         self._check_claim(record, copy, offset, what)
