@@ -68,7 +68,7 @@ class HangingKeeper:
             if key not in self._partitions:
                 continue
             one = self._found.get(place)
-            lasts_s = 0 if one is None else one.lasts_s(self._clock)
+            lasts_s = None if one is None else one.lasts_s(self._clock)
             self._metrics.show_hanging(*key, place[0], lasts_s)
             if one is None:
                 continue

@@ -312,7 +312,7 @@ def test_a_transaction_that_nobody_ends(cluster, nothing_may_last, judged, caplo
         # Ordinary so far.
         assert queue.topics.longest_transaction_ms() == 900_000
         until(lambda: len(judged) == 2)  # the tracker and the client
-        assert hanging_seconds(tracker, queue, name) == 0
+        assert hanging_seconds(tracker, queue, name) is None
         assert tracker.problems() == []
         assert findings(queue) == []
         assert bodies(taker.messages) == ["before"]
@@ -339,7 +339,7 @@ def test_a_transaction_that_nobody_ends(cluster, nothing_may_last, judged, caplo
         run_tools(found)
         until(lambda: tracker.problems() == [], what=tracker.problems)
         until(lambda: len(taker.messages) == 4)
-        assert hanging_seconds(tracker, queue, name) == 0
+        assert hanging_seconds(tracker, queue, name) is None
         assert findings(queue) == []
         taker.stop()
         assert bodies(taker.messages) == ["before", "1", "2", "3"]

@@ -81,7 +81,7 @@ class TrackerMetrics:
         }
         self._hanging = Gauge(
             "kmq_hanging_transaction_seconds",
-            "For how long a transaction that nobody ends has held back readers of the topic; 0: none",
+            "For how long a transaction that nobody ends has held back readers of the topic",
             ["queue", "topic", "partition"],
             registry=self.registry,
         )
@@ -106,9 +106,12 @@ class TrackerMetrics:
             if value is not None:
                 self._count_gauges[name].labels(queue, str(partition)).set(value)
 
-    def show_hanging(self, queue: str, partition: int, topic: str, lasts_s: float) -> None:
-        """Set for how long a hanging transaction in this topic of the queue has lasted; 0: there is none."""
-        self._hanging.labels(queue, topic, str(partition)).set(lasts_s)
+    def show_hanging(self, queue: str, partition: int, topic: str, lasts_s: float | None) -> None:
+        """Set for how long a transaction in this topic of the queue has been hanging; None: there is none."""
+        if lasts_s is None:
+            self._hanging.remove_by_labels({"queue": queue, "topic": topic, "partition": str(partition)})
+        else:
+            self._hanging.labels(queue, topic, str(partition)).set(lasts_s)
 
     def hide(self, queue: str, partition: int) -> None:
         """Remove the gauges that both `show…` have set: this tracker has the partition no longer."""
