@@ -188,6 +188,9 @@ def test_r37_forged_claims_hold_up_nothing(queue):
     before = value(tracker, queue.name, "torn_transactions"), value(tracker, queue.name, "takeovers")
     forge(3)
     forge(4)
+    own = [dict(r.headers() or ()).get(CLAIM_ID) for r in queue.records(queue.settings.markers_topic)]
+    for number in (one for one in own if one is not None and not one.startswith(b"forged")):
+        queue.append(key, data, [*named, (CLAIM_ID, number), (COPIES_TO, queue.name.encode())])
     queue.mark_all([take(record.offset()) for record in queue.records()[-4:]])
     until(lambda: sum(queue.copies().values()) >= 15, what=tracker.problems)
     assert (

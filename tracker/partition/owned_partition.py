@@ -159,7 +159,7 @@ class OwnedPartition:
         failures, self.failures = self.failures, 0
         # Redeliveries from before the fencing were committed and are read by now, or never will be.
         self.state.claims.end_all()
-        self.state.claims.expects = self.redeliverer.has_claimed
+        self.state.claims.expects = self.redeliverer.expects_claim
         if self.state.claims:
             self.failures = failures  # what is torn may be impossible to mend for a while
         self.state.retry_all()

@@ -56,7 +56,7 @@ _MAX_REFUSED_PER_CALL = 20
 after this many new refusals. Each refused copy needs a transaction of its own, and other messages wait
 meanwhile."""
 _MAX_CLAIM_IDS = 1_000
-"""A redeliverer knows the claims of its last transactions, this many. The main loop soon reads a claim."""
+"""A redeliverer knows the claims of its last transactions, this many, until the main loop reads them."""
 _RETRY_PAUSE = Backoff(0.4, 2, 30, jitter=0)
 """redeliver() makes a message that failed due again after this pause: 0.4 s, doubled by each failure of the
 message, up to 30 s."""
@@ -141,8 +141,8 @@ class Redeliverer:
         self._since_plan: MarkersSincePlan | None = None
         self._last_attempts: PartitionAttempts | None = None
         self._taken_late: frozenset[int] = frozenset()
-        self._claim_ids: dict[bytes, None] = {}
-        """The claims of the last transactions, the last one last."""
+        self._claim_ids: dict[bytes, bool] = {}
+        """The claims of the last transactions that were not read yet, the last one last; each with True."""
 
     def open(self, timeout_s: float) -> None:
         """Open the producer: fences earlier owners, aborts their open transactions. Raises KmqError."""
@@ -213,9 +213,9 @@ class Redeliverer:
         self._forget(done)
         return outcome
 
-    def has_claimed(self, claim_id: bytes) -> bool:
-        """Return True for the claim of one of the last transactions. For any thread."""
-        return claim_id in self._claim_ids
+    def expects_claim(self, claim_id: bytes) -> bool:
+        """Return True, once, for the claim of one of the last transactions. For any thread."""
+        return self._claim_ids.pop(claim_id, False)
 
     def mend(
         self,
@@ -420,9 +420,9 @@ class Redeliverer:
             raise ProducerUnusable("no producer")
         timeout_s = self._settings.effective_transaction_timeout_ms / 1000
         transaction = CopyTransaction(self._producer, topic, self.queue.markers_topic, timeout_s, self._clock)
-        self._claim_ids[transaction.claim_id] = None
-        if len(self._claim_ids) > _MAX_CLAIM_IDS:
-            del self._claim_ids[next(iter(self._claim_ids))]
+        self._claim_ids[transaction.claim_id] = True
+        for oldest in list(self._claim_ids)[:-_MAX_CLAIM_IDS]:
+            self._claim_ids.pop(oldest, None)
         try:
             yield transaction
         except TransactionAborted as error:

@@ -58,8 +58,9 @@ class OpenClaims:
     between, a transaction may count as over too early: then somebody looks for its copies while its end
     markers are on the way, which does no harm.
 
-    expects  tells for the id of a claim whether it is worth reading; None: all are. Once a tracker has read
-             the claims of its predecessors, it expects only its own: others are forged
+    expects  called with the id of each claim that is new: tells whether it is worth reading; None: all are.
+             Once a tracker has read the claims of its predecessors, it expects only its own, each once:
+             others are forged
     """
 
     def __init__(self) -> None:
@@ -94,8 +95,9 @@ class OpenClaims:
                 del self._claims[next(iter(self._claims))]
 
     def _is_new(self, claim_id: bytes) -> bool:
-        expected = self.expects is None or self.expects(claim_id)
-        return expected and len(claim_id) <= _MAX_ID_BYTES and claim_id not in self._claims
+        if len(claim_id) > _MAX_ID_BYTES or claim_id in self._claims:
+            return False
+        return self.expects is None or self.expects(claim_id)
 
     def account_for(self, runs: Iterable[tuple[int, int]]) -> None:
         """Note what became of the messages of these runs: a tracker has ended them, or left them alone."""
