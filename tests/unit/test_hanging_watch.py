@@ -34,9 +34,6 @@ class Standing:
         self.asked += 1
         return [HangingTransaction(*place, self.offset, 4, 0, ()) for place in places if self.open]
 
-    def is_open(self, _place: tuple[str, int]) -> bool:
-        return self.open
-
     def asks(self) -> bool:
         before = self.asked
         self.watch.look(self, [0])  # type: ignore[arg-type]
@@ -59,13 +56,10 @@ def test_a_client_that_has_read_everything_asks_nothing(standing: Standing) -> N
     assert [standing.asks() for _ in range(3)] == [False] * 3
 
 
-def test_who_stands_still_asks_until_kafka_says_that_no_transaction_is_open(standing: Standing) -> None:
-    standing.open = True
+def test_who_stands_still_asks_until_it_goes_on(standing: Standing) -> None:
     assert [standing.asks() for _ in range(3)] == [False, True, True]
-    standing.open = False
-    assert [standing.asks() for _ in range(3)] == [True, False, False]  # control records end the log
-    standing.end += 1
-    assert [standing.asks() for _ in range(2)] == [True, False]
+    standing.offset += 1
+    assert [standing.asks() for _ in range(3)] == [False, True, True]
 
 
 def test_each_is_logged_once(standing: Standing, caplog: pytest.LogCaptureFixture) -> None:

@@ -19,8 +19,7 @@ class HangingWatch:
     """Looks for transactions that nobody ends, in partitions where a client stands still; for one thread.
 
     Logs each of them once. Asks Kafka only about partitions in which the client's position is below the end
-    of the log and where it was in the last look; and only if something was appended since Kafka has said that
-    no transaction is open, because a log may end with control records, which move no position.
+    of the log and where it was in the last look. (Control records with which a log ends move the position.)
     """
 
     def __init__(self, connection: KafkaConnection, topic: str, clock: Clock) -> None:
@@ -30,8 +29,6 @@ class HangingWatch:
         self._next_look = clock.monotonic() + hanging.LOOK_EVERY_S
         self._positions: dict[int, int] = {}
         """By partition: the client's position in the last look, if it was below the end of the log."""
-        self._free_to: dict[int, int] = {}
-        """By partition: the end of the log when no transaction was open."""
         self._logged: dict[int, int] = {}
         """By partition: the offset of the hanging transaction that was logged."""
 
@@ -40,16 +37,12 @@ class HangingWatch:
         if self._clock.monotonic() < self._next_look:
             return
         self._next_look = self._clock.monotonic() + hanging.LOOK_EVERY_S
-        behind = _behind(consumer, [TopicPartition(self._topic, p) for p in partitions])
-        before, self._positions = self._positions, {p: position for p, (position, _) in behind.items()}
-        wanted = {
-            (self._topic, p): end
-            for p, (position, end) in behind.items()
-            if before.get(p) == position and self._free_to.get(p) != end
-        }
-        if not wanted:
+        places = [TopicPartition(self._topic, p) for p in partitions]
+        before, self._positions = self._positions, _positions_behind(consumer, places)
+        standing = [(self._topic, p) for p, position in self._positions.items() if before.get(p) == position]
+        if not standing:
             return
-        for one in self._search.look(wanted):
+        for one in self._search.look(standing):
             if self._logged.get(one.partition) != one.offset:
                 self._logged[one.partition] = one.offset
                 _log.error(
@@ -62,17 +55,14 @@ class HangingWatch:
                         "lasts_s": one.lasts_s(self._clock),
                     },
                 )
-        for place, end in wanted.items():
-            if not self._search.is_open(place):
-                self._free_to[place[1]] = end
 
 
-def _behind(consumer: Consumer, places: list[TopicPartition]) -> dict[int, tuple[int, int]]:
-    """Position and end of the log where the one is below the other; from librdkafka's memory."""
+def _positions_behind(consumer: Consumer, places: list[TopicPartition]) -> dict[int, int]:
+    """The position in each partition in which it is below the end of the log; from librdkafka's memory."""
     found = {}
     for place in consumer.position(places) if places else ():
         low, end = consumer.get_watermark_offsets(place, cached=True)
         position = max(place.offset, low)
         if position < end:
-            found[place.partition] = position, end
+            found[place.partition] = position
     return found
