@@ -2,7 +2,8 @@
 
 A copy is the record with which a tracker redelivers or dead-letters a message; the original is the record
 that the copy replaces. The copies and the end markers of their originals are in the same transaction. After a
-tracker was killed at any point, its successor reads either both or neither, and never makes a duplicate.
+tracker was killed at any point, its successor reads either both or neither, and never makes a duplicate. If a
+late request has ended a transaction too early, mend() adds what is missing (rule R37 of docs/rules.md).
 """
 
 from __future__ import annotations

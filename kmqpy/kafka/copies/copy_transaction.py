@@ -1,6 +1,7 @@
 """Writes copies, and the end markers of their originals, in one Kafka transaction.
 
 Readers see either both or neither, so a process that is killed at any point loses and duplicates no message.
+One exception is mended by others: a late request may end a transaction too early (see open_claims).
 """
 
 from __future__ import annotations

@@ -31,18 +31,17 @@ def check_hanging(facts: Facts) -> Faults:
                 "ends it and drops its records"
             )
         elif own is None:
-            to_do = f"{abort} ends it and drops its records"
+            to_do = f"{abort} ends it and drops its records; {describe} its producer id"
         elif not own.may_be_ended:
             to_do = (
                 "do not abort it: that would lose its copies, whose originals are finished. The next "
-                f"redelivery by {own.transactional_id} commits it"
+                f"redelivery by {own.transactional_id} commits it; {describe} its producer id"
             )
         else:
             drawback = "; then what it has copied is copied a second time" if own.commits else ""
             to_do = (
-                f"`kmq doctor {facts.settings.name} --fix` ends it, since {own.transactional_id} has written "
-                f"it; if Kafka has forgotten that id, {abort} does{drawback}"
+                f"`kmq doctor {facts.settings.name} --fix` ends it if {own.transactional_id} has written it. "
+                f"Else, or if Kafka has forgotten that id, {describe} which producer has; if that is at "
+                f"work, leave it, otherwise {abort} ends it{drawback}"
             )
-        if not doubtful:
-            to_do += f"; {describe} its producer id"
         yield Severity.ERROR, Kind.HANGING_TRANSACTION, what, to_do
