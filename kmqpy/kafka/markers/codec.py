@@ -34,6 +34,7 @@ from typing import Any
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError, UnsupportedMarker
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts
 
 Headers = list[tuple[str, bytes | None]]
 """Record headers: names may repeat, order is kept."""
@@ -86,6 +87,7 @@ _BY = "kmq-by"
 _BY_TRACKER = b"tracker"
 _TAKES_FROM = "kmq-takes-from"
 _TAKES_AGAIN = "kmq-takes-again"
+_CUTS = "kmq-cuts"
 _DECIMAL = re.compile(rb"[0-9]{1,19}")
 
 
@@ -131,6 +133,9 @@ class Marker:
     """The messages of a range marker, `offset` being the lowest; empty: `offset` alone."""
     takes_from: int | None = None
     takes_again: bool = False
+    cuts: LogCuts = NO_CUTS
+    """On ticks: the cuts of the queue partition's log. They stand before all takes of messages behind the
+    cuts."""
 
     @property
     def count(self) -> int:
@@ -267,6 +272,8 @@ def encode(marker: Marker) -> tuple[bytes, bytes, Headers]:
         headers.append((_TAKES_FROM, b"%d" % marker.takes_from))
         if marker.takes_again:
             headers.append((_TAKES_AGAIN, b"1"))
+    if marker.cuts:
+        headers.append((_CUTS, str(marker.cuts).encode()))
     if marker.runs:
         value = _encode_range(marker)
     elif marker.op is Op.END:
@@ -306,10 +313,16 @@ def decode(
     values = {name: _as_bytes(content) for name, content in headers}
     if redeliver_after_ms is None:
         by_tracker = values.get(_BY) == _BY_TRACKER
-        if offset == TICK_OFFSET and _TAKES_FROM in values:
-            takes = _assignment_of(values)
+        if offset == TICK_OFFSET and (_TAKES_FROM in values or _CUTS in values):
+            takes_from, again = _assignment_of(values)
             return Marker(
-                partition, offset, Op.END, by_tracker=by_tracker, takes_from=takes[0], takes_again=takes[1]
+                partition,
+                offset,
+                Op.END,
+                by_tracker=by_tracker,
+                takes_from=takes_from,
+                takes_again=again,
+                cuts=_cuts_of(values),
             )
         reason = _text(values.get(_REASON))
         return Marker(partition, offset, Op.END, reason=reason, by_tracker=by_tracker, runs=runs)
@@ -327,17 +340,22 @@ def decode(
     )
 
 
-def tick(partition: int) -> Marker:
-    """A marker of no message, from which its writer learns the broker's time and where the log ends."""
-    return Marker(partition, TICK_OFFSET, Op.END, by_tracker=True)
+def tick(partition: int, cuts: LogCuts = NO_CUTS) -> Marker:
+    """A marker of no message, from which its writer learns the broker's time and where the log ends.
+
+    `cuts` are those of the queue partition's log; readers drop what they know of the messages cut away.
+    """
+    return Marker(partition, TICK_OFFSET, Op.END, by_tracker=True, cuts=cuts)
 
 
-def assignment_tick(partition: int, takes_from: int, *, again: bool = False) -> Marker:
+def assignment_tick(
+    partition: int, takes_from: int, *, again: bool = False, cuts: LogCuts = NO_CUTS
+) -> Marker:
     """The tick of a client to which a partition was assigned: it takes messages from `takes_from` on.
 
     `again`: the client does not know all earlier takes, so it may take some of these messages again.
     """
-    return replace(tick(partition), takes_from=takes_from, takes_again=again)
+    return replace(tick(partition, cuts), takes_from=takes_from, takes_again=again)
 
 
 def encode_count(count: int) -> bytes:
@@ -454,9 +472,16 @@ def _decode_bitmap(value: bytes, first: int) -> Runs:
 
 
 def _assignment_of(values: Mapping[str, bytes | None]) -> tuple[int | None, bool]:
-    data = values[_TAKES_FROM] or b""
+    data = values.get(_TAKES_FROM) or b""
     takes_from = int(data) if _DECIMAL.fullmatch(data) else INT64_MAX + 1
     return (None, False) if takes_from > INT64_MAX else (takes_from, values.get(_TAKES_AGAIN) == b"1")
+
+
+def _cuts_of(values: Mapping[str, bytes | None]) -> LogCuts:
+    try:
+        return LogCuts.parse((values.get(_CUTS) or b"").decode())
+    except ValueError:
+        return NO_CUTS
 
 
 def _op(data: bytes | None, value: bytes | None) -> Op:

@@ -1,0 +1,129 @@
+"""Numbers the messages of a partition so that a number never names two messages. Pure: no I/O.
+
+The log of a partition can be cut back: after a power cut of all replicas, or an unclean election, it ends
+earlier than before, and Kafka gives the offsets behind the cut once more (rule R39 of docs/rules.md). So
+kmqpy names a message by a number, which is its offset in a log that was never cut. Behind a cut it is
+
+    number = epoch << 44 | offset
+
+where `epoch` is the leader epoch of the first record that was written behind the cut. Kafka raises a
+partition's leader epoch with each election, and each record keeps the epoch in which it was written, so the
+epoch of a cut is above those of all records that the log had before. Whatever names a message of the former
+log names a number that no message has any more. What lies below the cut keeps its numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+_OFFSET_BITS = 44
+"""Offsets are below 2^44: 17 million million messages in a partition."""
+_MAX_OFFSET = (1 << _OFFSET_BITS) - 1
+_MAX_EPOCH = (1 << 63 - _OFFSET_BITS) - 1
+"""Numbers are below 2^63. A partition with more elections can't be cut back without confusion."""
+_MAX_CUTS = 100
+"""A text with more cuts is refused."""
+_TEXT = re.compile(r"[0-9]{1,6}@[0-9]{1,14}(,[0-9]{1,6}@[0-9]{1,14})*")
+
+
+class Cut(NamedTuple):
+    """From offset `start` on, the log was written anew; the record there has the leader epoch `epoch`."""
+
+    epoch: int
+    start: int
+
+    @property
+    def base(self) -> int:
+        """What is added to the offsets behind the cut."""
+        return self.epoch << _OFFSET_BITS
+
+
+@dataclass(frozen=True, slots=True)
+class LogCuts:
+    """The cuts of a partition's log, as far as they are known, ascending by epoch and by start."""
+
+    cuts: tuple[Cut, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.cuts)
+
+    def knows(self, cut: Cut) -> bool:
+        """Return True if this cut, or a later one, is known; False also if it can't be numbered."""
+        known = self.cuts[-1].epoch if self.cuts else 0
+        return not (known < cut.epoch <= _MAX_EPOCH and 0 <= cut.start <= _MAX_OFFSET)
+
+    def with_cut(self, cut: Cut) -> LogCuts:
+        """These cuts and `cut`, unless it is known; those that it has cut away are left out."""
+        if self.knows(cut):
+            return self
+        return LogCuts((*(one for one in self.cuts if one.start < cut.start), cut))
+
+    def new_in(self, other: LogCuts) -> tuple[Cut, ...]:
+        """The cuts in `other` that are not known here."""
+        return tuple(cut for cut in other.cuts if not self.knows(cut))
+
+    def merged(self, other: LogCuts) -> LogCuts:
+        """These cuts, and those in `other` that are not known."""
+        found = self
+        for cut in other.cuts:
+            found = found.with_cut(cut)
+        return found
+
+    def base_at(self, offset: int) -> int:
+        """What is added to this offset of the log to have the number of its message."""
+        return next((cut.base for cut in reversed(self.cuts) if cut.start <= offset), 0)
+
+    def number_of(self, offset: int) -> int:
+        """The number of the message at this offset of the log."""
+        return offset + self.base_at(offset) if self.cuts else offset
+
+    def numbers_of(self, offsets: Sequence[int]) -> Sequence[int]:
+        """The numbers of the messages at these offsets, which ascend."""
+        if not self.cuts or not offsets:
+            return offsets
+        base = self.base_at(offsets[0])
+        if base != self.base_at(offsets[-1]):
+            return [self.number_of(offset) for offset in offsets]
+        if isinstance(offsets, range):
+            return range(offsets.start + base, offsets.stop + base)
+        return [offset + base for offset in offsets] if base else offsets
+
+    def is_current(self, number: int) -> bool:
+        """Return True unless the message with this number stood behind a cut, in the former log."""
+        return not self.cuts or self.number_of(offset_of(number)) == number
+
+    def __str__(self) -> str:
+        return ",".join(f"{cut.epoch}@{cut.start}" for cut in self.cuts)
+
+    @classmethod
+    def parse(cls, text: str) -> LogCuts:
+        """The cuts in a text that str() gave; raises ValueError for any other."""
+        if not text:
+            return NO_CUTS
+        if not _TEXT.fullmatch(text):
+            raise ValueError("cuts: not of the form epoch@start,epoch@start,...")
+        found = NO_CUTS
+        parts = text.split(",")
+        for part in parts:
+            epoch, start = part.split("@")
+            found = found.with_cut(Cut(int(epoch), int(start)))
+        if len(found.cuts) != len(parts) or len(parts) > _MAX_CUTS:
+            raise ValueError("cuts: too many, not ascending, or out of range")
+        return found
+
+
+NO_CUTS = LogCuts()
+"""A log that was never cut back, as far as anybody knows."""
+
+
+def offset_of(number: int) -> int:
+    """The offset at which the message with this number stands, or stood."""
+    return number & _MAX_OFFSET if number > _MAX_OFFSET else number
+
+
+def offsets_of_runs(runs: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
+    """Runs (first, count) of numbers as runs of offsets; a run of numbers has one base."""
+    return ((offset_of(first), count) for first, count in runs)
