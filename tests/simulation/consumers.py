@@ -138,6 +138,12 @@ class GroupConsumer:
         self._positions: dict[int, int | None] = {}
         self._paused: set[int] = set()
         self._eager: set[int] = set()
+        self._kept: dict[int, list[Record]] = {}
+        """What it has fetched of logs that were cut back since."""
+        self._bounds: dict[int, tuple[int, int]] = {}
+        """Where these logs began and ended then."""
+        self._epochs: dict[int, int] = {}
+        """The leader epoch of the last record that it gave, where it did not begin anew since."""
         self._failed_commit = False
         self._free_at = 0.0
         self._generation = 0
@@ -179,11 +185,20 @@ class GroupConsumer:
             self._eager.discard(partition)
             some = 1 + int(limit * self._world.random())
             found += self._fetch(partition, min(some, limit - len(found)))
+        if self._world.cut_logs:
+            for record in found:
+                self.process.fetched.setdefault((record.partition(), record.at), []).append(record)
         return found
 
     def _fetch(self, partition: int, limit: int) -> list[Record]:
         log = self._connection.broker.logs[self._topic, partition]
         position = self._positions[partition]
+        if self._world.cut_logs:
+            if kept := self._take_kept(partition, limit):
+                return kept
+            if self._is_truncated(partition, log):
+                self._world.trace(self.process.name, f"finds {partition} cut back, begins at {log.start}")
+                position = log.start
         if position is None:
             position = self._group.committed.get(partition, (0, ""))[0]
         elif self._world.faults and self._world.random() < 0.01:  # librdkafka repeats a look-up, too late
@@ -191,7 +206,42 @@ class GroupConsumer:
         if position > log.end:  # of a topic that was longer: auto.offset.reset earliest
             position = log.start
         found, self._positions[partition] = log.read(max(position, log.start), limit)
+        if found and self._world.cut_logs:
+            self._epochs[partition] = found[-1].epoch
         return found
+
+    def keep_fetched(self, partition: int, limit: int) -> None:
+        """The log is about to be cut back: keep some of what comes next, as if it were fetched already."""
+        position = self._positions.get(partition)
+        if position is None or partition in self._kept or partition in self._paused:
+            return
+        log = self._connection.broker.logs[self._topic, partition]
+        self._bounds[partition] = log.start, log.end
+        self._kept[partition] = log.read(max(position, log.start), limit)[0]
+
+    def _take_kept(self, partition: int, limit: int) -> list[Record]:
+        kept = self._kept.get(partition, [])[:limit]
+        if kept:
+            self._kept[partition] = self._kept[partition][limit:]
+            self._positions[partition] = kept[-1].at + 1
+            self._epochs[partition] = kept[-1].epoch
+        else:
+            self._drop_kept(partition)
+        return kept
+
+    def _drop_kept(self, partition: int) -> None:
+        self._kept.pop(partition, None)
+        self._bounds.pop(partition, None)
+
+    def _is_truncated(self, partition: int, log: Log) -> bool:
+        """Whether it finds that its position is not in this log any more, when it hears of a new leader."""
+        position, epoch = self._positions[partition], self._epochs.get(partition)
+        if position is None or epoch is None or not self._world.validates:
+            return False
+        if position <= log.epoch_end(epoch):
+            return False
+        del self._epochs[partition]
+        return True
 
     def _rebalance(self) -> Steps:
         group, me = self._group, self
@@ -238,13 +288,18 @@ class GroupConsumer:
         for place in places:
             self._positions[place.partition] = place.offset if place.offset >= 0 else None
             self._paused.discard(place.partition)
+            self._drop_kept(place.partition)
+            self._epochs.pop(place.partition, None)
 
     def incremental_unassign(self, places: Iterable[TopicPartition]) -> None:
         for place in places:
             self._positions.pop(place.partition, None)
+            self._drop_kept(place.partition)
 
     def pause(self, places: Iterable[TopicPartition]) -> None:
         self._paused.update(place.partition for place in places)
+        for place in places:
+            self._drop_kept(place.partition)
 
     def resume(self, places: Iterable[TopicPartition]) -> None:
         self._paused.difference_update(place.partition for place in places)
@@ -253,6 +308,8 @@ class GroupConsumer:
         if self._positions.get(place.partition) is None:
             raise KafkaException(KafkaError(KafkaError._STATE))
         self._positions[place.partition] = place.offset
+        self._drop_kept(place.partition)
+        self._epochs.pop(place.partition, None)
 
     def committed(self, places: Sequence[TopicPartition], timeout: float) -> Steps:
         yield from self._connection.reach()
@@ -263,7 +320,7 @@ class GroupConsumer:
 
     def get_watermark_offsets(self, place: TopicPartition, *, cached: bool) -> tuple[int, int]:
         log = self._connection.broker.logs[place.topic, place.partition]
-        return log.start, log.end
+        return self._bounds.get(place.partition) or (log.start, log.end)
 
     def commit(self, *, offsets: Sequence[TopicPartition], asynchronous: bool) -> None:
         world, process = self._world, self.process
