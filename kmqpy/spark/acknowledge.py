@@ -20,7 +20,7 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.marker_writer import Item, MarkerWriter
-from kmqpy.kafka.client.offset_commits import commit_metadata
+from kmqpy.kafka.client.offset_commits import Commit, commit_metadata
 from kmqpy.kafka.cut_off import may_be_cut_off
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Op
@@ -278,7 +278,9 @@ class Acknowledger(StreamingQueryListener):
     def _commit(self, next_: Mapping[int, Place]) -> None:
         """Commit how far the queue was taken: the next reader starts there (rule R10 of docs/rules.md)."""
         places = [
-            TopicPartition(self._queue.name, partition, offset, commit_metadata(at, self._ids))
+            TopicPartition(
+                self._queue.name, partition, offset, commit_metadata(Commit(offset, at), self._ids)
+            )
             for partition, (offset, at) in next_.items()
             if offset > self._committed_up_to.get(partition, -1)
         ]

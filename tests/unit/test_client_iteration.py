@@ -3,6 +3,7 @@
 import threading
 import time
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from confluent_kafka import Message as Record
@@ -84,6 +85,7 @@ class FakeMember:
     """Gives a batch of so many messages, once."""
 
     size = 0
+    cuts: ClassVar = {}
 
     def __init__(self, *_, **__):
         self._coming = [Record(topic="q", value=b"", partition=0, offset=at) for at in range(self.size)]

@@ -7,12 +7,13 @@ partition over, it replaces the AssignedPartition by a new one, which is RECOVER
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.client.offset_commits import Commit, PartitionCommits
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts, offset_of
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import ascends
 
@@ -44,16 +45,24 @@ class StartsFound:
     end        the markers offset at which the markers partition ended
     complete   False: start markers may be missing, because the markers offset to begin at was unknown, or
                because Kafka has deleted markers at or after it
+    epoch      the highest leader epoch in an assignment tick: that of the messages in `started`, or a higher
+               one; None if no tick says so
+    cuts       the cuts of the queue partition's log that ticks name
     """
 
     started: OffsetRuns = field(default_factory=OffsetRuns)
     in_flight: OffsetRuns = field(default_factory=OffsetRuns)
     end: int = 0
     complete: bool = True
+    epoch: int | None = None
+    cuts: LogCuts = NO_CUTS
 
 
 class AssignedPartition:
     """The state of one partition that is assigned to a group member.
+
+    Its methods name messages by their offsets, except where they say that they take or return numbers; see
+    log_cuts.
 
     assigned_at  monotonic time of the assignment; the markers are read when the topic ids are known as of
                  this time or later
@@ -71,12 +80,16 @@ class AssignedPartition:
         self.position = 0
         """The lowest queue offset that may come next. A message below this offset has come before, and is
         ignored."""
+        self.cuts = NO_CUTS
+        """The cuts of the log, which say which number the message at an offset has."""
+        self.epoch: int | None = None
+        """The highest leader epoch of the log that is known to this member; None: none is."""
         self._log_end = log_end
         self._started = OffsetRuns()
-        """Offsets, from the committed one on, of messages that already have a start marker; the client skips
-        them."""
+        """Numbers, from the committed offset on, of messages that already have a start marker; the client
+        skips them."""
         self._uncertain: set[int] = set()
-        """Offsets of messages whose start markers failed; Kafka may have written some of them after all."""
+        """Numbers of messages whose start markers failed; Kafka may have written some of them after all."""
         self._markers_end = 0
         """Where the markers partition ended when it was last read. Start markers that this member writes
         afterwards have this markers offset or a higher one."""
@@ -85,10 +98,11 @@ class AssignedPartition:
 
     # --- receiving --------------------------------------------------------------------------------
 
-    def expects(self, offsets: Sequence[int], log_start: int) -> bool:
+    def expects(self, offsets: Sequence[int], log_start: int, epoch: int | None = None) -> bool:
         """Return True if receive() would return True for each of these offsets; the usual case.
 
         Then receive_expected() notes all of them at once. After False, look at each of them with receive().
+        `epoch` is the leader epoch of the last record, the highest of all.
         """
         next_offset = self.commits.next_offset
         return (
@@ -97,6 +111,7 @@ class AssignedPartition:
             and next_offset is not None
             and next_offset >= log_start
             and offsets[0] >= self.position
+            and not self.shows_new_epoch(epoch)
             and ascends(offsets)
         )
 
@@ -120,11 +135,18 @@ class AssignedPartition:
             # repeats the look-up half a second later and goes back to that offset.
             return False
         self.position = offset + 1
-        if offset < log_start or offset in self._started:
+        if offset < log_start or self.cuts.number_of(offset) in self._started:
             self.commits.skip(offset)
             return False
         self.commits.receive(1)
         return True
+
+    def shows_new_epoch(self, epoch: int | None) -> bool:
+        """Return True if a record with this leader epoch shows that the log may have been cut back.
+
+        Kafka has elected a leader since the epoch was read; then the log may lack what it had before.
+        """
+        return epoch is not None and self.epoch is not None and epoch > self.epoch
 
     def shows_another_log(self, offset: int, log_end: int) -> bool:
         """Return True if the message is of a recreated topic: the log ends below the offset read before."""
@@ -132,24 +154,24 @@ class AssignedPartition:
 
     # --- start markers ----------------------------------------------------------------------------
 
-    def mark_started(self, offset: int, markers_offset: int, count: int) -> None:
-        """Let `count` messages up to `offset` be committed. The last start marker is at `markers_offset`."""
-        self.commits.mark_started(offset, markers_offset, count)
+    def mark_started(self, number: int, markers_offset: int, count: int) -> None:
+        """Let `count` messages up to `number` be committed. The last start marker is at `markers_offset`."""
+        self.commits.mark_started(offset_of(number), markers_offset, count)
         self._failures = 0
 
-    def mark_uncertain(self, offsets: Sequence[int]) -> None:
-        """Note that start markers of these ascending offsets failed; Kafka may have written some of them.
+    def mark_uncertain(self, numbers: Sequence[int]) -> None:
+        """Note that start markers of these ascending numbers failed; Kafka may have written some of them.
 
         Call this before `mark_started` for other messages of the same batch, and call `rewind` afterwards.
         """
-        self.commits.mark_uncertain(offsets[-1], self._markers_end)
-        self._uncertain.update(offsets)
+        self.commits.mark_uncertain(offset_of(numbers[-1]), self._markers_end)
+        self._uncertain.update(numbers)
 
-    def rewind(self, offset: int, now: float) -> None:
-        """Receive messages from `offset` on again, after a back-off and a check of failed start markers."""
+    def rewind(self, number: int, now: float) -> None:
+        """Receive messages from `number` on again, after a back-off and a check of failed start markers."""
         self.phase = ReceivePhase.CHECKING
         self.commits.rewind()
-        self.seek_to = self.position = offset
+        self.seek_to = self.position = offset_of(number)
         self.back_off(now)
 
     def continues_at(self, markers_offset: int) -> bool:
@@ -175,8 +197,8 @@ class AssignedPartition:
 
     def recover_from(self, commit: Commit | None) -> Commit:
         """Return the commit to recover from: the predecessor's, or the beginning if that is unusable."""
-        if commit is not None and commit.offset <= self._log_end:
-            return commit
+        if commit is not None and (commit.epoch is not None or commit.offset <= self._log_end):
+            return commit  # with an epoch, it tells whether the log was cut back
         self.seek_to = 0  # librdkafka may have begun at a commit of a former topic of this name
         return Commit(0, 0)
 
@@ -185,21 +207,22 @@ class AssignedPartition:
         self.phase = ReceivePhase.ACTIVE
         self._failures = 0
         self.position = max(self.seek_to or 0, commit.offset)
+        self.epoch, self.cuts = commit.epoch, commit.cuts
         self.commits.begin(commit.markers_offset)
         self._add_found(commit.markers_offset, found)
 
     @property
     def check_from(self) -> tuple[int, int]:
         """The markers offset to read from while CHECKING, and the lowest offset of an uncertain message."""
-        return self.commits.uncertain_from, min(self._uncertain)
+        return self.commits.uncertain_from, offset_of(min(self._uncertain))
 
     def finish_check(self, found: StartsFound) -> list[int]:
         """Become ACTIVE again. The client skips the messages in `found.started`.
 
-        Returns the offsets of the uncertain messages that are in flight. No caller was handed these messages,
+        Returns the numbers of the uncertain messages that are in flight. No caller was handed these messages,
         so these deliveries must count as no attempts.
         """
-        orphaned = [offset for offset in sorted(self._uncertain) if offset in found.in_flight]
+        orphaned = [number for number in sorted(self._uncertain) if number in found.in_flight]
         self.phase = ReceivePhase.ACTIVE
         self._uncertain = set()
         self._add_found(self.commits.uncertain_from, found)
@@ -208,7 +231,7 @@ class AssignedPartition:
     def _add_found(self, markers_offset: int | None, found: StartsFound) -> None:
         if found.started:
             assert markers_offset is not None
-            self.commits.mark_found(markers_offset, found.started.highest)
+            self.commits.mark_found(markers_offset, offset_of(found.started.highest))
         self._started.update(found.started)
         self._markers_end = found.end
 
@@ -216,6 +239,6 @@ class AssignedPartition:
 
     def make_commit(self) -> Commit:
         """Return the next commit, and note that it is made."""
-        commit = self.commits.make()
-        self._started.discard_below(commit.offset)
+        commit = replace(self.commits.make(), epoch=self.epoch, cuts=self.cuts)
+        self._started.discard_below(self.cuts.number_of(commit.offset))
         return commit

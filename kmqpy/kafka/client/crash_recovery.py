@@ -5,16 +5,20 @@ partition may have started messages and crashed before it committed their offset
 a message, and was not told that Kafka wrote the start marker. A tracker redelivers such a message if nobody
 finishes it. A commit says from which markers offset a client must read to find these messages (rule R10 of
 docs/rules.md); see `offset_commits`.
+
+The log of a partition may have been cut back since: then messages that came later have the offsets of
+messages that were started, and are no longer in the log (rule R39). Leader epochs tell; see `log_cuts`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
 
 from kmqpy.core.clock import Clock
 from kmqpy.core.int64 import INT64_MAX
@@ -22,8 +26,10 @@ from kmqpy.errors import DecodeError, KmqError, Unavailable
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.client.assigned_partition import AssignedPartition, StartsFound
 from kmqpy.kafka.client.offset_commits import Commit, commit_of
+from kmqpy.kafka.cut_search import find_cut
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.log_cuts import offset_of
 from kmqpy.kafka.markers.records import read_marker
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -123,11 +129,54 @@ class CrashRecovery:
             if committed.error is not None:
                 raise KafkaException(committed.error)
             commit = assigned.recover_from(commit_of(committed, ids))
-            found = self._find_starts(partition, commit.markers_offset, commit.offset)
+            commit, found = self._find_in_log(partition, commit, consumer)
         except (KafkaException, KmqError) as exception:
             self._back_off(partition, assigned, exception)
             return None
         return _PartitionToActivate(assigned, commit, found, max(committed.offset, 0))
+
+    def _find_in_log(self, partition: int, commit: Commit, consumer: Consumer) -> tuple[Commit, StartsFound]:
+        """Find start markers, and cuts of the log; returns the commit with the log's epoch and cuts, too.
+
+        Two messages may have stood where the log has others now: that before the commit, and the last that
+        was started.
+        """
+        place = TopicPartition(self._queue.name, partition, OFFSET_END)
+        end = consumer.offsets_for_times([place], timeout=_READ_COMMIT_TIMEOUT_S)[0]
+        if end.error is not None:
+            raise KafkaException(end.error)
+        if end.offset < 0:
+            raise Unavailable("Kafka does not say where the log ends")
+        commit = self._cut_back(partition, commit, commit.offset - 1, commit.epoch, end)
+        found = self._find_starts(partition, commit.markers_offset, commit.offset, end.leader_epoch or 0)
+        commit = replace(commit, cuts=commit.cuts.merged(found.cuts))
+        started = commit.cuts.current_runs(found.started.runs())
+        last = max((offset_of(first) + count - 1 for first, count in started), default=-1)
+        epochs = [epoch for epoch in (found.epoch, commit.epoch) if epoch is not None]
+        commit = self._cut_back(partition, commit, last, max(epochs, default=None), end)
+        return replace(commit, epoch=end.leader_epoch), found
+
+    def _cut_back(
+        self, partition: int, commit: Commit, offset: int, epoch: int | None, end: TopicPartition
+    ) -> Commit:
+        """Return the commit for the log as it is, where a message of this epoch stood at this offset."""
+        if offset < 0 or epoch is None or (offset < end.offset and (end.leader_epoch or 0) <= epoch):
+            return commit
+        cut = find_cut(self._connection, self._queue.name, partition, offset=offset, epoch=epoch)
+        if cut is None or commit.cuts.knows(cut):
+            return commit
+        _log.error(
+            "the log of a queue was cut back; messages at these offsets are lost, and new ones are taken",
+            extra={
+                "queue": self._queue.name,
+                "partition": partition,
+                "from": cut.start,
+                "to": offset,
+                "epoch": cut.epoch,
+            },
+        )
+        self._telemetry.failed(self._queue.name, "cut log")
+        return commit.cut_back(cut)
 
     def _activate(self, to_activate: Mapping[int, _PartitionToActivate]) -> list[int]:
         """Write the assignment ticks of these partitions, then make the partitions ACTIVE (rule R30).
@@ -137,7 +186,13 @@ class CrashRecovery:
         have ended. It may if it does not know all earlier start markers, as in a group that was set back.
         """
         ticks = [
-            codec.assignment_tick(partition, one.commit.offset, again=not one.found.complete)
+            codec.assignment_tick(
+                partition,
+                one.commit.cuts.number_of(one.commit.offset),
+                again=not one.found.complete,
+                cuts=one.commit.cuts,
+                epoch=one.commit.epoch,
+            )
             for partition, one in to_activate.items()
         ]
         try:
@@ -155,13 +210,16 @@ class CrashRecovery:
                 to_seek.append(partition)
         return to_seek
 
-    def _find_starts(self, partition: int, markers_offset: int | None, first_offset: int) -> StartsFound:
+    def _find_starts(
+        self, partition: int, markers_offset: int | None, first_offset: int, latest_epoch: int = 0
+    ) -> StartsFound:
         return find_starts(
             self._connection,
             self._queue,
             partition,
             markers_offset=markers_offset,
             first_offset=first_offset,
+            latest_epoch=latest_epoch,
             clock=self._clock,
         )
 
@@ -181,12 +239,14 @@ def find_starts(
     *,
     markers_offset: int | None,
     first_offset: int,
+    latest_epoch: int,
     clock: Clock,
 ) -> StartsFound:
     """Return the start markers from `markers_offset` on, for queue offsets >= `first_offset`.
 
-    If `markers_offset` is None, finds no start marker and is not complete. If `markers_offset` lies beyond
-    the end, reads all markers, because the topic was recreated. Raises Unavailable, TopicError.
+    Ticks that name leader epochs above `latest_epoch`, the highest that the queue partition has had, are not
+    believed. If `markers_offset` is None, finds no start marker and is not complete. If `markers_offset` lies
+    beyond the end, reads all markers, because the topic was recreated. Raises Unavailable, TopicError.
     """
     found = StartsFound()
     scan = partial(
@@ -196,6 +256,7 @@ def find_starts(
         visit=partial(
             _read_marker,
             first_offset=first_offset,
+            latest_epoch=latest_epoch,
             found=found,
             # Asked only after the end of the markers is known, so valid for all markers (rule R22).
             queue_end=cache(partial(_queue_end, connection, queue, partition)),
@@ -221,23 +282,33 @@ def _queue_end(connection: KafkaConnection, queue: QueueSettings, partition: int
     return ends[partition][1]
 
 
-def _read_marker(record: Any, first_offset: int, found: StartsFound, queue_end: Callable[[], int]) -> None:
+def _read_marker(
+    record: Any, first_offset: int, latest_epoch: int, found: StartsFound, queue_end: Callable[[], int]
+) -> None:
     try:
         marker = read_marker(record)
     except DecodeError:
         return
-    if marker.op not in (Op.TAKE, Op.DELAY, Op.END) or marker.highest < first_offset:
+    if max([marker.epoch or 0, *(cut.epoch for cut in marker.cuts.cuts)]) <= latest_epoch:
+        found.cuts = found.cuts.merged(marker.cuts)
+        if marker.epoch is not None:
+            found.epoch = max(marker.epoch, found.epoch or 0)
+    if marker.op not in (Op.TAKE, Op.DELAY, Op.END) or offset_of(marker.highest) < first_offset:
         return
-    runs = [
-        (max(first, first_offset), first + count - max(first, first_offset))
-        for first, count in marker.offset_runs
-        if first + count > first_offset
-    ]
+    runs = list(_from_offset(first_offset, marker.offset_runs))
     if marker.op is not Op.END:
-        if marker.highest >= queue_end():
+        if offset_of(marker.highest) >= queue_end():
             return  # the marker names messages that don't exist
         found.started.add_runs(runs)
     if marker.op is Op.TAKE:
         found.in_flight.add_runs(runs)
     else:
         found.in_flight.discard_runs(runs)
+
+
+def _from_offset(first_offset: int, runs: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
+    """Yield the parts of runs of numbers whose messages stand at `first_offset` or behind it."""
+    for first, count in runs:
+        skipped = max(0, first_offset - offset_of(first))
+        if skipped < count:
+            yield first + skipped, count - skipped

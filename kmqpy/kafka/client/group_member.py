@@ -26,7 +26,8 @@ from kmqpy.kafka.client.leave_group import leave_group, returns_in_time
 from kmqpy.kafka.client.offset_commits import CommitSchedule, commit_metadata
 from kmqpy.kafka.client.record_fetcher import RecordFetcher
 from kmqpy.kafka.client.start_markers import StartOutcome
-from kmqpy.kafka.markers.records import offsets_of_records
+from kmqpy.kafka.markers.log_cuts import LogCuts
+from kmqpy.kafka.markers.records import ascending_offsets, records_by_partition
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
@@ -130,7 +131,7 @@ class GroupMember:
         )
 
     def poll(self, max_records: int, wait_s: float) -> tuple[list[Any], Offsets]:
-        """Return up to `max_records` records, and their offsets by partition.
+        """Return up to `max_records` records, and their numbers by partition; see log_cuts.
 
         Waits at most `wait_s` for the first record, and no more than 20 ms while partitions are being
         assigned or are not ACTIVE. First reads the markers of partitions that are new or whose start markers
@@ -150,18 +151,35 @@ class GroupMember:
         self._last_poll = self._clock.monotonic()
         log_bounds = cache(self._fetcher.log_bounds)
         if not any(map(Record.error, records)):
-            offsets = offsets_of_records(records)
+            parts = records_by_partition(records)
+            offsets = {partition: ascending_offsets(ones) for partition, ones in parts.items()}
             if all(
-                self._expects(partition, ascending, log_bounds) for partition, ascending in offsets.items()
+                self._expects(partition, offsets[partition], ones[-1].leader_epoch(), log_bounds)
+                for partition, ones in parts.items()
             ):
                 for partition, ascending in offsets.items():
                     self._partitions[partition].receive_expected(ascending)
-                return records, offsets
+                return records, self._numbers(offsets)
         records = [record for record in records if self._receive_record(record, log_bounds)]
-        # If a record has shown that the topic was recreated, its partition is not ACTIVE any more, and the
-        # records before it are of the former topic.
+        # If a record has shown that the topic was recreated, or perhaps cut back, its partition is not ACTIVE
+        # any more. The records before it are of the former log, or are fetched again.
         records = [one for one in records if self._partitions[one.partition()].phase is ReceivePhase.ACTIVE]
-        return records, offsets_of_records(records)
+        parts = records_by_partition(records)
+        return records, self._numbers(
+            {partition: ascending_offsets(ones) for partition, ones in parts.items()}
+        )
+
+    @property
+    def cuts(self) -> Mapping[int, LogCuts]:
+        """The cuts of the partitions whose logs were cut back, by partition."""
+        return {partition: one.cuts for partition, one in self._partitions.items() if one.cuts}
+
+    def _numbers(self, offsets: Offsets) -> Offsets:
+        """Return the numbers of messages, by partition; see log_cuts."""
+        return {
+            partition: self._partitions[partition].cuts.numbers_of(ascending)
+            for partition, ascending in offsets.items()
+        }
 
     def _is_preparing(self) -> bool:
         """Return True while partitions are being assigned to a new member, or are not ACTIVE."""
@@ -180,14 +198,14 @@ class GroupMember:
             if partition in self._partitions
         )
 
-    def apply_start_outcome(self, offsets: Offsets, outcome: StartOutcome) -> None:
+    def apply_start_outcome(self, numbers: Offsets, outcome: StartOutcome) -> None:
         """Allow commits past messages with confirmed start markers, and read the other messages again.
 
         A partition whose start markers failed backs off (rule R18 of docs/rules.md). If Kafka has written
         some of these after all, their messages are not received again: a tracker redelivers them, or has done
         so already.
         """
-        for partition, ascending in offsets.items():
+        for partition, ascending in numbers.items():
             assigned = self._partitions.get(partition)
             if assigned is None:
                 continue
@@ -281,9 +299,11 @@ class GroupMember:
 
     # --- polling -----------------------------------------------------------------------------------
 
-    def _expects(self, partition: int, offsets: Sequence[int], log_bounds: LogBounds) -> bool:
+    def _expects(
+        self, partition: int, offsets: Sequence[int], epoch: int | None, log_bounds: LogBounds
+    ) -> bool:
         assigned = self._partitions.get(partition)
-        return assigned is not None and assigned.expects(offsets, log_bounds(partition)[0])
+        return assigned is not None and assigned.expects(offsets, log_bounds(partition)[0], epoch)
 
     def _receive_record(self, record: Any, log_bounds: LogBounds) -> bool:
         """Note a record; returns True if the client receives it. Raises for errors that will not pass."""
@@ -301,6 +321,9 @@ class GroupMember:
         log_start, log_end = log_bounds(partition)
         if assigned.shows_another_log(offset, log_end):
             self._restart([partition], log_end)
+            return False
+        if assigned.phase is ReceivePhase.ACTIVE and assigned.shows_new_epoch(record.leader_epoch()):
+            self._restart([partition])
             return False
         return assigned.receive(offset, log_start)
 
@@ -327,9 +350,9 @@ class GroupMember:
         )
         raise self._fatal
 
-    def _rewind(self, partition: int, assigned: AssignedPartition, offset: int) -> None:
-        assigned.rewind(offset, self._clock.monotonic())
-        self._fetcher.seek(partition, offset)
+    def _rewind(self, partition: int, assigned: AssignedPartition, number: int) -> None:
+        assigned.rewind(number, self._clock.monotonic())
+        self._fetcher.seek(partition, assigned.position)
         self._apply_pauses()
 
     def _restart(self, partitions: Iterable[int], log_end: int = INT64_MAX) -> None:
@@ -382,7 +405,7 @@ class GroupMember:
         offsets = []
         for partition, assigned in due.items():
             commit = assigned.make_commit()
-            metadata = commit_metadata(commit.markers_offset, self._ids)
+            metadata = commit_metadata(commit, self._ids)
             offsets.append(TopicPartition(self._queue.name, partition, commit.offset, metadata))
         if not offsets:
             return

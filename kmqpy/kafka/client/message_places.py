@@ -1,4 +1,4 @@
-"""Finds partition and offset of the messages that a caller names, and refuses messages of other topics."""
+"""Finds partition and number of the messages that a caller names, and refuses messages of other topics."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_identity import stale_markers_error
 from kmqpy.message import Message
 
-_record_of = attrgetter("_record")
+_place_of = attrgetter("place")
 _context_of = attrgetter("_context")
 
 _NOTHING_HANDED_OUT: tuple[tuple[Message, ...], Offsets] = ((), {})
 
 
 class MessagePlaces:
-    """Finds the places (partition and offset) of messages of one queue, given as messages or as receipts.
+    """Finds the places (partition and number) of messages of one queue, given as messages or as receipts.
 
     Safe to use from any thread. The methods raise ReceiptError for messages of another queue, and of a
     deleted topic (rule R24 of docs/rules.md); TopicError if the markers topic was not recreated with the
@@ -46,7 +46,7 @@ class MessagePlaces:
         self._handed_out = _NOTHING_HANDED_OUT
 
     def remember(self, messages: Sequence[Message], offsets: Offsets) -> None:
-        """Keep the messages handed out last and their offsets: callers often name all of them together."""
+        """Keep the messages handed out last and their numbers: callers often name all of them together."""
         self._handed_out = tuple(messages), offsets
 
     def forget(self) -> None:
@@ -54,7 +54,7 @@ class MessagePlaces:
         self._handed_out = _NOTHING_HANDED_OUT
 
     def offsets_of(self, messages: Sequence[Message | str]) -> Offsets:
-        """Return the offsets of messages, by partition."""
+        """Return the numbers of messages, by partition; see log_cuts."""
         handed_out, offsets = self._handed_out
         if len(messages) == len(handed_out) and all(map(is_, messages, handed_out)):  # the usual case
             self._handed_out = _NOTHING_HANDED_OUT
@@ -62,9 +62,7 @@ class MessagePlaces:
         if set(map(type, messages)) == {KafkaMessage}:
             for context in set(map(_context_of, messages)):
                 self._check_received(context)
-            return offsets_by_partition(
-                (record.partition(), record.offset()) for record in map(_record_of, messages)
-            )
+            return offsets_by_partition(map(_place_of, messages))
         return offsets_by_partition(map(self.place_of, messages))
 
     def places_of(self, messages: Sequence[Message | str]) -> list[Place]:
@@ -75,7 +73,7 @@ class MessagePlaces:
         """Return the place of one message."""
         if type(message) is KafkaMessage:
             self._check_received(_context_of(message))
-            return message.partition, message.offset
+            return message.place
         # Messages that were copied or pickled, and those of other storages, are known by their receipts.
         receipt = Receipt.parse(message.receipt if isinstance(message, Message) else message)
         self._check_topic("receipt", receipt.queue, receipt.topic_id)

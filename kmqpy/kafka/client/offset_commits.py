@@ -3,7 +3,8 @@
 A commit says two things. Its offset is the next queue offset, as in any consumer group. Its metadata says
 from which markers offset a successor (the next client of the partition) must read to find every start marker
 of messages at or after that queue offset (rule R10 of docs/rules.md). It also names the ids of the queue
-topic and the markers topic, so that a client notices a recreated topic (rule R24).
+topic and the markers topic, so that a client notices a recreated topic (rule R24), and the leader epoch and
+the cuts of the log, so that it notices a log that was cut back (rule R39).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from confluent_kafka import TopicPartition
 
 from kmqpy.core.int64 import INT64_MAX
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, Cut, LogCuts
 from kmqpy.kafka.topic_identity import TopicIds
 
 COMMIT_EVERY_S = 0.2
@@ -21,27 +23,39 @@ COMMIT_EVERY_S = 0.2
 COMMIT_EVERY_MESSAGES = 10_000
 """A commit is due earlier when this many messages may be committed."""
 _METADATA = re.compile(
-    r"kmq1:(?P<v1>[0-9]{1,19})|kmq2:(?P<v2>[0-9]{1,19}|-):(?P<queue>[^:]+):(?P<markers>[^:]+)"
+    r"kmq1:(?P<v1>[0-9]{1,19})"
+    r"|kmq[23]:(?P<v2>[0-9]{1,19}|-):(?P<queue>[^:]+):(?P<markers>[^:]+)"
+    r"(:(?P<epoch>[0-9]{1,10}):(?P<cuts>[0-9@,]*))?"
 )
-"""The markers offset, or `-` where it is not known, and the ids of the queue topic and the markers topic.
-Older versions of kmqpy wrote no ids."""
+"""The markers offset, or `-` where it is not known, the ids of the queue topic and the markers topic, and if
+it is known, the leader epoch of the queue partition with its cuts. Older versions of kmqpy wrote less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
     """A commit of the queue's group: the next queue offset, and the markers offset from which to read.
 
-    `markers_offset` is None where it is not known, because another kind of client made the commit.
+    `markers_offset` is None where it is not known, because another kind of client made the commit. `epoch` is
+    the highest leader epoch that the queue partition's log had when the message before `offset` stood there;
+    None where it is not known. `cuts` are the cuts of the log.
     """
 
     offset: int
     markers_offset: int | None
+    epoch: int | None = None
+    cuts: LogCuts = NO_CUTS
+
+    def cut_back(self, cut: Cut) -> Commit:
+        """Return this commit for a log with this cut: no message at or behind the cut was taken."""
+        return replace(self, offset=min(self.offset, cut.start), cuts=self.cuts.with_cut(cut))
 
 
-def commit_metadata(markers_offset: int | None, ids: TopicIds) -> str:
+def commit_metadata(commit: Commit, ids: TopicIds) -> str:
     """Return the metadata of a commit, as `_METADATA` describes them."""
-    written = "-" if markers_offset is None else markers_offset
-    return f"kmq2:{written}:{ids.queue}:{ids.markers}"
+    written = "-" if commit.markers_offset is None else commit.markers_offset
+    if commit.epoch is None:
+        return f"kmq2:{written}:{ids.queue}:{ids.markers}"
+    return f"kmq3:{written}:{ids.queue}:{ids.markers}:{commit.epoch}:{commit.cuts}"
 
 
 def commit_of(place: TopicPartition, ids: TopicIds) -> Commit | None:
@@ -58,11 +72,19 @@ def commit_of(place: TopicPartition, ids: TopicIds) -> Commit | None:
         return Commit(place.offset, None)
     if found["queue"] not in (None, ids.queue):
         return None
+    epoch, cuts = _log_of(found["epoch"], found["cuts"])
     if found["markers"] not in (None, ids.markers):
-        return Commit(place.offset, 0)
+        return Commit(place.offset, 0, epoch, cuts)
     digits = found["v1"] or found["v2"]
     is_known = digits != "-" and int(digits) <= INT64_MAX
-    return Commit(place.offset, int(digits) if is_known else None)
+    return Commit(place.offset, int(digits) if is_known else None, epoch, cuts)
+
+
+def _log_of(epoch: str | None, cuts: str | None) -> tuple[int | None, LogCuts]:
+    try:
+        return (None, NO_CUTS) if epoch is None else (int(epoch), LogCuts.parse(cuts or ""))
+    except ValueError:
+        return None, NO_CUTS
 
 
 class CommitSchedule:

@@ -48,7 +48,7 @@ class ReadAhead:
     def pop_all(self) -> list[Place]:
         """Remove all messages; returns their places."""
         with self.lock:
-            places = [(message.partition, message.offset) for _, message in self._waiting]
+            places = [message.place for _, message in self._waiting]
             self._waiting.clear()
             return places
 
@@ -63,7 +63,7 @@ class ReadAhead:
         with self.lock:
             if not self._waiting or self._waiting[0][0] >= needed:
                 return  # the lease of the first message ends first
-            stale = [(one.partition, one.offset) for until, one in self._waiting if until < needed]
+            stale = [one.place for until, one in self._waiting if until < needed]
             self._in_flight.discard(offsets_by_partition(stale))
             self._topics.writer.give_back(stale)
             # Removed only now, so that a signal handler that closes the client meanwhile gives back them all.

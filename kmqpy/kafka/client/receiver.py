@@ -28,7 +28,7 @@ from kmqpy.kafka.client.topics_in_use import TopicsInUse
 from kmqpy.kafka.copies.copy_check import CheckedCopies, CopyCheck
 from kmqpy.kafka.cut_off import Client, CutOffCheck
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.markers.records import have_headers, offsets_of_records, read_headers
+from kmqpy.kafka.markers.records import have_headers, read_headers
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -142,7 +142,7 @@ class Receiver:
         return self._member
 
     def receive(self, max_messages: int, wait_s: float, lease_ms: int) -> tuple[list[KafkaMessage], Offsets]:
-        """Return messages for the caller, and their offsets by partition; waits `wait_s` at most for records.
+        """Return messages for the caller, and their numbers by partition; waits `wait_s` at most for records.
 
         Also reads the markers of partitions that are new to this client; see GroupMember.poll().
         """
@@ -252,17 +252,22 @@ class Receiver:
             started_at = self._clock.monotonic()
             until = started_at + lease_ms / 1000
             now_ms = self._clock.wall_ms()
+            context = ReceiveContext(
+                self._queue,
+                self._topics.ids.queue,
+                now_ms + lease_ms,
+                self._telemetry,
+                self._client,
+                member.cuts,
+            )
             with_headers = have_headers(records)
-            delays = self._delays(records, now_ms) if with_headers else {}
+            delays = self._delays(records, context, now_ms) if with_headers else {}
             due = offsets if not delays else _without(offsets, delays)
             start_batch = self._topics.writer.starts.start(
                 due, delays, lease_ms, self._holder, _START_TIMEOUT_S, _hand_out_until(until, lease_ms)
             )
             self._start_batch = start_batch
             # While the broker writes the start markers:
-            context = ReceiveContext(
-                self._queue, self._topics.ids.queue, now_ms + lease_ms, self._telemetry, self._client
-            )
             messages: list[KafkaMessage] = list(map(KafkaMessage, records, repeat(context)))
         outcome = start_batch.wait_until_confirmed()
         if not outcome.failed:
@@ -282,11 +287,11 @@ class Receiver:
         member.apply_start_outcome(offsets, outcome)
         if delays or outcome.failed:
             messages = [message for message in messages if _is_started(message, delays, outcome)]
-            offsets = offsets_of_records(list(map(_record_of, messages)))
+            offsets = offsets_by_partition(message.place for message in messages)
         if outcome.given_back:
             return _StartedMessages(messages, offsets, -math.inf)  # nothing is left of their leases
         if self._copy_check is not None and with_headers:
-            copies = self._copy_check.copies_among(list(map(_record_of, messages)))
+            copies = self._copy_check.copies_among(list(map(_record_of, messages)), context.place_of)
             if copies:
                 left_s = _hand_out_until(until, lease_ms) - self._clock.monotonic()
                 checked = self._copy_check.examine(copies, left_s / 2)
@@ -320,8 +325,8 @@ class Receiver:
                 self._telemetry.finished(name, op, len(places))
         if checked.unread:
             self._telemetry.failed(name, "late acks unread", len(checked.unread))
-        kept = [one for one in messages if (one.partition, one.offset) not in left]
-        return kept, offsets_of_records(list(map(_record_of, kept)))
+        kept = [one for one in messages if one.place not in left]
+        return kept, offsets_by_partition(message.place for message in kept)
 
     def _lengthen_lease(self, lease_ms: int) -> int:
         """Return the lease for start markers: longer if Kafka took over an eighth of it to confirm the last.
@@ -349,7 +354,7 @@ class Receiver:
         self._topics.writer.give_back((p, offset) for p, ones in started.offsets.items() for offset in ones)
         return False
 
-    def _delays(self, records: list[Any], now_ms: int) -> dict[Place, int]:
+    def _delays(self, records: list[Any], context: ReceiveContext, now_ms: int) -> dict[Place, int]:
         """Return the places of records that are not due yet, each with the ms until it is."""
         delays: dict[Place, int] = {}
         for record in records:
@@ -357,7 +362,7 @@ class Receiver:
             if unreadable:
                 self._telemetry.failed(self._queue.name, "undecodable header", unreadable)
             if headers and (wait_ms := self._wait_ms(headers, now_ms)) > 0:
-                delays[record.partition(), record.offset()] = min(wait_ms, 2**62)
+                delays[context.place_of(record)] = min(wait_ms, 2**62)
         return delays
 
     def _wait_ms(self, raw: Any, now_ms: int) -> int:
@@ -390,7 +395,7 @@ def _pause_garbage_collector(count: int) -> Iterator[None]:
 
 
 def _is_started(message: KafkaMessage, delays: Collection[Place], outcome: StartOutcome) -> bool:
-    partition, offset = message.partition, message.offset
+    partition, offset = message.place
     return (partition, offset) not in delays and offset < outcome.failed.get(partition, INT64_MAX)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kmqpy.errors import DecodeError
+from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.kafka.markers.records import message_headers
 from kmqpy.kafka.message_headers import ORIGINAL_TIMESTAMP, int_header, redelivery_count
-from kmqpy.kafka.places import message_id
+from kmqpy.kafka.places import Place, message_id
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.message import Headers, LazyMessage, MessagesLike
@@ -34,6 +36,13 @@ class ReceiveContext:
     client: Acknowledges | None = None
     """The object whose ack() the messages call. None: peek() returned the messages, so ack() raises an
     error."""
+    cuts: Mapping[int, LogCuts] = field(default_factory=dict)
+    """The cuts of the partitions whose logs were cut back, by partition."""
+
+    def place_of(self, record: Any) -> Place:
+        """The partition of a record, and the number that markers and receipts name it by; see log_cuts."""
+        partition, offset = record.partition(), record.offset()
+        return partition, self.cuts[partition].number_of(offset) if partition in self.cuts else offset
 
 
 class KafkaMessage(LazyMessage):
@@ -86,6 +95,11 @@ class KafkaMessage(LazyMessage):
         return self._record.offset()  # type: ignore[no-any-return]
 
     @property
+    def place(self) -> Place:
+        """Its partition and its number, by which markers and receipts name it; see log_cuts."""
+        return self._context.place_of(self._record)
+
+    @property
     def headers(self) -> Headers:
         return message_headers(self._record)
 
@@ -118,4 +132,4 @@ class KafkaMessage(LazyMessage):
     def receipt(self) -> str:
         if self._context.client is None:
             return ""
-        return str(Receipt(self.queue, self._context.topic_id, self.partition, self.offset))
+        return str(Receipt(self.queue, self._context.topic_id, *self.place))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -44,7 +44,7 @@ _MAX_KNOWN_MARKERS = 1_000_000
 begins a new stretch where the copy's markers begin, so that its memory stays bounded."""
 
 Copies = Mapping[int, Mapping[int, int]]
-"""By partition, for the offset of each copy: the markers offset from which to look for late operations."""
+"""By partition, for the number of each copy: the markers offset from which to look for late operations."""
 
 
 @dataclass(slots=True)
@@ -93,8 +93,11 @@ class CopyCheck:
             connection, queue.markers_topic, uncommitted=True, timeout_s=_MAX_READ_S, clock=clock
         )
 
-    def copies_among(self, records: Sequence[Any]) -> Copies:
-        """Return which of these records of the queue topic are copies by trackers, going by their headers."""
+    def copies_among(self, records: Sequence[Any], place_of: Callable[[Any], Place]) -> Copies:
+        """Return which of these records of the queue topic are copies by trackers, going by their headers.
+
+        `place_of` returns partition and number of a record.
+        """
         found: dict[int, dict[int, int]] = {}
         for record, headers in zip(records, headers_of_each(records), strict=True):
             if not headers:
@@ -102,7 +105,8 @@ class CopyCheck:
             readable = read_headers(record)[0] if headers is UNREADABLE else headers
             planned_at = self.planned_at(readable, record.partition())
             if planned_at is not None:
-                found.setdefault(record.partition(), {})[record.offset()] = planned_at
+                partition, number = place_of(record)
+                found.setdefault(partition, {})[number] = planned_at
         return found
 
     def planned_at(self, headers: Iterable[tuple[str, bytes | None]], partition: int) -> int | None:

@@ -88,6 +88,7 @@ _BY_TRACKER = b"tracker"
 _TAKES_FROM = "kmq-takes-from"
 _TAKES_AGAIN = "kmq-takes-again"
 _CUTS = "kmq-cuts"
+_EPOCH = "kmq-epoch"
 _DECIMAL = re.compile(rb"[0-9]{1,19}")
 
 
@@ -136,6 +137,9 @@ class Marker:
     cuts: LogCuts = NO_CUTS
     """On ticks: the cuts of the queue partition's log. They stand before all takes of messages behind the
     cuts."""
+    epoch: int | None = None
+    """On assignment ticks: the highest leader epoch that the messages have which the client takes. Before it
+    takes one of a higher epoch, it writes another tick."""
 
     @property
     def count(self) -> int:
@@ -274,6 +278,8 @@ def encode(marker: Marker) -> tuple[bytes, bytes, Headers]:
             headers.append((_TAKES_AGAIN, b"1"))
     if marker.cuts:
         headers.append((_CUTS, str(marker.cuts).encode()))
+    if marker.epoch is not None:
+        headers.append((_EPOCH, b"%d" % marker.epoch))
     if marker.runs:
         value = _encode_range(marker)
     elif marker.op is Op.END:
@@ -323,6 +329,7 @@ def decode(
                 takes_from=takes_from,
                 takes_again=again,
                 cuts=_cuts_of(values),
+                epoch=_number(values.get(_EPOCH)),
             )
         reason = _text(values.get(_REASON))
         return Marker(partition, offset, Op.END, reason=reason, by_tracker=by_tracker, runs=runs)
@@ -349,13 +356,19 @@ def tick(partition: int, cuts: LogCuts = NO_CUTS) -> Marker:
 
 
 def assignment_tick(
-    partition: int, takes_from: int, *, again: bool = False, cuts: LogCuts = NO_CUTS
+    partition: int,
+    takes_from: int,
+    *,
+    again: bool = False,
+    cuts: LogCuts = NO_CUTS,
+    epoch: int | None = None,
 ) -> Marker:
     """The tick of a client to which a partition was assigned: it takes messages from `takes_from` on.
 
-    `again`: the client does not know all earlier takes, so it may take some of these messages again.
+    `again`: the client does not know all earlier takes, so it may take some of these messages again. `cuts`
+    and `epoch`: see Marker.
     """
-    return replace(tick(partition, cuts), takes_from=takes_from, takes_again=again)
+    return replace(tick(partition, cuts), takes_from=takes_from, takes_again=again, epoch=epoch)
 
 
 def encode_count(count: int) -> bytes:
@@ -472,9 +485,13 @@ def _decode_bitmap(value: bytes, first: int) -> Runs:
 
 
 def _assignment_of(values: Mapping[str, bytes | None]) -> tuple[int | None, bool]:
-    data = values.get(_TAKES_FROM) or b""
-    takes_from = int(data) if _DECIMAL.fullmatch(data) else INT64_MAX + 1
-    return (None, False) if takes_from > INT64_MAX else (takes_from, values.get(_TAKES_AGAIN) == b"1")
+    takes_from = _number(values.get(_TAKES_FROM))
+    return (None, False) if takes_from is None else (takes_from, values.get(_TAKES_AGAIN) == b"1")
+
+
+def _number(data: bytes | None) -> int | None:
+    number = int(data) if data and _DECIMAL.fullmatch(data) else INT64_MAX + 1
+    return None if number > INT64_MAX else number
 
 
 def _cuts_of(values: Mapping[str, bytes | None]) -> LogCuts:

@@ -95,6 +95,14 @@ class LogCuts:
         """Return True unless the message with this number stood behind a cut, in the former log."""
         return not self.cuts or self.number_of(offset_of(number)) == number
 
+    def current_runs(self, runs: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
+        """Yield the parts of runs (first, count) of numbers that did not stand behind a later cut."""
+        for first, count in runs:
+            offset = offset_of(first)
+            limit = min((cut.start for cut in self.cuts if cut.base > first - offset), default=offset + count)
+            if limit > offset:
+                yield first, min(count, limit - offset)
+
     def __str__(self) -> str:
         return ",".join(f"{cut.epoch}@{cut.start}" for cut in self.cuts)
 
@@ -122,8 +130,3 @@ NO_CUTS = LogCuts()
 def offset_of(number: int) -> int:
     """The offset at which the message with this number stands, or stood."""
     return number & _MAX_OFFSET if number > _MAX_OFFSET else number
-
-
-def offsets_of_runs(runs: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
-    """Runs (first, count) of numbers as runs of offsets; a run of numbers has one base."""
-    return ((offset_of(first), count) for first, count in runs)

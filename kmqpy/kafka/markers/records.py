@@ -86,24 +86,27 @@ def _is_readable(headers: Headers) -> bool:
     return all(len(gc.get_referents(pair)) == len(pair) for pair in headers)
 
 
-def offsets_of_records(records: list[Any]) -> dict[int, Sequence[int]]:
-    """The ascending offsets of Kafka records, by partition; a `range` if no offset in between is missing.
-
-    The records of each partition must be in the order of its log, and have no error.
-    """
+def records_by_partition(records: list[Any]) -> dict[int, list[Any]]:
+    """Kafka records without errors, by partition."""
     partitions = list(map(_partition, records))
     if partitions and partitions.count(partitions[0]) == len(partitions):
-        return {partitions[0]: _offsets(records)}
+        return {partitions[0]: records}
     parts: dict[int, list[Any]] = {}
     first = 0
     for partition, run in groupby(partitions):
         after = first + sum(1 for _ in run)
         parts.setdefault(partition, []).extend(records[first:after])
         first = after
-    return {partition: _offsets(ones) for partition, ones in parts.items()}
+    return parts
 
 
-def _offsets(records: list[Any]) -> Sequence[int]:
+def offsets_of_records(records: list[Any]) -> dict[int, Sequence[int]]:
+    """The ascending offsets of Kafka records, by partition; see records_by_partition, ascending_offsets."""
+    return {partition: ascending_offsets(ones) for partition, ones in records_by_partition(records).items()}
+
+
+def ascending_offsets(records: list[Any]) -> Sequence[int]:
+    """The offsets of records of one partition, in the order of its log; a `range` if none is missing."""
     offsets: list[Any] = list(map(_offset, records))
     run = range(offsets[0], offsets[0] + len(offsets))
     return run if offsets == list(run) else offsets

@@ -28,6 +28,9 @@ class FakeRecord(NamedTuple):
     def offset(self):
         return self.at
 
+    def leader_epoch(self):
+        return None
+
 
 def record(offset, partition=0):
     return Message(topic="q", value=b"", partition=partition, offset=offset)
@@ -62,6 +65,9 @@ class FakeConsumer:
 
     def committed(self, places, timeout):
         return [self.of_predecessor]
+
+    def offsets_for_times(self, places, timeout):
+        return [TopicPartition(place.topic, place.partition, self.end) for place in places]
 
     def incremental_assign(self, places):
         pass
