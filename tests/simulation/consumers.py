@@ -26,11 +26,24 @@ class _EndOfLog:
         return self._log.partition
 
 
+def _ends(connection: Connection, places: Sequence[TopicPartition], *, uncommitted: bool = False) -> Steps:
+    """Where logs end, and their latest epochs: what is asked for with OFFSET_END."""
+    (place,) = places
+    yield from connection.reach()
+    if place.topic in connection.broker.missing:
+        raise no_topic()
+    log = connection.broker.logs[place.topic, place.partition]
+    end, epoch = log.end if uncommitted else log.stable, log.epoch
+    yield connection.world.latency()
+    return [TopicPartition(place.topic, place.partition, end, leader_epoch=epoch)]
+
+
 class Reader:
     """Reads one assigned partition; joins no group."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *, uncommitted: bool = False) -> None:
         self._connection = connection
+        self._uncommitted = uncommitted
         self._world = connection.world
         self._place: tuple[str, int] | None = None
         self._position = 0
@@ -42,6 +55,9 @@ class Reader:
             raise no_topic()
         log = self._connection.broker.logs[place.topic, place.partition]
         return log.start, log.stable
+
+    def offsets_for_times(self, places: Sequence[TopicPartition], timeout: float) -> Steps:
+        return (yield from _ends(self._connection, places, uncommitted=self._uncommitted))
 
     def assign(self, places: Sequence[TopicPartition]) -> None:
         (place,) = places
@@ -68,7 +84,7 @@ class Reader:
         if not log.start <= self._position <= log.end:
             raise KafkaException(KafkaError(KafkaError._AUTO_OFFSET_RESET))
         some = 1 + int(limit * world.random())
-        found, position = log.read(self._position, some)
+        found, position = log.read(self._position, some, uncommitted=self._uncommitted)
         self._position = position
         result: list[Any] = list(found)
         if not found:
@@ -317,6 +333,9 @@ class GroupConsumer:
         offset, metadata = self._group.committed.get(place.partition, (-1001, ""))
         yield self._world.latency()
         return [TopicPartition(place.topic, place.partition, offset, metadata)]
+
+    def offsets_for_times(self, places: Sequence[TopicPartition], timeout: float) -> Steps:
+        return (yield from _ends(self._connection, places))
 
     def get_watermark_offsets(self, place: TopicPartition, *, cached: bool) -> tuple[int, int]:
         log = self._connection.broker.logs[place.topic, place.partition]
