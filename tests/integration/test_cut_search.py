@@ -15,7 +15,7 @@ from tests.cut_logs import cut_logs
 
 TOPIC = "cut"
 NEW, EMPTY, UNCUT, CONTROL, DELETED, ALL = range(6)
-"""The partitions: cut and written anew; cut only; whole; with transactions; without its beginning; all cut."""
+"""Partitions: cut and written anew; cut only; with transactions; the same, cut; deleted from; all cut."""
 
 
 @pytest.fixture(scope="module")
