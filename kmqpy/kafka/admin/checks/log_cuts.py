@@ -1,0 +1,29 @@
+"""Checks whether logs of the queue topic were cut back (rule R39 of docs/rules.md)."""
+
+from __future__ import annotations
+
+from kmqpy.kafka.admin.facts import Facts, Faults
+from kmqpy.kafka.admin.findings import Kind, Severity
+
+
+def check_log_cuts(facts: Facts) -> Faults:
+    """Find logs that were cut back, as long as retention has not deleted the place of the cut."""
+    topic = facts.settings.name
+    for partition, cuts in sorted(facts.log_cuts.items()):
+        unnoticed = facts.noticed_cuts(partition).new_in(cuts)
+        for cut in cuts.cuts:
+            if cut.start < facts.queue_log.get(partition, (0, 0))[0]:
+                continue
+            what = (
+                f"{topic}, partition {partition}: its log was cut back to offset {cut.start}; what stood "
+                "from there on is lost"
+            )
+            if cut in unnoticed:
+                what += ". Neither a client nor a tracker has noticed that yet"
+            to_do = (
+                "nothing for kmqpy, which delivers what the log has now. See why Kafka lost records: all "
+                "replicas without power, or an election of one that was behind; look at "
+                f"unclean.leader.election.enable, min.insync.replicas and flush.messages of {topic}. This is "
+                "told until retention has deleted the messages before the cut"
+            )
+            yield Severity.WARNING, Kind.LOG_CUT, what, to_do
