@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 from kmqpy.core.backoff import Backoff
 from kmqpy.errors import DecodeError, Unavailable
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.admin.group_commits import group_commits
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.client.offset_commits import Commit
+from kmqpy.kafka.group_commits import group_commits
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.records import message_headers

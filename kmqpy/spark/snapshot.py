@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.admin.group_commits import commits_in_log
+from kmqpy.kafka.group_commits import commits_in_log
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import QueueTopics, Topics

@@ -38,7 +38,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.settings import nearest
 from kmqpy.errors import ConfigError, DecodeError, Unavailable
 from kmqpy.kafka import librdkafka, partition_reader
-from kmqpy.kafka.admin.group_commits import commits_in_log
+from kmqpy.kafka.group_commits import commits_in_log
 from kmqpy.kafka.markers.records import have_headers, message_headers
 from kmqpy.kafka.message_headers import (
     DELIVER_AT,

@@ -17,8 +17,8 @@ from typing import Any, Literal
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import DecodeError, Unavailable
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.admin.group_commits import group_commits
 from kmqpy.kafka.client.marker_writer import MarkerWriter
+from kmqpy.kafka.group_commits import group_commits
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.entry import EntryState

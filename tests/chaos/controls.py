@@ -18,10 +18,10 @@ from kmqpy.core.clock import wait_until
 from kmqpy.dev.cluster import Cluster
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.admin.group_commits import group_commits
 from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.group_commits import group_commits
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.message import Message

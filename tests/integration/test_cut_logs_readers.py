@@ -5,55 +5,69 @@ log was cut back to offset 10, and new messages were sent.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
-from support import LiveQueue, bodies, collect
+from support import LiveQueue, bodies, collect, until
 
 from kmqpy.dev import Cluster
+from kmqpy.errors import ReceiptError
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Finding, Kind
 from kmqpy.kafka.admin.stats import QueueStats
+from kmqpy.kafka.markers.life import LifeState
 from kmqpy.kafka.queue import KafkaQueue
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.cut_logs import cut_logs
 
-CUT = 10
+CUT_AT = 10
 LEASE_S = 600
 NEW = {"short": 3, "hidden": 15, "noticed": 15}
 """How many messages were sent behind the cut. A short log ends below the group's commit still. Of the last
 queue, a client has taken the first five of them, and acknowledged two."""
 
 
+@dataclass(frozen=True)
+class Cut:
+    """The queues, the receipts of their old messages, and those of the new ones that were taken."""
+
+    queues: dict[str, LiveQueue]
+    receipts: dict[str, list[str]]
+    new: list[str]
+
+
 @pytest.fixture(scope="module")
-def queues() -> Iterator[dict[str, LiveQueue]]:
+def after_cut() -> Iterator[Cut]:
     with Cluster() as cluster:
         connection = KafkaConnection(bootstrap=cluster.bootstrap)
         zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
         made = {name: LiveQueue(connection, zookeeper, name) for name in NEW}
         made["noticed"].markers = "range"
+        receipts: dict[str, list[str]] = {}
         for queue in made.values():
-            queue.send(*(f"old {number}" for number in range(CUT)))
-            queue.send(*(f"old {number}" for number in range(CUT, 20)))
+            queue.send(*(f"old {number}" for number in range(CUT_AT)))
+            queue.send(*(f"old {number}" for number in range(CUT_AT, 20)))
             with queue.client() as client:
                 taken = collect(client, 20, lease=LEASE_S)
-                client.ack(*(one for one in taken if one.offset < 8 or CUT <= one.offset < 15), wait=True)
+                receipts[queue.name] = [one.receipt for one in taken]
+                client.ack(*(one for one in taken if one.offset < 8 or CUT_AT <= one.offset < 15), wait=True)
             assert queue.committed() == 20
-        cut_logs(cluster, {(name, 0): CUT for name in NEW})
+        cut_logs(cluster, {(name, 0): CUT_AT for name in NEW})
         for name, count in NEW.items():
             made[name].send(*(f"new {number}" for number in range(count)))
         with made["noticed"].client() as client:
             taken = collect(client, 5, lease=LEASE_S, max_messages=5)
             client.ack(*taken[:2], wait=True)
         assert bodies(taken) == [f"new {number}" for number in range(5)]
-        yield made
+        yield Cut(made, receipts, [one.receipt for one in taken])
         for queue in made.values():
             queue.__exit__()
 
 
 @pytest.fixture(params=NEW)
-def queue(request, queues) -> LiveQueue:
-    return queues[request.param]
+def queue(request, after_cut) -> LiveQueue:
+    return after_cut.queues[request.param]
 
 
 def waiting(queue: LiveQueue) -> list[str]:
@@ -95,3 +109,42 @@ def test_the_doctor_names_the_cut_and_whether_it_was_noticed(queue: LiveQueue) -
     (found,) = log_cuts(queue)
     assert f"{queue.name}, partition 0: its log was cut back to offset 10;" in found.what
     assert ("has noticed that yet" in found.what) == (queue.name != "noticed")
+
+
+def test_a_receipt_names_the_message_that_was_taken_and_an_id_the_one_that_is_there(
+    after_cut: Cut, queue: LiveQueue
+) -> None:
+    """Message 12 was acknowledged, 17 was not; 9 stands below the cut."""
+    old = after_cut.receipts[queue.name]
+    last = CUT_AT + NEW[queue.name] - 1
+    with KafkaQueue(queue.name, queue.connection) as looking:
+        acknowledged, lost, kept = (looking.trace(old[at]) for at in (12, 17, 9))
+        there = looking.trace(f"0-{last}")
+        with pytest.raises(ReceiptError, match=f"there is no 0:{last + 1}"):
+            looking.trace(f"0-{last + 1}")
+    assert (acknowledged.state, acknowledged.lost) == (LifeState.ACKNOWLEDGED, ("0:12 (lost)",))
+    assert [event.what.value for event in acknowledged.events] == ["taken", "acknowledged"]
+    assert (lost.state, lost.records, lost.deleted) == (LifeState.LOST, ("0:17 (lost)",), ())
+    assert (kept.state, kept.lost) == (LifeState.IN_FLIGHT, ())
+    assert (there.state, there.records, len(there.events)) == (LifeState.WAITING, (f"0:{last}",), 1)
+
+
+def test_new_messages_are_traced_by_receipt_and_by_id(after_cut: Cut) -> None:
+    queue = after_cut.queues["noticed"]
+    with KafkaQueue(queue.name, queue.connection) as looking:
+        for at, events in ((0, ["sent", "taken", "acknowledged"]), (4, ["sent", "taken"])):
+            by_receipt, by_id = looking.trace(after_cut.new[at]), looking.trace(f"0-{CUT_AT + at}")
+            assert by_receipt == by_id
+            assert [event.what.value for event in by_id.events] == events
+            assert by_id.records == (f"0:{CUT_AT + at}",)
+
+
+def test_release_all_and_purge_name_messages_in_flight_by_their_numbers(after_cut: Cut) -> None:
+    """Last of all: this changes the queue."""
+    queue = after_cut.queues["noticed"]
+    with KafkaQueue(queue.name, queue.connection) as releasing:
+        assert releasing.release_all() == len(held(queue))
+        until(lambda: stats(queue).released == len(held(queue)))
+        assert releasing.purge() >= len(held(queue))
+    found = stats(queue)
+    assert (found.depth, found.in_flight) == (0, 0)

@@ -129,9 +129,9 @@ HANGING = HangingTransaction("q__markers", 1, 7, 3, 1_000, ())
         (
             "q, partition 0: its log was cut back to offset 6; what stood from there on is lost",
             WARNING,
-            facts(commits={0: Commit(7, 0, 4, CUT)}, log_cuts={0: CUT}),
+            facts(commits={0: Commit(7, 0, 4, CUT)}, new_cuts={0: CUT}),
         ),
-        ("has noticed that yet", WARNING, facts(log_cuts={0: CUT})),
+        ("has noticed that yet", WARNING, facts(new_cuts={0: CUT})),
         ("q__markers, partition 1: a transaction that nobody ends", ERROR, facts(hanging=(HANGING,))),
         ("one queue topic serves one kmq group", WARNING, facts(groups=("kmq-q", "audit"))),
     ],

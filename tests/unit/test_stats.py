@@ -8,8 +8,8 @@ from confluent_kafka import KafkaError, KafkaException
 from kmqpy.errors import AccessDenied
 from kmqpy.kafka import hanging, librdkafka, partition_reader
 from kmqpy.kafka.admin import stats
-from kmqpy.kafka.admin.group_commits import group_commits
 from kmqpy.kafka.client.offset_commits import Commit
+from kmqpy.kafka.group_commits import group_commits
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.partition_reader import ReadPosition
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings

@@ -33,11 +33,11 @@ from kmqpy.kafka.admin.checks.znodes import unreadable_settings, unusable_znodes
 from kmqpy.kafka.admin.context import AdminContext
 from kmqpy.kafka.admin.facts import Facts
 from kmqpy.kafka.admin.findings import Finding, Kind, Severity
-from kmqpy.kafka.admin.group_commits import find_log_cuts, group_commits
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.client.offset_commits import Commit
 from kmqpy.kafka.client.settings_mirror import Records
 from kmqpy.kafka.copies.own_hanging import OwnTransaction, own_transaction
+from kmqpy.kafka.group_commits import KnownRecord, group_commits, last_taken, new_cuts
 from kmqpy.kafka.hanging import HangingTransaction, HangingTransactions
 from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.kafka.settings import SETTINGS_TOPIC, QueueSettings
@@ -167,12 +167,16 @@ class Doctor:
         messages, markers = topics.get(settings.name), topics.get(settings.markers_topic)
         count = messages.partitions if messages else 0
         commits: dict[int, Commit] = {}
-        log_cuts: dict[int, LogCuts] = {}
+        found_cuts: dict[int, LogCuts] = {}
         if messages is not None:
             ids = TopicIds(messages.topic_id, markers.topic_id if markers else "")
             commits = group_commits(context.connection, settings, range(count), ids)
-            of_this = {p: one for p, one in stored.items() if one.queue_id == ids.queue and p < count}
-            log_cuts = find_log_cuts(context.connection, settings, commits, of_this)
+            ends = {
+                partition: KnownRecord(one.queue_end - 1, one.queue_epoch, may_be_control=True)
+                for partition, one in stored.items()
+                if one.queue_id == ids.queue and one.queue_end > 0 and partition < count
+            }
+            found_cuts = new_cuts(context.connection, settings, last_taken(commits), ends)
         return Facts(
             settings=settings,
             registered=known,
@@ -186,7 +190,7 @@ class Doctor:
             now_ms=context.clock.wall_ms(),
             queue_log=log.offsets(messages.name, range(count)) if messages else {},
             commits=commits,
-            log_cuts=log_cuts,
+            new_cuts=found_cuts,
             records=records,
         )
 

@@ -38,7 +38,7 @@ class Facts:
     now_ms           the time of this machine's clock
     queue_log        first and next offset of the queue topic
     commits          those of the queue's own consumer group
-    log_cuts         where logs of the queue topic were cut back; also what nobody has noticed yet
+    new_cuts         where logs of the queue topic lack records that commits or stored offsets knew
     groups           consumer groups with commits on the queue topic, the queue's own included
     unusable_znodes  znodes of the queue that kmqpy can't use
     shared           topics of the queue that another queue uses as well
@@ -61,7 +61,7 @@ class Facts:
     now_ms: int = 0
     queue_log: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     commits: Mapping[int, Commit] = field(default_factory=dict)
-    log_cuts: Mapping[int, LogCuts] = field(default_factory=dict)
+    new_cuts: Mapping[int, LogCuts] = field(default_factory=dict)
     groups: tuple[str, ...] = ()
     unusable_znodes: tuple[UnusableZnode, ...] = ()
     shared: tuple[SharedTopic, ...] = ()
@@ -73,5 +73,7 @@ class Facts:
     def noticed_cuts(self, partition: int) -> LogCuts:
         """The cuts of a log of the queue topic that a client or a tracker has noticed."""
         commit, stored = self.commits.get(partition), self.stored.get(partition)
+        topic = self.topics.get(self.settings.name)
         found = NO_CUTS if commit is None else commit.cuts
-        return found if stored is None else found.merged(stored.cuts)
+        is_of_topic = stored is not None and topic is not None and stored.queue_id == topic.topic_id
+        return found.merged(stored.cuts) if stored is not None and is_of_topic else found

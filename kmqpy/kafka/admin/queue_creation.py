@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.errors import ConfigError, TopicError, Unavailable
 from kmqpy.kafka.admin.context import AdminContext
-from kmqpy.kafka.admin.group_commits import group_commits
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.client.marker_writer import MarkerWriter
+from kmqpy.kafka.group_commits import group_commits
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.retention import DEFAULT_RETENTION_MS, ample_retention_ms

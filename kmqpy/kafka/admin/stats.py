@@ -17,9 +17,9 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError
 from kmqpy.kafka import hanging, partition_reader
-from kmqpy.kafka.admin.group_commits import commits_in_log
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.offset_commits import Commit
+from kmqpy.kafka.group_commits import commits_in_log
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.entry import Entry, EntryState

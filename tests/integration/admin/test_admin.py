@@ -8,7 +8,7 @@ from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Kind, Severity
-from kmqpy.kafka.admin.group_commits import group_commits
+from kmqpy.kafka.group_commits import group_commits
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_names import topics_of
 from kmqpy.kafka.topics import Topics

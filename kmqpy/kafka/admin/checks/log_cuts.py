@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from kmqpy.kafka.admin.facts import Facts, Faults
 from kmqpy.kafka.admin.findings import Kind, Severity
+from kmqpy.kafka.markers.log_cuts import NO_CUTS
 
 
 def check_log_cuts(facts: Facts) -> Faults:
     """Find logs that were cut back, as long as retention has not deleted the place of the cut."""
     topic = facts.settings.name
-    for partition, cuts in sorted(facts.log_cuts.items()):
-        unnoticed = facts.noticed_cuts(partition).new_in(cuts)
-        for cut in cuts.cuts:
+    for partition in sorted(facts.queue_log):
+        noticed = facts.noticed_cuts(partition)
+        unnoticed = noticed.new_in(facts.new_cuts.get(partition, NO_CUTS))
+        for cut in (*noticed.cuts, *unnoticed):
             if cut.start < facts.queue_log.get(partition, (0, 0))[0]:
                 continue
             what = (

@@ -5,6 +5,7 @@ Behind a cut, a log has other messages than those that were taken there (rule R3
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from typing import NamedTuple
@@ -12,7 +13,6 @@ from typing import NamedTuple
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from kmqpy.kafka import librdkafka, partition_reader
-from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.offset_commits import Commit, commit_of
 from kmqpy.kafka.cut_search import find_cut
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, Cut, LogCuts
@@ -20,7 +20,7 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
 
 
-class _KnownRecord(NamedTuple):
+class KnownRecord(NamedTuple):
     """A record with this leader epoch, or a lower one, stood at this offset; see find_cut."""
 
     offset: int
@@ -52,7 +52,7 @@ def commits_in_log(
     with closing(_group_consumer(connection, queue)) as consumer:
         commits = _ask_commits(consumer, connection, queue, partitions, ids)
         ends = _ask_ends(consumer, connection, queue, commits)
-    for partition, cut in _find_cuts(connection, queue, ends, _last_taken(commits)).items():
+    for partition, cut in _find_cuts(connection, queue, ends, last_taken(commits)).items():
         commits[partition] = commits[partition].cut_back(cut)
     for partition, commit in commits.items():
         if commit.epoch is None and commit.offset > ends[partition].offset:
@@ -60,35 +60,23 @@ def commits_in_log(
     return commits
 
 
-def find_log_cuts(
-    connection: KafkaConnection,
-    queue: QueueSettings,
-    commits: Mapping[int, Commit],
-    stored: Mapping[int, StoredOffset],
+def new_cuts(
+    connection: KafkaConnection, queue: QueueSettings, *known: Mapping[int, KnownRecord]
 ) -> dict[int, LogCuts]:
-    """Return the cuts of each log that has some: those that commits and stored offsets name, and new ones.
-
-    Stored offsets must be for the queue topic of now. Raises TopicError, Unavailable.
-    """
+    """Return the cuts that took away known records, by partition; raises TopicError, Unavailable."""
     with closing(_group_consumer(connection, queue)) as consumer:
-        ends = _ask_ends(consumer, connection, queue, {*commits, *stored})
-    found = {partition: commit.cuts for partition, commit in commits.items()}
-    for partition, offset in stored.items():
-        found[partition] = found.get(partition, NO_CUTS).merged(offset.cuts)
-    last_stored = {
-        partition: _KnownRecord(one.queue_end - 1, one.queue_epoch, may_be_control=True)
-        for partition, one in stored.items()
-        if one.queue_end > 0 and one.queue_epoch >= 0
-    }
-    for known in (_last_taken(commits), last_stored):
-        for partition, cut in _find_cuts(connection, queue, ends, known).items():
-            found[partition] = found[partition].with_cut(cut)
-    return {partition: cuts for partition, cuts in found.items() if cuts}
+        ends = _ask_ends(consumer, connection, queue, {*itertools.chain(*known)})
+    found: dict[int, LogCuts] = {}
+    for records in known:
+        for partition, cut in _find_cuts(connection, queue, ends, records).items():
+            found[partition] = found.get(partition, NO_CUTS).with_cut(cut)
+    return found
 
 
-def _last_taken(commits: Mapping[int, Commit]) -> dict[int, _KnownRecord]:
+def last_taken(commits: Mapping[int, Commit]) -> dict[int, KnownRecord]:
+    """Return the last message before each commit, as far as its leader epoch is known."""
     return {
-        partition: _KnownRecord(commit.offset - 1, commit.epoch)
+        partition: KnownRecord(commit.offset - 1, commit.epoch)
         for partition, commit in commits.items()
         if commit.offset > 0 and commit.epoch is not None
     }
@@ -98,7 +86,7 @@ def _find_cuts(
     connection: KafkaConnection,
     queue: QueueSettings,
     ends: Mapping[int, TopicPartition],
-    known: Mapping[int, _KnownRecord],
+    known: Mapping[int, KnownRecord],
 ) -> dict[int, Cut]:
     """Find the cuts that took away known records, by partition."""
     gone = {partition for partition, one in known.items() if one.offset >= ends[partition].offset}
