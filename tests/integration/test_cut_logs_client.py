@@ -1,0 +1,145 @@
+"""Clients of queues whose logs are cut back, as by a power cut. On a Kafka of this file's own.
+
+All queues are prepared, then their logs are cut together, and each test looks at one of them.
+"""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from support import LiveQueue, bodies, collect, until
+
+from kmqpy.dev import Cluster
+from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.client.group_member import GroupMember
+from kmqpy.kafka.markers.log_cuts import Cut, offset_of
+from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.message import Message
+from kmqpy.zookeeper.settings import ZooKeeperConnection
+from tests.cut_logs import cut_logs
+
+COUNT = 20
+CUT_AT = 12
+FORMATS = ("range", "jvm")
+
+
+class Scene:
+    """A queue with `COUNT` messages, which a client has received; the first ten are acknowledged."""
+
+    def __init__(self, cluster: Cluster, name: str, markers: str = "range") -> None:
+        connection = KafkaConnection(bootstrap=cluster.bootstrap)
+        zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
+        self.queue = LiveQueue(connection, zookeeper, name, register=False, redeliver_after_ms=600_000)
+        self.queue.markers = markers
+        self.client = self.queue.client()
+        send(self.queue, COUNT, "old")
+        self.taken: list[Message] = collect(self.client, COUNT)
+        self.client.ack(*self.taken[:10], wait=True)
+        until(lambda: self.queue.committed() == COUNT)
+
+    def new(self, count: int) -> list[str]:
+        return send(self.queue, count, "new")
+
+
+def send(queue: LiveQueue, count: int, kind: str) -> list[str]:
+    """Send messages in batches of their own, between which a log can be cut."""
+    texts = [f"{kind}{number}" for number in range(count)]
+    for text in texts:
+        queue.append(None, text.encode(), topic=queue.name)
+    return texts
+
+
+@pytest.fixture(scope="module")
+def scenes() -> Iterator[Callable[[str], Scene]]:
+    """Queues by name, whose logs were cut from message `CUT_AT` on; that of `elected` was not."""
+    with Cluster() as cluster, pytest.MonkeyPatch.context() as patch:
+        made = {f"live-{markers}": Scene(cluster, f"live-{markers}", markers) for markers in FORMATS}
+        for markers in FORMATS:
+            made[f"successor-{markers}"] = scene = Scene(cluster, f"successor-{markers}", markers)
+            scene.client.close()
+        for name in ("few-live", "late-ack", "elected"):
+            made[name] = Scene(cluster, name)
+        made["few-successor"] = Scene(cluster, "few-successor")
+        made["few-successor"].client.close()
+        made["uncommitted"] = Scene(cluster, "uncommitted")
+        patch.setattr(GroupMember, "_commit_these", lambda *_, **__: None)
+        send(made["uncommitted"].queue, 5, "more")
+        made["uncommitted"].taken += collect(made["uncommitted"].client, 5)
+        made["uncommitted"].client.close()
+        patch.undo()
+        keep = {(name, 0): CUT_AT for name in made}
+        keep |= {("elected", 0): COUNT, ("uncommitted", 0): COUNT + 2}
+        cut_logs(cluster, keep)
+        yield made.__getitem__
+        for scene in made.values():
+            scene.queue.__exit__(None, None, None)
+
+
+def numbers(messages: list[Message]) -> list[int]:
+    return [message.place[1] for message in messages]  # type: ignore[attr-defined]
+
+
+def all_new_come(scene: Scene, client: KmqClient, new: list[str]) -> None:
+    """The new messages come once each, behind the cut, and can be acknowledged."""
+    taken = collect(client, len(new), ack=True)
+    assert bodies(taken) == new
+    assert client.receive(100, wait=0.3) == []
+    client.flush()
+    assert numbers(taken) == [Cut(2, CUT_AT).base + CUT_AT + index for index in range(len(new))]
+    assert set(numbers(taken)) <= scene.queue.ended()
+
+
+@pytest.mark.parametrize("markers", FORMATS)
+@pytest.mark.parametrize("who", ["live", "successor"])
+def test_r39_new_messages_at_the_offsets_of_old_ones_are_delivered(scenes, who: str, markers: str) -> None:
+    scene = scenes(f"{who}-{markers}")
+    client = scene.client if who == "live" else scene.queue.client()
+    all_new_come(scene, client, scene.new(2 * COUNT))
+    if who == "live":  # what lies below the cut can be acknowledged as ever
+        scene.client.ack(*scene.taken[10:CUT_AT], wait=True)
+        assert set(range(CUT_AT)) <= scene.queue.ended()
+
+
+@pytest.mark.parametrize("who", ["live", "successor"])
+def test_r39_a_log_that_stays_shorter_than_it_was(scenes, who: str) -> None:
+    scene = scenes(f"few-{who}")
+    client = scene.client if who == "live" else scene.queue.client()
+    all_new_come(scene, client, scene.new(3))
+
+
+def test_r39_an_old_receipt_ends_no_new_message(scenes) -> None:
+    scene = scenes("late-ack")
+    other = scene.queue.client(instance_id="other")
+    new = scene.new(COUNT)
+    scene.client.close()
+    taken = collect(other, COUNT)
+    assert bodies(taken) == new
+    old = scene.taken[CUT_AT:]
+    with scene.queue.client() as late:
+        late.ack(*(message.receipt for message in old), wait=True)
+        late.nack(*(message.receipt for message in old), wait=True)
+    assert {offset_of(number) for number in scene.queue.ended()} >= {message.offset for message in old}
+    assert not scene.queue.ended() & set(numbers(taken))
+    other.ack(taken[0].receipt, wait=True)
+    assert numbers(taken)[0] in scene.queue.ended()
+
+
+def test_r39_messages_that_were_started_and_not_committed(scenes) -> None:
+    scene = scenes("uncommitted")
+    new = scene.new(5)
+    with scene.queue.client() as client:
+        taken = collect(client, 5)
+        assert bodies(taken) == new
+        assert numbers(taken) == [Cut(2, 22).base + 22 + index for index in range(5)]
+        assert client.receive(100, wait=0.3) == []
+
+
+def test_r39_an_election_alone_changes_nothing(scenes) -> None:
+    scene = scenes("elected")
+    new = scene.new(5)
+    assert bodies(collect(scene.client, 5)) == new
+    with scene.queue.client() as client:
+        scene.client.close()
+        newer = scene.new(1)
+        taken = collect(client, 1)
+        assert bodies(taken) == newer
+        assert numbers(taken) == [COUNT + 5]
