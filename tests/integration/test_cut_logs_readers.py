@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from support import LiveQueue, bodies, collect, until
+from support import LiveQueue, bodies, collect, stopped_after, until
 
 from kmqpy.dev import Cluster
 from kmqpy.errors import ReceiptError
@@ -137,6 +137,23 @@ def test_new_messages_are_traced_by_receipt_and_by_id(after_cut: Cut) -> None:
             assert by_receipt == by_id
             assert [event.what.value for event in by_id.events] == events
             assert by_id.records == (f"0:{CUT_AT + at}",)
+
+
+def test_a_tracker_counts_the_same_and_stores_what_others_read_on_from(after_cut: Cut) -> None:
+    queue = after_cut.queues["noticed"]
+    labels = {"queue": queue.name, "partition": "0"}
+    with stopped_after(queue.tracker(http_port=0, count_interval_ms=100)) as tracker:
+
+        def shown(metric: str) -> float | None:
+            return tracker.metrics.registry.get_sample_value(f"kmq_{metric}", labels)
+
+        until(lambda: shown("depth") == len(waiting(queue)), what=lambda: shown("depth"))
+        until(lambda: shown("in_flight") == len(held(queue)), what=lambda: shown("in_flight"))
+        with queue.registry() as registry:
+            until(lambda: 0 in registry.offsets(queue.name))
+            assert [cut.start for cut in registry.offsets(queue.name)[0].cuts.cuts] == [CUT_AT]
+    test_what_stands_behind_the_cut_waits(queue)
+    test_messages_in_flight_that_were_cut_away_show_no_other_message(queue)
 
 
 def test_release_all_and_purge_name_messages_in_flight_by_their_numbers(after_cut: Cut) -> None:
