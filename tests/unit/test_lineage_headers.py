@@ -21,7 +21,7 @@ from kmqpy.kafka.markers.lineage import (
     read_ancestors,
     read_copies,
 )
-from kmqpy.kafka.markers.replay import _grouped, replay_markers
+from kmqpy.kafka.markers.replay import ALL_EXIST, _grouped, replay_markers
 
 DEAD = "jobs__undelivered"
 offsets = st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=30, unique=True).map(sorted)
@@ -171,7 +171,7 @@ class TestEndMarkers:
     def test_trackers_read_them_in_one_go(self, ranges):
         made = self.ends({offset: (0, 500 + offset) for offset in range(100)}, ranges=ranges)
         records = [Record(at, *one[1:]) for at, one in enumerate(made)]
-        assert len(list(_grouped(0, records, replay_markers.__defaults__[0]))) == 1
+        assert len(list(_grouped(0, records, ALL_EXIST, InFlight()))) == 1
         state = InFlight()
         for offset in range(101):
             state.apply(codec.Marker(0, offset, Op.TAKE, 10), 0, 0)

@@ -9,6 +9,7 @@ from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.markers.entry import SnapshotRow, TakenRun
 from kmqpy.kafka.markers.finished import StoredFinished
 from kmqpy.kafka.markers.inflight import InFlight
+from kmqpy.kafka.markers.log_cuts import offset_of
 from kmqpy.kafka.settings import QueueSettings
 
 
@@ -38,7 +39,7 @@ class StartPosition(NamedTuple):
         ahead_ms = at.now_ms - now_ms
         latest_ms = now_ms + queue.longest_ms
         rows: list[SnapshotRow] = []
-        cut = False
+        beyond = False
         for row in at.in_flight:
             if ahead_ms > lead_ms:
                 # A clock that was ahead has set this deadline if the lease had not ended at the stored time,
@@ -47,17 +48,15 @@ class StartPosition(NamedTuple):
                 due_ms = row.due_ms - ahead_ms if set_ahead else row.due_ms
                 row = row._replace(since_ms=min(row.since_ms, now_ms), due_ms=due_ms)
             row = row._replace(due_ms=min(row.due_ms, latest_ms))
-            if isinstance(row, TakenRun):
-                if row.first + row.bits.bit_length() > queue_end:
-                    cut = True
-                    row = row._replace(bits=row.bits & ((1 << max(0, queue_end - row.first)) - 1))
-                exists = row.bits != 0
-            else:
-                exists = row.offset < queue_end
-            if exists:
+            bits = row.bits if isinstance(row, TakenRun) else 1
+            existing = dict(at.cuts.existing([(row[0], bits.bit_length())], queue_end)).get(row[0], 0)
+            if isinstance(row, TakenRun) and 0 < existing < bits.bit_length():
+                beyond = True
+                row = row._replace(bits=bits & ((1 << existing) - 1))
+            if existing:
                 rows.append(row)
-        finished = at.finished.below(queue_end)
-        if cut or len(rows) < len(at.in_flight) or finished != at.finished:
+        finished = at.finished.below(queue_end, at.cuts)
+        if beyond or len(rows) < len(at.in_flight) or finished != at.finished:
             problem = "the stored snapshot names messages that don't exist; they are left out"
         if ahead_ms > lead_ms:
             problem = f"the stored time was {ahead_ms / 1000:g} s ahead of the broker's; set back"
@@ -73,12 +72,13 @@ class StartPosition(NamedTuple):
             row.first + row.bits.bit_length() - 1 if isinstance(row, TakenRun) else row.offset
             for row in self.at.in_flight
         ]
-        return max(named + [first + count - 1 for first, count in self.at.finished.runs[-1:]], default=-1)
+        named += [first + count - 1 for first, count in self.at.finished.runs]
+        return max(map(offset_of, named), default=-1)
 
     def state(self) -> InFlight:
         """Build the in-flight state to which markers from this position on are applied."""
         at = self.at
-        state = InFlight(now_ms=at.now_ms, position=at.offset, missed_markers=at.missed_markers)
+        state = InFlight(now_ms=at.now_ms, position=at.offset, missed_markers=at.missed_markers, cuts=at.cuts)
         state.restore(at.in_flight)
         state.finished.restore(at.finished)
         return state

@@ -18,6 +18,7 @@ from kmqpy.errors import ConfigError
 from kmqpy.kafka.markers import snapshot
 from kmqpy.kafka.markers.entry import SnapshotRow
 from kmqpy.kafka.markers.finished import NONE_FINISHED, StoredFinished
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts
 from kmqpy.kafka.settings import QueueSettings
 
 T = TypeVar("T")
@@ -81,6 +82,10 @@ class StoredOffset:
                     markers offset; older versions neither store nor need them
     queue_id        the id of the queue topic that the markers are about; empty where it is not known, as in
                     the data of older versions
+    cuts            the cuts of the queue partition's log that the markers before `offset` told (rule R39)
+    queue_end       an end of that log, up to which it was known later than all messages of `in_flight`
+    queue_epoch     the latest leader epoch of the partition when it had this end; -1: both are not known, as
+                    in the data of older versions
     """
 
     offset: int
@@ -90,6 +95,9 @@ class StoredOffset:
     in_flight: tuple[SnapshotRow, ...] = ()
     queue_id: str = ""
     finished: StoredFinished = NONE_FINISHED
+    cuts: LogCuts = NO_CUTS
+    queue_end: int = 0
+    queue_epoch: int = -1
 
     def is_of_earlier_queue(self, queue_id: str, markers_id: str) -> bool:
         """True if the offset is one of this markers topic, stored for an earlier queue topic (rule R24)."""
@@ -109,6 +117,10 @@ class StoredOffset:
             values["queue_id"] = self.queue_id
         if self.finished != NONE_FINISHED:
             values["finished"] = self.finished.to_json()
+        if self.cuts:
+            values["cuts"] = str(self.cuts)
+        if self.queue_epoch >= 0:
+            values |= {"queue_end": self.queue_end, "queue_epoch": self.queue_epoch}
         return _dumps(values)
 
 
@@ -177,6 +189,9 @@ def parse_offset(data: bytes) -> StoredOffset:
             in_flight=tuple(snapshot.unpack(_typed({"in_flight": "", **values}, "in_flight", str, "it"))),
             queue_id=_typed({"queue_id": "", **values}, "queue_id", str, "stored offset"),
             finished=StoredFinished.from_json(values.get("finished", {"windows": [], "runs": []})),
+            cuts=LogCuts.parse(_typed({"cuts": "", **values}, "cuts", str, "stored offset")),
+            queue_end=_number({"queue_end": 0, **values}, "queue_end", "stored offset"),
+            queue_epoch=_number(values, "queue_epoch", "stored offset") if "queue_epoch" in values else -1,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None

@@ -14,11 +14,12 @@ rule R30 no longer holds for it: when a client takes it late, trackers redeliver
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from kmqpy.core.int64 import INT64_MAX
+from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 
 WINDOW = 1 << 18
@@ -46,9 +47,9 @@ class StoredFinished(NamedTuple):
     windows: tuple[int, ...] = ()
     runs: Runs = ()
 
-    def below(self, end: int) -> StoredFinished:
+    def below(self, end: int, cuts: LogCuts) -> StoredFinished:
         """Return these without messages at or above queue offset `end`, which don't exist."""
-        runs = tuple((first, min(count, end - first)) for first, count in self.runs if first < end)
+        runs = tuple((first, count) for first, count in cuts.existing(self.runs, end))
         return self._replace(runs=runs)
 
     def to_json(self) -> dict[str, list[int]]:
@@ -134,6 +135,11 @@ class FinishedMessages:
             ended &= OffsetRuns(self._in_windows(((first, count),)))
         self._offsets.update(ended)
         self._stored = None
+
+    def drop(self, is_gone: Callable[[int], bool]) -> None:
+        """Forget the messages, and the windows that begin at messages, of which `is_gone` is True."""
+        self._offsets = OffsetRuns((offset, 1) for offset in self._offsets if not is_gone(offset))
+        self._set_windows([first for first in self._windows if not is_gone(first)])
 
     def stored(self) -> StoredFinished:
         """Return the stored form: all runs, or the most important ones if there are too many."""

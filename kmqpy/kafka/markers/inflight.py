@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.markers import packed
 from kmqpy.kafka.markers.codec import Marker, Op, Runs
 from kmqpy.kafka.markers.entry import Entry, EntryState, SnapshotRow, TakenRun
 from kmqpy.kafka.markers.finished import FinishedMessages
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, Cut, LogCuts, offset_of
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.open_claims import OpenClaims
 from kmqpy.kafka.markers.packed import PackedEntries
@@ -39,6 +41,19 @@ MarkerRun = tuple[int, int, int]
 message, number of markers, their common timestamp in ms)."""
 
 
+class CutAway(NamedTuple):
+    """A tick has told that the log of the queue partition was cut back.
+
+    cuts      the cuts that were not known before
+    messages  how many messages in flight were dropped: they stood behind the cuts in the former log
+    end       the offset behind the last of these; the cut's start if there is none
+    """
+
+    cuts: tuple[Cut, ...]
+    messages: int
+    end: int
+
+
 class InFlight:
     """Holds the messages of one partition that are in flight, and applies markers to them.
 
@@ -55,6 +70,9 @@ class InFlight:
     finished            the finished messages that a client may take late (rule R30)
     claims              the claims of transactions that may be torn (rule R37); replay_markers() reads them.
                         The safe offset is at or before the oldest
+    cuts                the cuts of the queue partition's log that ticks have told (rule R39). Messages are
+                        named by numbers (see log_cuts), which are offsets in a log that was never cut
+    cut_away            what those ticks have dropped; for the caller to read and to clear
 
     The caller may change `latest_ms` and the limits at any time; they apply to markers read later.
     """
@@ -67,6 +85,7 @@ class InFlight:
         missed_markers: bool = False,
         max_hold_ms: int = INT64_MAX,
         max_delay_ms: int = INT64_MAX,
+        cuts: LogCuts = NO_CUTS,
     ) -> None:
         self.now_ms = now_ms
         self.missed_markers = missed_markers
@@ -79,6 +98,8 @@ class InFlight:
         self._entries = PackedEntries()
         self.finished = FinishedMessages()
         self.claims = OpenClaims()
+        self.cuts = cuts
+        self.cut_away: list[CutAway] = []
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -147,6 +168,8 @@ class InFlight:
         if not self.observe(at, timestamp_ms):
             return 0
         if marker.op is Op.END:
+            if marker.cuts:
+                self._cut(marker.cuts)
             if marker.takes_from is not None:
                 self.finished.assigned(marker.takes_from, again=marker.takes_again)
                 return 0
@@ -299,6 +322,25 @@ class InFlight:
                 if read < bits.bit_length():  # else a number of as many bits would be made
                     bits &= (1 << read) - 1
             self._entries.put_together(row._replace(bits=bits), min_run=1)
+
+    def _cut(self, cuts: LogCuts) -> None:
+        """Drop all that is known of messages which stood behind cuts that were not known."""
+        new = self.cuts.new_in(cuts)
+        if not new:
+            return
+        self.cuts = self.cuts.merged(cuts)
+        start = min(cut.start for cut in new)
+
+        def is_gone(number: int) -> bool:
+            return offset_of(number) >= start and not self.cuts.is_current(number)
+
+        gone = [entry.offset for entry in self._entries if is_gone(entry.offset)]
+        for number in gone:
+            self._entries.discard(number)
+        self.finished.drop(is_gone)
+        self.claims.drop(is_gone)
+        end = max((offset_of(number) + 1 for number in gone), default=start)
+        self.cut_away.append(CutAway(new, len(gone), end))
 
     def _end(self, offset: int) -> int:
         if not self._entries.discard(offset):

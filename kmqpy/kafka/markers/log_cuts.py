@@ -15,7 +15,7 @@ log names a number that no message has any more. What lies below the cut keeps i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -102,6 +102,23 @@ class LogCuts:
             limit = min((cut.start for cut in self.cuts if cut.base > first - offset), default=offset + count)
             if limit > offset:
                 yield first, min(count, limit - offset)
+
+    def cut_of(self, number: int) -> Cut | None:
+        """The cut behind which the message with this number stands.
+
+        Cut(0, 0) stands for the log before the first cut; None: no cut that is known has given this number.
+        """
+        base = number - offset_of(number)
+        if not base:
+            return Cut(0, 0)
+        return next((cut for cut in self.cuts if cut.base == base and number >= base + cut.start), None)
+
+    def existing(self, runs: Iterable[tuple[int, int]], end: int) -> Iterator[tuple[int, int]]:
+        """What of these runs (first, count) of numbers lies below the log's end, and behind a known cut."""
+        for first, count in runs:
+            cut = Cut(0, 0) if first < end else self.cut_of(first)
+            if cut is not None and first < cut.base + end:
+                yield first, min(count, cut.base + end - first)
 
     def __str__(self) -> str:
         return ",".join(f"{cut.epoch}@{cut.start}" for cut in self.cuts)

@@ -109,6 +109,11 @@ class OpenClaims:
             if not claim.offsets:
                 del self._claims[claim.id]
 
+    def drop(self, is_gone: Callable[[int], bool]) -> None:
+        """Forget the messages of which `is_gone` is True."""
+        gone = {offset for claim in self._claims.values() for offset in claim.offsets if is_gone(offset)}
+        self.account_for((offset, 1) for offset in sorted(gone))
+
     def end_all(self) -> None:
         """Note that the transactions of all claims are over; those that were not accounted for are torn."""
         self._all_over = True

@@ -9,7 +9,7 @@ many messages) is in no series. A take is the operation of a start marker: a cli
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,8 +17,9 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError, UnsupportedMarker
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.markers.inflight import InFlight, MarkerRun
+from kmqpy.kafka.markers.inflight import CutAway, InFlight, MarkerRun
 from kmqpy.kafka.markers.lineage import COPY
+from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import UNREADABLE, headers_of_each, read_marker
 
@@ -39,10 +40,25 @@ class QueueEnd:
     decides_markers_below  a markers offset. A marker before it was written before Kafka told the end: if such
                            a marker names a message at or after `offset`, that message did not exist. A later
                            marker may name a message that was sent later, so nothing follows from `offset`
+    epoch                  the latest leader epoch of the partition in the same answer; -1: not known. A cut
+                           of a later epoch (rule R39) had not happened
     """
 
     offset: int
     decides_markers_below: int
+    epoch: int = -1
+
+    def is_beyond(self, marker: Marker, cuts: LogCuts) -> bool:
+        """Return True if the marker tells of what did not exist when Kafka told this end: a message, a cut.
+
+        An end marker of messages is never beyond. `cuts` are those that are known.
+        """
+        if marker.op is Op.END:
+            return bool(marker.cuts) and 0 <= self.epoch < marker.cuts.cuts[-1].epoch
+        if marker.highest < self.offset:
+            return False
+        cut = cuts.cut_of(marker.offset)
+        return cut is None or marker.highest >= cut.base + self.offset
 
 
 ALL_EXIST = QueueEnd(INT64_MAX + 1, INT64_MAX + 1)
@@ -63,6 +79,7 @@ class Applied:
     failed          markers offset and error of each marker that a bug of kmqpy kept from being applied
     touched         the set that the caller gave, to which all existing messages were added that markers
                     took, delayed or ended, even if that did not change the state; else None
+    cut_away        what was dropped because the log of the queue partition was cut back (rule R39)
 
     Records in `newer` and `failed` pin the state: the safe offset stays at or before the first of them.
     """
@@ -74,6 +91,7 @@ class Applied:
     skipped: list[tuple[int, DecodeError]] = field(default_factory=list)
     failed: list[tuple[int, Exception]] = field(default_factory=list)
     touched: OffsetRuns | None = None
+    cut_away: list[CutAway] = field(default_factory=list)
 
 
 def replay_markers(
@@ -91,13 +109,14 @@ def replay_markers(
     than `most` messages. `touched`: see Applied.
     """
     applied = Applied(touched=touched)
-    for group in _grouped(partition, records, queue_end):
+    for group in _grouped(partition, records, queue_end, state):
         if isinstance(group, _MarkerSeries):
             _apply_series(state, applied, group, queue_end)
         elif (most is not None and applied.in_ranges > most) or not _apply_one(
             state, applied, group, queue_end
         ):
             break
+    applied.cut_away, state.cut_away = state.cut_away, []
     return applied
 
 
@@ -119,14 +138,19 @@ class _MarkerSeries(NamedTuple):
     runs: list[MarkerRun]
 
 
-def _grouped(partition: int, records: Sequence[Any], queue_end: QueueEnd) -> Iterator[_MarkerSeries | Any]:
-    """Yield the records in their order: as a _MarkerSeries where markers are alike, else one by one."""
+def _grouped(
+    partition: int, records: Sequence[Any], queue_end: QueueEnd, state: InFlight
+) -> Iterator[_MarkerSeries | Any]:
+    """Yield the records in their order: as a _MarkerSeries where markers are alike, else one by one.
+
+    What was yielded must be applied to `state` before the next is asked for.
+    """
     # The open series: records with `value` and the headers `alike`, at markers offsets from `start` to before
     # `end` (-1: none is open). Its last run is not in `runs` yet: `count` messages from `first` on.
     start, end, value, alike = -1, -1, _END_VALUE, None
     runs: list[MarkerRun] = []
     first = count = stamp = -1
-    limit = 0  # messages of the series lie below this queue offset
+    low = limit = 0  # the series names messages from `low` to before `limit`
     for record, headers in zip(records, headers_of_each(records), strict=True):
         key, found = record.key(), record.value()
         at, timestamp_ms = record.offset(), record.timestamp()[1]
@@ -136,7 +160,7 @@ def _grouped(partition: int, records: Sequence[Any], queue_end: QueueEnd) -> Ite
                 if (
                     found == value
                     and at == end
-                    and 0 <= offset < limit
+                    and low <= offset < limit
                     and (headers == alike or (alike is _TRACKER_HEADERS and _is_by_tracker(headers)))
                 ):
                     end += 1
@@ -147,12 +171,15 @@ def _grouped(partition: int, records: Sequence[Any], queue_end: QueueEnd) -> Ite
                         first, count, stamp = offset, 1, timestamp_ms
                     continue
                 # The end marker of a message that does not exist changes no state.
+                above = 0
                 below = INT64_MAX + 1 if found == _END_VALUE else queue_end.offset
+                if offset >= below:  # never, unless the log was cut
+                    above, below = _bounds(state, queue_end, offset)
                 if offset < below and _can_be_in_series(offset, found, headers):
                     if end >= 0:
                         runs.append((first, count, stamp))
                         yield _MarkerSeries(start, end - start, value, alike, runs)
-                    start, end, value, limit = at, at + 1, found, below
+                    start, end, value, low, limit = at, at + 1, found, above, below
                     alike = _TRACKER_HEADERS if found == _END_VALUE and headers else headers
                     runs, first, count, stamp = [], offset, 1, timestamp_ms
                     continue
@@ -192,7 +219,7 @@ def _is_by_tracker(headers: Any) -> bool:
 def _apply_series(state: InFlight, applied: Applied, series: _MarkerSeries, queue_end: QueueEnd) -> None:
     if applied.touched is not None:
         runs = ((first, count) for first, count, _ in series.runs)
-        applied.touched.add_runs(_below(queue_end.offset, runs))
+        applied.touched.add_runs(state.cuts.existing(runs, queue_end.offset))
     after_ms = codec.decode_value(series.value)
     if after_ms is not None:
         holder = codec.decode(_ANY_KEY, series.value, series.headers).holder if series.headers else None
@@ -206,9 +233,12 @@ def _apply_series(state: InFlight, applied: Applied, series: _MarkerSeries, queu
     applied.records += series.length
 
 
-def _below(end: int, runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The parts of these runs that are below `end`."""
-    return ((first, min(count, end - first)) for first, count in runs if first < end)
+def _bounds(state: InFlight, queue_end: QueueEnd, number: int) -> tuple[int, int]:
+    """From and below which numbers exist for certain that stand behind the same cut; (0, 0): none do."""
+    cut = state.cuts.cut_of(number)
+    if cut is None:
+        return 0, 0
+    return cut.base + cut.start, cut.base + queue_end.offset
 
 
 def _apply_one(state: InFlight, applied: Applied, record: Any, queue_end: QueueEnd) -> bool:
@@ -216,10 +246,11 @@ def _apply_one(state: InFlight, applied: Applied, record: Any, queue_end: QueueE
     at, timestamp_ms = record.offset(), record.timestamp()[1]
     try:
         marker = read_marker(record)
-        if marker.op is not Op.END and marker.highest >= queue_end.offset:
+        if queue_end.is_beyond(marker, state.cuts):
             if at >= queue_end.decides_markers_below:
                 return False
-            raise DecodeError(f"marker of message {marker.highest}, which did not exist", record.key())
+            what = f"cuts {marker.cuts}" if marker.cuts else f"message {marker.highest}"
+            raise DecodeError(f"marker of {what}, which did not exist", record.key())
         is_new = at >= state.position
         changed = state.apply(marker, at, timestamp_ms)
         if marker.op is Op.END and marker.by_tracker and is_new:
@@ -239,7 +270,7 @@ def _apply_one(state: InFlight, applied: Applied, record: Any, queue_end: QueueE
     else:
         applied.in_ranges += marker.count if marker.runs else 0
         if applied.touched is not None and marker.op in _TOUCHING_OPS:
-            applied.touched.add_runs(_below(queue_end.offset, marker.offset_runs))
+            applied.touched.add_runs(state.cuts.existing(marker.offset_runs, queue_end.offset))
         if marker.op is Op.END and not marker.by_tracker:
             applied.late_acks += marker.count - changed
     applied.records += 1
