@@ -12,6 +12,7 @@ import threading
 
 from kmqpy.telemetry.base import Telemetry
 from tracker.context import TrackerContext
+from tracker.cut_keeper import CutKeeper
 from tracker.cut_off_keeper import CutOffKeeper
 from tracker.hanging_keeper import HangingKeeper
 from tracker.health_keeper import HealthKeeper
@@ -65,8 +66,9 @@ class MainLoop:
         self._originals = OriginalsReaders(context.connection, context.clock)
         self._last_attempts = LastAttempts(context.connection, context.clock, context.settings.workers)
         self._offsets = OffsetKeeper(context)
-        self._reader = MarkerReader(context, kafka.markers)
-        self._existence = ExistenceCheck(context, kafka.ends, self._reader)
+        cuts = CutKeeper(context, kafka.tick_writer)
+        self._reader = MarkerReader(context, kafka.markers, cuts)
+        self._existence = ExistenceCheck(context, kafka.ends, self._reader, cuts)
         self._probe = TopicProbe(context, kafka.probed_topics, member, kafka.markers)
         self._cut_off = CutOffKeeper(context, kafka)
         self._mirror = MirrorKeeper(context)
@@ -74,7 +76,7 @@ class MainLoop:
         self._health = HealthKeeper(context, self._hanging.held_back, stopping.is_set)
         takeover = Takeover(context, kafka, self._offsets, self._originals)
         redelivery = PartitionRedelivery(
-            context, kafka.topics, self._probe, self._originals, self._last_attempts, telemetry
+            context, kafka.topics, self._probe, self._originals, self._last_attempts, telemetry, cuts
         )
         self._lifecycle = PartitionLifecycle(context, kafka, takeover, redelivery, self._offsets)
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from kmqpy.errors import KmqError
 from kmqpy.kafka.admin.registry_entries import StoredOffset
+from kmqpy.kafka.log_ends import LogEnd
 from tracker.background import Pool
 from tracker.context import TrackerContext
 from tracker.leadership.assignment import Partition
@@ -84,7 +85,19 @@ class OffsetKeeper:
         if state.position == part.stored_position:
             return None  # no marker was read since the last store, so the state is the same
         (queue_id, markers_id), missed = part.topic_ids, state.missed_markers
-        safe = StoredOffset(state.safe_offset(), markers_id, state.safe_now_ms(), missed, queue_id=queue_id)
+        end = part.known_end or LogEnd(0)
+        if end.epoch < part.queue_end.epoch:  # messages in flight may be of the later epoch
+            end = LogEnd(0)
+        safe = StoredOffset(
+            state.safe_offset(),
+            markers_id,
+            state.safe_now_ms(),
+            missed,
+            queue_id=queue_id,
+            cuts=state.cuts,
+            queue_end=end.offset,
+            queue_epoch=end.epoch,
+        )
         if state.position - safe.offset <= self._settings.snapshot_after_markers:
             if safe.offset == part.stored_offset:
                 return None
@@ -95,7 +108,7 @@ class OffsetKeeper:
         offset, now_ms, rows = state.snapshot(_SNAPSHOT_MAX_ROWS)
 
         def with_snapshot() -> StoredOffset:
-            made = StoredOffset(offset, markers_id, now_ms, missed, tuple(rows), queue_id, finished)
+            made = replace(safe, offset=offset, now_ms=now_ms, in_flight=tuple(rows))
             return made if len(made.to_json()) <= _SNAPSHOT_MAX_BYTES else safe
 
         return with_snapshot

@@ -94,13 +94,15 @@ class PartitionLifecycle:
         if part.phase is not TrackingPhase.ACTIVE:
             return
         if torn := part.state.claims.torn():  # before their messages are copied a second time
-            self._submit(part, partial(self._redelivery.mend, part, torn), partial(self._mended, part, torn))
+            mend = partial(self._redelivery.mend, part, torn, part.state.cuts)
+            self._submit(part, mend, partial(self._mended, part, torn))
             return
         entries = part.due(self._settings.max_batch_messages * 5)
         if entries:
             state = part.state
             job = partial(
-                self._redelivery.redeliver, part, entries, state.position, state.taken_late(entries)
+                self._redelivery.redeliver,
+                *(part, entries, state.position, state.taken_late(entries), part.log),
             )
             self._submit(part, job, partial(self._redelivered, part, entries))
         elif part.wants_tick(now, self._settings.silence_s):

@@ -8,12 +8,15 @@ from functools import partial
 
 from kmqpy.errors import KmqError
 from kmqpy.kafka.markers.entry import Entry
+from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.kafka.markers.open_claims import TornClaim
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.telemetry.base import Telemetry
 from tracker.context import TrackerContext
+from tracker.cut_keeper import CutKeeper
 from tracker.partition.owned_partition import OwnedPartition
+from tracker.redelivery.known_log import KnownLog
 from tracker.redelivery.last_attempts import LastAttempts, PartitionAttempts
 from tracker.redelivery.originals_readers import OriginalsReaders
 from tracker.redelivery.redeliverer import RedeliveryResult
@@ -36,7 +39,9 @@ class PartitionRedelivery:
         originals: OriginalsReaders,
         last_attempts: LastAttempts,
         telemetry: Telemetry,
+        cuts: CutKeeper,
     ) -> None:
+        self._cuts = cuts
         self._topics = topics
         self._probe = probe
         self._originals = originals
@@ -49,12 +54,18 @@ class PartitionRedelivery:
         self._topic_seen_at: dict[str, float] = {}
 
     def redeliver(
-        self, part: OwnedPartition, entries: list[Entry], position: int, taken_late: frozenset[int]
+        self,
+        part: OwnedPartition,
+        entries: list[Entry],
+        position: int,
+        taken_late: frozenset[int],
+        log: KnownLog,
     ) -> RedeliveryResult:
         """Redeliver or dead-letter the messages of `entries`; the result names the messages that failed.
 
         position    the markers offset up to which the partition was read when the messages were due
         taken_late  messages that were finished before a client took them; they get an end marker, no copy
+        log         what was known of the queue's log then
         """
         with self._originals.lend() as reader:
             return part.redeliverer.redeliver(
@@ -65,12 +76,13 @@ class PartitionRedelivery:
                 position,
                 taken_late,
                 PartitionAttempts(self._last_attempts, part.queue, part.number, part.topic_ids[1]),
+                log,
             )
 
-    def mend(self, part: OwnedPartition, torn: Sequence[TornClaim]) -> int:
+    def mend(self, part: OwnedPartition, torn: Sequence[TornClaim], cuts: LogCuts) -> int:
         """Finish what torn transactions have copied; a background job. Returns the number of messages."""
         exist = partial(self._has_dead_letters, part.queue)
-        return part.redeliverer.mend(torn, partial(self._may_go_on, part), exist)
+        return part.redeliverer.mend(torn, partial(self._may_go_on, part), exist, cuts)
 
     def mended(self, part: OwnedPartition, torn: Sequence[TornClaim], copied: int) -> None:
         """Count and log the transactions; those of their messages that were not copied are redelivered.
@@ -109,6 +121,8 @@ class PartitionRedelivery:
         for problem in problems:
             self._metrics.failures.labels(part.key[0]).inc()
             self._problems.warn("redelivery", part.key, "redelivery failed; trying again", error=problem)
+        if result.doubtful is not None:
+            self._cuts.look(part, result.doubtful)
         if result.broken:
             part.take_over_again(self._clock.monotonic())
             return

@@ -12,6 +12,10 @@ from functools import partial
 
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Severity
+from kmqpy.kafka.admin.registry_entries import StoredOffset
+from kmqpy.kafka.cut_search import find_cut
+from kmqpy.kafka.log_ends import LogEnd
+from kmqpy.kafka.markers.log_cuts import Cut
 from kmqpy.kafka.topic_identity import TopicIds, stale_markers_error
 from tracker.background import Pool
 from tracker.context import TrackerContext
@@ -36,13 +40,13 @@ class TakeoverResult:
 
     topic_ids  ids of the queue topic and the markers topic
     tick       written after the fencing: once the tracker has read it, it knows all earlier markers
-    queue_end  the queue's end offset after the tick
+    queue_end  the queue's end after the tick
     begin      where to begin to read markers, and with which state
     """
 
     topic_ids: tuple[str, str]
     tick: Tick
-    queue_end: int
+    queue_end: LogEnd
     begin: StartPosition
 
 
@@ -91,12 +95,32 @@ class Takeover:
             log_start = reader.log_start(queue.markers_topic, number)
         begin = start_position(stored, topics.markers.topic_id, log_start, tick.markers_offset)
         queue_end = self._kafka.ends.end_beyond((queue.name, number), begin.highest)
-        begin = begin.corrected(tick.now_ms, queue, queue_end, self._max_clock_lead_ms)
+        cut = self._cut_since(begin.at, queue_end, part)
+        if cut is not None:
+            # Its messages are dropped, and counted, when this tick is read.
+            cuts = begin.at.cuts.with_cut(cut)
+            tick = self._kafka.tick_writer.send_tick(queue.markers_topic, number, _FENCING_TIMEOUT_S, cuts)
+        existed = queue_end.offset if cut is None else max(queue_end.offset, begin.at.queue_end)
+        begin = begin.corrected(tick.now_ms, queue, existed, self._max_clock_lead_ms)
         if begin.problem is not None:
             _log.error(begin.problem, extra=self._problems.about(part.key))
         if begin.markers_lost:
             self._metrics.markers_lost.labels(queue.name).inc()
         return TakeoverResult(topic_ids, tick, queue_end, begin)
+
+    def _cut_since(self, stored: StoredOffset, end: LogEnd, part: OwnedPartition) -> Cut | None:
+        """A cut of the queue's log after the offset was stored, which this offset does not know."""
+        if not 0 <= stored.queue_epoch < end.epoch or not stored.queue_end:
+            return None
+        found = find_cut(
+            self._connection,
+            *part.key,
+            offset=stored.queue_end - 1,
+            epoch=stored.queue_epoch,
+            may_be_control=True,
+            clock=self._clock,
+        )
+        return None if found is None or stored.cuts.knows(found) else found
 
     def begin(self, part: OwnedPartition, result: TakeoverResult | Exception) -> None:
         """Begin to read markers, or go on if the partition is read already.
@@ -130,7 +154,7 @@ class Takeover:
         part.topic_ids = result.topic_ids
         part.stored_offset = part.stored_position = None
         now = self._clock.monotonic()
-        part.start_reading(result.begin.state(), now)
+        part.start_reading(result.begin.state(), now, result.begin.at.queue_epoch)
         if result.begin.ahead_s:
             part.problems.clock_was_wrong(str(result.begin.problem), now)
             self._problems.clock_ahead(part.key, result.begin.ahead_s)

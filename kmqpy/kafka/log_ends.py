@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
 
@@ -14,6 +15,17 @@ TopicPlace = tuple[str, int]
 """A topic and the number of one of its partitions."""
 
 _REQUEST_TIMEOUT_S = 1.0
+
+
+class LogEnd(NamedTuple):
+    """Where a log ends, and the latest leader epoch of its partition; -1: Kafka does not tell it."""
+
+    offset: int
+    epoch: int = -1
+
+    def or_newer(self, other: LogEnd) -> LogEnd:
+        """This or the other, whichever comes from the later leader, or is higher."""
+        return max(self, other, key=lambda end: (end.epoch, end.offset))
 
 
 class LogEnds:
@@ -47,7 +59,14 @@ class LogEnds:
     def each_of(
         self, places: Iterable[TopicPlace], *, anew: bool = False
     ) -> dict[TopicPlace, int | KmqError]:
-        """The end offset of each partition, or the error that prevents it.
+        """The end offset of each partition, or the error that prevents it; see with_epochs()."""
+        found = self.with_epochs(places, anew=anew)
+        return {key: end.offset if isinstance(end, LogEnd) else end for key, end in found.items()}
+
+    def with_epochs(
+        self, places: Iterable[TopicPlace], *, anew: bool = False
+    ) -> dict[TopicPlace, LogEnd | KmqError]:
+        """The end of each partition, or the error that prevents it.
 
         Sends one request to each broker. If a broker does not answer, the whole call fails; then the
         partitions of each leader are asked for separately, which takes a second for each silent broker. So
@@ -56,10 +75,10 @@ class LogEnds:
         """
         wanted = list(places)
         unknown = Unavailable("the end of the log is not known: Kafka names no leader of the partition")
-        ends: dict[TopicPlace, int | KmqError] = dict.fromkeys(wanted, unknown)
+        ends: dict[TopicPlace, LogEnd | KmqError] = dict.fromkeys(wanted, unknown)
         if not anew:
             self._look_up(wanted, ends)
-        left = [place for place in wanted if not isinstance(ends[place], int)]
+        left = [place for place in wanted if not isinstance(ends[place], LogEnd)]
         for some in self._group_by_leader(left).values():
             self._look_up(some, ends)
         return ends
@@ -68,7 +87,7 @@ class LogEnds:
         """Release the connection."""
         self._consumer.close()
 
-    def _look_up(self, wanted: list[TopicPlace], ends: dict[TopicPlace, int | KmqError]) -> None:
+    def _look_up(self, wanted: list[TopicPlace], ends: dict[TopicPlace, LogEnd | KmqError]) -> None:
         """Put the ends of all `wanted` partitions into `ends`, or the error where one can't be had."""
         # In a look-up by timestamp, the timestamp -1 (OFFSET_END) stands for the end of the log.
         places = [TopicPartition(topic, partition, OFFSET_END) for topic, partition in wanted]
@@ -88,8 +107,8 @@ class LogEnds:
             elif place.offset < 0:
                 ends[key] = Unavailable(f"end of {key[0]}, partition {key[1]}: Kafka does not say")
             else:
-                ends[key] = place.offset
-            self._request_failed |= not isinstance(ends[key], int)
+                ends[key] = LogEnd(place.offset, -1 if place.leader_epoch is None else place.leader_epoch)
+            self._request_failed |= not isinstance(ends[key], LogEnd)
 
     def _group_by_leader(self, places: Iterable[TopicPlace]) -> dict[int, list[TopicPlace]]:
         """Look up the current leader of each partition; returns the partitions that have one, by leader.

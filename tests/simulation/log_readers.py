@@ -6,6 +6,7 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from kmqpy.errors import TopicError, Unavailable
+from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.partition_reader import ReadPosition
 
 from .connection import Connection
@@ -125,21 +126,21 @@ class QueueEnds:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def end_beyond(self, place: tuple[str, int], _offset: int) -> int:
-        (end,) = self.each_of([place], anew=False).values()
+    def end_beyond(self, place: tuple[str, int], _offset: int) -> LogEnd:
+        (end,) = self.with_epochs([place], anew=False).values()
         if isinstance(end, Unavailable):
             raise end
         return end
 
-    def each_of(
+    def with_epochs(
         self, places: Iterable[tuple[str, int]], *, anew: bool
-    ) -> dict[tuple[str, int], int | Unavailable]:
+    ) -> dict[tuple[str, int], LogEnd | Unavailable]:
         connection, places = self._connection, list(places)
         if connection.process.kafka_cut_until > connection.world.now or connection.world.unlucky():
             return dict.fromkeys(places, Unavailable("does not answer"))
         if connection.queue_topic in connection.broker.missing:
             return dict.fromkeys(places, Unavailable("there is no such topic"))
-        return {place: connection.broker.logs[place].end for place in places}
+        return {place: LogEnd(connection.broker.logs[place].end, 0) for place in places}
 
     def close(self) -> None:
         pass

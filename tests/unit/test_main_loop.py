@@ -13,6 +13,7 @@ from tracked import Standing, Tracked, part_of
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset
+from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -131,7 +132,7 @@ def test_queues_with_one_markers_topic_do_not_end_the_tracker(tracked: Tracked) 
     first = part_of(tracked, QueueSettings(name="a"))
     second = part_of(tracked, QueueSettings(name="b", markers_topic="a__markers"))
     begin = StartPosition(StoredOffset(0, "markers-id", now_ms=0))
-    takeover = TakeoverResult(("queue-id", "markers-id"), Tick(0, 0, 0.0), 0, begin)
+    takeover = TakeoverResult(("queue-id", "markers-id"), Tick(0, 0, 0.0), LogEnd(0), begin)
     tracked.lifecycle._taken_over(first, takeover)
     tracked.lifecycle._taken_over(second, takeover)
     assert (first.phase, second.phase) == (TrackingPhase.CATCHING_UP, TrackingPhase.FENCING)

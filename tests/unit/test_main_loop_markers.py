@@ -74,8 +74,10 @@ def test_a_queue_whose_end_can_not_be_had_keeps_up_no_other(turning: Tracked) ->
     assert len(turning.parts["b", 0].state) == 1
     assert len(turning.parts["a", 0].state) == 0
     # While it is asked for again and does not answer, the other one goes on.
-    answers, asked = threading.Event(), turning.ends.each_of
-    turning.ends.each_of = lambda places, anew: (places[0][0] == "b" or answers.wait(10)) and asked(places)
+    answers, asked = threading.Event(), turning.ends.with_epochs
+    turning.ends.with_epochs = lambda places, anew: (
+        (places[0][0] == "b" or answers.wait(10)) and asked(places)
+    )
     turning.ask_for_ends(100)
     part = turning.parts["b", 0]
     turning.read(part, record_of(Marker(0, 6, Op.TAKE, 60_000), 1))

@@ -19,6 +19,8 @@ class Record:
     def timestamp(self) -> tuple[int, int]:
         return 1, 1_000
 
+    def leader_epoch(self) -> None: ...
+
     def key(self) -> None: ...
 
     def value(self) -> bytes:

@@ -10,6 +10,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock, SystemClock
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
+from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker
 from kmqpy.kafka.markers.inflight import InFlight
@@ -96,14 +97,14 @@ class FakeEnds:
     def is_silent(self) -> bool:
         return False
 
-    def each_of(
+    def with_epochs(
         self, places: list[tuple[str, int]], *, anew: bool = False
-    ) -> dict[tuple[str, int], int | Unavailable]:
+    ) -> dict[tuple[str, int], LogEnd | Unavailable]:
         self.calls.append([topic for topic, _ in places])
         return {
             place: Unavailable(f"{place[0]} does not answer")
             if place[0] in self.fails
-            else self.ends[place[0]]
+            else LogEnd(self.ends[place[0]])
             for place in places
         }
 

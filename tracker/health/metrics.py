@@ -48,6 +48,12 @@ class TrackerMetrics:
         self.lost_to_retention = counter(
             "kmq_lost_to_retention", "Messages deleted by Kafka before they were finished"
         )
+        self.log_cuts = counter(
+            "kmq_log_cuts", "How often the log of a queue partition was found to be cut back"
+        )
+        self.lost_to_log_cuts = counter(
+            "kmq_lost_to_log_cuts", "Messages in flight that are lost because the log was cut back"
+        )
         self.markers_lost = counter(
             "kmq_markers_lost_to_retention",
             "Takeovers that began above the stored offset: Kafka had deleted markers",

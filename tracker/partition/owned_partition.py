@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.int64 import INT64_MAX
+from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.replay import ALL_EXIST, QueueEnd
@@ -14,6 +16,7 @@ from kmqpy.kafka.settings import CLOCK_LEAD_MS, QueueSettings
 from tracker.leadership.assignment import Partition
 from tracker.partition.clock import PartitionClock
 from tracker.partition.partition_problems import PartitionProblems
+from tracker.redelivery.known_log import KnownLog
 from tracker.redelivery.redeliverer import Redeliverer
 from tracker.redelivery.tick_writer import Tick
 
@@ -26,12 +29,12 @@ class UnconfirmedAbsence(NamedTuple):
 
     since   the monotonic time of Kafka's first answer, in seconds
     below   the answers decide about markers below this markers offset
-    end     the highest end offset of the queue among the answers since then
+    end     the highest end of the queue among the answers since then
     """
 
     since: float
     below: int
-    end: int
+    end: LogEnd
 
 
 class TrackingPhase(StrEnum):
@@ -64,6 +67,10 @@ class OwnedPartition:
                       messages exist that they name
     paused            True while fetching is paused because `unread` is long
     queue_end         the end offset of the queue that Kafka told last
+    known_end         up to here the queue's log is as it was when Kafka told this end (rule R39); None: it is
+                      not known
+    looks_for_cut     True while a job looks whether the log was cut back
+    look_for_cut_at   the monotonic time before which no such job begins
     ask_at            the monotonic time before which Kafka is not asked for the end again
     ask_failures      how often in a row Kafka did not tell the end
     missed_until_ms   start markers that were never read don't matter any more once the oldest message in
@@ -97,6 +104,10 @@ class OwnedPartition:
         self.unread: list[Any] = []
         self.paused = False
         self.queue_end = ALL_EXIST
+        self.known_end: LogEnd | None = None
+        self.looks_for_cut = False
+        self.look_for_cut_at = 0.0
+        self._log = KnownLog()
         self.ask_at = 0.0
         self.ask_failures = 0
         self.absence: UnconfirmedAbsence | None = None
@@ -118,9 +129,14 @@ class OwnedPartition:
         self.queue = self.redeliverer.queue = queue
         self.state.max_hold_ms, self.state.max_delay_ms = queue.max_hold_ms, queue.max_delay_ms
 
-    def start_reading(self, state: InFlight, now: float) -> None:
-        """Replace the state, before the first marker is read."""
+    def start_reading(self, state: InFlight, now: float, epoch: int = -1) -> None:
+        """Replace the state, before the first marker is read.
+
+        epoch  the highest leader epoch that the records of the messages in flight can have; -1: not known
+        """
         self.state = state
+        self.known_end = None
+        self._log = KnownLog().then(0, epoch)
         self.follow(self.queue)
         self.unread = []
         self.absence = None
@@ -130,18 +146,37 @@ class OwnedPartition:
         self._read_to = -1
         self.clock.start(state, now)
 
-    def catch_up_to(self, tick: Tick, queue_end: int) -> None:
+    def catch_up_to(self, tick: Tick, queue_end: LogEnd) -> None:
         """Enter the phase CATCHING_UP until this tick, written after the fencing, has been read.
 
-        `queue_end`: the queue's end offset, asked for after the tick was written.
+        `queue_end`: the queue's end, asked for after the tick was written.
         """
         self.clock.follow_tick(tick)
-        self.queue_end = QueueEnd(queue_end, 0)
+        self.queue_end = QueueEnd(queue_end.offset, 0, queue_end.epoch)
+        self.known_end = self.known_end or queue_end
         self.catch_up_offset = tick.markers_offset
         self.phase = TrackingPhase.CATCHING_UP
         self.state.claims.expects = None
         # If the partition was read during the takeover, the tick may have been read already.
         self._end_catching_up()
+
+    @property
+    def log(self) -> KnownLog:
+        """What is known of the queue's log now."""
+        return replace(self._log, cuts=self.state.cuts)
+
+    def note_epoch(self) -> None:
+        """Note that the messages exist which are taken from here on, by `queue_end`."""
+        self._log = self._log.then(self.state.position, self.queue_end.epoch)
+
+    def log_was_cut(self, start: int, end: int, lost: int, now: float) -> None:
+        """Show it for a while; what Kafka told of the former log's end does not count any more."""
+        self.known_end = None
+        self.problems.log_was_cut(
+            f"the log of topic {self.queue.name} was cut back: messages from offset {start} to before {end} "
+            f"are lost, {lost} of them in flight; see CutLog in docs/operations.md",
+            now,
+        )
 
     def read(self, at: int, now_before_ms: int, now: float) -> bool:
         """Note that all records up to markers offset `at` were applied; True if that ends catching up."""

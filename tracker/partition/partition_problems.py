@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterable
 
 _CLOCK_PROBLEM_SHOWN_S = 60.0
 """/readyz shows for this many seconds that a clock was wrong."""
+_CUT_SHOWN_S = 600.0
+"""/readyz shows for this many seconds that the log of the queue was cut back."""
 _MAX_FAILED_MARKERS_SHOWN = 10
 """/readyz shows at most this many markers that could not be applied, and omits the others."""
 
@@ -24,12 +26,18 @@ class PartitionProblems:
         self.ends: str | None = None
         self._clock: str | None = None
         self._clock_told_at = 0.0
+        self._cut: str | None = None
+        self._cut_told_at = 0.0
         self._stuck: dict[int, str] = {}
         self._failed_markers: dict[int, str] = {}
 
     def clock_was_wrong(self, text: str, now: float) -> None:
         """Show this text for `_CLOCK_PROBLEM_SHOWN_S`."""
         self._clock, self._clock_told_at = text, now
+
+    def log_was_cut(self, text: str, now: float) -> None:
+        """Show this text for `_CUT_SHOWN_S`."""
+        self._cut, self._cut_told_at = text, now
 
     @property
     def has_failed_markers(self) -> bool:
@@ -53,14 +61,16 @@ class PartitionProblems:
                 self._stuck.pop(offset, None)
 
     def forget_ended(self, in_flight: Callable[[int], bool], now: float) -> None:
-        """Forget a clock that was wrong long ago, and failures of messages that are not in flight."""
+        """Forget a wrong clock and a cut of long ago, and failures of messages that are not in flight."""
         if now - self._clock_told_at > _CLOCK_PROBLEM_SHOWN_S:
             self._clock = None
+        if now - self._cut_told_at > _CUT_SHOWN_S:
+            self._cut = None
         self._stuck = {offset: why for offset, why in self._stuck.items() if in_flight(offset)}
 
     def texts(self, markers_topic: str) -> list[str]:
         """The texts of all current problems."""
-        found = [text for text in (self.takeover, self.tick, self.ends, self._clock) if text]
+        found = [text for text in (self.takeover, self.tick, self.ends, self._clock, self._cut) if text]
         failed = sorted(self._failed_markers.copy().items())[:_MAX_FAILED_MARKERS_SHOWN]
         found += [f"marker at offset {at} of {markers_topic} {text}" for at, text in failed]
         return found + sorted({*self._stuck.copy().values()})

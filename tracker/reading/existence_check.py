@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.errors import DecodeError, KmqError
-from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.log_ends import LogEnd
+from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.kafka.markers.records import read_marker
 from kmqpy.kafka.markers.replay import QueueEnd
 from tracker.background import Pool
 from tracker.context import TrackerContext
+from tracker.cut_keeper import CutKeeper
 from tracker.leadership.assignment import Partition
 from tracker.partition.owned_partition import OwnedPartition, UnconfirmedAbsence
 from tracker.reading.marker_reader import MarkerReader
@@ -40,8 +42,11 @@ class _Question(NamedTuple):
 class ExistenceCheck:
     """Asks for ends of queues in background jobs; with each answer the main loop applies waiting markers."""
 
-    def __init__(self, context: TrackerContext, ends: QueueEnds, reader: MarkerReader) -> None:
+    def __init__(
+        self, context: TrackerContext, ends: QueueEnds, reader: MarkerReader, cuts: CutKeeper
+    ) -> None:
         self._ends = ends
+        self._cuts = cuts
         self._reader = reader
         self._clock = context.clock
         self._partitions = context.partitions
@@ -77,14 +82,14 @@ class ExistenceCheck:
         asked = {part: _Question(part.unread[-1].offset() + 1, part.topic_ids) for part in parts}
         queues = [(part.queue.name, part.number) for part in parts]
         self._running[repeated] = True
-        job = partial(self._ends.each_of, queues, anew=repeated)
+        job = partial(self._ends.with_epochs, queues, anew=repeated)
         self._jobs.run(Pool.ENDS, job, partial(self._answered, asked, repeated))
 
     def _answered(
         self,
         asked: Mapping[OwnedPartition, _Question],
         repeated: bool,
-        found: Mapping[Partition, int | KmqError] | Exception,
+        found: Mapping[Partition, LogEnd | KmqError] | Exception,
     ) -> None:
         self._running[repeated] = False
         for part, question in asked.items():
@@ -106,25 +111,30 @@ class ExistenceCheck:
         part.problems.ends = f"markers wait until it is known where the queue ends: {error}"
         self._problems.warn("ends", part.key, "markers wait for the end of the queue", error=str(error))
 
-    def _end_known(self, part: OwnedPartition, below: int, end: int) -> None:
+    def _end_known(self, part: OwnedPartition, below: int, end: LogEnd) -> None:
         now = self._clock.monotonic()
         part.ask_failures, part.ask_at, part.problems.ends = 0, now, None
         if part.absence is not None and part.unread and part.unread[0].offset() >= part.absence.below:
             part.absence = None
         absence = part.absence or UnconfirmedAbsence(now, below, end)
         confirmed = now - absence.since >= ABSENCE_CONFIRMED_S
-        end = max(end, absence.end)
-        part.queue_end = QueueEnd(end, absence.below if confirmed else 0)
+        end = end.or_newer(absence.end)
+        part.queue_end = QueueEnd(end.offset, absence.below if confirmed else 0, end.epoch)
         part.absence = None
         self._reader.apply(part, [], now)
-        if part.unread and part.unread[0].offset() < absence.below and _is_beyond(part.unread[0], end):
+        self._cuts.end_told(part, end)
+        if (
+            part.unread
+            and part.unread[0].offset() < absence.below
+            and _is_beyond(part.unread[0], part.queue_end, part.state.cuts)
+        ):
             part.absence, part.ask_at = absence._replace(end=end), now + ABSENCE_RECHECK_S
 
 
-def _is_beyond(record: Any, queue_end: int) -> bool:
-    """True if the record is a marker, other than an end marker, of messages at or beyond `queue_end`."""
+def _is_beyond(record: Any, queue_end: QueueEnd, cuts: LogCuts) -> bool:
+    """True if the record is a marker that tells of what did not exist when Kafka told this end."""
     try:
         marker = read_marker(record)
     except DecodeError:
         return False
-    return marker.op is not Op.END and marker.highest >= queue_end
+    return queue_end.is_beyond(marker, cuts)

@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError
 
 from kmqpy.kafka.markers.replay import Applied, replay_markers
 from tracker.context import TrackerContext
+from tracker.cut_keeper import CutKeeper
 from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 from tracker.reading.markers_consumer import MarkersConsumer
 
@@ -26,8 +27,9 @@ _TAKEOVER_AFTER_ERROR_S = 1.0
 class MarkerReader:
     """Applies markers in the order of their log. For the main loop."""
 
-    def __init__(self, context: TrackerContext, markers: MarkersConsumer) -> None:
+    def __init__(self, context: TrackerContext, markers: MarkersConsumer, cuts: CutKeeper) -> None:
         self._markers = markers
+        self._cuts = cuts
         self._clock = context.clock
         self._metrics = context.metrics
         self._partitions = context.partitions
@@ -69,6 +71,7 @@ class MarkerReader:
             return
         state, now_before_ms = partition.state, partition.state.now_ms
         partition.clock.limit_timestamps(now)
+        partition.note_epoch()
         applied = replay_markers(
             state, partition.number, partition.unread, partition.queue_end, most=_MAX_RANGE_MESSAGES
         )
@@ -88,6 +91,8 @@ class MarkerReader:
         self._metrics.markers.labels(name).inc(applied.records)
         if partition.phase is TrackingPhase.ACTIVE:
             self._metrics.late_acks.labels(name).inc(applied.late_acks)
+        for cut_away in applied.cut_away:
+            self._cuts.cut_away(partition, cut_away)
         if applied.newer:
             self._metrics.unsupported_markers.labels(name).inc(len(applied.newer))
             self._problems.warn("newer", partition.key, "marker of a newer kmqpy", **_first(applied.newer))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import KmqError
-from kmqpy.kafka.log_ends import LogEnds
+from kmqpy.kafka.log_ends import LogEnd, LogEnds
 from tracker.leadership.assignment import Partition
 
 ABSENCE_CONFIRMED_S = 3.0
@@ -20,20 +20,20 @@ class QueueEnds(LogEnds):
     Clients on the JVM read uncommitted records by default, and so may take such messages.
     """
 
-    def end_beyond(self, place: Partition, offset: int) -> int:
-        """The end offset of a partition, where the caller knows of a message at `offset`. Raises KmqError.
+    def end_beyond(self, place: Partition, offset: int) -> LogEnd:
+        """The end of a partition, where the caller knows of a message at `offset`. Raises KmqError.
 
         While the answer is not above `offset`, asks again for ABSENCE_CONFIRMED_S before believing it.
         """
         end = self._end_of(place, anew=False)
         deadline = SYSTEM_CLOCK.monotonic() + ABSENCE_CONFIRMED_S
-        while end <= offset and SYSTEM_CLOCK.monotonic() < deadline:
+        while end.offset <= offset and SYSTEM_CLOCK.monotonic() < deadline:
             SYSTEM_CLOCK.sleep(ABSENCE_RECHECK_S)
-            end = max(end, self._end_of(place, anew=True))
+            end = end.or_newer(self._end_of(place, anew=True))
         return end
 
-    def _end_of(self, place: Partition, *, anew: bool) -> int:
-        end = self.each_of([place], anew=anew)[place]
+    def _end_of(self, place: Partition, *, anew: bool) -> LogEnd:
+        end = self.with_epochs([place], anew=anew)[place]
         if isinstance(end, KmqError):
             raise end
         return end

@@ -203,6 +203,12 @@ class OriginalsReader:
 
 def original_of(record: Any) -> Original:
     """Convert a record of the queue topic to the parts that a copy needs."""
+    epoch = record.leader_epoch()
     return Original(
-        record.offset(), record.timestamp()[1], record.key(), record.value(), message_headers(record)
+        record.offset(),
+        record.timestamp()[1],
+        record.key(),
+        record.value(),
+        message_headers(record),
+        -1 if epoch is None else epoch,
     )

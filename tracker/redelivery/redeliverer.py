@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -34,10 +34,12 @@ from kmqpy.kafka.copies.torn_transactions import find_copies
 from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.markers.codec import ACKNOWLEDGED, TAKEN_LATE
 from kmqpy.kafka.markers.entry import Entry
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts, offset_of
 from kmqpy.kafka.markers.open_claims import TornClaim
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from tracker.redelivery.claim import Claim
+from tracker.redelivery.known_log import KnownLog, LastSeen
 from tracker.redelivery.last_attempts import PartitionAttempts
 from tracker.redelivery.markers_since_plan import MarkersSincePlan
 from tracker.redelivery.originals import OriginalsReader
@@ -84,6 +86,8 @@ class RedeliveryResult:
     failed                      by offset of a message that is in flight still: seconds until it is due again
     undecodable_counts, undecodable_ancestors
                                 for how many copies this header of the original could not be decoded
+    doubtful                    a record that is not there any more, or can't be read now: the log may have
+                                been cut back (rule R39)
     broken                      True if the tracker must take the partition over again before any other work
     dead_letter_problem         why nothing was dead-lettered, if the dead-letter topic is missing
     problem                     why other messages failed
@@ -99,6 +103,7 @@ class RedeliveryResult:
     failed: dict[int, float] = field(default_factory=dict)
     undecodable_counts: int = 0
     undecodable_ancestors: int = 0
+    doubtful: LastSeen | None = None
     broken: bool = False
     dead_letter_problem: str | None = None
     problem: str | None = None
@@ -142,6 +147,7 @@ class Redeliverer:
         self._since_plan: MarkersSincePlan | None = None
         self._last_attempts: PartitionAttempts | None = None
         self._taken_late: frozenset[int] = frozenset()
+        self._log = KnownLog()
         self._claim_ids: dict[bytes, bool] = {}
         """The claims of the last transactions that were not read yet, the last one last; each with True."""
 
@@ -171,6 +177,7 @@ class Redeliverer:
         position: int = 0,
         taken_late: frozenset[int] = frozenset(),
         last_attempts: PartitionAttempts | None = None,
+        log: KnownLog | None = None,
     ) -> RedeliveryResult:
         """Redeliver or dead-letter the messages of `entries`; the result names the messages that failed.
 
@@ -181,6 +188,7 @@ class Redeliverer:
                        client, which did not know this, took them again (rule R30 of docs/rules.md)
         last_attempts  tells which copies get an end marker and no dead letter: an earlier consumer has
                        acknowledged them (rule R32)
+        log            what was known of the queue's log when `entries` were due
         may_go_on      called before the transactions begin, and before each commit, when all records of the
                        transaction are written: False if the records may have gone to topics other than those
                        of `entries` (rule R24), or if this tracker may not redeliver any more
@@ -190,6 +198,7 @@ class Redeliverer:
         """
         outcome = RedeliveryResult()
         self._taken_late = taken_late
+        self._log = log or KnownLog()
         by_offset = {entry.offset: entry for entry in entries}
         self._position, self._last_attempts = position, last_attempts
         self._since_plan = MarkersSincePlan(reader, self.queue, self._partition, by_offset, position)
@@ -223,11 +232,12 @@ class Redeliverer:
         torn: Sequence[TornClaim],
         may_go_on: Callable[[], bool],
         dead_letters_exist: Callable[[], bool],
+        cuts: LogCuts = NO_CUTS,
     ) -> int:
         """Write the end markers that torn transactions of the partition lack; returns how many.
 
-        These are the messages whose copies can be read. The others of the transactions have no copy. Raises
-        KmqError, also because of `may_go_on`.
+        These are the messages whose copies can be read. The others of the transactions have no copy. `cuts`
+        are those of the queue's log. Raises KmqError, also because of `may_go_on`.
         """
         partition, ends = self._partition, list[NewRecord]()
         mended = 0
@@ -236,7 +246,13 @@ class Redeliverer:
             if not claims or (topic != self.queue.name and not dead_letters_exist()):
                 continue
             found = find_copies(
-                self._connection, self.queue.name, topic, [partition], {partition: claims}, self._clock
+                self._connection,
+                self.queue.name,
+                topic,
+                [partition],
+                {partition: claims},
+                self._clock,
+                cuts if topic == self.queue.name else NO_CUTS,
             )
             for copies in found.values():
                 ends += self._ends(copies, topic)
@@ -280,29 +296,35 @@ class Redeliverer:
     ) -> None:
         """Redeliver `entries`, in order of their offsets; `alone`: each in a transaction of its own."""
         try:
-            wanted = [offset for offset in entries if offset not in self._taken_late]
-            fetched = reader.fetch(self.queue.name, self._partition, wanted)
+            wanted = [entry for offset, entry in entries.items() if offset not in self._taken_late]
+            offsets = sorted({offset_of(entry.offset) for entry in wanted})
+            fetched = reader.fetch(self.queue.name, self._partition, offsets)
         except KafkaException as exception:
             outcome.problem = f"originals can't be read: {librdkafka.error_name(exception)}"
             outcome.failed |= {offset: self._backoff(offset) for offset in entries}
             return
         copies: list[Copy] = []
-        for offset, original in fetched.found.items():
+        unreachable = _numbers(wanted, fetched.out_of_reach)
+        for entry, original in self._log.originals(wanted, fetched.found):
+            offset = entry.offset
+            if original is None:
+                unreachable.append(offset)
+                continue
             try:
                 refusal = self._refusals.get(offset)
-                copies.append(
-                    copy_of(entries[offset], original, self.queue, self._partition, refusal, self._position)
-                )
+                copies.append(copy_of(entry, original, self.queue, self._partition, refusal, self._position))
             except Exception as error:  # a bug of kmqpy with this one message (rule R21)
                 _log.exception("copy failed", extra={"queue": self.queue.name, "offset": offset})
                 outcome.problem = f"offset {offset}: no copy can be made of it: {error!r}"
                 outcome.failed[offset] = self._backoff(offset)
         outcome.undecodable_counts += sum(copy.undecodable_count for copy in copies)
         outcome.undecodable_ancestors += sum(copy.undecodable_ancestors for copy in copies)
-        outcome.failed |= {offset: self._backoff(offset) for offset in fetched.out_of_reach}
+        outcome.failed |= {offset: self._backoff(offset) for offset in unreachable}
+        if unreachable:
+            outcome.doubtful = self._log.last_seen(entries[unreachable[0]]) or outcome.doubtful
         live = [copy for copy in copies if not copy.dead_letter]
         dead = [copy for copy in copies if copy.dead_letter]
-        ended = sorted([*fetched.gone, *(self._taken_late & entries.keys())])
+        ended = sorted([*_numbers(wanted, fetched.gone), *(self._taken_late & entries.keys())])
         self._send_all(live, ended, alone, outcome, may_go_on)
         if dead and not dead_letters_exist():
             outcome.dead_letter_problem = f"topic {self.queue.dead_letter_topic} does not exist"
@@ -397,8 +419,9 @@ class Redeliverer:
         claim = self._claim(sorted({*(copy.entry.offset for copy in batch), *ended_only}), last_copies)
 
         def ends(places: Sequence[Place | None]) -> Iterable[NewRecord]:
+            numbered = places if dead else [self._numbered(place) for place in places]
             copied = dict(
-                zip((copy.entry.offset for copy in _copies_to_make(batch, claim)), places, strict=True)
+                zip((copy.entry.offset for copy in _copies_to_make(batch, claim)), numbered, strict=True)
             )
             remaining = [offset for offset in ended_only if offset not in claim.dropped]
             finished_before = [offset for offset in remaining if offset in self._taken_late]
@@ -458,9 +481,19 @@ class Redeliverer:
             reason=reason,
         )
 
+    def _numbered(self, place: Place | None) -> Place | None:
+        """Partition and number of the copy that was written to this place of the queue."""
+        return place and (place[0], self._log.cuts.number_of(place[1]))
+
     def _backoff(self, offset: int) -> float:
         tries = self._tries[offset] = self._tries.get(offset, 0) + 1
         return _RETRY_PAUSE.delay(tries)
+
+
+def _numbers(entries: Iterable[Entry], offsets: Collection[int]) -> list[int]:
+    """The numbers of the messages that stand, or stood, at these offsets."""
+    among = set(offsets)
+    return [entry.offset for entry in entries if offset_of(entry.offset) in among]
 
 
 def _copies_to_make(batch: list[Copy], claim: Claim) -> list[Copy]:

@@ -23,13 +23,18 @@ _RECORD_OVERHEAD = 64
 
 
 class Original(NamedTuple):
-    """A record of the queue topic, as far as its copy needs it."""
+    """A record of the queue topic, as far as its copy needs it.
+
+    offset  the offset of the record; where it is known of which message it is, the message's number
+    epoch   the leader epoch of the record; -1: not known
+    """
 
     offset: int
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
     headers: m.Headers
+    epoch: int = -1
 
 
 class Refusal(NamedTuple):

@@ -17,6 +17,7 @@ from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.cut_off import RenewedProducer
 from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts
 from kmqpy.kafka.settings import KafkaConnection, KafkaSettings
 
 _PRODUCER_SETTINGS: KafkaSettings = {"linger.ms": 0, "message.timeout.ms": 5_000}
@@ -54,8 +55,10 @@ class TickWriter:
         self._clock = clock
         self._producers = RenewedProducer(partial(librdkafka.new_producer, connection, _PRODUCER_SETTINGS))
 
-    def post_tick(self, topic: str, partition: int, written: Callable[[Tick], None]) -> None:
-        """Append a tick without waiting until it is written.
+    def post_tick(
+        self, topic: str, partition: int, written: Callable[[Tick], None], cuts: LogCuts = NO_CUTS
+    ) -> None:
+        """Append a tick, which tells these cuts, without waiting until it is written.
 
         poll() calls `written` later, unless the tick can't be written, so somebody must call poll().
         """
@@ -66,12 +69,12 @@ class TickWriter:
                 written(_tick(record, asked_at))
 
         try:
-            self._produce(self._producers.current(), topic, partition, report)
+            self._produce(self._producers.current(), topic, partition, report, cuts)
         except KafkaException as exception:
             raise _no_tick(topic, partition, exception) from exception
 
-    def send_tick(self, topic: str, partition: int, timeout_s: float) -> Tick:
-        """Append a tick and wait until it is written."""
+    def send_tick(self, topic: str, partition: int, timeout_s: float, cuts: LogCuts = NO_CUTS) -> Tick:
+        """Append a tick, which tells these cuts, and wait until it is written."""
         producer = self._producers.current()
         asked_at = self._clock.monotonic()
         found: list[Tick | None] = []
@@ -80,11 +83,11 @@ class TickWriter:
             found.append(None if error is not None else _tick(record, asked_at))
 
         try:
-            self._produce(producer, topic, partition, report)
+            self._produce(producer, topic, partition, report, cuts)
         except KafkaException as exception:
             if not librdkafka.refresh_partition(producer, topic, partition, exception):
                 raise _no_tick(topic, partition, exception) from exception
-            self._produce(producer, topic, partition, report)
+            self._produce(producer, topic, partition, report, cuts)
         deadline = self._clock.monotonic() + timeout_s
         while not found and self._clock.monotonic() < deadline:
             producer.poll(0.02)
@@ -100,14 +103,16 @@ class TickWriter:
         """Wait up to a second for ticks that are sent and not acknowledged yet."""
         self._producers.flush(1)
 
-    def _produce(self, producer: Producer, topic: str, partition: int, done: Callable[..., None]) -> None:
+    def _produce(
+        self, producer: Producer, topic: str, partition: int, done: Callable[..., None], cuts: LogCuts
+    ) -> None:
         ref = weakref.ref(producer)
 
         def report(error: KafkaError | None, record: Any) -> None:
             self._producers.note_failure(ref(), error)  # a strong reference would keep the producer alive
             done(error, record)
 
-        key, value, headers = codec.encode(codec.tick(partition))
+        key, value, headers = codec.encode(codec.tick(partition, cuts))
         try:
             producer.produce(topic, value, key, partition, on_delivery=report, headers=headers)  # type: ignore[arg-type]
         except BufferError:

@@ -15,6 +15,7 @@ from kmqpy.errors import DecodeError, Unavailable
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.markers.claim_headers import CLAIM_ID
 from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts
 from kmqpy.kafka.markers.open_claims import TornClaim
 from kmqpy.kafka.markers.records import UNREADABLE, headers_of_each, read_headers
 from kmqpy.kafka.places import Place
@@ -31,7 +32,7 @@ _ABSENCE_CONFIRMED_S = 3.0
 a moment that the log ends before them."""
 
 Copies = dict[int, Place]
-"""By offset of a message, ascending: partition and offset of its copy."""
+"""By number of a message, ascending: partition and number of its copy."""
 
 
 def find_copies(
@@ -41,12 +42,14 @@ def find_copies(
     partitions: Collection[int],
     torn: Mapping[int, Collection[TornClaim]],
     clock: Clock = SYSTEM_CLOCK,
+    cuts: LogCuts = NO_CUTS,
 ) -> dict[tuple[int, bytes], Copies]:
     """Return the copies in `copy_topic` of each torn transaction, by partition and id of its claim.
 
     messages_topic  the topic of the messages of which the transactions have made copies
     partitions      those of `copy_topic` to be read
     torn            by partition of `messages_topic`: the claims whose transactions are torn
+    cuts            those of the log of the one partition of `copy_topic` that is read
 
     The transactions must be over; all have made their copies in `copy_topic`. Raises Unavailable if another
     transaction hides a part of it for 2 s, and the errors of partition_reader.
@@ -63,10 +66,11 @@ def find_copies(
             if torn_claim is None:
                 continue
             partition, claim = torn_claim
-            offset = _original(record, named, messages_topic, partition)
+            copy = RecordPlace(record.topic(), record.partition(), cuts.number_of(record.offset()))
+            offset = _original(copy, named, messages_topic, partition)
             if offset is not None and offset in claim.offsets:
                 copies = found.setdefault((partition, claim.id), {})
-                copies.setdefault(offset, (record.partition(), record.offset()))
+                copies.setdefault(offset, (copy.partition, copy.offset))
         return False
 
     if not partitions or not claims:
@@ -83,11 +87,12 @@ def find_copies(
     return {key: dict(sorted(copies.items())) for key, copies in found.items()}
 
 
-def _original(record: Any, headers: Mapping[str, bytes | None], topic: str, partition: int) -> int | None:
-    """The offset of the message in this partition of which the record is a copy; None if it is of another."""
-    place = RecordPlace(record.topic(), record.partition(), record.offset())
+def _original(
+    copy: RecordPlace, headers: Mapping[str, bytes | None], topic: str, partition: int
+) -> int | None:
+    """The message in this partition of which the record there is a copy; None if it is of another."""
     try:
-        ancestors = read_ancestors(headers.get(ANCESTORS), place)
+        ancestors = read_ancestors(headers.get(ANCESTORS), copy)
     except DecodeError:
         return None
     if not ancestors or ancestors[-1][:2] != (topic, partition):

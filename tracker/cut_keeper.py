@@ -1,0 +1,123 @@
+"""Looks for queue logs that were cut back, in background jobs, and tells everybody by ticks (rule R39).
+
+A tracker changes its state only when it reads such a tick, as all readers of the markers do. kmqpy's clients
+look for cuts, too, and tell them before they take messages behind a cut.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from kmqpy.errors import KmqError, Unavailable
+from kmqpy.kafka.cut_search import find_cut
+from kmqpy.kafka.log_ends import LogEnd
+from kmqpy.kafka.markers.inflight import CutAway
+from kmqpy.kafka.markers.log_cuts import Cut
+from tracker.background import Pool
+from tracker.context import TrackerContext
+from tracker.partition.owned_partition import OwnedPartition
+from tracker.redelivery.known_log import LastSeen
+from tracker.redelivery.tick_writer import TickWriter
+
+_log = logging.getLogger(__name__)
+
+_PAUSE_S = 2.0
+"""A partition's log is looked at again this long after the last time, at the earliest."""
+
+
+class CutKeeper:
+    """Looks for cuts where there is a reason to, one job for each partition at a time. For the main loop."""
+
+    def __init__(self, context: TrackerContext, tick_writer: TickWriter) -> None:
+        self._tick_writer = tick_writer
+        self._connection = context.connection
+        self._clock = context.clock
+        self._metrics = context.metrics
+        self._partitions = context.partitions
+        self._jobs = context.jobs
+        self._problems = context.problems
+        self._supervisor = context.supervisor
+
+    def end_told(self, part: OwnedPartition, end: LogEnd) -> None:
+        """Kafka has told where the queue ends; after an election the log may have been cut."""
+        known = part.known_end
+        if known is None or known.epoch < 0 or known.offset == 0:
+            part.known_end = end
+        elif end.epoch > known.epoch:
+            # The last record may be one that ends a transaction.
+            self.look(part, LastSeen(known.offset - 1, known.epoch), may_be_control=True, end=end)
+        elif end.epoch == known.epoch and end.offset > known.offset:
+            part.known_end = end
+
+    def look(
+        self,
+        part: OwnedPartition,
+        seen: LastSeen,
+        *,
+        may_be_control: bool = False,
+        end: LogEnd | None = None,
+    ) -> None:
+        """Begin a job that looks whether the record that was seen is still there, unless one runs.
+
+        end  if it is, the log is known up to here
+        """
+        now = self._clock.monotonic()
+        if part.looks_for_cut or now < part.look_for_cut_at:
+            return
+        part.looks_for_cut = True
+        job = partial(
+            find_cut,
+            self._connection,
+            *part.key,
+            offset=seen.offset,
+            epoch=seen.epoch,
+            may_be_control=may_be_control,
+        )
+        self._jobs.run(Pool.COUNTING, job, partial(self._looked, part, part.topic_ids, end))
+
+    def cut_away(self, part: OwnedPartition, cut_away: CutAway) -> None:
+        """A tick has told cuts that were not known: report it."""
+        start = min(cut.start for cut in cut_away.cuts)
+        end = max(cut_away.end, part.known_end.offset if part.known_end is not None else 0)
+        self._metrics.log_cuts.labels(part.key[0]).inc(len(cut_away.cuts))
+        self._metrics.lost_to_log_cuts.labels(part.key[0]).inc(cut_away.messages)
+        _log.error(
+            "the log of the queue was cut back: messages are lost, and new ones have their offsets",
+            extra={
+                **self._problems.about(part.key),
+                "from_offset": start,
+                "to_offset": end,
+                "in_flight_lost": cut_away.messages,
+                "epochs": [cut.epoch for cut in cut_away.cuts],
+            },
+        )
+        part.log_was_cut(start, end, cut_away.messages, self._clock.monotonic())
+
+    def _looked(
+        self,
+        part: OwnedPartition,
+        topic_ids: tuple[str, str],
+        end: LogEnd | None,
+        found: Cut | Exception | None,
+    ) -> None:
+        part.looks_for_cut = False
+        part.look_for_cut_at = self._clock.monotonic() + _PAUSE_S
+        if self._partitions.get(part.key) is not part or part.topic_ids != topic_ids:
+            return
+        with self._supervisor.surviving(part):
+            if isinstance(found, KmqError):
+                self._problems.warn("cut", part.key, "a cut log can't be looked for", error=str(found))
+            elif isinstance(found, Exception):
+                raise found
+            elif found is None or part.state.cuts.knows(found):
+                part.known_end = end or part.known_end
+            else:
+                self._tell(part, found)
+
+    def _tell(self, part: OwnedPartition, cut: Cut) -> None:
+        cuts = part.state.cuts.with_cut(cut)
+        try:
+            self._tick_writer.post_tick(part.queue.markers_topic, part.number, lambda _: None, cuts)
+        except Unavailable as error:  # after a pause the same is found again
+            self._problems.warn("cut", part.key, "a cut log can't be told", error=str(error))

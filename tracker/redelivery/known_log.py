@@ -1,0 +1,75 @@
+"""What a tracker knows of the log of a queue partition, to notice that it was cut back. Pure: no I/O.
+
+Each record keeps the leader epoch in which it was written, and epochs ascend along a log. A message that
+existed while the partition had an epoch has that epoch or a lower one. So a record of a higher epoch that
+stands where the message stood was written behind a cut (rule R39 of docs/rules.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from kmqpy.kafka.markers.entry import Entry
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts, offset_of
+from tracker.redelivery.redelivery_plan import Original
+
+_MAX_EPOCHS = 100
+"""Of more epochs, the first are forgotten; then that of the messages of that time is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastSeen:
+    """A record with leader epoch `epoch` is known to have stood at `offset`."""
+
+    offset: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLog:
+    """The log of a queue partition, as far as a tracker knows it.
+
+    cuts    those that ticks have told
+    epochs  pairs of a markers offset and a leader epoch, ascending: the messages whose takes stand at the
+            markers offset or later existed while the partition had this epoch; -1: it is not known
+    """
+
+    cuts: LogCuts = NO_CUTS
+    epochs: tuple[tuple[int, int], ...] = ()
+
+    def then(self, position: int, epoch: int) -> KnownLog:
+        """With this epoch for the takes from markers offset `position` on."""
+        if self.epochs and self.epochs[-1][1] == epoch:
+            return self
+        return KnownLog(self.cuts, (*self.epochs, (position, epoch))[-_MAX_EPOCHS:])
+
+    def epoch_of(self, entry: Entry) -> int:
+        """The highest leader epoch that the record of this message in flight can have; -1: not known."""
+        return next((epoch for at, epoch in reversed(self.epochs) if at <= entry.taken_at), -1)
+
+    def originals(
+        self, entries: Iterable[Entry], found: dict[int, Original]
+    ) -> Iterator[tuple[Entry, Original | None]]:
+        """The messages whose offsets are among those of `found`, and their records; None: it is another's.
+
+        `found` is by offset; an Original that is returned has the number of its message instead. For a take
+        behind the tick that told the cut, by a client which knows no cuts, the record that stands there now
+        is the message that it took.
+        """
+        for entry in entries:
+            original = found.get(offset_of(entry.offset))
+            if original is None:
+                continue
+            epoch = self.epoch_of(entry)
+            if 0 <= epoch < original.epoch and self.cuts.is_current(entry.offset):
+                yield entry, None
+            else:
+                yield entry, original._replace(offset=entry.offset)
+
+    def last_seen(self, entry: Entry) -> LastSeen | None:
+        """What is known of the record of this message in flight, where its epoch is known."""
+        epoch = self.epoch_of(entry)
+        if epoch < 0 or not self.cuts.is_current(entry.offset):
+            return None
+        return LastSeen(offset_of(entry.offset), epoch)
