@@ -249,6 +249,12 @@ class OwnedPartition:
         states, overdue = self.state.count(self.clock.now_ms(now))
         return states[EntryState.DELAYED], overdue
 
+    def has_taken(self, offset: int) -> bool:
+        """Return True if the message at this offset is in flight."""
+        if offset in self.state:  # also if the log was cut, and a client took it that knows no cuts
+            return True
+        return bool(self.state.cuts) and self.state.cuts.number_of(offset) in self.state
+
     def forget_ended(self, now: float) -> None:
         """Drop problems that are over, and what the redeliverer remembers of messages not in flight."""
         self.problems.forget_ended(self.state.__contains__, now)
