@@ -178,7 +178,7 @@ class OwnedPartition:
         self.queue_end = QueueEnd(0, 0, self.queue_end.epoch)
         self.problems.log_was_cut(
             f"the log of topic {self.queue.name} was cut back: messages from offset {start} to before {end} "
-            f"are lost, {lost} of them in flight; see CutLog in docs/operations.md",
+            f"are lost, {lost} of them in flight; see KmqLogCut in docs/operations.md",
             now,
         )
 
