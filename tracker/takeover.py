@@ -105,7 +105,7 @@ class Takeover:
             # Its messages are dropped, and counted, when this tick is read.
             cuts = begin.at.cuts.with_cut(cut)
             tick = self._kafka.tick_writer.send_tick(queue.markers_topic, number, _FENCING_TIMEOUT_S, cuts)
-        existed = queue_end.offset if cut is None else max(queue_end.offset, begin.at.queue_end)
+        existed = queue_end.offset if cut is None else max(queue_end.offset, begin.at.taken_end)
         begin = begin.corrected(tick.now_ms, queue, existed, self._max_clock_lead_ms)
         if begin.problem is not None:
             _log.error(begin.problem, extra=self._problems.about(part.key))
@@ -115,12 +115,12 @@ class Takeover:
 
     def _cut_since(self, stored: StoredOffset, end: LogEnd, part: OwnedPartition) -> Cut | None:
         """A cut of the queue's log after the offset was stored, which this offset does not know."""
-        if not 0 <= stored.queue_epoch < end.epoch or not stored.queue_end:
+        if not 0 <= stored.queue_epoch < end.epoch or not stored.taken_end:
             return None
         found = find_cut(
             self._connection,
             *part.key,
-            offset=stored.queue_end - 1,
+            offset=stored.taken_end - 1,
             epoch=stored.queue_epoch,
             may_be_control=True,
             clock=self._clock,
