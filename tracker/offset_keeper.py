@@ -85,7 +85,7 @@ class OffsetKeeper:
         if state.position == part.stored_position:
             return None  # no marker was read since the last store, so the state is the same
         (queue_id, markers_id), missed = part.topic_ids, state.missed_markers
-        end = part.known_end or LogEnd(0)
+        end = part.taken_end
         if end.epoch < part.queue_end.epoch:  # messages in flight may be of the later epoch
             end = LogEnd(0)
         safe = StoredOffset(
@@ -95,7 +95,7 @@ class OffsetKeeper:
             missed,
             queue_id=queue_id,
             cuts=state.cuts,
-            queue_end=end.offset,
+            taken_end=end.offset,
             queue_epoch=end.epoch,
         )
         if state.position - safe.offset <= self._settings.snapshot_after_markers:
@@ -172,4 +172,4 @@ class OffsetKeeper:
                 part = self._partitions[key]
                 stored = written[key]
                 part.stored_offset, part.stored_position = stored.offset, due[key].position
-                part.stored_end = LogEnd(stored.queue_end, stored.queue_epoch)
+                part.stored_end = LogEnd(stored.taken_end, stored.queue_epoch)

@@ -75,6 +75,7 @@ class MarkerReader:
         applied = replay_markers(
             state, partition.number, partition.unread, partition.queue_end, most=_MAX_RANGE_MESSAGES
         )
+        partition.note_taken()
         done, partition.unread = partition.unread[: applied.records], partition.unread[applied.records :]
         self._markers.limit_unread(partition)
         partition.redeliverer.ranges = partition.redeliverer.ranges or applied.in_ranges > 0
