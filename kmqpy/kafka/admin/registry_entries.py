@@ -82,7 +82,7 @@ class StoredOffset:
                     markers offset; older versions neither store nor need them
     queue_id        the id of the queue topic that the markers are about; empty where it is not known, as in
                     the data of older versions
-    cuts            the cuts of the queue partition's log that the markers before `offset` told (rule R39)
+    cuts            the cuts of the queue partition's log that ticks before `offset` told (rule R39)
     queue_end       an end of that log, up to which it was known later than all messages of `in_flight`
     queue_epoch     the latest leader epoch of the partition when it had this end; -1: both are not known, as
                     in the data of older versions
