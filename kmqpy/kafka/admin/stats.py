@@ -185,8 +185,9 @@ class _MarkersOfQueue:
             safe = stored.get(partition)
             if safe is not None and safe.markers_id != there.markers.topic_id:
                 safe = None  # it is an offset of an earlier topic of that name
-            start, cuts = (0, NO_CUTS) if safe is None else (safe.offset, safe.cuts)
+            position, cuts = (0, NO_CUTS) if safe is None else (safe.offset, safe.cuts)
             low, end = bounds[partition]
+            start = position
             if not states_only:
                 # The start markers of messages from the committed offset on stand at `covered` or after.
                 # Without a commit they may stand anywhere.
@@ -194,12 +195,15 @@ class _MarkersOfQueue:
                 if covered is not None:
                     # An offset beyond the end is one of an earlier topic.
                     if touched_only and covered <= end:
-                        start, cuts = covered, commits.get(partition, _NO_COMMIT).cuts
+                        start = position = covered
+                        cuts = commits.get(partition, _NO_COMMIT).cuts
                     else:
                         start = min(start, covered)
             starts[partition] = max(start, low)
+            # What stands before its position adds to `touched` only. From there on the state drops what ticks
+            # say was cut away; of earlier ticks it has the cuts.
             self.states[partition] = InFlight(
-                position=starts[partition],
+                position=max(position, low),
                 missed_markers=safe is not None and (safe.missed_markers or safe.offset < low),
                 max_hold_ms=queue.max_hold_ms,
                 max_delay_ms=queue.max_delay_ms,
