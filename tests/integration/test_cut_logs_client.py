@@ -9,6 +9,7 @@ import pytest
 from support import LiveQueue, bodies, collect, until
 
 from kmqpy.dev import Cluster
+from kmqpy.kafka import partition_reader
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.group_member import GroupMember
 from kmqpy.kafka.markers.log_cuts import Cut, offset_of
@@ -20,6 +21,8 @@ from tests.cut_logs import cut_logs
 COUNT = 20
 CUT_AT = 12
 FORMATS = ("range", "jvm")
+MARKERS = ("markers-live", "markers-successor", "markers-both")
+"""Queues whose markers are cut back; of the last, the messages, too."""
 
 
 class Scene:
@@ -35,6 +38,19 @@ class Scene:
         self.taken: list[Message] = collect(self.client, COUNT)
         self.client.ack(*self.taken[:10], wait=True)
         until(lambda: self.queue.committed() == COUNT)
+
+    def take_more(self) -> list[Message]:
+        """Take ten messages, and acknowledge the first five of them; the markers of that are cut away."""
+        end = partition_reader.bounds(self.queue.connection, self.queue.settings.markers_topic, [0])
+        self.marked_to = end[0][1]
+        send(self.queue, 10, "more")
+        client = self.queue.client() if self.client._closed.is_set() else self.client
+        taken = collect(client, 10)
+        client.ack(*taken[:5], wait=True)
+        until(lambda: self.queue.committed() == COUNT + 10)
+        if client is not self.client:
+            client.close()
+        return taken
 
     def new(self, count: int) -> list[str]:
         return send(self.queue, count, "new")
@@ -56,11 +72,15 @@ def scenes() -> Iterator[Callable[[str], Scene]]:
         for markers in FORMATS:
             made[f"successor-{markers}"] = scene = Scene(cluster, f"successor-{markers}", markers)
             scene.client.close()
-        for name in ("few-live", "late-ack", "elected"):
+        for name in ("few-live", "late-ack", "elected", "markers-live", "markers-both"):
             made[name] = Scene(cluster, name)
         made["few-successor"] = Scene(cluster, "few-successor")
         made["few-successor"].client.close()
         made["uncommitted"] = Scene(cluster, "uncommitted")
+        made["markers-successor"] = Scene(cluster, "markers-successor")
+        made["markers-successor"].client.close()
+        for name in MARKERS:  # their takes and ends are cut away, those before are not
+            made[name].taken += made[name].take_more()
         patch.setattr(GroupMember, "_commit_these", lambda *_, **__: None)
         send(made["uncommitted"].queue, 5, "more")
         made["uncommitted"].taken += collect(made["uncommitted"].client, 5)
@@ -68,6 +88,10 @@ def scenes() -> Iterator[Callable[[str], Scene]]:
         patch.undo()
         keep = {(name, 0): CUT_AT for name in made}
         keep |= {("elected", 0): COUNT, ("uncommitted", 0): COUNT + 2}
+        for name in MARKERS:
+            keep[made[name].queue.settings.markers_topic, 0] = made[name].marked_to
+            if name != "markers-both":
+                del keep[name, 0]
         cut_logs(cluster, keep)
         yield made.__getitem__
         for scene in made.values():
@@ -143,3 +167,25 @@ def test_r39_an_election_alone_changes_nothing(scenes) -> None:
         taken = collect(client, 1)
         assert bodies(taken) == newer
         assert numbers(taken) == [COUNT + 5]
+
+
+@pytest.mark.parametrize("name", ["markers-live", "markers-successor"])
+def test_r39_messages_whose_start_markers_are_cut_away_are_taken_again(scenes, name: str) -> None:
+    """Also those whose acknowledgement was cut away; of the others, nothing is taken again."""
+    scene = scenes(name)
+    client = scene.client if name == "markers-live" else scene.queue.client()
+    new = scene.new(5)
+    taken = collect(client, 15, ack=True)
+    assert sorted(bodies(taken)) == sorted([*bodies(scene.taken[COUNT:]), *new])
+    client.flush()
+    assert set(range(COUNT, COUNT + 15)) <= scene.queue.ended()
+    with scene.queue.client() as successor:
+        client.close()
+        assert successor.receive(100, wait=0.5) == []
+
+
+def test_r39_both_logs_are_cut_back(scenes) -> None:
+    scene = scenes("markers-both")
+    new = scene.new(2 * COUNT)
+    assert bodies(collect(scene.client, len(new), ack=True)) == new
+    assert scene.client.receive(100, wait=0.3) == []

@@ -12,12 +12,15 @@ from kmqpy.errors import DecodeError
 from kmqpy.kafka.markers.claim_headers import CLAIM, DROPPED, named_offsets
 from kmqpy.kafka.markers.codec import ACKNOWLEDGED, TAKEN_LATE, Marker, Op
 from kmqpy.kafka.markers.lineage import ANCESTORS, COPY, RecordPlace, read_ancestors, read_copies
+from kmqpy.kafka.markers.log_cuts import offset_of
 from kmqpy.kafka.message_headers import redelivery_count
+from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import QueueSettings
 
 from .invariants import is_of_the_model, model_state, violations
 from .journal import Acked, Decided, HandedOut
 from .late_ack_judge import LateAckJudge
+from .message_names import MessageNames
 from .model import LIAR, Broker, Log, Process, Record, decoded
 from .refinement import original_offset, refused_steps
 
@@ -35,7 +38,7 @@ class SetBack(NamedTuple):
 
 @dataclass
 class History:
-    """What users saw."""
+    """What users saw. Offsets are numbers of messages where logs may be cut back."""
 
     set_backs: list[SetBack] = field(default_factory=list)
     taking_again: dict[int, set[str]] = field(default_factory=dict)
@@ -57,6 +60,10 @@ class History:
     of the markers then."""
     acked: set[tuple[int, str, int, int]] = field(default_factory=set)
     """Who acknowledged what: the number of the topics, name, partition, offset."""
+    acked_as: defaultdict[tuple[str, int, int], set[bytes]] = field(default_factory=lambda: defaultdict(set))
+    """What that was, by name, partition and offset."""
+    names: MessageNames = field(default_factory=MessageNames)
+    """Where logs may be cut back."""
     sent_to: dict[bytes, int] = field(default_factory=dict)
     """The number of the topics to which a message was sent."""
     plans: defaultdict[tuple[str, int, int], list[tuple[int, int]]] = field(
@@ -79,6 +86,9 @@ class History:
         """A client gives a message to its user."""
         self.delivered[message.body] += 1
         assert self.broker is not None
+        offset = self._offset_of(message)
+        if process.world.cut_logs:
+            self.names.note((message.partition, offset), message._record, process.name)
         place = f"{message.partition}@{message.offset}"
         if process.world.tracing:
             process.world.trace(
@@ -95,13 +105,13 @@ class History:
         # Until it knows the topics, it can read the markers of the one from a place in the other.
         if log is None or log.number != number or of != number:
             recovered = 0
-        process.world.journal.append(HandedOut(process.name, message.partition, message.offset, recovered))
+        process.world.journal.append(HandedOut(process.name, message.partition, offset, recovered))
         self.handouts.append(
             (
                 number,
                 process.name,
                 message.partition,
-                message.offset,
+                offset,
                 recovered,
                 self.broker.time_ms(),
                 self.broker.logs[f"{message.queue}__markers", message.partition].end,
@@ -110,19 +120,30 @@ class History:
 
     def acks(self, process: Process, message: Any) -> None:
         """A message is acknowledged; of which topics it is, its client may not know yet."""
-        process.world.journal.append(Acked(process.name, message.partition, message.offset))
-        self.acked.add((_number(message), process.name, message.partition, message.offset))
+        offset = self._offset_of(message)
+        process.world.journal.append(Acked(process.name, message.partition, offset))
+        self.acked.add((_number(message), process.name, message.partition, offset))
+        self.acked_as[process.name, message.partition, offset].add(message.body)
 
     def asks(self, process: Process, message: Any) -> None:
         """A user gives a message back, extends its lease, or rejects it."""
-        self.asked.add((_number(message), process.name, message.partition, message.offset))
+        offset = self._offset_of(message)
+        self.asked.add((_number(message), process.name, message.partition, offset))
 
     def written(self, process: Process, message: Any) -> None:
         """An ack that waits for its marker has come back."""
         assert self.broker is not None
         log, number = self.broker.logs[f"{message.queue}__markers", message.partition], _number(message)
         if log.number == number:
-            self.waits.append((number, process.name, message.partition, message.offset, log.end))
+            offset = self._offset_of(message)
+            self.waits.append((number, process.name, message.partition, offset, log.end))
+
+    def _offset_of(self, message: Any) -> int:
+        """The offset of a message, or its number where logs may be cut back."""
+        assert self.broker is not None
+        if not self.broker.world.cut_logs:
+            return message._record.at  # type: ignore[no-any-return]
+        return Receipt.parse(message.receipt).offset
 
     def deletes(self, queue: Log, up_to: int) -> None:
         """Retention removes what lies below `up_to`: the sends in it are excused."""
@@ -179,6 +200,9 @@ class Checker:
 
     def __init__(self, broker: Broker, history: History, queue: QueueSettings, *, strict_time: bool) -> None:
         self.broker = broker
+        self._names = history.names if broker.world.cut_logs else None
+        self._originals: set[Record] = set()
+        """Where logs may be cut back, messages of which copies were made."""
         self.history = history
         self.queue = queue
         self.strict_time = strict_time
@@ -206,7 +230,7 @@ class Checker:
         """Of the partition that is read."""
 
     def check(self) -> list[str]:
-        self.problems += self.history.problems
+        self.problems += self.history.problems + self.history.names.problems
         decided = [event.txn for event in self.broker.world.journal if isinstance(event, Decided)]
         self.stats["ended by late requests"] = sum(txn.early for txn in decided)
         for number, logs in enumerate([*self.broker.past, self.broker.logs]):
@@ -243,8 +267,15 @@ class Checker:
                 continue
             for record in log.records:
                 is_gone = self.broker.past and _is_torn(record)  # with the topics of its original
+                is_gone = is_gone or record.hung
                 if record.is_data and record.by.startswith("tracker") and not record.has_end and not is_gone:
                     self.problems.append(f"a copy without end marker: {topic} {partition}@{record.at}")
+
+    def _message(self, queue: Log, offset: int) -> Record | None:
+        """The message at this offset; where logs may be cut back, the one that has this number."""
+        if self._names is not None:
+            return self._names.of((queue.partition, offset))
+        return queue.records[offset] if offset < len(queue.records) else None
 
     def _check_is_whole(self, original: Record, copy: Record, what: str) -> None:
         if (copy.key(), copy.value()) != (original.key(), original.value()):
@@ -255,6 +286,9 @@ class Checker:
     def _check_lineage(self, original: Record, copy: Record, end: Record, offset: int, what: str) -> None:
         """The end marker names the copy, and the copy its original behind the original's ancestors."""
         place = RecordPlace(copy.topic(), copy.partition(), copy.at)
+        if self._names is not None:
+            self._check_lineage_of_numbers(copy, end, offset, what)
+            return
         ended = [marker.offset for marker in decoded(end)]
         named = dict(end.headers()).get(COPY) or b""
         if not named or read_copies(named, self.queue.name, len(ended))[ended.index(offset)] != place:
@@ -266,6 +300,20 @@ class Checker:
             return  # somebody forwarded the headers of a copy to where they can't stand
         if read_ancestors(dict(copy.headers())[ANCESTORS], place) != (*before, parent):
             self.problems.append(f"lineage: {place} is a copy of {what} with other ancestors")
+
+    def _check_lineage_of_numbers(self, copy: Record, end: Record, number: int, what: str) -> None:
+        """The same where logs may be cut back, as far as it can be known: a number may come too late."""
+        ended = [marker.offset for marker in decoded(end)]
+        named = dict(end.headers()).get(COPY) or b""
+        place = named and read_copies(named, self.queue.name, len(ended))[ended.index(number)]
+        if not place or (*place[:2], offset_of(place.offset)) != (copy.topic(), copy.partition(), copy.at):
+            self.problems.append(f"lineage: the end of {what} names {named!r}, not its copy {copy.at}")
+        elif copy.topic() == self.queue.name:
+            called = self.history.names.number_of(copy)
+            self.stats["copies named otherwise than taken"] += called not in (None, place.offset)
+        ancestors = read_ancestors(dict(copy.headers())[ANCESTORS], RecordPlace("", -1, 0))
+        if ancestors[-1][1:] != (copy.partition(), number):
+            self.problems.append(f"lineage: the copy of {what} names {ancestors}")
 
     def _read_markers(self, partition: int) -> None:
         log, queue = self._log(self.queue.markers_topic, partition), self._log(self.queue.name, partition)
@@ -281,8 +329,10 @@ class Checker:
         for record in log.records:
             while set_backs and set_backs[0].markers_end <= record.at:
                 back = set_backs.pop(0)
-                self._ended_since = {offset for offset in self._ended_since if offset < back.offset}
-                self._copied = {(p, at) for p, at in self._copied if p != partition or at < back.offset}
+                self._ended_since = {one for one in self._ended_since if offset_of(one) < back.offset}
+                self._copied = {
+                    (p, at) for p, at in self._copied if p != partition or offset_of(at) < back.offset
+                }
             if record.by.startswith("tracker"):
                 self._late_acks.claimed(named_offsets(record.headers(), CLAIM, partition), record.at)
             if not record.is_data:
@@ -308,12 +358,17 @@ class Checker:
                     if (entry := state.get(marker.offset)) is not None:
                         self._changed(entry, marker, now)
         for offset, entry in state.items():
-            if offset >= queue.start and not self.history.markers_deleted and not self._is_past:
+            if self._is_there(queue, offset) and not self.history.markers_deleted and not self._is_past:
                 self.problems.append(f"stuck: {partition}@{offset} is in flight at the end: {entry}")
         self._check_handouts(partition, takes)
         for number, name, where, offset, end in self.history.waits:
             if (number, where) == (self._number, partition) and not ends.get((name, offset), end) < end:
                 self.problems.append(f"R26: {name} was told that the end of {partition}@{offset} is written")
+
+    def _is_there(self, queue: Log, offset: int) -> bool:
+        """Whether a message was neither deleted nor cut away."""
+        named = self._message(queue, offset) if self._names is not None else None
+        return offset_of(offset) >= queue.start and not (named is not None and named.is_cut)
 
     def _is_of_none(self, record: Record, marker: Marker) -> bool:
         """Whether a marker of a message of the topics before speaks of one that did not exist yet.
@@ -396,6 +451,8 @@ class Checker:
                 self.stats["old ends in new topics"] += 1
                 if entry is not None:
                     self._forgiven.add((partition, offset))
+            elif self._names is not None:
+                self._acked |= self.history.acked_as[record.by, partition, offset]
             elif offset < len(queue.records):
                 self._acked.add(queue.records[offset].value())
             if entry is not None and entry.lapsed:
@@ -435,13 +492,17 @@ class Checker:
         self.stats["dead letters" if dead else "redeliveries"] += 1
         self.stats["mended"] += copy.txn is not record.txn
         # A copy that is here since a broker told the old ids is a message like others.
-        is_here = offset < queue.end and queue.records[offset].value() == copy.value()
+        original = self._message(queue, offset)
+        is_here = original is not None and original.value() == copy.value()
         of = self.history.sent_to.get(copy.value(), self._number)
-        if offset >= queue.end or (not is_here and of != self._number):
+        if original is None or (not is_here and of != self._number):
             self.problems.append(f"R24: {what}, of other topics, ended in these")
             return
-        self._check_is_whole(queue.records[offset], copy, what)
-        self._check_lineage(queue.records[offset], copy, record, offset, what)
+        self._originals.add(original)
+        if original.is_cut:
+            self.stats["copies of what was cut away"] += 1
+        self._check_is_whole(original, copy, what)
+        self._check_lineage(original, copy, record, offset, what)
         takers = {taken.by for taken, _ in takes[offset]}
         if (partition, offset) in self._forgiven or any(r.believed < self._number for r, _ in takes[offset]):
             return
@@ -475,7 +536,7 @@ class Checker:
             return
         if not entry.lapsed and self.strict_time:
             self.problems.append(f"R5: {what} redelivered before its lease ended, due {entry.due}")
-        self._check_count(queue, offset, entry, copy, dead=dead, what=what)
+        self._check_count(original, entry, copy, dead=dead, what=what)
 
     def _check_claim(self, end: Record, copy: Record, offset: int, what: str) -> None:
         """Rules R27, R28: the transaction of `copy` began with a claim, and no client's end is before that.
@@ -514,11 +575,9 @@ class Checker:
             if problem is not None and not self.history.markers_deleted:
                 self.problems.append(f"{problem}, in {partition}")
 
-    def _check_count(
-        self, queue: Log, offset: int, entry: _Open, copy: Record, *, dead: bool, what: str
-    ) -> None:
+    def _check_count(self, original: Record, entry: _Open, copy: Record, *, dead: bool, what: str) -> None:
         name = self.queue.redelivery_count_header
-        before = redelivery_count(m.headers_of(queue.records[offset].headers()), name)
+        before = redelivery_count(m.headers_of(original.headers()), name)
         after = redelivery_count(m.headers_of(copy.headers()), name)
         limit = self.queue.max_redeliveries
         assert limit is not None
@@ -534,9 +593,13 @@ class Checker:
 
     def _check_gone(self, queue: Log, offset: int, what: str) -> None:
         self.stats["gone"] += 1
-        if offset < queue.start:
-            return
-        if offset < queue.end and queue.records[offset].is_data:
+        original = self._message(queue, offset)
+        if (
+            offset_of(offset) >= queue.start
+            and original is not None
+            and original.is_data
+            and not original.is_cut
+        ):
             self.problems.append(f"R14: end marker without copy of {what}, whose original is there")
 
     def _check_dead_letters(self) -> None:
@@ -558,7 +621,9 @@ class Checker:
                 continue
             # Where the group was set back, what was started before is started again; and until somebody has
             # committed after that, without a look at the markers.
-            starts = [one.markers_end for one in self._set_backs(partition) if one.offset <= offset]
+            starts = [
+                one.markers_end for one in self._set_backs(partition) if one.offset <= offset_of(offset)
+            ]
             if starts:
                 starts += [tick_at for tick_at, first in self._taken_again if first <= offset]
             after = max(starts, default=0)
@@ -592,6 +657,9 @@ class Checker:
         self.stats["messages"] = len(self.history.sent)
 
     def _check_loss(self) -> None:
+        if self._names is not None:
+            self._check_loss_where_cut()
+            return
         forgiven = {
             self._log(self.queue.name, partition).records[offset].value()
             for partition, offset in self._forgiven
@@ -605,3 +673,23 @@ class Checker:
             elif not self.history.markers_deleted:
                 seen = self.history.delivered[body]
                 self.problems.append(f"lost: {body!r} was sent and never finished, delivered {seen} times")
+
+    def _check_loss_where_cut(self) -> None:
+        """Each message in the log at the end was taken; it was finished as itself, or a copy of it was made.
+
+        What was cut away is lost; so is a message whose last copy was.
+        """
+        if self.history.markers_deleted:
+            return
+        done = self._acked | self.history.deleted
+        for partition in range(self.broker.partitions):
+            log = self._log(self.queue.name, partition)
+            for record in log.records[log.start :]:
+                if not record.is_data:
+                    continue
+                seen = self.history.delivered[record.value()]
+                what = f"{record.value()!r} at {partition}@{record.at}, epoch {record.epoch}"
+                if not self.history.names.knows(record):
+                    self.problems.append(f"lost: {what} was never taken, delivered {seen} times")
+                elif record.value() not in done and record not in self._originals:
+                    self.problems.append(f"lost: {what} was never finished, delivered {seen} times")

@@ -19,7 +19,7 @@ from .kafka import Module
 from .log_readers import LogReader, RepeatedReader
 from .model import Process, Steps
 from .stepwise import stepwise
-from .surroundings import QUEUE, NoWatch, Threading, Topics, number_of, records
+from .surroundings import CLOCK, QUEUE, NoWatch, Threading, Topics, number_of, records
 
 _identity = stepwise("kmqpy.kafka.topic_identity", set(), librdkafka=Module)
 
@@ -42,9 +42,18 @@ def watch(connection: Connection, *rest: Any) -> Any:
     return world.controls.watch(connection, *rest) if world.topics_change else NoWatch(connection, *rest)
 
 
+cut_search = stepwise(
+    "kmqpy.kafka.cut_search",
+    {"find_cut", "find", "_cut_before", "_ask", "_ask_end", "_first_from"},
+    librdkafka=Module,
+    SYSTEM_CLOCK=CLOCK,
+)
 _crash_recovery = stepwise(
     "kmqpy.kafka.client.crash_recovery",
-    {"find_starts", "recover", "check", "_recover", "_activate", "_find_starts"},
+    {"find_starts", "recover", "check", "_recover", "_activate", "_find_starts", "_find_in_log", "_cut_back"},
+    find_cut=lambda connection, *rest, **more: cut_search.find_cut(
+        connection, *rest, **more, clock=connection.process
+    ),
     partition_reader=LogReader,
 )
 CrashRecovery = _crash_recovery.CrashRecovery
@@ -60,7 +69,8 @@ _group_member = stepwise(
         "_wait_for_outcomes",
     },
     librdkafka=Module,
-    offsets_of_records=records.offsets_of_records,
+    ascending_offsets=records.ascending_offsets,
+    records_by_partition=records.records_by_partition,
     CrashRecovery=lambda connection, *rest: connection.world.controls.recovery(connection, *rest),
     RecordFetcher=_record_fetcher.RecordFetcher,
     leave_group=_leave_group.leave_group,
@@ -104,7 +114,6 @@ _receiver = stepwise(
     {"receive", "keep_alive", "_start", "find_acknowledged"},
     CopyCheck=lambda connection, *rest: connection.world.controls.copy_check(connection, *rest),
     GroupMember=lambda connection, *rest, **more: connection.world.controls.member(connection, *rest, **more),
-    offsets_of_records=records.offsets_of_records,
     have_headers=records.have_headers,
 )
 

@@ -26,11 +26,24 @@ class _EndOfLog:
         return self._log.partition
 
 
+def _ends(connection: Connection, places: Sequence[TopicPartition], *, uncommitted: bool = False) -> Steps:
+    """Where logs end, and their latest epochs: what is asked for with OFFSET_END."""
+    (place,) = places
+    yield from connection.reach()
+    if place.topic in connection.broker.missing:
+        raise no_topic()
+    log = connection.broker.logs[place.topic, place.partition]
+    end, epoch = log.end if uncommitted else log.stable, log.epoch
+    yield connection.world.latency()
+    return [TopicPartition(place.topic, place.partition, end, leader_epoch=epoch)]
+
+
 class Reader:
     """Reads one assigned partition; joins no group."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *, uncommitted: bool = False) -> None:
         self._connection = connection
+        self._uncommitted = uncommitted
         self._world = connection.world
         self._place: tuple[str, int] | None = None
         self._position = 0
@@ -42,6 +55,9 @@ class Reader:
             raise no_topic()
         log = self._connection.broker.logs[place.topic, place.partition]
         return log.start, log.stable
+
+    def offsets_for_times(self, places: Sequence[TopicPartition], timeout: float) -> Steps:
+        return (yield from _ends(self._connection, places, uncommitted=self._uncommitted))
 
     def assign(self, places: Sequence[TopicPartition]) -> None:
         (place,) = places
@@ -68,7 +84,7 @@ class Reader:
         if not log.start <= self._position <= log.end:
             raise KafkaException(KafkaError(KafkaError._AUTO_OFFSET_RESET))
         some = 1 + int(limit * world.random())
-        found, position = log.read(self._position, some)
+        found, position = log.read(self._position, some, uncommitted=self._uncommitted)
         self._position = position
         result: list[Any] = list(found)
         if not found:
@@ -138,6 +154,12 @@ class GroupConsumer:
         self._positions: dict[int, int | None] = {}
         self._paused: set[int] = set()
         self._eager: set[int] = set()
+        self._kept: dict[int, list[Record]] = {}
+        """What it has fetched of logs that were cut back since."""
+        self._bounds: dict[int, tuple[int, int]] = {}
+        """Where these logs began and ended then."""
+        self._epochs: dict[int, int] = {}
+        """The leader epoch of the last record that it gave, where it did not begin anew since."""
         self._failed_commit = False
         self._free_at = 0.0
         self._generation = 0
@@ -179,11 +201,20 @@ class GroupConsumer:
             self._eager.discard(partition)
             some = 1 + int(limit * self._world.random())
             found += self._fetch(partition, min(some, limit - len(found)))
+        if self._world.cut_logs:
+            for record in found:
+                self.process.fetched.setdefault((record.partition(), record.at), []).append(record)
         return found
 
     def _fetch(self, partition: int, limit: int) -> list[Record]:
         log = self._connection.broker.logs[self._topic, partition]
         position = self._positions[partition]
+        if self._world.cut_logs:
+            if kept := self._take_kept(partition, limit):
+                return kept
+            if self._is_truncated(partition, log):
+                self._world.trace(self.process.name, f"finds {partition} cut back, begins at {log.start}")
+                position = log.start
         if position is None:
             position = self._group.committed.get(partition, (0, ""))[0]
         elif self._world.faults and self._world.random() < 0.01:  # librdkafka repeats a look-up, too late
@@ -191,7 +222,42 @@ class GroupConsumer:
         if position > log.end:  # of a topic that was longer: auto.offset.reset earliest
             position = log.start
         found, self._positions[partition] = log.read(max(position, log.start), limit)
+        if found and self._world.cut_logs:
+            self._epochs[partition] = found[-1].epoch
         return found
+
+    def keep_fetched(self, partition: int, limit: int) -> None:
+        """The log is about to be cut back: keep some of what comes next, as if it were fetched already."""
+        position = self._positions.get(partition)
+        if position is None or partition in self._kept or partition in self._paused:
+            return
+        log = self._connection.broker.logs[self._topic, partition]
+        self._bounds[partition] = log.start, log.end
+        self._kept[partition] = log.read(max(position, log.start), limit)[0]
+
+    def _take_kept(self, partition: int, limit: int) -> list[Record]:
+        kept = self._kept.get(partition, [])[:limit]
+        if kept:
+            self._kept[partition] = self._kept[partition][limit:]
+            self._positions[partition] = kept[-1].at + 1
+            self._epochs[partition] = kept[-1].epoch
+        else:
+            self._drop_kept(partition)
+        return kept
+
+    def _drop_kept(self, partition: int) -> None:
+        self._kept.pop(partition, None)
+        self._bounds.pop(partition, None)
+
+    def _is_truncated(self, partition: int, log: Log) -> bool:
+        """Whether it finds that its position is not in this log any more, when it hears of a new leader."""
+        position, epoch = self._positions[partition], self._epochs.get(partition)
+        if position is None or epoch is None or not self._world.validates:
+            return False
+        if position <= log.epoch_end(epoch):
+            return False
+        del self._epochs[partition]
+        return True
 
     def _rebalance(self) -> Steps:
         group, me = self._group, self
@@ -238,13 +304,18 @@ class GroupConsumer:
         for place in places:
             self._positions[place.partition] = place.offset if place.offset >= 0 else None
             self._paused.discard(place.partition)
+            self._drop_kept(place.partition)
+            self._epochs.pop(place.partition, None)
 
     def incremental_unassign(self, places: Iterable[TopicPartition]) -> None:
         for place in places:
             self._positions.pop(place.partition, None)
+            self._drop_kept(place.partition)
 
     def pause(self, places: Iterable[TopicPartition]) -> None:
         self._paused.update(place.partition for place in places)
+        for place in places:
+            self._drop_kept(place.partition)
 
     def resume(self, places: Iterable[TopicPartition]) -> None:
         self._paused.difference_update(place.partition for place in places)
@@ -253,6 +324,8 @@ class GroupConsumer:
         if self._positions.get(place.partition) is None:
             raise KafkaException(KafkaError(KafkaError._STATE))
         self._positions[place.partition] = place.offset
+        self._drop_kept(place.partition)
+        self._epochs.pop(place.partition, None)
 
     def committed(self, places: Sequence[TopicPartition], timeout: float) -> Steps:
         yield from self._connection.reach()
@@ -261,9 +334,12 @@ class GroupConsumer:
         yield self._world.latency()
         return [TopicPartition(place.topic, place.partition, offset, metadata)]
 
+    def offsets_for_times(self, places: Sequence[TopicPartition], timeout: float) -> Steps:
+        return (yield from _ends(self._connection, places))
+
     def get_watermark_offsets(self, place: TopicPartition, *, cached: bool) -> tuple[int, int]:
         log = self._connection.broker.logs[place.topic, place.partition]
-        return log.start, log.end
+        return self._bounds.get(place.partition) or (log.start, log.end)
 
     def commit(self, *, offsets: Sequence[TopicPartition], asynchronous: bool) -> None:
         world, process = self._world, self.process

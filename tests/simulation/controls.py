@@ -7,7 +7,6 @@ from typing import Any
 
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.assigned_partition import ReceivePhase
-from kmqpy.kafka.client.offset_commits import commit_metadata
 from kmqpy.kafka.copies.copy_check import CheckedCopies
 from kmqpy.kafka.copies.copy_transaction import NewRecord
 from kmqpy.kafka.markers import codec
@@ -332,8 +331,8 @@ class BelievesCommits(CrashRecovery):
         committed = self._connection.group.committed
         if partition in committed:
             offset, metadata = committed[partition]
-            covered = metadata.split(":")[1]
-            committed[partition] = offset, commit_metadata(None if covered == "-" else covered, ids)
+            version, covered, _, _, *log = metadata.split(":")
+            committed[partition] = offset, ":".join((version, covered, ids.queue, ids.markers, *log))
         return (yield from super()._recover(partition, known, consumer, ids))
 
 

@@ -13,8 +13,8 @@ Three things differ, where the model is stricter or smaller than kmqpy (see spec
 - A tracker that can't read the markers in time makes a dead letter whatever was acknowledged, and says so.
 - `ProcessedOnce` is of clients' transactions, which kmqpy does not have.
 
-Runs in which the topics were recreated, the group was set back or markers were deleted before their time are
-not judged (`is_of_the_model`): the model has no such steps.
+Runs in which the topics were recreated, logs were cut back, the group was set back or markers were deleted
+before their time are not judged (`is_of_the_model`): the model has no such steps.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ class ModelState:
 
 def is_of_the_model(broker: Broker, history: History) -> bool:
     """Whether the run had only steps that the model has, too."""
-    return broker.verifies and not (broker.past or history.set_backs or history.markers_deleted)
+    changed = broker.past or broker.was_cut or history.set_backs or history.markers_deleted
+    return broker.verifies and not changed
 
 
 def model_state(broker: Broker, history: History, queue: QueueSettings) -> ModelState:

@@ -1,8 +1,9 @@
 """Simulated kmqpy.kafka.librdkafka: makes confluent_kafka's clients over the simulated broker."""
 
+from collections.abc import Callable
 from typing import Any
 
-from confluent_kafka import KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 
 from kmqpy.kafka import librdkafka as real
 from kmqpy.kafka.topics import TopicInfo
@@ -67,11 +68,27 @@ class Module:
     kafka_errors = staticmethod(real.kafka_errors)
     error_of = staticmethod(real.error_of)
     is_fatal = staticmethod(real.is_fatal)
+    is_retriable = staticmethod(real.is_retriable)
     error_name = staticmethod(real.error_name)
 
     @staticmethod
     def refresh_partition(*_: object) -> bool:
         return False
+
+    @staticmethod
+    def retrying(
+        ask: Callable[[float], Steps], timeout_s: float, connection: Connection, *, clock: Any, **_: object
+    ) -> Steps:
+        """Ask until the answer is no error that may pass."""
+        deadline = clock.monotonic() + timeout_s
+        while True:
+            try:
+                return (yield from ask(timeout_s))
+            except KafkaException as exception:
+                gone = exception.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+                if gone or clock.monotonic() > deadline:
+                    raise
+            yield 100.0
 
     @staticmethod
     def watermarks(reader: "Reader", topic: str, partition: int, _timeout_s: float) -> Steps:
@@ -94,7 +111,7 @@ class Module:
     def new_consumer(connection: Connection, settings: dict[str, Any]) -> Any:
         if "on_commit" in settings:
             return GroupConsumer(connection, settings["on_commit"])
-        return Reader(connection)
+        return Reader(connection, uncommitted=settings.get("isolation.level") == "read_uncommitted")
 
 
 class TrackerModule(Module):

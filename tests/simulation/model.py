@@ -46,6 +46,8 @@ class Process:
         """Of which log of markers, and up to where, it has read what was started before."""
         self.topics_of = FIRST
         """Of which topics the client takes itself to be; see Broker.ids."""
+        self.fetched: dict[tuple[int, int], list[Record]] = {}
+        """By partition and offset, which messages it has fetched; kept only where logs may be cut back."""
         self.paused_until = 0.0
         self.zk_cut_until = 0.0
         self.kafka_cut_until = 0.0
@@ -115,6 +117,10 @@ class World:
         self.error_rate = 0.0
         self.slow_rate = 0.01
         self.late = LateRequests(seed, self.at)
+        self.cut_logs = False
+        """Whether logs may be cut back, so that offsets are given twice; see cut_logs.py."""
+        self.validates = True
+        """Whether consumers look if their position is still in the log when they hear of a new leader."""
         self._agenda: list[tuple[float, int, Any]] = []
         self._turn = 0
         self._trace = trace
@@ -195,6 +201,10 @@ class InvalidTxnState(Exception):
     """The coordinator has no transaction that this request can be of."""
 
 
+class OutOfOrder(InvalidTxnState):
+    """What this producer has written before is no more: its log was cut back."""
+
+
 class Record:
     """A record of a log, with the methods of confluent_kafka.Message."""
 
@@ -209,8 +219,12 @@ class Record:
         "confirmed",
         "copies",
         "decoded",
+        "epoch",
         "has_end",
+        "hung",
+        "is_cut",
         "is_of_halted",
+        "meant",
         "ms",
         "queue_end",
         "txn",
@@ -230,6 +244,7 @@ class Record:
     ) -> None:
         self._log = log
         self.at = at
+        self.epoch = log.epoch
         self.ms = ms
         self._key = key
         self._value = value
@@ -246,12 +261,16 @@ class Record:
         self.queue_end = 0
         # Of a client that stood still and lost the partition meanwhile.
         self.is_of_halted = False
+        # It was cut away; or the end of its transaction was, which then had another one.
+        self.is_cut = self.hung = False
+        # Of a start marker, where logs may be cut back: which messages it may have meant, by number.
+        self.meant: dict[int, tuple[Record, ...]] = {}
 
     def append(self, *, confirmed: bool) -> None:
         """Write this record, made beforehand, to the log that has the name now."""
         broker = self._log.broker
         self._log = broker.logs[self._log.topic, self._log.partition]
-        self.at, self.ms = len(self._log.records), broker.time_ms()
+        self.at, self.ms, self.epoch = len(self._log.records), broker.time_ms(), self._log.epoch
         self.confirmed = confirmed
         self._log.records.append(self)
         broker.world.journal.append(Written(self))
@@ -278,6 +297,9 @@ class Record:
 
     def offset(self) -> int:
         return self.at
+
+    def leader_epoch(self) -> int:
+        return self.epoch
 
     def timestamp(self) -> tuple[int, int]:
         return 2, self.ms
@@ -316,6 +338,7 @@ class Txn:
 
     epoch, number  of its producer, and which one of its transactions it is
     early   a request of an earlier one has ended it, which arrived late
+    hangs_of  the transaction of which this is a part whose end was cut away
     places  what was added to it: records come in there only
     """
 
@@ -325,6 +348,7 @@ class Txn:
     number: int
     state: str = "open"
     early: bool = False
+    hangs_of: "Txn | None" = None
     places: set[tuple[str, int]] = field(default_factory=set)
     logs: list["Log"] = field(default_factory=list)
 
@@ -344,9 +368,14 @@ class Log:
         self.partition = partition
         self.records: list[Record] = []
         self.start = 0
+        self.epoch = 0
+        """Of its leader."""
         self.open: dict[Txn, int] = {}
+        self.forgotten: set[Txn] = set()
+        """Open transactions whose records here were cut away: only their coordinator knows of them."""
         self.hanging: dict[str, Txn] = {}
-        """By transactional id, what an old broker has let in that is of no transaction it knows."""
+        """By transactional id, what is of no transaction that the broker knows: an old broker has let it in,
+        or the end of the transaction was cut away."""
         self.lag_end = 0
         """What stands before that was written while some brokers still told of the topics before."""
         self.readers: list[Callable[[], None]] = []
@@ -379,10 +408,62 @@ class Log:
             self.tell()
         return at
 
+    def elect(self) -> None:
+        """The leader is another broker from now on, or the same once more."""
+        self.epoch += 1
+
+    def cut(self, at: int) -> list[Record]:
+        """Cut the log back to this offset; returns what was cut away. The next leader has another epoch.
+
+        Kafka makes the state of transactions anew from what is left: a transaction whose records are gone is
+        not open here, but its coordinator will end it here; one whose end is gone hangs.
+        """
+        gone = self.records[at:]
+        del self.records[at:]
+        self.elect()
+        for record in gone:
+            record.is_cut = True
+        for txn, first in list(self.open.items()):
+            if first >= at:
+                del self.open[txn]
+                if self.hanging.get(txn.transactional_id) is txn:
+                    del self.hanging[txn.transactional_id]
+                else:
+                    self.forgotten.add(txn)
+        for ended in {record.txn for record in gone if record._value is CONTROL} - {None}:
+            self._let_hang(ended)
+        return gone
+
+    def _let_hang(self, ended: Txn) -> None:
+        left = [record for record in self.records if record.txn is ended and record._value is not CONTROL]
+        if not left:
+            return
+        of = ended.hangs_of or ended
+        hangs = self.hanging.get(ended.transactional_id)
+        if hangs is None:
+            hangs = Txn(ended.transactional_id, ended.by, ended.epoch, ended.number, hangs_of=of)
+            self.hanging[ended.transactional_id] = hangs
+        self.open[hangs] = min(left[0].at, self.open.get(hangs, left[0].at))
+        for record in left:
+            record.txn, record.hung = hangs, True
+
+    def end_hanging(self) -> None:
+        """An operator ends what hangs, as the other partitions of the transaction show it."""
+        for hangs in [one for one in self.hanging.values() if one.hangs_of is not None]:
+            assert hangs.hangs_of is not None
+            hangs.state = hangs.hangs_of.state
+            del self.hanging[hangs.transactional_id]
+            self.finish(hangs)
+
+    def epoch_end(self, epoch: int) -> int:
+        """Where the records end that were written in this epoch or before; a leader tells it who asks."""
+        return next((record.at for record in self.records if record.epoch > epoch), len(self.records))
+
     def finish(self, txn: Txn) -> None:
         """Write the control record that ends `txn` here; once."""
-        if txn in self.open:
-            del self.open[txn]
+        if txn in self.open or txn in self.forgotten:
+            self.open.pop(txn, None)
+            self.forgotten.discard(txn)
             self.append(None, CONTROL, [], "broker", txn)
             self.tell()
         if (hangs := self.hanging.pop(txn.transactional_id, None)) is not None:
@@ -434,6 +515,11 @@ class Broker:
         """Of the topics of the queue."""
         self.past: list[dict[tuple[str, int], Log]] = []
         """The logs of those that are no more."""
+        self.was_cut = False
+        """Whether some log was cut back."""
+        self.out_of_order: set[tuple[str, tuple[str, int]]] = set()
+        """Transactional ids, and where Kafka refuses the next record of their producers, which would follow
+        one that was cut away."""
         self._lagging: list[Log] = []
         self._coordinators: dict[str, _Coordinator] = {}
 
@@ -468,6 +554,17 @@ class Broker:
             log.lag_end = log.end
         self._lagging = []
 
+    def cut(self, log: Log, at: int, *, refuses: Callable[[], bool]) -> None:
+        """Cut a log back; `refuses`: whether it knows the producers' sequence numbers then."""
+        self.was_cut = True
+        for record in log.cut(at):
+            if record.txn is not None and refuses():
+                self.out_of_order.add((record.txn.transactional_id, (log.topic, log.partition)))
+
+    def _begin_anew(self, transactional_id: str) -> None:
+        """Its producer has another epoch, and counts its records anew."""
+        self.out_of_order = {one for one in self.out_of_order if one[0] != transactional_id}
+
     def _of(self, topics: list[str]) -> list[Log]:
         return [log for (topic, _), log in self.logs.items() if topic in topics]
 
@@ -482,6 +579,7 @@ class Broker:
         self._complete(found)
         found.epoch += 1
         self._abort(found)
+        self._begin_anew(transactional_id)
         found.last = None
         self.world.journal.append(Opened(transactional_id))
         return found.epoch
@@ -516,6 +614,8 @@ class Broker:
                 raise InvalidTxnState
             new = Txn(transactional_id, by, epoch, number)
             txn = self.logs[place].hanging.setdefault(transactional_id, new)
+        if (transactional_id, place) in self.out_of_order:
+            raise OutOfOrder
         txn.number = max(number, txn.number)
         return self.logs[place].append(key, value, headers, by, txn)
 
@@ -533,6 +633,8 @@ class Broker:
             return False
         found.txn = None
         found.last = txn.state = outcome
+        if not commit:
+            self._begin_anew(transactional_id)
         txn.early = txn.number > number
         found.ending = txn
         self._decided(txn)

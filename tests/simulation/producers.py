@@ -10,11 +10,12 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.lineage import COPY, read_copies
+from kmqpy.kafka.markers.log_cuts import offset_of
 
 from .connection import REQUEST_TIMEOUT_MS, Connection
 from .journal import EndedLong
 from .late_requests import ADD, END, INIT, PRODUCE
-from .model import Fenced, InvalidTxnState, Record, Steps, decoded
+from .model import Fenced, InvalidTxnState, OutOfOrder, Record, Steps, decoded
 
 T = TypeVar("T")
 
@@ -65,6 +66,8 @@ class PlainProducer:
         log = self._connection.broker.logs[place]
         record = Record(log, -1, 0, key, value, headers or [], None, self._connection.process.name)
         record.believed = self._believed
+        if self._world.cut_logs and topic == self._connection.markers_topic:
+            self._world.history.names.meant_by(record, self._connection.process, decoded(record))
         waiting = self._requests.setdefault(place, [])
         if not waiting or waiting[-1].made_at != self._world.now or self._world.random() < 0.05:
             waiting.append(request := _Request(self._world.now))
@@ -139,6 +142,8 @@ class PlainProducer:
     def _write(self, request: _Request, *, confirmed: bool) -> None:
         for record, _ in request.records:
             record.append(confirmed=confirmed)
+            if record.meant:
+                self._world.history.names.taken(record)
             queue = self._connection.queue_topic, record.partition()
             record.queue_end = self._connection.broker.logs[queue].end
             owner, process = self._connection.group.owner.get(record.partition()), self._connection.process
@@ -259,7 +264,13 @@ class Transactions:
                 report(error, None)
                 raise KafkaException(error)
             yield from self._repeat(PRODUCE, write)
-            report(None, self._answered(write))
+            try:
+                written = self._answered(write)
+            except KafkaException as exception:
+                if (error := exception.args[0]).code() == KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER:
+                    report(error, None)
+                raise
+            report(None, written)
 
     def _produce_request(
         self, place: tuple[str, int], key: bytes | None, value: Any, headers: Any
@@ -342,6 +353,10 @@ class Transactions:
         except Fenced:
             self._world.trace(self._by, "fenced off")
             raise KafkaException(KafkaError(KafkaError._FENCED, fatal=True)) from None
+        except OutOfOrder:
+            self._world.trace(self._by, "what it wrote before was cut away")
+            code = KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
+            raise KafkaException(KafkaError(code, txn_requires_abort=True)) from None
         except InvalidTxnState:
             self._world.trace(self._by, "not in this state of the transaction")
             raise KafkaException(KafkaError(KafkaError.INVALID_TXN_STATE, fatal=True)) from None
@@ -364,9 +379,9 @@ def _named_copies(end: Record, count: int) -> list[Record]:
     logs = end.log.broker.logs
     named = dict(end.headers()).get(COPY)
     places = read_copies(named, Connection.queue_topic, count) if named else []
-    if any(offset >= logs[topic, partition].end for topic, partition, offset in places):
+    if any(offset_of(number) >= logs[topic, partition].end for topic, partition, number in places):
         return []
-    return [logs[topic, partition].records[offset] for topic, partition, offset in places]
+    return [logs[topic, partition].records[offset_of(number)] for topic, partition, number in places]
 
 
 def shown(key: bytes | None, value: Any, headers: Any = ()) -> str:

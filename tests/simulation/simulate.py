@@ -16,7 +16,9 @@ from . import clients, trackers
 from .checker import Checker, History, SetBack
 from .clients import CopyCheck, CrashRecovery, GroupMember, MarkerWriter, TopicWatch
 from .connection import Connection
-from .model import LIAR, Actor, Broker, Group, Process, World, decoded
+from .cut_logs import SHARE as _CUT_LOGS
+from .cut_logs import CutLogs, end_all_hanging
+from .model import LIAR, Actor, Broker, Group, Process, Steps, World, decoded
 from .producers import Transactions
 from .surroundings import CLOCK, QUEUE, number_of
 from .trackers import (
@@ -83,6 +85,7 @@ class Controls:
     last_attempts: Any = LastAttempts
     topics_change: bool = False
     late_requests: bool = False
+    cut_logs: bool = False
     old_broker: bool = False
     set_back: bool = False
     late_acks: bool = False
@@ -115,7 +118,7 @@ class Simulation:
         self.other_faults = [
             fault
             for fault in (
-                self._pause,
+                self.pause,
                 self._cut_zookeeper,
                 self._cut_kafka,
                 self._leave,
@@ -135,6 +138,8 @@ class Simulation:
         some_late = self.controls == Controls() and Random(f"lateness of {seed}").random() < _LATE_REQUESTS
         if self.controls.late_requests or some_late:
             world.late.begin()
+        some_cut = self.controls == Controls() and Random(f"cut logs of {seed}").random() < _CUT_LOGS
+        world.cut_logs = self.controls.cut_logs or some_cut
         self.queue = replace(QUEUE_SETTINGS, redeliver_after_ms=self.lease_ms, late_acks=late_acks)
         self.partitions = rng.choice((1, 2, 3))
         self.broker = Broker(world, TOPICS, self.partitions)
@@ -146,7 +151,7 @@ class Simulation:
         self.processes: list[Process] = []
         self.counts: Counter[str] = Counter()
         world.clients = []
-        world.kill = self._kill
+        world.kill = self.kill
         world.stall = self._stall
         world.history = self.history
         world.stall_client = self._stall_client
@@ -157,6 +162,8 @@ class Simulation:
         self._running = {"tracker": 0, "client": 0}
         self._liar = Random(seed)
         world.topics_change = world.topics_rng.random() < _TOPICS_CHANGE or self.controls.topics_change
+        world.topics_change = world.topics_change and not world.cut_logs
+        self._cut_logs = CutLogs(self, QUEUE) if world.cut_logs else None
         self._senders: list[Process] = []
         self._changes: list[float] = []
         """When topics are to be recreated, and during what."""
@@ -171,6 +178,8 @@ class Simulation:
             some = world.topics_rng.choice((1, 1, 2))
             self._changes = sorted(quiet_at * (0.1 + 0.8 * world.topics_rng.random()) for _ in range(some))
             self._aim_of_changes = world.topics_rng.choice(("anything", "client", "redelivery"))
+        if self._cut_logs is not None:
+            self._cut_logs.plan(quiet_at)
         if self.seed % _SEEDS_A_LIAR == 0:
             for number in range(20):
                 self.world.at(quiet_at * number / 20, self._lie)
@@ -198,6 +207,7 @@ class Simulation:
         if world.steps >= MAX_STEPS:
             problems.append(f"no end after {MAX_STEPS} steps")
         problems += self._held_without_existing()
+        problems += [f"stuck: {one}, which was cut away" for one in self._held_of_lost()]
         for process in self.processes:
             process.kill()
         self.counts["told to be lost"] = self.history.lost.total()
@@ -217,6 +227,20 @@ class Simulation:
             if number_of(part.topic_ids[0]) == self.broker.number
             for entry in part.state
             if entry.offset >= self.broker.logs[QUEUE, partition].end
+            if not self.world.cut_logs or self.history.names.of((partition, entry.offset)) is None
+        ][:3]
+
+    def _held_of_lost(self) -> list[str]:
+        """Messages that trackers know of, and that were cut away."""
+        if not self.broker.was_cut:
+            return []
+        return [
+            f"{process.name} holds {partition}@{entry.offset}"
+            for process in self.processes
+            if process.alive and hasattr(process, "tracker")
+            for (_, partition), part in process.tracker._partitions.items()
+            for entry in part.state
+            if (named := self.history.names.of((partition, entry.offset))) is not None and named.is_cut
         ][:3]
 
     # --- processes --------------------------------------------------------------------------------
@@ -244,6 +268,12 @@ class Simulation:
             )
         self._senders.append(process)
         self.processes.append(process)
+
+    def add_sender(self, process: Process, steps: Steps) -> None:
+        """Somebody sends messages from now on; faults go on until it is done."""
+        self.processes.append(process)
+        self._senders.append(process)
+        process.spawn(steps)
 
     def _skew(self) -> float:
         return self.rng.choice((0.0, 0.0, 60_000 * (self.rng.random() - 0.5)))
@@ -282,20 +312,20 @@ class Simulation:
             steps = tracker.steps()
         process.main = process.spawn(steps)
 
-    def _kill(self, process: Process) -> None:
+    def kill(self, process: Process) -> None:
         if not process.alive:
             return
         self.counts["kills"] += 1
         self.world.trace(process.name, "killed")
         process.kill()
-        self._went_silent(process)
+        self.went_silent(process)
         self._restart_later(process)
 
     def _restart_later(self, process: Process) -> None:
         kind = process.name.split("-")[0]
         self.world.at(2_000 * self.rng.random(), lambda: self._start(kind))
 
-    def _went_silent(self, process: Process) -> None:
+    def went_silent(self, process: Process) -> None:
         self.zookeeper.silent(process)
         for member in list(self.group.members):
             if member.process is process:
@@ -308,15 +338,21 @@ class Simulation:
         if self._changes and self.world.now >= self._changes[0] and self._is_aimed_at(actor):
             self._changes.pop(0)
             self._delete_topics()
+        if self._cut_logs is not None and self._cut_logs.due and self.world.now >= self._cut_logs.due[0]:
+            redelivers = hasattr(actor.process, "tracker") and actor is not actor.process.main
+            if self._cut_logs.is_aimed_at(actor.process in self.world.clients, redelivers):
+                self._cut_logs.cut()
+                if not actor.process.alive:
+                    return
         luck = self.world.random()
         if actor is not actor.process.main and hasattr(actor.process, "tracker"):
             luck /= self.aim  # most of what can go wrong in a tracker does so while it redelivers
         if luck < self.crash_rate:
-            self._kill(actor.process)
+            self.kill(actor.process)
         elif luck < self.crash_rate + self.fault_rate and self.other_faults:
             self.rng.choice(self.other_faults)(actor.process)
 
-    def _pause(self, process: Process, duration_ms: float | None = None) -> None:
+    def pause(self, process: Process, duration_ms: float | None = None) -> None:
         """SIGSTOP, in half of the cases beyond the session."""
         if duration_ms is None:
             duration_ms = self.rng.choice((500, 4_000)) * (0.5 + self.world.random())
@@ -324,24 +360,24 @@ class Simulation:
         process.stood_still = True
         self.counts["pauses"] += 1
         self.world.trace(process.name, f"paused for {duration_ms:.0f} ms")
-        self._went_silent(process)
+        self.went_silent(process)
 
     def _stall(self, process: Process) -> None:
         """A tracker stands still where it must be fenced afterwards: it has decided, nothing is sent."""
         if self.world.faults and self.world.random() < self.stall_rate:
-            self._pause(process, 5_000)
+            self.pause(process, 5_000)
 
     def _stall_client(self, process: Process) -> None:
         """A client stands still between fetching messages and writing their start markers."""
         if self.world.faults and self._client_rng.random() < self._client_stall_rate:
-            self._pause(process, self._client_rng.choice((2_500, 4_000)))
+            self.pause(process, self._client_rng.choice((2_500, 4_000)))
 
     def _set_group_back(self) -> None:
         """All clients are stopped, the group is set back, and clients begin again."""
         self.counts["groups set back"] += 1
         self.world.trace("group", "is set back")
         for process in [process for process in self.world.clients if process.alive]:
-            self._kill(process)
+            self.kill(process)
         self.group.set_back = {p: self._client_rng.random() for p in range(self.partitions)}
 
     def _partition_set_back(self, partition: int, offset: int) -> None:
@@ -353,13 +389,13 @@ class Simulation:
         process.zk_cut_until = self.world.now + 5_000 * self.world.random()
         self.counts["cuts"] += 1
         self.world.trace(process.name, "cut off from ZooKeeper")
-        self._went_silent(process)
+        self.went_silent(process)
 
     def _cut_kafka(self, process: Process) -> None:
         process.kafka_cut_until = self.world.now + 3_000 * self.world.random()
         self.counts["cuts"] += 1
         self.world.trace(process.name, "cut off from Kafka")
-        self._went_silent(process)
+        self.went_silent(process)
 
     def _leave(self, process: Process) -> None:
         """SIGTERM."""
@@ -441,10 +477,9 @@ class Simulation:
     def _start_producer_of_new(self) -> None:
         """Messages soon stand at the offsets at which others stood before."""
         process = Process(self.world, f"producer-{self.broker.number}")
-        self.processes.append(process)
-        self._senders.append(process)
         rng = self.world.topics_rng
-        process.spawn(
+        self.add_sender(
+            process,
             clients.producer(
                 Connection(process, self.broker, self.group, None),
                 self.history,
@@ -452,7 +487,7 @@ class Simulation:
                 count=rng.randint(3, 15),
                 gap_ms=rng.choice((5, 50, 300)),
                 delays=False,
-            )
+            ),
         )
 
     def _jump_clock(self, _process: Process) -> None:
@@ -485,6 +520,7 @@ class Simulation:
         self._create_topics()
         self.broker.end_lag()
         self.broker.missing.clear()
+        end_all_hanging(list(self.broker.logs.values()))
         for process in self.processes:
             if process.alive:
                 process.paused_until = process.zk_cut_until = process.kafka_cut_until = 0.0
@@ -496,6 +532,8 @@ class Simulation:
         """Whether, by a naive look, each message is acknowledged, dead or deleted, and each copy is named."""
         if self.world.topics_change and not self._all_know_topics():
             return False
+        if self._held_of_lost():
+            return False
         for partition in range(self.partitions):
             queue = self.broker.logs[QUEUE, partition]
             if queue.open:
@@ -505,6 +543,8 @@ class Simulation:
             if torn and not self.broker.past:
                 return False
             is_open = self._is_open(partition)
+            if self.broker.was_cut:
+                is_open = self._by_offset(partition, is_open)
             # Also where there is no message, but the topic before had one when somebody took that.
             if any(is_open.get(at) for at in range(queue.end)):
                 return False
@@ -521,6 +561,16 @@ class Simulation:
                     number_of(p.topic_ids[0]) for p in process.tracker._partitions.values() if p.reading
                 }
         return known <= {self.broker.number}
+
+    def _by_offset(self, partition: int, is_open: dict[int, bool]) -> dict[int, bool]:
+        """The same for the messages that are there, whatever their numbers are."""
+        named = {number: self.history.names.of((partition, number)) for number in is_open}
+        found: dict[int, bool] = {}
+        for number, open_now in is_open.items():
+            record = named[number]
+            if record is not None and not record.is_cut:
+                found[record.at] = open_now or found.get(record.at, False)
+        return found
 
     def _is_open(self, partition: int) -> dict[int, bool]:
         """Of offsets with a start marker: False where it was followed by an end marker."""

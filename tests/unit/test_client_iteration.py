@@ -99,13 +99,13 @@ class FakeMember:
     def pop_orphaned_starts(self):
         return []
 
-    def continues_at(self, _last_at):
-        return True
+    def goes_back_in(self, _last_at):
+        return []
 
     def apply_start_outcome(self, *_):
         pass
 
-    def start_over(self):
+    def start_over(self, *_):
         pass
 
     maintain = keep_alive = close = start_over
@@ -129,11 +129,11 @@ def client(monkeypatch):
 def test_r24_nothing_is_handed_out_when_start_markers_lead_to_the_news_that_the_queue_is_another(
     client, monkeypatch, ids, handed_out
 ):
-    def continues_at(*_):
+    def goes_back_in(*_):
         monkeypatch.setattr(FakeWatch, "look", lambda _: ids)
-        return False
+        return [0]
 
-    monkeypatch.setattr(FakeMember, "continues_at", continues_at)
+    monkeypatch.setattr(FakeMember, "goes_back_in", goes_back_in)
     monkeypatch.setattr(FakeMember, "follow", lambda *_: None, raising=False)
     monkeypatch.setattr(FakeWriter, "abandon", FakeWriter.get_ready, raising=False)
     assert len(client.receive(wait=0)) == handed_out

@@ -62,6 +62,7 @@ class OwnedPartition:
     retry_at          the monotonic time before which no takeover begins
     catch_up_offset   markers offset of the last takeover's tick
     stored_offset     the safe offset that was stored last
+    stored_end        the end of the queue's log that was stored with it
     stored_position   the state's position when this offset was due
     unread            markers that were fetched but not applied, until a newer `queue_end` tells whether the
                       messages exist that they name
@@ -100,6 +101,7 @@ class OwnedPartition:
         self.failures = 0
         self.catch_up_offset: int | None = None
         self.stored_offset: int | None = None
+        self.stored_end: LogEnd | None = None
         self.stored_position: int | None = None
         self.unread: list[Any] = []
         self.paused = False
@@ -146,13 +148,14 @@ class OwnedPartition:
         self._read_to = -1
         self.clock.start(state, now)
 
-    def catch_up_to(self, tick: Tick, queue_end: LogEnd) -> None:
+    def catch_up_to(self, tick: Tick, queue_end: LogEnd, existed: int = 0) -> None:
         """Enter the phase CATCHING_UP until this tick, written after the fencing, has been read.
 
-        `queue_end`: the queue's end, asked for after the tick was written.
+        `queue_end`: the queue's end, asked for after the tick was written. `existed`: all messages below this
+        offset existed before, in a log that was cut back since.
         """
         self.clock.follow_tick(tick)
-        self.queue_end = QueueEnd(queue_end.offset, 0, queue_end.epoch)
+        self.queue_end = QueueEnd(max(queue_end.offset, existed), 0, queue_end.epoch)
         self.known_end = self.known_end or queue_end
         self.catch_up_offset = tick.markers_offset
         self.phase = TrackingPhase.CATCHING_UP
@@ -172,6 +175,7 @@ class OwnedPartition:
     def log_was_cut(self, start: int, end: int, lost: int, now: float) -> None:
         """Show it for a while; what Kafka told of the former log's end does not count any more."""
         self.known_end = None
+        self.queue_end = QueueEnd(0, 0, self.queue_end.epoch)
         self.problems.log_was_cut(
             f"the log of topic {self.queue.name} was cut back: messages from offset {start} to before {end} "
             f"are lost, {lost} of them in flight; see CutLog in docs/operations.md",

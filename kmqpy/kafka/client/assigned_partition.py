@@ -12,6 +12,7 @@ from enum import Enum, auto
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.int64 import INT64_MAX
+from kmqpy.kafka.client.log_check import LogEnds
 from kmqpy.kafka.client.offset_commits import Commit, PartitionCommits
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts, offset_of
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
@@ -84,6 +85,8 @@ class AssignedPartition:
         """The cuts of the log, which say which number the message at an offset has."""
         self.epoch: int | None = None
         """The highest leader epoch of the log that is known to this member; None: none is."""
+        self.markers_epoch: int | None = None
+        """The same of the markers."""
         self._log_end = log_end
         self._started = OffsetRuns()
         """Numbers, from the committed offset on, of messages that already have a start marker; the client
@@ -148,6 +151,14 @@ class AssignedPartition:
         """
         return epoch is not None and self.epoch is not None and epoch > self.epoch
 
+    def shows_new_log(self, ends: LogEnds) -> bool:
+        """Return True if the log, or that of the markers, may have been cut back, going by their ends."""
+        return self.phase is ReceivePhase.ACTIVE and (
+            ends.queue.offset < self.position
+            or self.shows_new_epoch(ends.queue.epoch)
+            or (self.markers_epoch is not None and (ends.markers.epoch or 0) > self.markers_epoch)
+        )
+
     def shows_another_log(self, offset: int, log_end: int) -> bool:
         """Return True if the message is of a recreated topic: the log ends below the offset read before."""
         return self.phase is ReceivePhase.ACTIVE and offset < self.position and log_end < self.position
@@ -207,7 +218,7 @@ class AssignedPartition:
         self.phase = ReceivePhase.ACTIVE
         self._failures = 0
         self.position = max(self.seek_to or 0, commit.offset)
-        self.epoch, self.cuts = commit.epoch, commit.cuts
+        self.epoch, self.cuts, self.markers_epoch = commit.epoch, commit.cuts, commit.markers_epoch
         self.commits.begin(commit.markers_offset)
         self._add_found(commit.markers_offset, found)
 
@@ -239,6 +250,8 @@ class AssignedPartition:
 
     def make_commit(self) -> Commit:
         """Return the next commit, and note that it is made."""
-        commit = replace(self.commits.make(), epoch=self.epoch, cuts=self.cuts)
+        commit = replace(
+            self.commits.make(), epoch=self.epoch, cuts=self.cuts, markers_epoch=self.markers_epoch
+        )
         self._started.discard_below(self.cuts.number_of(commit.offset))
         return commit

@@ -6,8 +6,7 @@ a message, and was not told that Kafka wrote the start marker. A tracker redeliv
 finishes it. A commit says from which markers offset a client must read to find these messages (rule R10 of
 docs/rules.md); see `offset_commits`.
 
-The log of a partition may have been cut back since: then messages that came later have the offsets of
-messages that were started, and are no longer in the log (rule R39). Leader epochs tell; see `log_cuts`.
+The logs may have been cut back since; see `log_check`.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from kmqpy.core.clock import Clock
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError, KmqError, Unavailable
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.client.assigned_partition import AssignedPartition, StartsFound
+from kmqpy.kafka.client.log_check import LogCheck
 from kmqpy.kafka.client.offset_commits import Commit, commit_of
-from kmqpy.kafka.cut_search import find_cut
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.log_cuts import offset_of
@@ -90,6 +89,7 @@ class CrashRecovery:
         self._telemetry = telemetry
         self._write_assignment_ticks = write_assignment_ticks
         self._clock = clock
+        self._log_check = LogCheck(connection, queue, telemetry, clock)
 
     def recover(
         self, partitions: Mapping[int, AssignedPartition], consumer: Consumer, ids: TopicIds
@@ -136,47 +136,23 @@ class CrashRecovery:
         return _PartitionToActivate(assigned, commit, found, max(committed.offset, 0))
 
     def _find_in_log(self, partition: int, commit: Commit, consumer: Consumer) -> tuple[Commit, StartsFound]:
-        """Find start markers, and cuts of the log; returns the commit with the log's epoch and cuts, too.
+        """Find start markers, and cuts of the logs; returns the commit for the logs as they are, too.
 
         Two messages may have stood where the log has others now: that before the commit, and the last that
         was started.
         """
-        place = TopicPartition(self._queue.name, partition, OFFSET_END)
-        end = consumer.offsets_for_times([place], timeout=_READ_COMMIT_TIMEOUT_S)[0]
-        if end.error is not None:
-            raise KafkaException(end.error)
-        if end.offset < 0:
-            raise Unavailable("Kafka does not say where the log ends")
-        commit = self._cut_back(partition, commit, commit.offset - 1, commit.epoch, end)
-        found = self._find_starts(partition, commit.markers_offset, commit.offset, end.leader_epoch or 0)
+        ends = self._log_check.ask(consumer, [partition], _READ_COMMIT_TIMEOUT_S)[partition]
+        commit = self._log_check.cut_back(partition, commit, commit.offset - 1, commit.epoch, ends.queue)
+        with_markers = self._log_check.with_markers_cut_back(partition, commit, ends.markers)
+        lost_markers, commit = with_markers is not commit, with_markers
+        found = self._find_starts(partition, commit.markers_offset, commit.offset, ends.queue.epoch or 0)
+        found.complete &= not lost_markers
         commit = replace(commit, cuts=commit.cuts.merged(found.cuts))
         started = commit.cuts.current_runs(found.started.runs())
         last = max((offset_of(first) + count - 1 for first, count in started), default=-1)
         epochs = [epoch for epoch in (found.epoch, commit.epoch) if epoch is not None]
-        commit = self._cut_back(partition, commit, last, max(epochs, default=None), end)
-        return replace(commit, epoch=end.leader_epoch), found
-
-    def _cut_back(
-        self, partition: int, commit: Commit, offset: int, epoch: int | None, end: TopicPartition
-    ) -> Commit:
-        """Return the commit for the log as it is, where a message of this epoch stood at this offset."""
-        if offset < 0 or epoch is None or (offset < end.offset and (end.leader_epoch or 0) <= epoch):
-            return commit
-        cut = find_cut(self._connection, self._queue.name, partition, offset=offset, epoch=epoch)
-        if cut is None or commit.cuts.knows(cut):
-            return commit
-        _log.error(
-            "the log of a queue was cut back; messages at these offsets are lost, and new ones are taken",
-            extra={
-                "queue": self._queue.name,
-                "partition": partition,
-                "from": cut.start,
-                "to": offset,
-                "epoch": cut.epoch,
-            },
-        )
-        self._telemetry.failed(self._queue.name, "cut log")
-        return commit.cut_back(cut)
+        commit = self._log_check.cut_back(partition, commit, last, max(epochs, default=None), ends.queue)
+        return replace(commit, epoch=ends.queue.epoch, markers_epoch=ends.markers.epoch), found
 
     def _activate(self, to_activate: Mapping[int, _PartitionToActivate]) -> list[int]:
         """Write the assignment ticks of these partitions, then make the partitions ACTIVE (rule R30).

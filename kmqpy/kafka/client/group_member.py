@@ -23,6 +23,7 @@ from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.assigned_partition import AssignedPartition, ReceivePhase
 from kmqpy.kafka.client.crash_recovery import CrashRecovery, WriteAssignmentTicks
 from kmqpy.kafka.client.leave_group import leave_group, returns_in_time
+from kmqpy.kafka.client.log_check import LogCheck
 from kmqpy.kafka.client.offset_commits import CommitSchedule, commit_metadata
 from kmqpy.kafka.client.record_fetcher import RecordFetcher
 from kmqpy.kafka.client.start_markers import StartOutcome
@@ -47,6 +48,9 @@ _OUTCOME_TIMEOUT_S = 2.0
 _OUTCOME_POLL_S = 0.02
 _WARN_EVERY_S = 10.0
 """The member logs at most one warning of a failed commit in this time."""
+_LOOK_FOR_CUTS_EVERY_S = 5.0
+"""The member asks Kafka this often whether the logs that it reads were perhaps cut back."""
+_LOOK_TIMEOUT_S = 0.5
 _FATAL_CODES = {KafkaError._FATAL, KafkaError._FENCED, KafkaError.FENCED_INSTANCE_ID}
 
 LogBounds = Callable[[int], tuple[int, int]]
@@ -97,6 +101,8 @@ class GroupMember:
         self._awaits_assignment = False  # after partitions were given up, or join_again()
         self._static_settings = {"group.instance.id": instance_id} if instance_id else {}
         self._recovery = CrashRecovery(connection, queue, telemetry, write_assignment_ticks, clock)
+        self._log_check = LogCheck(connection, queue, telemetry, clock)
+        self._look_at = clock.monotonic() + _LOOK_FOR_CUTS_EVERY_S
         self._consumer = self._new_consumer()
         self._fetcher = RecordFetcher(self._consumer, queue.name)
 
@@ -144,6 +150,7 @@ class GroupMember:
         if self._fatal is not None:
             raise self._fatal
         self._idle = False
+        self._look_for_cuts()
         self._prepare()
         if self._is_preparing():
             wait_s = min(wait_s, _MAX_WAIT_WHILE_PREPARING_S)
@@ -187,16 +194,16 @@ class GroupMember:
             return self._clock.monotonic() - self._joined_at < _ASSIGNMENT_EXPECTED_FOR_S
         return any(assigned.phase is not ReceivePhase.ACTIVE for assigned in self._partitions.values())
 
-    def continues_at(self, last_at: Mapping[int, int]) -> bool:
-        """Return True if start markers written at these markers offsets come after all those known so far.
+    def goes_back_in(self, last_at: Mapping[int, int]) -> list[int]:
+        """Return the partitions where start markers at these markers offsets stand before those known so far.
 
-        If not, the markers topic was recreated or cut short. The topic ids tell of that up to a second later.
+        Their markers topic was recreated or cut back. The topic ids tell which, up to a second later.
         """
-        return all(
-            self._partitions[partition].continues_at(markers_offset)
+        return [
+            partition
             for partition, markers_offset in last_at.items()
-            if partition in self._partitions
-        )
+            if partition in self._partitions and not self._partitions[partition].continues_at(markers_offset)
+        ]
 
     def apply_start_outcome(self, numbers: Offsets, outcome: StartOutcome) -> None:
         """Allow commits past messages with confirmed start markers, and read the other messages again.
@@ -233,14 +240,14 @@ class GroupMember:
         found, self._orphaned_starts = self._orphaned_starts, []
         return found
 
-    def start_over(self) -> None:
+    def start_over(self, partitions: Iterable[int] | None = None) -> None:
         """Read all messages again that were polled and not started, after an error between these two steps.
 
-        Each partition begins as after an assignment: at the committed offset, without messages that have a
-        start marker.
+        These partitions, or all, begin as after an assignment: at the committed offset, without messages that
+        have a start marker.
         """
         self._fetcher.drop_ahead()
-        self._restart(self._partitions)
+        self._restart(self._partitions if partitions is None else partitions)
 
     def follow(self, ids: TopicIds) -> None:
         """Change to the topics of these ids, and forget what is known of topics with other ids."""
@@ -266,6 +273,7 @@ class GroupMember:
         if self._clock.monotonic() - self._last_poll < _IDLE_AFTER_S or self._fatal is not None:
             return
         self._idle = True
+        self._look_for_cuts()
         self._prepare()
         for record in self._fetcher.fetch_ahead():
             self._raise_if_fatal(record.error())
@@ -349,6 +357,18 @@ class GroupMember:
             f"more, {why} ({error.str()}); make a new client, each with an instance_id of its own"
         )
         raise self._fatal
+
+    def _look_for_cuts(self) -> None:
+        """Have the partitions start over whose logs may have been cut back, as far as Kafka tells now."""
+        now, partitions = self._clock.monotonic(), self.partitions
+        if now < self._look_at or not partitions:
+            return
+        self._look_at = now + _LOOK_FOR_CUTS_EVERY_S
+        try:
+            ends = self._log_check.ask(self._consumer, partitions, _LOOK_TIMEOUT_S)
+        except (KafkaException, KmqError):
+            return  # the next look is soon
+        self._restart([one for one in partitions if self._partitions[one].shows_new_log(ends[one])])
 
     def _rewind(self, partition: int, assigned: AssignedPartition, number: int) -> None:
         assigned.rewind(number, self._clock.monotonic())

@@ -25,10 +25,11 @@ COMMIT_EVERY_MESSAGES = 10_000
 _METADATA = re.compile(
     r"kmq1:(?P<v1>[0-9]{1,19})"
     r"|kmq[23]:(?P<v2>[0-9]{1,19}|-):(?P<queue>[^:]+):(?P<markers>[^:]+)"
-    r"(:(?P<epoch>[0-9]{1,10}):(?P<cuts>[0-9@,]*))?"
+    r"(:(?P<epoch>[0-9]{1,10}):(?P<cuts>[0-9@,]*):(?P<markers_epoch>[0-9]{0,10}))?"
 )
 """The markers offset, or `-` where it is not known, the ids of the queue topic and the markers topic, and if
-it is known, the leader epoch of the queue partition with its cuts. Older versions of kmqpy wrote less."""
+it is known, the leader epoch of the queue partition with its cuts, and that of the markers partition. Older
+versions of kmqpy wrote less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +38,15 @@ class Commit:
 
     `markers_offset` is None where it is not known, because another kind of client made the commit. `epoch` is
     the highest leader epoch that the queue partition's log had when the message before `offset` stood there;
-    None where it is not known. `cuts` are the cuts of the log.
+    None where it is not known. `cuts` are the cuts of the log. `markers_epoch` is the same as `epoch` for the
+    markers partition, and the marker before `markers_offset`.
     """
 
     offset: int
     markers_offset: int | None
     epoch: int | None = None
     cuts: LogCuts = NO_CUTS
+    markers_epoch: int | None = None
 
     def cut_back(self, cut: Cut) -> Commit:
         """Return this commit for a log with this cut: no message at or behind the cut was taken."""
@@ -65,7 +68,8 @@ def commit_metadata(commit: Commit, ids: TopicIds) -> str:
     written = "-" if commit.markers_offset is None else commit.markers_offset
     if commit.epoch is None:
         return f"kmq2:{written}:{ids.queue}:{ids.markers}"
-    return f"kmq3:{written}:{ids.queue}:{ids.markers}:{commit.epoch}:{commit.cuts}"
+    markers_epoch = "" if commit.markers_epoch is None else commit.markers_epoch
+    return f"kmq3:{written}:{ids.queue}:{ids.markers}:{commit.epoch}:{commit.cuts}:{markers_epoch}"
 
 
 def commit_of(place: TopicPartition, ids: TopicIds) -> Commit | None:
@@ -83,11 +87,12 @@ def commit_of(place: TopicPartition, ids: TopicIds) -> Commit | None:
     if found["queue"] not in (None, ids.queue):
         return None
     epoch, cuts = _log_of(found["epoch"], found["cuts"])
+    markers_epoch = int(found["markers_epoch"]) if found["markers_epoch"] else None
     if found["markers"] not in (None, ids.markers):
         return Commit(place.offset, 0, epoch, cuts)
     digits = found["v1"] or found["v2"]
     is_known = digits != "-" and int(digits) <= INT64_MAX
-    return Commit(place.offset, int(digits) if is_known else None, epoch, cuts)
+    return Commit(place.offset, int(digits) if is_known else None, epoch, cuts, markers_epoch)
 
 
 def _log_of(epoch: str | None, cuts: str | None) -> tuple[int | None, LogCuts]:

@@ -272,8 +272,10 @@ class Receiver:
         outcome = start_batch.wait_until_confirmed()
         if not outcome.failed:
             self._confirmed_in_s = self._clock.monotonic() - started_at
-        if not member.continues_at(outcome.last_at):
-            # The markers topic was recreated. If the queue topic was, too, these messages are of the old one.
+        goes_back_in = member.goes_back_in(outcome.last_at)
+        if goes_back_in:
+            # The markers topic was recreated or cut back. If the queue topic was recreated, too, these
+            # messages are of the old one.
             ids, now = self._topics.ids, self._clock.monotonic()
             self._look_for_topics()
             if self._topics.ids.queue != ids.queue:
@@ -284,7 +286,11 @@ class Receiver:
                 start_batch.give_back()
                 member.start_over()
                 return _NONE_STARTED
+            if self._topics.ids != ids:
+                goes_back_in = []
         member.apply_start_outcome(offsets, outcome)
+        if goes_back_in:  # start markers are lost; their messages are looked for
+            member.start_over(goes_back_in)
         if delays or outcome.failed:
             messages = [message for message in messages if _is_started(message, delays, outcome)]
             offsets = offsets_by_partition(message.place for message in messages)

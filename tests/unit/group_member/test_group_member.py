@@ -274,12 +274,12 @@ def test_a_consumer_that_is_cut_off_ends_although_somebody_keeps_an_error_of_it(
 
 
 @pytest.mark.parametrize(
-    ("last_at", "continues"),
-    [({0: 11}, True), ({0: 12, 1: 0}, True), ({0: 10}, False), ({0: 0, 1: 99}, False), ({0: -1}, True)],
+    ("last_at", "back_in"),
+    [({0: 11}, []), ({0: 12, 1: 0}, []), ({0: 10}, [0]), ({0: 0, 1: 99}, [0]), ({0: -1}, [])],
 )
-def test_r24_start_markers_that_stand_before_earlier_ones_are_in_another_log(member, last_at, continues):
+def test_r24_start_markers_that_stand_before_earlier_ones_are_in_another_log(member, last_at, back_in):
     apply(member, 7, at=10)
-    assert member.continues_at(last_at) is continues
+    assert member.goes_back_in(last_at) == back_in
 
 
 def test_r24_another_markers_topic_alone_has_commits_lead_to_its_beginning(member, consumer):

@@ -1,0 +1,81 @@
+"""Which message each number of a partition names: as those meant it who wrote start markers and handed out.
+
+Where logs are cut back, an offset names one message after the other, so the checker goes by the records
+themselves. A number that names two messages, or a message with two numbers, is a fault by itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.markers.log_cuts import offset_of
+
+if TYPE_CHECKING:
+    from .model import Process, Record
+
+Number = tuple[int, int]
+"""A partition, and the number of a message there."""
+
+
+class MessageNames:
+    """Filled while a seed runs in which logs may be cut back."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self._records: dict[Number, Record] = {}
+        self._numbers: dict[Record, int] = {}
+        self._unsure: dict[Number, tuple[Record, ...]] = {}
+        """Numbers of which only the taker knows which of these messages it meant; it died, perhaps."""
+
+    def meant_by(self, marker: Record, process: Process, decoded: Any) -> None:
+        """Keep with a start marker that is about to be sent which messages its client may mean."""
+        for one in decoded:
+            if one.op in (Op.TAKE, Op.DELAY):
+                fetched = process.fetched.get((one.partition, offset_of(one.offset)), ())
+                marker.meant[one.offset] = tuple(dict.fromkeys(fetched))
+
+    def taken(self, marker: Record) -> None:
+        """A start marker is written."""
+        for number, candidates in marker.meant.items():
+            place = marker.partition(), number
+            if len(candidates) == 1:
+                self.note(place, candidates[0], marker.by)
+            elif candidates and place not in self._records:
+                self._unsure[place] = candidates
+                self._records[place] = candidates[-1]
+
+    def note(self, place: Number, record: Record, by: str) -> None:
+        """Somebody calls this message by this number."""
+        known = self._records.get(place)
+        if known is not record and known is not None and record in self._unsure.pop(place, ()):
+            known = None
+        if known is not None and known is not record:
+            self._tell(f"{_shown(place)} is {record.value()!r} to {by}, and was {known.value()!r} before")
+            return
+        self._records[place] = record
+        number = self._numbers.setdefault(record, place[1])
+        if number != place[1]:
+            self._tell(f"{record.value()!r} is {_shown(place)} to {by}, and was {number} before")
+            self._numbers[record] = place[1]
+
+    def of(self, place: Number) -> Record | None:
+        """The message that this number names; None if nobody took one of that number."""
+        return self._records.get(place)
+
+    def knows(self, record: Record) -> bool:
+        """Whether somebody took this message."""
+        return record in self._numbers or any(record is self._records[place] for place in self._unsure)
+
+    def number_of(self, record: Record) -> int | None:
+        """The number that a message had last."""
+        return self._numbers.get(record)
+
+    def _tell(self, problem: str) -> None:
+        self.problems.append(f"R39: {problem}")
+
+
+def _shown(place: Number) -> str:
+    partition, number = place
+    offset = offset_of(number)
+    return f"{partition}@{offset}" if number == offset else f"{partition}@{offset} ({number >> 44})"
