@@ -175,7 +175,7 @@ class _MarkersOfQueue:
         self.states: dict[int, InFlight] = {}
         self.starts: dict[int, int] = {}
         self.touched = {partition: OffsetRuns() for partition in range(there.queue.partitions)}
-        self._wants_touched = not states_only
+        self._wants_touched, self._wants_states = not states_only, not touched_only
         self._connection = connection
         self._queue = queue
         self._ends: dict[int, QueueEnd] = {}
@@ -224,8 +224,9 @@ class _MarkersOfQueue:
             numbers = self.touched[partition]
             self.touched[partition] = touched = OffsetRuns()
             touched.add_runs((offset_of(n), count) for n, count in state.cuts.current_runs(numbers.runs()))
-            # Clients that know no cuts have taken these; what stood there before a cut, ticks have dropped.
-            touched.add_runs((offset_of(entry.offset), 1) for entry in state)
+            if self._wants_states:
+                # Clients that know no cuts have taken these; what stood there before, ticks have dropped.
+                touched.add_runs((offset_of(entry.offset), 1) for entry in state)
         self.touched[partition].discard_below(start)
 
     def _read(self, partition: int, records: list[Any]) -> None:
