@@ -230,7 +230,7 @@ class Checker:
         """Of the partition that is read."""
 
     def check(self) -> list[str]:
-        self.problems += self.history.problems + self.history.names.problems
+        self.problems += self.history.problems
         decided = [event.txn for event in self.broker.world.journal if isinstance(event, Decided)]
         self.stats["ended by late requests"] = sum(txn.early for txn in decided)
         for number, logs in enumerate([*self.broker.past, self.broker.logs]):
@@ -241,6 +241,7 @@ class Checker:
                 self._windows, self._finished, self._ended_since = [], set(), set()
                 self._taken_again.clear()
                 self._read_markers(partition)
+        self.problems += self.history.names.problems
         self._check_copies()
         self._check_dead_letters()
         self._check_deliveries()
@@ -309,8 +310,12 @@ class Checker:
         if not place or (*place[:2], offset_of(place.offset)) != (copy.topic(), copy.partition(), copy.at):
             self.problems.append(f"lineage: the end of {what} names {named!r}, not its copy {copy.at}")
         elif copy.topic() == self.queue.name:
-            called = self.history.names.number_of(copy)
-            self.stats["copies named otherwise than taken"] += called not in (None, place.offset)
+            names = self.history.names
+            names.copied((copy.partition(), place.offset), copy, end.by)
+            self.stats["copies named otherwise than taken"] += names.number_of(copy) not in (
+                None,
+                place.offset,
+            )
         ancestors = read_ancestors(dict(copy.headers())[ANCESTORS], RecordPlace("", -1, 0))
         if ancestors[-1][1:] != (copy.partition(), number):
             self.problems.append(f"lineage: the copy of {what} names {ancestors}")
@@ -322,8 +327,9 @@ class Checker:
         ends: dict[tuple[str, int], int] = {}
         self._late_acks = LateAckJudge()
         for copy in queue.records if not self.broker.past else ():
-            if copy.is_data and _is_torn(copy):
-                self._late_acks.torn(original_offset(copy), copy.at)
+            if copy.is_data and (_is_torn(copy) or (copy.hung and copy.copied)):
+                number = self.history.names.number_of(copy)
+                self._late_acks.torn(original_offset(copy), copy.at if number is None else number)
         now = 0
         set_backs = self._set_backs(partition)
         for record in log.records:
@@ -519,7 +525,8 @@ class Checker:
         self._check_claim(record, copy, offset, what)
         claim_at = _begin_of_transaction(record.log, copy)
         if not dead:
-            self._late_acks.copied(offset, copy.at, claim_at, record.at)
+            number = self.history.names.number_of(copy)
+            self._late_acks.copied(offset, copy.at if number is None else number, claim_at, record.at)
         elif self.queue.late_acks and not self.broker.past and (partition, offset) not in self.history.unread:
             problem = self._late_acks.dead_lettered(offset, claim_at)
             if problem is not None and not self.history.markers_deleted:

@@ -7,7 +7,7 @@ from typing import Any
 
 from kmqpy.core.durations import MIN_LEASE_MS
 from kmqpy.errors import Closed, ReceiptError, TopicError, Unavailable
-from kmqpy.kafka.client import assigned_partition
+from kmqpy.kafka.client import assigned_partition, log_check
 from kmqpy.kafka.message_headers import DELIVER_AT
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import QueueSettings
@@ -48,12 +48,17 @@ cut_search = stepwise(
     librdkafka=Module,
     SYSTEM_CLOCK=CLOCK,
 )
+_log_check = stepwise(
+    "kmqpy.kafka.client.log_check",
+    {"ask", "cut_back", "with_markers_cut_back", "_taken_to"},
+    find_cut=cut_search.find_cut,
+    RepeatedReader=RepeatedReader,
+    _taken_to=log_check._taken_to,  # that of a record, which does not wait
+)
 _crash_recovery = stepwise(
     "kmqpy.kafka.client.crash_recovery",
-    {"find_starts", "recover", "check", "_recover", "_activate", "_find_starts", "_find_in_log", "_cut_back"},
-    find_cut=lambda connection, *rest, **more: cut_search.find_cut(
-        connection, *rest, **more, clock=connection.process
-    ),
+    {"find_starts", "recover", "check", "_recover", "_activate", "_find_starts", "_find_in_log"},
+    LogCheck=_log_check.LogCheck,
     partition_reader=LogReader,
 )
 CrashRecovery = _crash_recovery.CrashRecovery
@@ -64,6 +69,7 @@ _group_member = stepwise(
     {
         "poll",
         "keep_alive",
+        "_look_for_cuts",
         "_prepare",
         "_on_revoke",
         "_wait_for_outcomes",
@@ -72,6 +78,7 @@ _group_member = stepwise(
     ascending_offsets=records.ascending_offsets,
     records_by_partition=records.records_by_partition,
     CrashRecovery=lambda connection, *rest: connection.world.controls.recovery(connection, *rest),
+    LogCheck=_log_check.LogCheck,
     RecordFetcher=_record_fetcher.RecordFetcher,
     leave_group=_leave_group.leave_group,
     returns_in_time=_leave_group.returns_in_time,
@@ -453,6 +460,7 @@ def producer(
 
 
 STEPWISE = (
+    _log_check,
     _crash_recovery,
     _group_member,
     _start_markers,

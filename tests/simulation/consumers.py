@@ -28,14 +28,18 @@ class _EndOfLog:
 
 def _ends(connection: Connection, places: Sequence[TopicPartition], *, uncommitted: bool = False) -> Steps:
     """Where logs end, and their latest epochs: what is asked for with OFFSET_END."""
-    (place,) = places
     yield from connection.reach()
-    if place.topic in connection.broker.missing:
+    if any(place.topic in connection.broker.missing for place in places):
         raise no_topic()
-    log = connection.broker.logs[place.topic, place.partition]
-    end, epoch = log.end if uncommitted else log.stable, log.epoch
+    logs = [connection.broker.logs[place.topic, place.partition] for place in places]
+    found = [
+        TopicPartition(
+            log.topic, log.partition, log.end if uncommitted else log.stable, leader_epoch=log.epoch
+        )
+        for log in logs
+    ]
     yield connection.world.latency()
-    return [TopicPartition(place.topic, place.partition, end, leader_epoch=epoch)]
+    return found
 
 
 class Reader:

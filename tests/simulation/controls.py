@@ -363,14 +363,14 @@ class AllGone(OriginalsReader):
 class TakenLate(PartitionRedelivery):
     """Redelivers what was taken after its end like everything else (rule R30)."""
 
-    def redeliver(self, part: Any, entries: Any, position: int, _taken_late: Any) -> Steps:
-        return (yield from super().redeliver(part, entries, position, frozenset()))
+    def redeliver(self, part: Any, entries: Any, position: int, _taken_late: Any, log: Any) -> Steps:
+        return (yield from super().redeliver(part, entries, position, frozenset(), log))
 
 
 class MendsNothing(PartitionRedelivery):
     """Looks not for the copies of torn transactions (rule R37)."""
 
-    def mend(self, _part: Any, _torn: Any) -> Steps:
+    def mend(self, _part: Any, _torn: Any, _cuts: Any) -> Steps:
         yield 0.0
         return 0
 

@@ -140,7 +140,7 @@ class QueueEnds:
             return dict.fromkeys(places, Unavailable("does not answer"))
         if connection.queue_topic in connection.broker.missing:
             return dict.fromkeys(places, Unavailable("there is no such topic"))
-        return {place: LogEnd(connection.broker.logs[place].end, 0) for place in places}
+        return {place: LogEnd(connection.broker.logs[place].end, connection.broker.logs[place].epoch) for place in places}
 
     def close(self) -> None:
         pass

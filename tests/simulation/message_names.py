@@ -37,10 +37,11 @@ class MessageNames:
 
     def taken(self, marker: Record) -> None:
         """A start marker is written."""
+        by = f"{marker.by}, who stood still," if marker.is_of_halted else marker.by
         for number, candidates in marker.meant.items():
             place = marker.partition(), number
             if len(candidates) == 1:
-                self.note(place, candidates[0], marker.by)
+                self.note(place, candidates[0], by)
             elif candidates and place not in self._records:
                 self._unsure[place] = candidates
                 self._records[place] = candidates[-1]
@@ -62,6 +63,12 @@ class MessageNames:
     def of(self, place: Number) -> Record | None:
         """The message that this number names; None if nobody took one of that number."""
         return self._records.get(place)
+
+    def copied(self, place: Number, copy: Record, by: str) -> None:
+        """An end marker calls a copy by this number."""
+        known = self._records.get(place)
+        if known is not None and known is not copy:
+            self._tell(f"{_shown(place)} is a copy of {copy.value()!r} to {by}, and is {known.value()!r}")
 
     def knows(self, record: Record) -> bool:
         """Whether somebody took this message."""

@@ -313,9 +313,6 @@ class Record:
     def headers(self) -> list[tuple[str, bytes | None]]:
         return self._headers
 
-    def leader_epoch(self) -> int:
-        return 0
-
     @property
     def is_data(self) -> bool:
         """Whether this is a record that is or will be seen, in the end."""

@@ -183,7 +183,7 @@ class Simulation:
         if self.seed % _SEEDS_A_LIAR == 0:
             for number in range(20):
                 self.world.at(quiet_at * number / 20, self._lie)
-        if self._set_back and not world.topics_change:
+        if self._set_back and not (world.topics_change or world.cut_logs):
             world.at(quiet_at * (0.2 + 0.7 * self._client_rng.random()), self._set_group_back)
         for _ in range(rng.choice((1, 2, 3))):
             self._start("tracker")

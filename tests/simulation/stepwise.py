@@ -16,7 +16,7 @@ from typing import Any
 
 import confluent_kafka
 
-from .model import Record
+from .model import Record, Steps
 
 IO = {
     "_write_assignment_ticks",
@@ -60,8 +60,17 @@ IO = {
     "verify",
     "wait",
     "watermarks",
+    "with_markers_cut_back",
     "write",
 }
+
+SOMETIMES_IO = {"_cut_since", "ask", "cut_back"}
+"""Names of functions that wait, and of others."""
+
+
+def in_steps(result: Any) -> Steps:
+    """The result of a call that may or may not wait."""
+    return (yield from result) if isinstance(result, types.GeneratorType) else result
 
 
 def stepwise(module: str, functions: set[str], **names: Any) -> types.ModuleType:
@@ -74,6 +83,7 @@ def stepwise(module: str, functions: set[str], **names: Any) -> types.ModuleType
         raise AssertionError(f"{module} has no {', '.join(sorted(missing))} any more: adapt the simulation")
     copy = types.ModuleType(f"{__name__}.{module}")
     copy.__file__ = original.__file__
+    copy.__dict__["in_steps"] = in_steps
     sys.modules[copy.__name__] = copy
     exec(compile(tree, f"{original.__file__} (stepwise)", "exec"), copy.__dict__)
     for name in names:
@@ -115,4 +125,6 @@ class _Rewriter(ast.NodeTransformer):
         if not self._inside:
             return node
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if called in SOMETIMES_IO:
+            return ast.YieldFrom(ast.Call(ast.Name("in_steps", ast.Load()), [node], []))
         return ast.YieldFrom(node) if called in self.functions | IO else node

@@ -11,7 +11,7 @@ from kmqpy.kafka.settings import QueueSettings
 from tracker.partition.owned_partition import TrackingPhase
 from tracker.settings import TrackerSettings
 
-from .clients import CopyCheck
+from .clients import CopyCheck, cut_search
 from .connection import Connection
 from .journal import Planned
 from .kafka import Module, TrackerModule
@@ -113,7 +113,8 @@ _originals_readers = stepwise(
 _offset_keeper = stepwise("tracker.offset_keeper", {"read_offset"}, threading=Threading)
 _marker_reader = stepwise("tracker.reading.marker_reader", set(), replay_markers=_replay.replay_markers)
 _topic_probe = stepwise("tracker.topic_probe", set())
-_takeover = stepwise("tracker.takeover", {"prepare"})
+_takeover = stepwise("tracker.takeover", {"prepare", "_cut_since"}, find_cut=cut_search.find_cut)
+_cut_keeper = stepwise("tracker.cut_keeper", set(), find_cut=cut_search.find_cut)
 _last_attempts = stepwise("tracker.redelivery.last_attempts", {"examine"}, CopyCheck=CopyCheck)
 _partition_redelivery = stepwise(
     "tracker.partition_redelivery", {"redeliver", "mend"}, PartitionAttempts=_last_attempts.PartitionAttempts
@@ -191,7 +192,7 @@ class PartitionRedelivery(_partition_redelivery.PartitionRedelivery):
         self._history = self._world.history
         self._tracker_name = context.connection.process.name
 
-    def redeliver(self, part: Any, entries: Any, position: int, taken_late: frozenset[int]) -> Steps:
+    def redeliver(self, part: Any, entries: Any, position: int, taken_late: frozenset[int], log: Any) -> Steps:
         markers_end = self._broker.logs[part.queue.markers_topic, part.number].end
         for entry in entries:
             plans = self._history.plans[part.topic_ids[1], part.number, entry.offset]
@@ -199,7 +200,7 @@ class PartitionRedelivery(_partition_redelivery.PartitionRedelivery):
         offsets = [entry.offset for entry in entries]
         name = self._tracker_name
         self._world.journal.append(Planned(name, part.number, offsets, position, taken_late))
-        return (yield from super().redeliver(part, entries, position, taken_late))
+        return (yield from super().redeliver(part, entries, position, taken_late, log))
 
     def _has_dead_letters(self, queue: QueueSettings) -> bool:
         return queue.dead_letter_topic not in self._broker.missing
@@ -219,6 +220,7 @@ _main_loop = stepwise(
     set(),
     LastAttempts=_controlled_attempts,
     MarkerReader=_controlled("marker_reader"),
+    CutKeeper=_cut_keeper.CutKeeper,
     CutOffKeeper=NothingCutOff,
     HangingKeeper=NothingHangs,
     MirrorKeeper=stepwise("tracker.mirror_keeper", set(), SettingsMirror=NoMirror).MirrorKeeper,
@@ -317,6 +319,7 @@ STEPWISE = (
         _problems,
         _markers_consumer,
         _marker_reader,
+        _cut_keeper,
     ),
     *(_offset_keeper, _topic_probe, _takeover, _partition_redelivery, _partition_lifecycle),
     *(_membership, _main_loop, _tracker),
