@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from kmqpy.kafka.log_ends import TopicPlace
+from kmqpy.kafka.topic_identity import TopicIds
 from tracker.background import Pool
 from tracker.context import TrackerContext
-from tracker.health.queue_counts import Counted, QueueCounts
+from tracker.health.queue_counts import Counted, QueueCounts, ToCount
 from tracker.leadership.assignment import Partition
 from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 
@@ -88,8 +89,12 @@ class HealthKeeper:
         for key in chosen:  # this needs no answer from Kafka
             delayed[key], overdue = self._partitions[key].delayed_and_overdue(now)
             self._metrics.show(*key, overdue=overdue)
-        queues = {key: self._partitions[key].queue for key in chosen}
-        job = partial(self._counts.count, queues, active, self._stopping)
+        parts = {key: self._partitions[key] for key in chosen}
+        wanted = {
+            key: ToCount(part.queue, TopicIds(*part.topic_ids), part.state.cuts)
+            for key, part in parts.items()
+        }
+        job = partial(self._counts.count, wanted, active, self._stopping)
         self._jobs.run(Pool.COUNTING, job, partial(self._counted, delayed))
 
     def close(self) -> None:
@@ -118,7 +123,7 @@ class HealthKeeper:
     def _show_counts(self, part: OwnedPartition, counts: Counted, delayed: int, now: float) -> None:
         self._metrics.show(*part.key, dead_letters=counts.dead_letters)
         if counts.more is not None:
-            waiting = [enqueued_ms for offset, enqueued_ms in counts.waiting if offset not in part.state]
+            waiting = [enqueued_ms for offset, enqueued_ms in counts.waiting if not part.has_taken(offset)]
             age_s = (part.clock.now_ms(now) - min(waiting)) / 1000 if waiting else 0.0
             held_back = 0 if counts.more else self._held_back(part.key)  # `more` counts them, too
             depth = len(waiting) + counts.more + held_back + delayed

@@ -99,7 +99,7 @@ class OffsetKeeper:
             queue_epoch=end.epoch,
         )
         if state.position - safe.offset <= self._settings.snapshot_after_markers:
-            if safe.offset == part.stored_offset:
+            if safe.offset == part.stored_offset and end == part.stored_end:
                 return None
             safe = replace(safe, finished=state.finished.stored())
             return lambda: safe
@@ -170,4 +170,6 @@ class OffsetKeeper:
             self._schedule.written(written, now)
             for key in written.keys() & self._partitions.keys():
                 part = self._partitions[key]
-                part.stored_offset, part.stored_position = written[key].offset, due[key].position
+                stored = written[key]
+                part.stored_offset, part.stored_position = stored.offset, due[key].position
+                part.stored_end = LogEnd(stored.queue_end, stored.queue_epoch)

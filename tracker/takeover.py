@@ -41,12 +41,14 @@ class TakeoverResult:
     topic_ids  ids of the queue topic and the markers topic
     tick       written after the fencing: once the tracker has read it, it knows all earlier markers
     queue_end  the queue's end after the tick
+    existed    the messages below this offset existed at some time before the tick
     begin      where to begin to read markers, and with which state
     """
 
     topic_ids: tuple[str, str]
     tick: Tick
     queue_end: LogEnd
+    existed: int
     begin: StartPosition
 
 
@@ -106,7 +108,7 @@ class Takeover:
             _log.error(begin.problem, extra=self._problems.about(part.key))
         if begin.markers_lost:
             self._metrics.markers_lost.labels(queue.name).inc()
-        return TakeoverResult(topic_ids, tick, queue_end, begin)
+        return TakeoverResult(topic_ids, tick, queue_end, existed, begin)
 
     def _cut_since(self, stored: StoredOffset, end: LogEnd, part: OwnedPartition) -> Cut | None:
         """A cut of the queue's log after the offset was stored, which this offset does not know."""
@@ -144,7 +146,7 @@ class Takeover:
                 self._kafka.markers.stop(part)
             if not part.reading:
                 self._start_reading(part, result)
-            part.catch_up_to(result.tick, result.queue_end)
+            part.catch_up_to(result.tick, result.queue_end, result.existed)
             self._metrics.takeovers.labels(part.key[0]).inc()
 
     def _start_reading(self, part: OwnedPartition, result: TakeoverResult) -> None:

@@ -12,7 +12,7 @@ from kmqpy.cli.options import DURATION, Cli, connected, milliseconds
 from kmqpy.cli.output import counted, print_json, print_table, print_text, span, warn, when
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, ReceiptError
-from kmqpy.kafka.markers.life import LifeEvent, MessageLife
+from kmqpy.kafka.markers.life import LifeEvent, LifeState, MessageLife
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.trace import find_by_key, trace_all
@@ -85,8 +85,9 @@ def _print(life: MessageLife, *, as_json: bool) -> None:
         print_json(dataclasses.asdict(life))
         return
     records = ", ".join(f"{one} (deleted)" if one in life.deleted else one for one in life.records)
+    lost = ": its log was cut back" if life.state is LifeState.LOST else ""
     key = "" if life.key is None else f", key {life.key}"
-    print_text(f"{life.queue} {records}: {life.state}{key}")
+    print_text(f"{life.queue} {records}: {life.state}{lost}{key}")
     print_table(
         ["time", "message", "event", "by", "for", "copy", "about"],
         [

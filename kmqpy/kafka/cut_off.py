@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 
 import confluent_kafka
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.core.clock import Clock
 from kmqpy.kafka import librdkafka
+from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.settings import KafkaConnection
 
 _log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class RenewedProducer:
     def current(self) -> Producer:
         """The producer for the next records; a new one after a failure that note_failure() has counted."""
         with self._lock:
-            if self._failed:
+            if self._failed or self._producer.fatal_error is not None:
                 _log.warning("producer replaced: it ended or got no answer")
                 self._former.append(self._producer)
                 self._producer, self._failed = self._make(), False

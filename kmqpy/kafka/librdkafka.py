@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -21,7 +22,15 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.first_contact import Service, note_answer, patience_s
 from kmqpy.core.forks import keep_in_children
 from kmqpy.core.throttle import Throttle
-from kmqpy.errors import AccessDenied, ConfigError, KmqError, MessageError, TopicError, Unavailable
+from kmqpy.errors import (
+    AccessDenied,
+    ConfigError,
+    KmqError,
+    MessageError,
+    TopicError,
+    Unavailable,
+    UnknownOutcome,
+)
 from kmqpy.kafka.admin_client import CollectableAdminClient, free_dropped
 from kmqpy.kafka.settings import KafkaConnection, KafkaSettings
 
@@ -59,6 +68,8 @@ _FIRST_TRY_S = 2.0
 """Time limit of the first try of a request; each later try may take twice as long as the try before."""
 _MIN_TRY_S = 0.1
 """Least time limit of a try, also if the time for the request is over."""
+_MAX_FLUSH_S = 0.1
+"""Time limit of one call of confluent-kafka's flush(). Producer.flush() repeats it."""
 _RETRY_PAUSE = Backoff(0.02, 2, 1, 0.2)
 """Computes the pauses between the tries of a request."""
 
@@ -105,6 +116,18 @@ _NOT_ALLOWED = {
 }
 _TOPIC_UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
+_PRODUCER_ENDED = {
+    KafkaError._FATAL,
+    KafkaError._FENCED,
+    KafkaError._PURGE_QUEUE,
+    KafkaError.DUPLICATE_SEQUENCE_NUMBER,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.INVALID_PRODUCER_ID_MAPPING,
+    KafkaError.INVALID_TXN_STATE,
+    KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    KafkaError.UNKNOWN_PRODUCER_ID,
+}
+"""Errors that end a producer, or of records that an ended producer has dropped."""
 
 _REPORT_VALID_S = 30.0
 """Seconds for which an error that a connection has reported counts as the cause of later failures."""
@@ -170,11 +193,47 @@ _reported_errors: dict[tuple[str, int], _ReportedError] = {}
 class Producer(confluent_kafka.Producer):
     """A producer that can be weakly referenced; see `keep_in_children`.
 
+    A fatal error ends a producer for good, for example when a broker has lost records that it had confirmed.
+    poll() and flush() raise no fatal error: confluent-kafka would raise it once, to whoever happens to call.
+    All records that are not written are reported as failed, and produce() takes no more.
+
+    poll() must wait for less than 0.2 s: in longer calls, confluent-kafka calls callbacks after the fatal
+    error, too, which makes it a SystemError.
+
+    fatal_error    the error that has ended this producer, once poll() or flush() has met it
     may_end_again  True: Kafka may get the request that has ended a transaction of this producer once more,
                    and would end the next transaction by it (rule R36 of docs/rules.md)
     """
 
+    fatal_error: KafkaError | None = None
     may_end_again = False
+
+    def poll(self, timeout: float = -1) -> int:
+        """Call the callbacks of delivery reports, waiting at most `timeout` seconds for the first."""
+        try:
+            return super().poll(timeout)
+        except KafkaException as exception:
+            self._note_fatal(exception)
+            return 0
+
+    def flush(self, timeout: float = -1) -> int:
+        """Wait at most `timeout` seconds until all records are reported; returns how many are not."""
+        deadline = SYSTEM_CLOCK.monotonic() + (timeout if timeout >= 0 else math.inf)
+        while True:
+            left_s = max(0.0, deadline - SYSTEM_CLOCK.monotonic())
+            try:
+                unreported = super().flush(min(left_s, _MAX_FLUSH_S))  # a short one, as in poll()
+            except KafkaException as exception:
+                self._note_fatal(exception)
+                unreported = len(self)
+            if not unreported or left_s <= 0:
+                return unreported
+
+    def _note_fatal(self, exception: KafkaException) -> None:
+        error = error_of(exception)
+        if not is_fatal(error):
+            raise exception
+        self.fatal_error = error
 
 
 class Consumer(confluent_kafka.Consumer):
@@ -427,6 +486,11 @@ def translated(error: KafkaError | None, doing: str, connection: KafkaConnection
         return TopicError(f"{doing}: the topic does not exist; create it with: kmq queue create")
     if code in _TOO_LARGE:
         return MessageError(f"{doing}: the message is larger than the topic allows ({text})")
+    if code in _PRODUCER_ENDED or error.fatal():
+        return UnknownOutcome(
+            f"{doing}: the producer has ended ({text}), for example because Kafka at {connection.bootstrap} "
+            "has lost records that it had confirmed; it may be done or not; try again, a new producer is made"
+        )
     return KmqError(f"{doing}: {text}")
 
 

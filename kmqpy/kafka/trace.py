@@ -10,22 +10,26 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import ConfigError, DecodeError, ReceiptError
 from kmqpy.kafka import partition_reader
+from kmqpy.kafka.group_commits import commits_in_log
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.life import MessageLife, RecordFacts, SeenMarker, build_life, shown
 from kmqpy.kafka.markers.lineage import ANCESTORS, COPY, RecordPlace, read_ancestors, read_copies
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts, offset_of
 from kmqpy.kafka.markers.message_filter import MessageFilter
 from kmqpy.kafka.markers.records import message_headers, read_headers
 from kmqpy.kafka.message_headers import DEAD_LETTER_REASON, ORIGINAL_TIMESTAMP, int_header
+from kmqpy.kafka.places import Place
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_names import markers_topics
-from kmqpy.kafka.topics import Topics
+from kmqpy.kafka.topics import QueueTopics, Topics
 from kmqpy.message import last_header
 
 _log = logging.getLogger(__name__)
@@ -84,7 +88,8 @@ def find_by_key(
     Leaves out a copy if one of its ancestors was found, too. Raises QueueNotFound, TopicError,
     Unavailable.
     """
-    partitions = Topics(connection).check(queue).partitions
+    there = Topics(connection).check(queue)
+    cuts = _cuts(connection, queue, there)
     found: list[Any] = []
     read = 0
 
@@ -95,27 +100,41 @@ def find_by_key(
         found.extend(record for record in records if record.key() == key)
         return False
 
-    partition_reader.scan_since(connection, queue.name, dict.fromkeys(range(partitions), since_ms), visit)
+    partition_reader.scan_since(
+        connection, queue.name, dict.fromkeys(range(there.partitions), since_ms), visit
+    )
     found.sort(key=lambda record: (record.timestamp()[1], record.partition(), record.offset()))
     messages: dict[str, None] = {}
     known: set[RecordPlace] = set()
     for record in found:
-        place = RecordPlace(queue.name, record.partition(), record.offset())
+        partition = record.partition()
+        place = RecordPlace(queue.name, partition, cuts[partition].number_of(record.offset()))
         if known.isdisjoint(_ancestors_of(record, place)):
             messages[shown(queue.name, place)] = None
         known.add(place)
     return list(messages)[:limit]
 
 
+def _cuts(connection: KafkaConnection, queue: QueueSettings, there: QueueTopics) -> Mapping[int, LogCuts]:
+    """The cuts of the queue topic's logs, by partition, as far as the group's commits tell of them."""
+    commits = commits_in_log(connection, queue, range(there.partitions), there.ids)
+    return defaultdict(lambda: NO_CUTS, {partition: commit.cuts for partition, commit in commits.items()})
+
+
 class _Tracer:
-    """Finds messages of one queue, their copies and the markers of both, and builds lives from them."""
+    """Finds messages of one queue, their copies and the markers of both, and builds lives from them.
+
+    The offset in the place of a record is its number; see log_cuts.
+    """
 
     def __init__(self, connection: KafkaConnection, queue: QueueSettings, progress: Progress) -> None:
         self._connection = connection
         self._queue = queue
         self._progress = progress
         topics = Topics(connection)
-        self._topic_id = topics.check(queue).queue.topic_id
+        found = topics.check(queue)
+        self._topic_id = found.queue.topic_id
+        self._cuts = _cuts(connection, queue, found)
         names = markers_topics(queue)
         there = topics.describe([*names, *names.values()])
         self._partitions = {
@@ -144,6 +163,8 @@ class _Tracer:
             place = RecordPlace(found[1] or self._queue.name, int(found[2]), int(found[3]))
             if place.topic not in self._partitions:
                 raise ConfigError(f"message: {place.topic!r} is no topic of messages of {self._queue.name!r}")
+            if place.topic == self._queue.name:  # what stands there now
+                place = place._replace(offset=self._cuts[place.partition].number_of(place.offset))
         if not self._has(place):
             raise ReceiptError(f"message: there is no {shown(self._queue.name, place)} in {place.topic!r}")
         return place
@@ -157,7 +178,7 @@ class _Tracer:
         self._read_markers(known)
         chain = self._chain(known)
         facts = {one: _facts(record) for one in chain if (record := self._records.get(one)) is not None}
-        return build_life(self._queue.name, chain, facts, self._markers)
+        return build_life(self._queue.name, chain, facts, self._markers, set(filter(self._is_lost, chain)))
 
     # --- records ------------------------------------------------------------------------------------
 
@@ -165,7 +186,11 @@ class _Tracer:
         """Return True if Kafka has such a record, or may have had it."""
         if place.partition >= self._partitions.get(place.topic, 0):
             return False
-        return place.offset < self._bounds(place.topic, place.partition)[1]
+        return self._is_lost(place) or offset_of(place.offset) < self._bounds(*place[:2])[1]
+
+    def _is_lost(self, place: RecordPlace) -> bool:
+        """Return True if the record stood behind a cut, in the former log; another may stand there now."""
+        return place.topic == self._queue.name and not self._cuts[place.partition].is_current(place.offset)
 
     def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """The first offset and the end of a log, as the tracer has first read them."""
@@ -176,16 +201,16 @@ class _Tracer:
 
     def _fetch(self, places: Iterable[RecordPlace]) -> None:
         """Read those of these records that exist into `_records`."""
-        by_topic: dict[str, list[tuple[int, int]]] = {}
+        by_topic: dict[str, dict[Place, RecordPlace]] = {}
         for place in places:
             if place in self._records:
                 continue
             self._records[place] = None
-            if place.partition < self._partitions.get(place.topic, 0):
-                by_topic.setdefault(place.topic, []).append(place[1:])
+            if place.partition < self._partitions.get(place.topic, 0) and not self._is_lost(place):
+                by_topic.setdefault(place.topic, {})[place.partition, offset_of(place.offset)] = place
         for topic, some in by_topic.items():
             for found, record in partition_reader.read_at(self._connection, topic, some).items():
-                self._records[RecordPlace(topic, *found)] = record
+                self._records[some[found]] = record
 
     def _ancestors(self, place: RecordPlace) -> Sequence[RecordPlace]:
         record = self._records.get(place)

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 from kmqpy.core.backoff import Backoff
 from kmqpy.errors import DecodeError, Unavailable
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.admin import stats
 from kmqpy.kafka.client.marker_writer import MarkerWriter
+from kmqpy.kafka.client.offset_commits import Commit
+from kmqpy.kafka.group_commits import group_commits
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.records import message_headers
@@ -171,20 +172,22 @@ class LeftoverMessages:
 
     def _read_leftovers(self) -> _Leftovers:
         topics = Topics(self._connection).check(self._queue)
-        commits = stats.committed_offsets(self._connection, self._queue, range(topics.partitions), topics.ids)
+        commits = group_commits(self._connection, self._queue, range(topics.partitions), topics.ids)
         taken: dict[int, list[Entry]] = {}
         now_ms: dict[int, int] = {}
         with closing(RepeatedReader(self._connection, self._queue.markers_topic)) as markers:
             for partition in range(topics.partitions):
-                first, at = commits.get(partition, (0, None))
-                found = read_taken(self._queue, self._connection, markers, partition, first, at or 0)
+                commit = commits.get(partition, Commit(0, 0))
+                first, at = commit.offset, commit.markers_offset or 0
+                found = read_taken(self._queue, self._connection, markers, partition, first, at)
                 taken[partition] = [
                     entry
                     for entry in found.state
                     if entry.state is EntryState.LEASED and entry.offset >= first
                 ]
                 now_ms[partition] = found.now_ms
-        return _Leftovers(taken=taken, now_ms=now_ms, progress=sum(offset for offset, _ in commits.values()))
+        progress = sum(commit.offset for commit in commits.values())
+        return _Leftovers(taken=taken, now_ms=now_ms, progress=progress)
 
     def _first_copies(self, places: Iterable[Place]) -> dict[Place, _Message]:
         records = partition_reader.read_at(self._connection, self._queue.name, places)

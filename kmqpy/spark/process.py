@@ -23,8 +23,8 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.core.durations import MIN_LEASE_MS, Duration, duration_ms
 from kmqpy.errors import ConfigError
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.admin import stats
 from kmqpy.kafka.client.settings_mirror import check_topics
+from kmqpy.kafka.group_commits import commits_in_log
 from kmqpy.kafka.message_headers import DELIVER_AT, ORIGINAL_OFFSET, ORIGINAL_PARTITION
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
@@ -399,10 +399,10 @@ class Processing:
             return start
         topics = Topics(self.connection).check(self.queue)
         partitions = topics.partitions
-        commits = stats.committed_offsets(self.connection, self.queue, range(partitions), topics.ids)
+        commits = commits_in_log(self.connection, self.queue, range(partitions), topics.ids)
         logs = partition_reader.bounds(self.connection, self.queue.name, range(partitions))
         # A purge may have deleted the messages from a committed offset on.
-        offsets = {str(p): max(commits.get(p, (low, None))[0], low) for p, (low, _) in logs.items()}
+        offsets = {str(p): max(commits[p].offset if p in commits else 0, low) for p, (low, _) in logs.items()}
         return json.dumps({self.queue.name: offsets})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.admin import stats
+from kmqpy.kafka.group_commits import commits_in_log
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import QueueTopics, Topics
@@ -32,7 +32,7 @@ def take_snapshot(connection: KafkaConnection, queue: QueueSettings) -> Snapshot
     """Read the offsets of a Snapshot from Kafka; raises QueueNotFound, TopicError, Unavailable."""
     topics = Topics(connection).check(queue)
     dead, numbers = topics.dead_letters, range(topics.partitions)
-    committed = stats.committed_offsets(connection, queue, range(topics.partitions), topics.ids)
+    commits = commits_in_log(connection, queue, range(topics.partitions), topics.ids)
     # The order matters. First the commits: a message below a committed offset has its markers in `markers`.
     # Then the markers, before dead letters and messages: a copy is there if `markers` has the end marker that
     # was written with it.
@@ -45,7 +45,7 @@ def take_snapshot(connection: KafkaConnection, queue: QueueSettings) -> Snapshot
     ends = partition_reader.bounds(connection, queue.name, numbers, uncommitted=True)
     return Snapshot(
         topics=topics,
-        committed=sorted((partition, place[0]) for partition, place in committed.items()),
+        committed=sorted((partition, commit.offset) for partition, commit in commits.items()),
         markers=markers,
         queue=messages,
         ends=[(partition, end) for partition, (_, end) in ends.items()],

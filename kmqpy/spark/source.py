@@ -38,7 +38,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.settings import nearest
 from kmqpy.errors import ConfigError, DecodeError, Unavailable
 from kmqpy.kafka import librdkafka, partition_reader
-from kmqpy.kafka.admin import stats
+from kmqpy.kafka.group_commits import commits_in_log
 from kmqpy.kafka.markers.records import have_headers, message_headers
 from kmqpy.kafka.message_headers import (
     DELIVER_AT,
@@ -203,10 +203,9 @@ class _StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNo
         offsets = {partition: low for partition, (low, _) in bounds.items()}
         if self._options.start == "committed":
             queue = self._options.queue
-            for partition, (offset, _) in stats.committed_offsets(
-                self._options.connection, queue, range(partitions), topics.ids
-            ).items():
-                offsets[partition] = max(offset, offsets[partition])
+            commits = commits_in_log(self._options.connection, queue, range(partitions), topics.ids)
+            for partition, commit in commits.items():
+                offsets[partition] = max(commit.offset, offsets[partition])
         return self._position(topic_id, offsets)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802

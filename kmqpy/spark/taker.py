@@ -17,8 +17,8 @@ from typing import Any, Literal
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import DecodeError, Unavailable
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.admin import stats
 from kmqpy.kafka.client.marker_writer import MarkerWriter
+from kmqpy.kafka.group_commits import group_commits
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.entry import EntryState
@@ -286,9 +286,8 @@ class Taker:
         if next_offset <= first:
             return at
         ids = Topics(self._connection).check(self._queue).ids
-        commits = stats.committed_offsets(self._connection, self._queue, [partition], ids)
-        next_offset, known = commits.get(partition, (first + 1, None))
-        return known or 0 if next_offset <= first else 0
+        commit = group_commits(self._connection, self._queue, [partition], ids).get(partition)
+        return commit.markers_offset or 0 if commit is not None and commit.offset <= first else 0
 
 
 def for_executors(connection: KafkaConnection) -> KafkaConnection:

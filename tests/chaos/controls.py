@@ -17,11 +17,11 @@ from pathlib import Path
 from kmqpy.core.clock import wait_until
 from kmqpy.dev.cluster import Cluster
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.group_commits import group_commits
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.message import Message
@@ -163,8 +163,8 @@ class _Scene:
 
     def committed(self) -> int:
         ids = Topics(self.connection).check(self.queue).ids
-        offset, _ = stats.committed_offsets(self.connection, self.queue, [0], ids).get(0, (0, None))
-        return offset
+        commit = group_commits(self.connection, self.queue, [0], ids).get(0)
+        return 0 if commit is None else commit.offset
 
     def stored_offset(self) -> int | None:
         """The markers offset from which the next tracker would read; None until a tracker has stored one."""

@@ -39,6 +39,8 @@ class PlainProducer:
     something else to the partition, since it has another epoch then.
     """
 
+    fatal_error: KafkaError | None = None
+
     def __init__(self, connection: Connection, *, only_errors: bool = False) -> None:
         self._connection = connection
         self._believed = connection.process.topics_of

@@ -12,8 +12,10 @@ from kmqpy.kafka.admin.doctor import check
 from kmqpy.kafka.admin.facts import Facts
 from kmqpy.kafka.admin.findings import Kind, Severity
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset, TrackerInfo
+from kmqpy.kafka.client.offset_commits import Commit
 from kmqpy.kafka.client.settings_mirror import Records
 from kmqpy.kafka.hanging import HangingTransaction
+from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topics import TopicInfo
 
@@ -53,7 +55,7 @@ def facts(*topics, without=(), **changes):
         stored={0: StoredOffset(5, "id of q__markers", 0)},
         markers_log={0: (5, 9), 1: (0, 0)},
         queue_log={0: (5, 9), 1: (0, 0)},
-        committed={0: 7},
+        commits={0: Commit(7, 0)},
         groups=("kmq-q",),
         markers_latest={0: (6, 14_000)},
         now_ms=10_000,
@@ -69,6 +71,9 @@ def test_a_healthy_queue_is_ok():
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 
+
+CUT = LogCuts.parse("2@3,4@6")
+"""Of the first, retention has deleted the place; see facts()."""
 
 HANGING = HangingTransaction("q__markers", 1, 7, 3, 1_000, ())
 
@@ -120,7 +125,13 @@ HANGING = HangingTransaction("q__markers", 1, 7, 3, 1_000, ())
         ("beyond the end 9", WARNING, facts(stored={0: StoredOffset(10, "id of q__markers", 0)})),
         ("offset 7 has a timestamp 120 s ahead", WARNING, facts(markers_latest={1: (7, 130_000)})),
         ("is 3600 s ahead", WARNING, facts(stored={0: StoredOffset(5, "id of q__markers", 3_610_000)})),
-        ("up to 2 messages were deleted before", WARNING, facts(committed={0: 3})),
+        ("up to 2 messages were deleted before", WARNING, facts(commits={0: Commit(3, 0)})),
+        (
+            "q, partition 0: its log was cut back to offset 6; what stood from there on is lost",
+            WARNING,
+            facts(commits={0: Commit(7, 0, 4, CUT)}, new_cuts={0: CUT}),
+        ),
+        ("has noticed that yet", WARNING, facts(new_cuts={0: CUT})),
         ("q__markers, partition 1: a transaction that nobody ends", ERROR, facts(hanging=(HANGING,))),
         ("one queue topic serves one kmq group", WARNING, facts(groups=("kmq-q", "audit"))),
     ],

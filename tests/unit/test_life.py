@@ -5,6 +5,7 @@ from dataclasses import replace
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.life import LifeEventKind, LifeState, RecordFacts, SeenMarker, build_life
 from kmqpy.kafka.markers.lineage import RecordPlace
+from kmqpy.kafka.markers.log_cuts import LogCuts
 
 ORIGINAL, COPY = RecordPlace("jobs", 0, 5), RecordPlace("jobs", 0, 9)
 LETTER = RecordPlace("jobs__undelivered", 0, 2)
@@ -25,9 +26,9 @@ MOVED = replace(END, by_tracker=True)
 TAKE = marker(Op.TAKE, 30_000, holder="w1")
 
 
-def life(chain, by_place, **facts):
-    known = dict.fromkeys(chain, RecordFacts(500, b"k"))
-    return build_life("jobs", chain, known | facts.get("facts", {}), by_place)
+def life(chain, by_place, lost=(), **facts):
+    known = {place: RecordFacts(500, b"k") for place in chain if place not in lost}
+    return build_life("jobs", chain, known | facts.get("facts", {}), by_place, lost)
 
 
 def told(found):
@@ -101,6 +102,21 @@ def test_rejected_dead_and_redriven():
     found = life([ORIGINAL, LETTER, COPY], redriven, facts=facts)
     assert told(found)[-1] == ("redriven", "jobs__undelivered:0:2", None, None, False)
     assert found.state is LifeState.WAITING
+
+
+def test_what_a_cut_log_has_lost_is_lost_unless_it_was_finished():
+    now_there = RecordPlace("jobs", 0, LogCuts.parse("3@5").number_of(9))
+    redelivered = {ORIGINAL: markers(TAKE, MOVED, copy=COPY)}
+    found = life([ORIGINAL, COPY], redelivered, lost={COPY})
+    assert (found.state, found.records, found.lost) == (
+        LifeState.LOST,
+        ("0:5", "0:9 (lost)"),
+        ("0:9 (lost)",),
+    )
+    assert [event.copy for event in found.events if event.copy] == ["0:9 (lost)"]
+    found = life([ORIGINAL, COPY], {**redelivered, COPY: markers(TAKE, END, first_ms=5_000)}, lost={COPY})
+    assert (found.state, found.lost) == (LifeState.ACKNOWLEDGED, ("0:9 (lost)",))
+    assert (found.deleted, life([now_there], {}).records) == ((), ("0:9",))
 
 
 def test_an_end_that_names_no_copy_or_one_that_is_not_believed():

@@ -37,6 +37,7 @@ class Delivered:
 
 class TinyProducer:
     LIMIT = 2
+    fatal_error = None
     only_errors = False
 
     def __init__(self):
@@ -375,6 +376,8 @@ class Jumping(SystemClock):
 class Quiet:
     """A producer that reports failures only, when it is polled."""
 
+    fatal_error = None
+
     def __init__(self):
         self.stuck = []
         self.failures = []
@@ -394,6 +397,8 @@ class Quiet:
 
 class Starts:
     """A starts producer whose one marker stands at 70, or failed."""
+
+    fatal_error = None
 
     def __init__(self, error=None):
         self.error = error

@@ -19,6 +19,8 @@ LOCAL = -1  # librdkafka refuses it at once
 class FakeProducer:
     """Answers each message as its body says."""
 
+    fatal_error = None
+
     def __init__(self):
         self.reports = []
         self.bodies = []

@@ -6,6 +6,7 @@ import pytest
 
 from kmqpy.core.clock import SystemClock
 from kmqpy.errors import Unavailable
+from kmqpy.kafka.client.offset_commits import Commit
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark import taker as spark_taker
 from kmqpy.spark.taker import Taker
@@ -84,11 +85,11 @@ def test_tasks_share_a_reader_of_markers_and_ask_for_their_partition_alone(taker
 
     def committed(_connection, _queue, partitions, _ids):
         asked.append(list(partitions))
-        return {7: (500, 60)}
+        return {7: Commit(500, 60)}
 
     monkeypatch.setattr(spark_taker, "RepeatedReader", Reader)
     monkeypatch.setattr(spark_taker, "Topics", lambda _: topics)
-    monkeypatch.setattr(spark_taker.stats, "committed_offsets", committed)
+    monkeypatch.setattr(spark_taker, "group_commits", committed)
     taker, _ = taker_with()
     taker.taken_before(7, 500)
     taker.remember({7: (600, 70)})

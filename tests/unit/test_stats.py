@@ -8,6 +8,8 @@ from confluent_kafka import KafkaError, KafkaException
 from kmqpy.errors import AccessDenied
 from kmqpy.kafka import hanging, librdkafka, partition_reader
 from kmqpy.kafka.admin import stats
+from kmqpy.kafka.client.offset_commits import Commit
+from kmqpy.kafka.group_commits import group_commits
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.partition_reader import ReadPosition
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -20,11 +22,11 @@ QUEUE = QueueSettings(name="q")
 @pytest.mark.parametrize(
     ("committed", "start"),
     [
-        ({0: (500, 700)}, 700),
-        ({0: (500, 20)}, 100),  # the log begins later
-        ({0: (500, 1_000)}, 1_000),
-        ({0: (500, 1_001)}, 100),  # of a markers topic that is no more
-        ({0: (500, None)}, 100),  # another kind of client
+        ({0: Commit(500, 700)}, 700),
+        ({0: Commit(500, 20)}, 100),  # the log begins later
+        ({0: Commit(500, 1_000)}, 1_000),
+        ({0: Commit(500, 1_001)}, 100),  # of a markers topic that is no more
+        ({0: Commit(500, None)}, 100),  # another kind of client
         ({}, 100),
     ],
 )
@@ -33,14 +35,14 @@ def test_who_only_peeks_reads_markers_from_where_the_commit_says(committed, star
     topics = QueueTopics(topic, TopicInfo(QUEUE.markers_topic, "id", 1, 1), None)
     read = {}
     monkeypatch.setattr(stats, "Topics", lambda _: SimpleNamespace(check=lambda _: topics))
-    monkeypatch.setattr(stats, "committed_offsets", lambda *_: committed)
+    monkeypatch.setattr(stats, "commits_in_log", lambda *_: committed)
     monkeypatch.setattr(partition_reader, "bounds", lambda *_: {0: (100, 1_000)})
     for name in ("scan", "scan_batches"):
         monkeypatch.setattr(
             partition_reader, name, lambda _, name, starts, *__, **___: read.update({name: starts})
         )
     assert stats.waiting_records(KafkaConnection(), QUEUE, limit=1) == []
-    assert read == {QUEUE.markers_topic: {0: start}, "q": {0: committed.get(0, (0,))[0]}}
+    assert read == {QUEUE.markers_topic: {0: start}, "q": {0: 500 if committed else 0}}
 
 
 class Committed:
@@ -72,9 +74,9 @@ class Committed:
 def test_commits_are_asked_for_until_the_coordinator_knows_them(monkeypatch):
     consumer = Committed("all", KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.UNSTABLE_OFFSET_COMMIT)
     monkeypatch.setattr(librdkafka, "new_consumer", lambda *_: consumer)
-    assert stats.committed_offsets(KafkaConnection(), QUEUE, [0, 1], TopicIds("Q", "M")) == {
-        0: (5, 7),
-        1: (5, 7),
+    assert group_commits(KafkaConnection(), QUEUE, [0, 1], TopicIds("Q", "M")) == {
+        0: Commit(5, 7),
+        1: Commit(5, 7),
     }
     assert consumer.asked == 4
     assert consumer.connected == ("q", 0)  # before, whatever came of it
@@ -85,7 +87,7 @@ def test_a_partition_whose_commit_may_not_be_read_does_not_count_as_without(monk
         librdkafka, "new_consumer", lambda *_: Committed(KafkaError.TOPIC_AUTHORIZATION_FAILED)
     )
     with pytest.raises(AccessDenied):
-        stats.committed_offsets(KafkaConnection(), QUEUE, [0, 1], TopicIds("Q", "M"))
+        group_commits(KafkaConnection(), QUEUE, [0, 1], TopicIds("Q", "M"))
 
 
 def test_what_waits_behind_a_transaction_beyond_the_limit_counts_by_offsets(monkeypatch):

@@ -15,6 +15,8 @@ from tracker.redelivery.tick_writer import TickWriter
 class FakeProducer:
     """`fatal`: what librdkafka does after a fatal error, once it is known, `later` by a report."""
 
+    fatal_error = None
+
     def __init__(self, *, fatal: bool = False, later: bool = False) -> None:
         self.fatal, self.later = fatal, later
         self.written = 0

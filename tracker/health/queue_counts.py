@@ -24,11 +24,14 @@ from confluent_kafka import (
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import DecodeError, KmqError
 from kmqpy.kafka import librdkafka
+from kmqpy.kafka.client.offset_commits import commit_of
 from kmqpy.kafka.cut_off import may_be_cut_off
 from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import read_marker
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.kafka.topic_names import dead_letter_queue
 from tracker.leadership.assignment import Partition
 
@@ -64,6 +67,15 @@ class Counted:
     waiting: tuple[tuple[int, int], ...] = ()
     more: int | None = None
     dead_letters: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToCount:
+    """A partition to count: its queue, the topic ids, and the cuts of its log (rule R39 of docs/rules.md)."""
+
+    queue: QueueSettings
+    ids: TopicIds
+    cuts: LogCuts
 
 
 @dataclass(slots=True)
@@ -149,7 +161,7 @@ class QueueCounts:
 
     def count(
         self,
-        wanted: Mapping[Partition, QueueSettings],
+        wanted: Mapping[Partition, ToCount],
         owned: Collection[Partition],
         stopping: Callable[[], bool],
     ) -> dict[Partition, Counted]:
@@ -166,8 +178,8 @@ class QueueCounts:
             for (queue, number), start in starts.items()
         }
         letters: dict[Partition, tuple[_Reading, _Reading]] = {}
-        for key, queue in wanted.items():
-            dead, known = dead_letter_queue(queue), self._letters[key]
+        for key, one in wanted.items():
+            dead, known = dead_letter_queue(one.queue), self._letters[key]
             letters[key] = (
                 _Reading(dead.name, key[1], known.position, _MAX_LETTERS_READ),
                 _Reading(dead.markers_topic, key[1], known.markers_position, _MAX_LETTERS_READ),
@@ -188,8 +200,10 @@ class QueueCounts:
             if consumer is not None:
                 consumer.close()
 
-    def _committed(self, wanted: Mapping[Partition, QueueSettings]) -> dict[Partition, int]:
-        """The committed offset of each partition; OFFSET_BEGINNING if its group has committed nothing.
+    def _committed(self, wanted: Mapping[Partition, ToCount]) -> dict[Partition, int]:
+        """The offset from which messages wait: that of the commit, or of a cut that the commit does not know.
+
+        OFFSET_BEGINNING if the group of the partition has committed nothing.
 
         Partitions for which Kafka gives no answer are left out. A consumer of each group asks: an AdminClient
         that loses its connection to the group's coordinator can end the whole process (librdkafka's issue
@@ -197,9 +211,9 @@ class QueueCounts:
         """
         places: dict[str, list[TopicPartition]] = {}
         groups: dict[str, str] = {}
-        for key, queue in wanted.items():
-            places.setdefault(queue.consumer_group, []).append(TopicPartition(*key))
-            groups[queue.consumer_group] = queue.name
+        for key, one in wanted.items():
+            places.setdefault(one.queue.consumer_group, []).append(TopicPartition(*key))
+            groups[one.queue.consumer_group] = one.queue.name
         for group in self._group_consumers.keys() - places.keys():
             self._group_consumers.pop(group).close()
         found: dict[Partition, int] = {}
@@ -221,8 +235,10 @@ class QueueCounts:
                 continue
             for place in answer:
                 if place.error is None:
-                    found[place.topic, place.partition] = (
-                        place.offset if place.offset >= 0 else OFFSET_BEGINNING
+                    key = place.topic, place.partition
+                    commit = commit_of(place, wanted[key].ids)
+                    found[key] = (
+                        OFFSET_BEGINNING if commit is None else commit.with_cuts(wanted[key].cuts).offset
                     )
         return found
 

@@ -62,6 +62,7 @@ class OwnedPartition:
     retry_at          the monotonic time before which no takeover begins
     catch_up_offset   markers offset of the last takeover's tick
     stored_offset     the safe offset that was stored last
+    stored_end        the end of the queue's log that was stored with it
     stored_position   the state's position when this offset was due
     unread            markers that were fetched but not applied, until a newer `queue_end` tells whether the
                       messages exist that they name
@@ -100,6 +101,7 @@ class OwnedPartition:
         self.failures = 0
         self.catch_up_offset: int | None = None
         self.stored_offset: int | None = None
+        self.stored_end: LogEnd | None = None
         self.stored_position: int | None = None
         self.unread: list[Any] = []
         self.paused = False
@@ -146,13 +148,14 @@ class OwnedPartition:
         self._read_to = -1
         self.clock.start(state, now)
 
-    def catch_up_to(self, tick: Tick, queue_end: LogEnd) -> None:
+    def catch_up_to(self, tick: Tick, queue_end: LogEnd, existed: int = 0) -> None:
         """Enter the phase CATCHING_UP until this tick, written after the fencing, has been read.
 
-        `queue_end`: the queue's end, asked for after the tick was written.
+        `queue_end`: the queue's end, asked for after the tick was written. `existed`: all messages below this
+        offset existed before, in a log that was cut back since.
         """
         self.clock.follow_tick(tick)
-        self.queue_end = QueueEnd(queue_end.offset, 0, queue_end.epoch)
+        self.queue_end = QueueEnd(max(queue_end.offset, existed), 0, queue_end.epoch)
         self.known_end = self.known_end or queue_end
         self.catch_up_offset = tick.markers_offset
         self.phase = TrackingPhase.CATCHING_UP
@@ -172,6 +175,7 @@ class OwnedPartition:
     def log_was_cut(self, start: int, end: int, lost: int, now: float) -> None:
         """Show it for a while; what Kafka told of the former log's end does not count any more."""
         self.known_end = None
+        self.queue_end = QueueEnd(0, 0, self.queue_end.epoch)
         self.problems.log_was_cut(
             f"the log of topic {self.queue.name} was cut back: messages from offset {start} to before {end} "
             f"are lost, {lost} of them in flight; see CutLog in docs/operations.md",
@@ -244,6 +248,12 @@ class OwnedPartition:
         """How many messages are delayed, and how many in flight or delayed are past their time."""
         states, overdue = self.state.count(self.clock.now_ms(now))
         return states[EntryState.DELAYED], overdue
+
+    def has_taken(self, offset: int) -> bool:
+        """Return True if the message at this offset is in flight."""
+        if offset in self.state:  # also if the log was cut, and a client took it that knows no cuts
+            return True
+        return bool(self.state.cuts) and self.state.cuts.number_of(offset) in self.state
 
     def forget_ended(self, now: float) -> None:
         """Drop problems that are over, and what the redeliverer remembers of messages not in flight."""

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.cut_off import RenewedProducer
+from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts
 from kmqpy.kafka.settings import KafkaConnection, KafkaSettings

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 from kmqpy.errors import AccessDenied, ConfigError, QueueNotFound
-from kmqpy.kafka.admin import stats
+from kmqpy.kafka.admin.checks.log_cuts import check_log_cuts
 from kmqpy.kafka.admin.checks.retention import check_retention
 from kmqpy.kafka.admin.checks.settings_topic import (
     check_record,
@@ -34,9 +34,12 @@ from kmqpy.kafka.admin.context import AdminContext
 from kmqpy.kafka.admin.facts import Facts
 from kmqpy.kafka.admin.findings import Finding, Kind, Severity
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
+from kmqpy.kafka.client.offset_commits import Commit
 from kmqpy.kafka.client.settings_mirror import Records
 from kmqpy.kafka.copies.own_hanging import OwnTransaction, own_transaction
+from kmqpy.kafka.group_commits import KnownRecord, group_commits, last_taken, new_cuts
 from kmqpy.kafka.hanging import HangingTransaction, HangingTransactions
+from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.kafka.settings import SETTINGS_TOPIC, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.kafka.topic_names import shared_topics, topics_of
@@ -48,6 +51,7 @@ CHECKS = (
     check_partitions,
     check_retention,
     check_topic_settings,
+    check_log_cuts,
     check_hanging,
     check_trackers,
     check_stale_markers,
@@ -162,10 +166,17 @@ class Doctor:
         owners, stored = context.tracked(settings.name, known)
         messages, markers = topics.get(settings.name), topics.get(settings.markers_topic)
         count = messages.partitions if messages else 0
-        committed: dict[int, tuple[int, int | None]] = {}
+        commits: dict[int, Commit] = {}
+        found_cuts: dict[int, LogCuts] = {}
         if messages is not None:
             ids = TopicIds(messages.topic_id, markers.topic_id if markers else "")
-            committed = stats.committed_offsets(context.connection, settings, range(count), ids)
+            commits = group_commits(context.connection, settings, range(count), ids)
+            ends = {
+                partition: KnownRecord(one.queue_end - 1, one.queue_epoch, may_be_control=True)
+                for partition, one in stored.items()
+                if one.queue_id == ids.queue and one.queue_end > 0 and partition < count
+            }
+            found_cuts = new_cuts(context.connection, settings, last_taken(commits), ends)
         return Facts(
             settings=settings,
             registered=known,
@@ -178,7 +189,8 @@ class Doctor:
             markers_latest=log.latest_timestamps(markers.name, range(markers.partitions)) if markers else {},
             now_ms=context.clock.wall_ms(),
             queue_log=log.offsets(messages.name, range(count)) if messages else {},
-            committed={partition: offset for partition, (offset, _) in committed.items()},
+            commits=commits,
+            new_cuts=found_cuts,
             records=records,
         )
 

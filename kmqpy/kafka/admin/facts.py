@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from kmqpy.kafka.admin.findings import Kind, Severity
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset, TrackerInfo
 from kmqpy.kafka.admin.unusable_znodes import UnusableZnode
+from kmqpy.kafka.client.offset_commits import Commit
 from kmqpy.kafka.client.settings_mirror import Records
 from kmqpy.kafka.copies.own_hanging import OwnTransaction
 from kmqpy.kafka.hanging import HangingTransaction
 from kmqpy.kafka.log_ends import TopicPlace
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_names import SharedTopic
 from kmqpy.kafka.topics import TopicInfo
@@ -35,7 +37,8 @@ class Facts:
     markers_latest   offset and timestamp (ms) of the marker with the highest timestamp
     now_ms           the time of this machine's clock
     queue_log        first and next offset of the queue topic
-    committed        queue offset that the queue's own consumer group has committed
+    commits          those of the queue's own consumer group
+    new_cuts         where logs of the queue topic lack records that commits or stored offsets knew
     groups           consumer groups with commits on the queue topic, the queue's own included
     unusable_znodes  znodes of the queue that kmqpy can't use
     shared           topics of the queue that another queue uses as well
@@ -57,7 +60,8 @@ class Facts:
     markers_latest: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     now_ms: int = 0
     queue_log: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    committed: Mapping[int, int] = field(default_factory=dict)
+    commits: Mapping[int, Commit] = field(default_factory=dict)
+    new_cuts: Mapping[int, LogCuts] = field(default_factory=dict)
     groups: tuple[str, ...] = ()
     unusable_znodes: tuple[UnusableZnode, ...] = ()
     shared: tuple[SharedTopic, ...] = ()
@@ -65,3 +69,11 @@ class Facts:
     bootstrap: str = ""
     hanging: tuple[HangingTransaction, ...] = ()
     own_hanging: Mapping[TopicPlace, OwnTransaction] = field(default_factory=dict)
+
+    def noticed_cuts(self, partition: int) -> LogCuts:
+        """The cuts of a log of the queue topic that a client or a tracker has noticed."""
+        commit, stored = self.commits.get(partition), self.stored.get(partition)
+        topic = self.topics.get(self.settings.name)
+        found = NO_CUTS if commit is None else commit.cuts
+        is_of_topic = stored is not None and topic is not None and stored.queue_id == topic.topic_id
+        return found.merged(stored.cuts) if stored is not None and is_of_topic else found

@@ -57,6 +57,7 @@ class Kind(StrEnum):
     DELETED_BEFORE_TAKEN = "deleted-before-taken"
     MARKER_TIME_AHEAD = "marker-time-ahead"
     STORED_TIME_AHEAD = "stored-time-ahead"
+    LOG_CUT = "log-cut"
     HANGING_TRANSACTION = "hanging-transaction"
     OTHER_GROUPS = "other-groups"
     SETTINGS_TOPIC_MISSING = "settings-topic-missing"

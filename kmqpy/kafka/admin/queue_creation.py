@@ -13,10 +13,11 @@ from collections.abc import Iterable, Mapping
 
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.errors import ConfigError, TopicError, Unavailable
-from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.context import AdminContext
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.client.marker_writer import MarkerWriter
+from kmqpy.kafka.group_commits import group_commits
+from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.retention import DEFAULT_RETENTION_MS, ample_retention_ms
 from kmqpy.kafka.settings import QueueSettings, check_new_queue_name
@@ -186,14 +187,15 @@ class QueueCreation:
         markers of these messages are deleted. Setting the commits back instead is not possible while clients
         are members of the group.
         """
-        committed = stats.committed_offsets(
-            self._context.connection, settings, range(topics.partitions), topics.ids
-        )
-        taken = [partition for partition, (offset, _) in committed.items() if offset > 0]
+        commits = group_commits(self._context.connection, settings, range(topics.partitions), topics.ids)
+        taken = [partition for partition, commit in commits.items() if commit.offset > 0]
         with MarkerWriter(self._context.connection, settings.markers_topic) as writer:
             for partition, (low, end) in self._context.topics.offsets(settings.name, taken).items():
+                cuts = commits[partition].cuts
+                if cuts:  # the ticks that told them are deleted with the markers
+                    writer.put_one(codec.tick(partition, cuts))
                 for offset in range(low, end):
-                    writer.put_one(Marker(partition, offset, Op.DELAY, counts=False))
+                    writer.put_one(Marker(partition, cuts.number_of(offset), Op.DELAY, counts=False))
             if writer.flush(_FLUSH_TIMEOUT_S):
                 raise Unavailable(f"markers topic {settings.markers_topic}: markers are not confirmed")
 

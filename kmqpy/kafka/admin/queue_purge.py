@@ -8,6 +8,7 @@ from kmqpy.kafka.admin.context import AdminContext
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.log_cuts import offset_of
 from kmqpy.kafka.settings import QueueSettings, check_new_queue_name
 from kmqpy.kafka.topic_names import topics_of
 
@@ -66,7 +67,7 @@ class QueuePurge:
         open_entries = stats.open_entries(context.connection, settings, stored, context.topics)
         for partition, state in open_entries.items():
             for entry in state:
-                if entry.offset < before.get(partition, 0):
+                if offset_of(entry.offset) < before.get(partition, 0):
                     writer.put_one(Marker(partition, entry.offset, Op.END))
         if writer.flush(_FLUSH_TIMEOUT_S):
             raise Unavailable(f"markers topic {settings.markers_topic}: end markers are not confirmed")

@@ -13,17 +13,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import KafkaException, TopicPartition
-
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError
-from kmqpy.kafka import hanging, librdkafka, partition_reader
+from kmqpy.kafka import hanging, partition_reader
 from kmqpy.kafka.admin.registry_entries import StoredOffset
-from kmqpy.kafka.client.offset_commits import commit_of
+from kmqpy.kafka.client.offset_commits import Commit
+from kmqpy.kafka.group_commits import commits_in_log
+from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, offset_of
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import message_headers, read_marker
 from kmqpy.kafka.markers.replay import QueueEnd, replay_markers
@@ -31,7 +32,6 @@ from kmqpy.kafka.message_headers import is_dead_letter_of, redelivery_count
 from kmqpy.kafka.partition_reader import ReadPosition
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.kafka.topic_names import dead_letter_queue
 from kmqpy.kafka.topics import QueueTopics, Topics
 
@@ -39,6 +39,7 @@ COUNT_LIMIT = 10_000
 """To count messages, kmqpy reads at most this many records of a partition. Of the records after these, it
 counts the offsets, and the sum is an upper bound."""
 
+_NO_COMMIT = Commit(0, 0)
 _HELD_BACK_MS = 10_000
 """What waits behind an open transaction counts if its first record is older than this. The records of younger
 ones, most of them copies of messages that still count as in flight, are about to be committed or dropped."""
@@ -151,8 +152,13 @@ class _MarkersOfQueue:
     """Reads the markers of a queue to their end: which messages are in flight, and which were ever started.
 
     stored        the stored offsets by partition, from which reading can begin
-    committed     the commits of the queue's group, see committed_offsets(); None if `touched` is not needed
+    commits       the commits of the queue's group, see commits_in_log()
     touched_only  True if `states` is not needed; then reading begins where the commits say
+    states_only   True if `touched` and `starts` are not needed
+
+    states   by partition, the messages in flight. Messages that were cut away (rule R39) are not among them
+    starts   by partition, the queue offset from which messages may not have been taken yet
+    touched  by partition, the queue offsets from there on whose messages have a marker
     """
 
     def __init__(
@@ -161,14 +167,15 @@ class _MarkersOfQueue:
         queue: QueueSettings,
         there: QueueTopics,
         stored: Mapping[int, StoredOffset],
-        committed: Mapping[int, tuple[int, int | None]] | None,
+        commits: Mapping[int, Commit],
         *,
         touched_only: bool = False,
+        states_only: bool = False,
     ) -> None:
         self.states: dict[int, InFlight] = {}
+        self.starts: dict[int, int] = {}
         self.touched = {partition: OffsetRuns() for partition in range(there.queue.partitions)}
-        """Queue offsets with a marker, from the committed offset on."""
-        self._wants_touched = committed is not None
+        self._wants_touched = not states_only
         self._connection = connection
         self._queue = queue
         self._ends: dict[int, QueueEnd] = {}
@@ -178,27 +185,44 @@ class _MarkersOfQueue:
             safe = stored.get(partition)
             if safe is not None and safe.markers_id != there.markers.topic_id:
                 safe = None  # it is an offset of an earlier topic of that name
-            start = 0 if safe is None else safe.offset
+            start, cuts = (0, NO_CUTS) if safe is None else (safe.offset, safe.cuts)
             low, end = bounds[partition]
-            if committed is not None:
+            if not states_only:
                 # The start markers of messages from the committed offset on stand at `covered` or after.
                 # Without a commit they may stand anywhere.
-                _, covered = committed.get(partition, (0, 0))
+                covered = commits.get(partition, _NO_COMMIT).markers_offset
                 if covered is not None:
                     # An offset beyond the end is one of an earlier topic.
-                    start = covered if touched_only and covered <= end else min(start, covered)
+                    if touched_only and covered <= end:
+                        start, cuts = covered, commits.get(partition, _NO_COMMIT).cuts
+                    else:
+                        start = min(start, covered)
             starts[partition] = max(start, low)
             self.states[partition] = InFlight(
                 position=starts[partition],
                 missed_markers=safe is not None and (safe.missed_markers or safe.offset < low),
                 max_hold_ms=queue.max_hold_ms,
                 max_delay_ms=queue.max_delay_ms,
+                cuts=cuts,
             )
             if safe is not None:
                 self.states[partition].restore(safe.in_flight)
         partition_reader.scan_batches(connection, there.markers.name, starts, self._read)
-        for partition, touched in self.touched.items():
-            touched.discard_below((committed or {}).get(partition, (0, None))[0])
+        for partition, state in self.states.items():
+            self._finish(partition, state, commits.get(partition, _NO_COMMIT))
+
+    def _finish(self, partition: int, state: InFlight, commit: Commit) -> None:
+        """Compute `starts`, and `touched` from the numbers that markers name; see log_cuts."""
+        if commit.cuts:  # perhaps no tick has told them yet
+            state.apply(codec.tick(partition, commit.cuts), state.position, 0)
+        self.starts[partition] = start = commit.with_cuts(state.cuts).offset
+        if state.cuts:
+            numbers = self.touched[partition]
+            self.touched[partition] = touched = OffsetRuns()
+            touched.add_runs((offset_of(n), count) for n, count in state.cuts.current_runs(numbers.runs()))
+            # Clients that know no cuts have taken these; what stood there before a cut, ticks have dropped.
+            touched.add_runs((offset_of(entry.offset), 1) for entry in state)
+        self.touched[partition].discard_below(start)
 
     def _read(self, partition: int, records: list[Any]) -> None:
         """Take in the next markers of a partition."""
@@ -233,11 +257,10 @@ def queue_stats(
     stored, owners = stored or {}, owners or {}
     topics = topics or Topics(connection)
     there = topics.check(queue)
-    committed = committed_offsets(connection, queue, range(there.partitions), there.ids)
-    read = _MarkersOfQueue(connection, queue, there, stored, committed)
-    starts = {partition: committed.get(partition, (0, None))[0] for partition in read.touched}
+    commits = commits_in_log(connection, queue, range(there.partitions), there.ids)
+    read = _MarkersOfQueue(connection, queue, there, stored, commits)
     now_ms = clock.wall_ms()
-    waiting = _count(connection, queue.name, starts, read.touched, now_ms)
+    waiting = _count(connection, queue.name, read.starts, read.touched, now_ms)
     dead = _dead_letters(connection, topics, queue, there, now_ms)
     parts = []
     for partition, state in read.states.items():
@@ -276,14 +299,15 @@ def in_flight(
     None instead of a limit returns all. Raises QueueNotFound, TopicError, Unavailable.
     """
     there = (topics or Topics(connection)).check(queue)
-    states = _MarkersOfQueue(connection, queue, there, stored or {}, None).states
+    states = _states(connection, queue, there, stored or {})
     # In each partition, entries in the order of their takes ascend by `since_ms`, too.
     in_order = (zip(itertools.repeat(partition), state.in_order()) for partition, state in states.items())
     listed = list(itertools.islice(heapq.merge(*in_order, key=lambda place: place[1].since_ms), limit))
-    records = partition_reader.read_at(connection, queue.name, [(p, entry.offset) for p, entry in listed])
+    places = [(p, offset_of(entry.offset)) for p, entry in listed]
+    records = partition_reader.read_at(connection, queue.name, places)
     return [
-        _in_flight_message(queue, there.queue.topic_id, p, entry, records.get((p, entry.offset)))
-        for p, entry in listed
+        _in_flight_message(queue, there.queue.topic_id, p, entry, records.get(place))
+        for place, (p, entry) in zip(places, listed, strict=True)
     ]
 
 
@@ -294,8 +318,9 @@ def waiting_records(connection: KafkaConnection, queue: QueueSettings, *, limit:
     committed. Raises QueueNotFound, TopicError, Unavailable.
     """
     there = Topics(connection).check(queue)
-    committed = committed_offsets(connection, queue, range(there.partitions), there.ids)
-    touched = _MarkersOfQueue(connection, queue, there, {}, committed, touched_only=True).touched
+    commits = commits_in_log(connection, queue, range(there.partitions), there.ids)
+    read = _MarkersOfQueue(connection, queue, there, {}, commits, touched_only=True)
+    touched = read.touched
     found: list[Any] = []
 
     def visit(record: Any) -> None:
@@ -303,7 +328,7 @@ def waiting_records(connection: KafkaConnection, queue: QueueSettings, *, limit:
             found.append(record)
 
     for partition in touched:
-        start = touched[partition].first_missing(committed.get(partition, (0, None))[0])
+        start = touched[partition].first_missing(read.starts[partition])
         passed = touched[partition].count_from(start)
         partition_reader.scan(connection, queue.name, {partition: start}, visit, limit=passed + limit)
     return sorted(found, key=lambda one: (one.timestamp()[1], one.partition(), one.offset()))[:limit]
@@ -317,41 +342,14 @@ def open_entries(
 ) -> dict[int, InFlight]:
     """Return the in-flight state of each partition; raises QueueNotFound, TopicError, Unavailable."""
     there = (topics or Topics(connection)).check(queue)
-    return _MarkersOfQueue(connection, queue, there, stored or {}, None).states
+    return _states(connection, queue, there, stored or {})
 
 
-def committed_offsets(
-    connection: KafkaConnection,
-    queue: QueueSettings,
-    partitions: Iterable[int],
-    ids: TopicIds,
-    *,
-    clock: Clock = SYSTEM_CLOCK,
-) -> dict[int, tuple[int, int | None]]:
-    """Return the commits of the queue's group by partition: a queue offset and a markers offset.
-
-    The start markers of all messages from the queue offset on stand at the markers offset or after. That is
-    None where another kind of client committed. Leaves out partitions without a commit, and commits for an
-    earlier topic than the queue topic in `ids` (rule R24 of docs/rules.md).
-    """
-    wanted = [TopicPartition(queue.name, partition) for partition in partitions]
-    consumer = librdkafka.new_consumer(connection, {"group.id": queue.consumer_group})
-
-    def ask(try_s: float) -> list[TopicPartition]:
-        places = consumer.committed(wanted, timeout=try_s)
-        for place in places:
-            if place.error is not None:  # an error does not mean that there is no commit
-                raise KafkaException(place.error)
-        return places
-
-    try:
-        librdkafka.connect_early(consumer, queue.name)  # else the first answer comes 50 ms later
-        with librdkafka.kafka_errors(f"offsets of group {queue.consumer_group}", connection):
-            places = librdkafka.retrying(ask, librdkafka.REQUEST_TIMEOUT_S, connection, clock=clock)
-    finally:
-        consumer.close()
-    commits = {place.partition: commit_of(place, ids) for place in places}
-    return {p: (commit.offset, commit.markers_offset) for p, commit in commits.items() if commit is not None}
+def _states(
+    connection: KafkaConnection, queue: QueueSettings, there: QueueTopics, stored: Mapping[int, StoredOffset]
+) -> dict[int, InFlight]:
+    commits = commits_in_log(connection, queue, range(there.partitions), there.ids)  # they may name cuts
+    return _MarkersOfQueue(connection, queue, there, stored, commits, states_only=True).states
 
 
 def _count(
@@ -446,7 +444,7 @@ def _in_flight_message(
     return InFlightMessage(
         receipt=str(Receipt(queue.name, topic_id, partition, entry.offset)),
         partition=partition,
-        offset=entry.offset,
+        offset=offset_of(entry.offset),
         holder=entry.holder,
         since_ms=entry.since_ms,
         lease_until_ms=entry.due_ms,

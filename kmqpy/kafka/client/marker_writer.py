@@ -12,7 +12,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.closeable import Closeable
@@ -24,6 +24,7 @@ from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.markers_producer import produce, produce_all
 from kmqpy.kafka.client.start_markers import POLL_S, StartMarkerWriter
 from kmqpy.kafka.cut_off import may_be_cut_off
+from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.places import Place
@@ -42,6 +43,8 @@ _MAX_COLLECTED = 100_000
 """put() blocks while more markers than this wait for the writer's own thread."""
 _SEND_AGAIN_AFTER_S = 0.2
 """A marker that failed is sent again after this time."""
+_REPLACE_EVERY_S = 1.0
+"""The writer makes at most one new producer in this time; markers wait meanwhile."""
 _WARN_EVERY_S = 10.0
 """The writer logs at most one warning of failed markers in this time."""
 
@@ -139,6 +142,7 @@ class MarkerWriter(Closeable):
         self._producer = self._new_producer()
         self._producer_is_broken = False
         self._throttle = Throttle(_WARN_EVERY_S, clock)
+        self._replacements = Throttle(_REPLACE_EVERY_S, clock)
         self._queued: defaultdict[int, list[_QueuedMarkers]] = defaultdict(list)
         """By partition, the markers that wait for the writer's own thread, in order (case F14)."""
         self._collected = 0  # the number of markers in _queued
@@ -415,17 +419,16 @@ class MarkerWriter(Closeable):
                 if librdkafka.refresh_partition(self._producer, self._topic, partition, exception):
                     continue
                 self._warn(librdkafka.error_of(exception))
-                if not self._producer_is_broken:  # the other markers must not wait for this one
-                    self._send_later(marker)
+                if not (self._producer_is_broken and self._replace_producer()):
+                    self._send_later(marker)  # the other markers must not wait for this one
                     return
-                self._replace_producer()
             else:
                 return
         self._send_later(marker)  # the writer is closing: the marker counts as unconfirmed
 
     def _send_again(self) -> None:
         """Send the failed markers whose time has come."""
-        if self._producer_is_broken:
+        if self._producer_is_broken or self._producer.fatal_error is not None:
             self._replace_producer()
         while self._failed and self._failed[0][0] <= self._clock.monotonic():
             _, marker = self._failed.popleft()
@@ -446,20 +449,26 @@ class MarkerWriter(Closeable):
     def _warn(self, error: KafkaError | None) -> None:
         """Log that a marker failed, unless that was done lately; note if the producer must be replaced."""
         if self._throttle.allows():
-            reason = error.name() if error is not None else "unknown"
+            cause = self._producer.fatal_error or error
+            reason = cause.name() if cause is not None else "unknown"
             _log.warning("markers are sent again", extra={"topic": self._topic, "error": reason})
         self._producer_is_broken = self._producer_is_broken or may_be_cut_off(error)
 
-    def _replace_producer(self) -> None:
+    def _replace_producer(self) -> bool:
         """Make a new producer: the former may be cut off, or has met a fatal error, which ended it.
 
         A producer that is cut off never reaches Kafka again. A fatal error comes, for example, when the
-        broker has lost markers that it had confirmed.
+        broker has lost markers that it had confirmed. It ends each producer while Kafka does not let us
+        write. So _replace_producer() does nothing, and returns False, when it has made one lately.
         """
+        if not self._replacements.allows():
+            return False
         _log.warning("markers producer replaced: it ended or got no answer", extra={"topic": self._topic})
-        broken, self._producer, self._producer_is_broken = self._producer, self._new_producer(), False
+        broken, self._producer = self._producer, self._new_producer()
         broken.purge()
         broken.flush(1)  # serves the delivery reports, so that markers not confirmed are sent again
+        self._producer_is_broken = False
+        return True
 
 
 def _ranges(partition: int, chunks: Iterable[Sequence[int]]) -> list[Marker]:

@@ -52,6 +52,16 @@ class Commit:
         """Return this commit for a log with this cut: no message at or behind the cut was taken."""
         return replace(self, offset=min(self.offset, cut.start), cuts=self.cuts.with_cut(cut))
 
+    def with_cuts(self, cuts: LogCuts) -> Commit:
+        """Return this commit for a log with these cuts, too.
+
+        A commit without an epoch is of another kind of client, and may have been made after the log was cut.
+        """
+        commit = self
+        for cut in self.cuts.new_in(cuts):
+            commit = commit.cut_back(cut) if self.epoch is not None else commit
+        return replace(commit, cuts=commit.cuts.merged(cuts))
+
 
 def commit_metadata(commit: Commit, ids: TopicIds) -> str:
     """Return the metadata of a commit, as `_METADATA` describes them."""

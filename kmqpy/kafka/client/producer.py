@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
@@ -19,6 +19,7 @@ from kmqpy.errors import ConfigError, MessageError, NotSupported, Unavailable, U
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.cut_off import RenewedProducer
+from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.message_headers import DELIVER_AT, size_of
 from kmqpy.kafka.places import message_id
 from kmqpy.kafka.settings import KafkaConnection, KafkaSettings, QueueSettings, check_connection
@@ -226,7 +227,7 @@ class KmqProducer(Closeable):
                         f"partition: {partition} is not a partition of {self._queue.name}"
                     ) from None
                 doing = f"send to {self._queue.name}"
-                raise librdkafka.translated(error, doing, self._connection) from exception
+                raise librdkafka.translated(_cause(error, producer), doing, self._connection) from exception
             else:
                 return
 
@@ -257,7 +258,9 @@ class _DeliveryReports:
 
         return report
 
-    def wait(self, producer: Any, timeout_s: float, connection: KafkaConnection, queue: str) -> list[str]:
+    def wait(
+        self, producer: Producer, timeout_s: float, connection: KafkaConnection, queue: str
+    ) -> list[str]:
         """Wait for all reports, and return the ids of all messages; raises the error if there is one.
 
         Other errors go before MessageError. It is raised only where it is certain that no message was sent;
@@ -273,7 +276,8 @@ class _DeliveryReports:
         if KafkaError._UNKNOWN_PARTITION in self.errors:
             raise ConfigError(f"partition: queue {queue} has no such partition")
         problems = [
-            librdkafka.translated(error, f"send to {queue}", connection) for error in self.errors.values()
+            librdkafka.translated(_cause(error, producer), f"send to {queue}", connection)
+            for error in self.errors.values()
         ]
         for problem in sorted(problems, key=lambda one: isinstance(one, MessageError)):
             if sent and isinstance(problem, MessageError):
@@ -281,3 +285,9 @@ class _DeliveryReports:
                 raise Unfinished(text, len(sent)) from problem
             raise problem
         return sent
+
+
+def _cause(error: KafkaError | None, producer: Producer) -> KafkaError | None:
+    """Return the fatal error of the producer if `error` says only that the producer has dropped a message."""
+    dropped = error is not None and error.code() in (KafkaError._FATAL, KafkaError._PURGE_QUEUE)
+    return producer.fatal_error if dropped and producer.fatal_error is not None else error

@@ -12,8 +12,6 @@ from itertools import repeat
 from operator import attrgetter
 from typing import Any
 
-from confluent_kafka import Producer
-
 from kmqpy import message as m
 from kmqpy.core.clock import Clock
 from kmqpy.core.int64 import INT64_MAX
@@ -27,6 +25,7 @@ from kmqpy.kafka.client.start_markers import StartBatch, StartOutcome
 from kmqpy.kafka.client.topics_in_use import TopicsInUse
 from kmqpy.kafka.copies.copy_check import CheckedCopies, CopyCheck
 from kmqpy.kafka.cut_off import Client, CutOffCheck
+from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.records import have_headers, read_headers
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.core.clock import Clock
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.markers_producer import produce
+from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.markers import codec
 
 _LATE_REQUEST_S = 5.0

@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.core.clock import Clock
+from kmqpy.core.throttle import Throttle
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.markers_producer import Report, produce, produce_all
 from kmqpy.kafka.client.start_barrier import StartBarrier
+from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.places import Place
@@ -33,6 +35,8 @@ POLL_S = 0.01
 _ERRORS_ONLY_POLL_S = 0.001
 """One poll of the producer that reports errors only waits for at most this long. The time is short, because
 the confirmation of a marker does not end such a poll."""
+_WARN_EVERY_S = 10.0
+"""The writer logs at most one warning of markers that a producer did not accept in this time."""
 _MIN_ERRORS_ONLY = 200
 """If a batch has at least this many start markers of one partition, all but the last go to the producer that
 reports errors only. Range markers never go to it, nor start markers that name a holder."""
@@ -182,7 +186,7 @@ class StartBatch:
         # Once given up, the producer that reports errors only says which markers it held, see rule R18 of
         # docs/rules.md.
         fatal = any(map(librdkafka.is_fatal, self._refused + self._refused_errors_only))
-        if fatal or self._errors_only_holds_markers():
+        if fatal or self._has_ended_producer() or self._errors_only_holds_markers():
             self._give_up()
         unknown = self._errors_only_holds_markers()
         last_at: dict[int, int] = {}
@@ -200,6 +204,9 @@ class StartBatch:
     def _give_back_when_late(self) -> None:
         if self._clock.monotonic() >= self._give_back_at:
             self.give_back()
+
+    def _has_ended_producer(self) -> bool:
+        return any(one is not None and one.fatal_error for one in (self._producer, self._errors_only))
 
     def _errors_only_holds_markers(self) -> bool:
         return self._errors_only is not None and len(self._errors_only) > 0
@@ -237,6 +244,7 @@ class StartMarkerWriter:
         self._reporting: Producer | None = None
         self._errors_only: Producer | None = None
         self._used_at = clock.monotonic()
+        self._warnings = Throttle(_WARN_EVERY_S, clock)
         self._barriers: dict[int, StartBarrier] = {}
         """By partition: the barrier of the start markers whose outcome is not known."""
 
@@ -381,8 +389,10 @@ class StartMarkerWriter:
             except KafkaException as exception:
                 if librdkafka.refresh_partition(producer, self._topic, partition, exception):
                     continue
-                _log.warning("marker not accepted", extra={"topic": self._topic, "error": str(exception)})
                 error = librdkafka.error_of(exception)
+                if self._warnings.allows():  # an ended producer accepts none of the others, either
+                    name = librdkafka.error_name(exception)
+                    _log.warning("markers not accepted", extra={"topic": self._topic, "error": name})
                 break
             else:
                 return
@@ -415,6 +425,8 @@ class StartMarkerWriter:
         self._barriers.pop(partition, None)
 
     def _reporting_producer(self) -> Producer:
+        if any(one.fatal_error for one in self.producers()):  # since the last start markers
+            self._drop_producers()
         if self._reporting is None:
             self._reporting = self._new_producer(**{"linger.ms": 0, "delivery.report.only.error": False})
         self._used_at = self._clock.monotonic()

@@ -6,13 +6,14 @@ messages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 from kmqpy.kafka.markers.codec import ACKNOWLEDGED, Marker, Op
 from kmqpy.kafka.markers.lineage import RecordPlace
+from kmqpy.kafka.markers.log_cuts import offset_of
 
 
 class LifeEventKind(StrEnum):
@@ -51,6 +52,8 @@ class LifeState(StrEnum):
     DEAD_LETTER = "dead letter"
     ENDED = "ended"
     """A tracker, redrive or purge ended the record, see LifeEventKind.ENDED."""
+    LOST = "lost"
+    """The log was cut back (rule R39): the record is gone, and it was not finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +63,7 @@ class LifeEvent:
     at_ms        when, by the clock of the log's broker, or of the sender (ms since 1970)
     what         what happened
     record       the record to which it happened, as `partition:offset` or, in another topic than the queue's,
-                 `topic:partition:offset`
+                 `topic:partition:offset`; with ` (lost)` behind it if it is one of MessageLife.lost
     by           the client that took the record last, if it gave a name: only start markers name their
                  writer. None where a tracker wrote the marker
     for_ms       the lease that was taken or asked for, or the delay
@@ -90,6 +93,8 @@ class MessageLife:
     queue     the name of its queue
     records   the message and its copies, in order, written as in LifeEvent
     deleted   the records that are no longer in their topics
+    lost      the records that are gone because their log was cut back (rule R39 of docs/rules.md); another
+              message may stand at the offset now
     key       the key as text, bytes that are not UTF-8 replaced; None without a key, or if the first record
               is deleted
     state     the state of the last record
@@ -102,6 +107,7 @@ class MessageLife:
     key: str | None
     state: LifeState
     events: tuple[LifeEvent, ...]
+    lost: tuple[str, ...] = ()
 
 
 class SeenMarker(NamedTuple):
@@ -131,6 +137,8 @@ _OPERATIONS = {
 _BY_EARLIER_TAKER = "by an earlier taker"
 _OPENING_OPS = (Op.TAKE, Op.DELAY)
 _OPEN_STATES = {LifeState.DELAYED, LifeState.IN_FLIGHT, LifeState.RELEASED, LifeState.REJECTED}
+_UNFINISHED_STATES = _OPEN_STATES | {LifeState.WAITING}
+_LOST = " (lost)"
 
 
 def build_life(
@@ -138,27 +146,36 @@ def build_life(
     chain: Sequence[RecordPlace],
     facts: Mapping[RecordPlace, RecordFacts],
     markers: Mapping[RecordPlace, Iterable[SeenMarker]],
+    lost: Collection[RecordPlace] = (),
 ) -> MessageLife:
     """Build the life of the message whose records are `chain`: the first one sent, then its copies in order.
 
+    The offset in the place of a record is its number; see log_cuts.
+
     facts    by record, for the records that are still in their topics
     markers  by record, in the order of the log
+    lost     the records that stood behind a cut, in the former log
     """
+
+    def text(place: RecordPlace) -> str:
+        return shown(queue, place) + (_LOST if place in lost else "")
+
     events: list[LifeEvent] = []
     state = LifeState.WAITING
     known = frozenset(chain)
     for place in chain:
-        one = _RecordLife(queue, place, facts, known)
+        one = _RecordLife(queue, place, facts, known, text)
         if place == chain[0] and place in facts:
             at_ms = facts[place].timestamp_ms
-            events.append(LifeEvent(at_ms=at_ms, what=LifeEventKind.SENT, record=shown(queue, place)))
+            events.append(LifeEvent(at_ms=at_ms, what=LifeEventKind.SENT, record=text(place)))
         events.extend(map(one.event, markers.get(place, ())))
-        state = one.state
+        state = LifeState.LOST if place in lost and one.state in _UNFINISHED_STATES else one.state
     first = facts.get(chain[0])
     return MessageLife(
         queue=queue,
-        records=tuple(shown(queue, place) for place in chain),
-        deleted=tuple(shown(queue, place) for place in chain if place not in facts),
+        records=tuple(map(text, chain)),
+        deleted=tuple(text(place) for place in chain if place not in facts and place not in lost),
+        lost=tuple(text(place) for place in chain if place in lost),
         key=None if first is None or first.key is None else first.key.decode("utf-8", "replace"),
         state=state,
         # In each partition, the order of the log is the order of time. Sorting is stable.
@@ -168,12 +185,15 @@ def build_life(
 
 def shown(queue: str, place: RecordPlace) -> str:
     """The place of a record as text, without its topic if that is the queue topic."""
-    text = f"{place.partition}:{place.offset}"
+    text = f"{place.partition}:{offset_of(place.offset)}"
     return text if place.topic == queue else f"{place.topic}:{text}"
 
 
 class _RecordLife:
-    """Follows one record through its markers; `known` holds all records of the message."""
+    """Follows one record through its markers; `known` holds all records of the message.
+
+    `text` returns the place of a record as text.
+    """
 
     def __init__(
         self,
@@ -181,12 +201,14 @@ class _RecordLife:
         place: RecordPlace,
         facts: Mapping[RecordPlace, RecordFacts],
         known: frozenset[RecordPlace],
+        text: Callable[[RecordPlace], str],
     ) -> None:
         self.state = LifeState.WAITING if place.topic == queue else LifeState.DEAD_LETTER
         self._queue = queue
         self._place = place
         self._facts = facts
         self._known = known
+        self._text = text
         self._holder: str | None = None
         self._copy_reason = "expired"
 
@@ -205,7 +227,7 @@ class _RecordLife:
         return LifeEvent(
             at_ms=seen.timestamp_ms,
             what=what,
-            record=shown(self._queue, self._place),
+            record=self._text(self._place),
             by=marker.holder or self._holder,
             for_ms=None if marker.op is Op.DEAD_LETTER else marker.redeliver_after_ms,
             counts=marker.counts,
@@ -229,10 +251,10 @@ class _RecordLife:
         return LifeEvent(
             at_ms=seen.timestamp_ms,
             what=what,
-            record=shown(self._queue, self._place),
+            record=self._text(self._place),
             by=None if seen.marker.by_tracker else self._holder,
             reason=reason,
-            copy=None if copy is None else shown(self._queue, copy),
+            copy=None if copy is None else self._text(copy),
             late=late,
         )
 

@@ -6,9 +6,9 @@ from support import until
 from kmqpy.core.durations import DAY_MS
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
 from kmqpy.kafka import librdkafka, partition_reader
-from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Kind, Severity
+from kmqpy.kafka.group_commits import group_commits
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_names import topics_of
 from kmqpy.kafka.topics import Topics
@@ -40,7 +40,7 @@ def test_every_operation_right_after_topics_were_made(connection, queue_name):
         assert len(partition_reader.bounds(connection, queue.dead_letter_topic, range(8))) == 8
         topics.configure(queue.name, {"retention.ms": "900000000"})
         assert topics.describe([queue.name], with_config=True)[queue.name].partitions == 8
-        assert stats.committed_offsets(connection, queue, range(8), topics.check(queue).ids) == {}
+        assert group_commits(connection, queue, range(8), topics.check(queue).ids) == {}
         assert queue.name not in topics.groups()
         assert topics.grow(queue, 10).partitions == 10
         assert topics.offsets(queue.name, range(10)) == dict.fromkeys(range(10), (0, 0))

@@ -66,12 +66,12 @@ def check_offsets(facts: Facts) -> Faults:
             what = f"{place}: the stored offset {stored.offset} is beyond the end {end}"
             to_do = "a tracker reads from the beginning; see why the log was cut"
             yield Severity.WARNING, Kind.OFFSET_BEYOND_LOG, what, to_do
-    for partition, offset in sorted(facts.committed.items()):
+    for partition, commit in sorted(facts.commits.items()):
         low, end = facts.queue_log.get(partition, (0, 0))
-        if offset < low < end:  # low == end: a purge has emptied the log
+        if commit.offset < low < end:  # low == end: a purge has emptied the log
             what = (
-                f"{queue.name}, partition {partition}: up to {low - offset} messages were deleted before "
-                "anybody took them"
+                f"{queue.name}, partition {partition}: up to {low - commit.offset} messages were deleted "
+                "before anybody took them"
             )
             to_do = "this is told until a client has taken the next one"
             to_do += _longer_retention_advice(queue.name, facts.topics.get(queue.name))

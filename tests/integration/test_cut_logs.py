@@ -1,0 +1,139 @@
+"""Trackers of queues whose logs are cut back, as by a power cut. On a Kafka of this file's own.
+
+All queues are prepared, then their logs are cut together, and each test looks at one of them.
+"""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from support import LiveQueue, bodies, collect, until, value
+
+from kmqpy.dev import Cluster
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.lineage import ANCESTORS
+from kmqpy.kafka.markers.log_cuts import Cut
+from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.zookeeper.settings import ZooKeeperConnection
+from tests.cut_logs import cut_logs
+from tracker.tracker import Tracker
+
+COUNT = 20
+CUT_AT = 12
+BASE = Cut(2, CUT_AT).base
+LEASE_MS = 9_000
+"""Longer than it takes to cut the logs."""
+HIDDEN = ("living", "starting", "elected", "taken")
+"""Queues in which new messages are at the offsets of the old ones before anybody can notice."""
+
+
+class Scene:
+    """A queue with `COUNT` messages."""
+
+    tracker: Tracker
+
+    def __init__(self, cluster: Cluster, name: str, root: str) -> None:
+        connection = KafkaConnection(bootstrap=cluster.bootstrap)
+        zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
+        settings = {"redeliver_after_ms": LEASE_MS, "max_redeliveries": None}
+        self.queue = LiveQueue(connection, zookeeper, name, root=root, **settings)
+        self.old = self.send(COUNT, "old")
+        self.new: list[str] = []
+
+    def take_all(self) -> None:
+        self.queue.mark_all(Marker(0, number, Op.TAKE, LEASE_MS) for number in range(COUNT))
+        until(lambda: len(self.state) == COUNT)
+
+    @property
+    def state(self):
+        return self.tracker._partitions[self.queue.name, 0].state
+
+    def send(self, count: int, kind: str) -> list[str]:
+        """Send messages in batches of their own, between which a log can be cut."""
+        texts = [f"{kind}{number}" for number in range(count)]
+        for text in texts:
+            self.queue.append(None, text.encode(), topic=self.queue.name)
+        return texts
+
+    def value(self, metric: str) -> float:
+        return value(self.tracker, self.queue.name, metric)
+
+
+def tracker_of(*scenes: Scene) -> Tracker:
+    """A tracker of all these queues, running."""
+    tracker = scenes[0].queue.tracker(wait=False)
+    for scene in scenes:
+        scene.tracker = tracker
+    until(lambda: len(tracker.owned()) == len(scenes), what=tracker.problems)
+    return tracker
+
+
+@pytest.fixture(scope="module")
+def scenes() -> Iterator[Callable[[str], Scene]]:
+    """Queues by name, whose logs were cut from message `CUT_AT` on; that of `elected` was not."""
+    with Cluster() as cluster:
+        made = {name: Scene(cluster, name, "/lives-on") for name in ("living", "elected", "taken", "short")}
+        tracker_of(*made.values())
+        stopped = [Scene(cluster, name, "/stopped") for name in ("starting", "restarted")]
+        tracker = tracker_of(*stopped)
+        made |= {scene.queue.name: scene for scene in stopped}
+        for scene in made.values():
+            scene.take_all()
+        tracker.stop()
+        cut_logs(cluster, {(name, 0): COUNT if name == "elected" else CUT_AT for name in made})
+        for name in HIDDEN:
+            made[name].new = made[name].send(COUNT, "new")
+        tracker_of(*stopped)
+        yield made.__getitem__
+        for scene in made.values():
+            scene.queue.__exit__(None, None, None)
+
+
+def only_the_old_ones_are_redelivered(scene: Scene) -> None:
+    """Of the messages below the cut a copy was made, of no other."""
+    kept = scene.old[:CUT_AT]
+    until(lambda: scene.value("redelivered") == CUT_AT, what=scene.tracker.problems)
+    until(lambda: len(scene.state) == 0, what=scene.tracker.problems)
+    assert scene.queue.copies() == {**dict.fromkeys(kept, 2), **dict.fromkeys(scene.new, 1)}
+    assert scene.value("log_cuts") == 1
+    assert scene.value("lost_to_log_cuts") == COUNT - CUT_AT
+    assert scene.value("lost_to_retention") == 0
+    assert any(f"topic {scene.queue.name} was cut back" in one for one in scene.tracker.problems())
+
+
+@pytest.mark.parametrize("name", ["living", "short"])
+def test_r39_messages_in_flight_behind_a_cut_are_lost_and_no_others_are_copied(scenes, name: str) -> None:
+    only_the_old_ones_are_redelivered(scenes(name))
+
+
+@pytest.mark.parametrize("name", ["starting", "restarted"])
+def test_r39_a_tracker_that_starts_after_a_cut(scenes, name: str) -> None:
+    only_the_old_ones_are_redelivered(scenes(name))
+
+
+def test_r39_an_election_alone_changes_nothing(scenes) -> None:
+    scene = scenes("elected")
+    until(lambda: scene.value("redelivered") == COUNT, what=scene.tracker.problems)
+    assert scene.queue.copies() == {**dict.fromkeys(scene.old, 2), **dict.fromkeys(scene.new, 1)}
+    assert scene.value("log_cuts") == 0
+    assert not any(f"queue {scene.queue.name}," in one for one in scene.tracker.problems())
+
+
+def test_r39_new_messages_are_redelivered_by_their_numbers(scenes) -> None:
+    scene: Scene = scenes("taken")
+    scene.queue.markers = "range"
+    until(lambda: scene.value("redelivered") == CUT_AT, what=scene.tracker.problems)
+    with scene.queue.client() as client:
+        taken = collect(client, COUNT + CUT_AT, lease=4.0)  # the new ones, and the copies of the old ones
+        assert sorted(bodies(taken)) == sorted([*scene.new, *scene.old[:CUT_AT]])
+        lost = taken.pop(bodies(taken).index(scene.new[0]))
+        client.ack(*taken, wait=True)
+        (copy,) = collect(client, 1, ack=True)
+        client.flush()
+    assert copy.body == lost.body
+    assert lost.place[1] == BASE + lost.offset
+    assert dict(copy.headers)[ANCESTORS] == b"0:%d" % lost.place[1]
+    assert lost.place[1] in scene.queue.ended()
+    until(lambda: len(scene.state) == 0, what=scene.tracker.problems)
+    expected = dict.fromkeys(scene.old[:CUT_AT], 2) | dict.fromkeys(scene.new, 1) | {scene.new[0]: 2}
+    assert scene.queue.copies() == expected
+    assert scene.value("lost_to_log_cuts") == COUNT - CUT_AT

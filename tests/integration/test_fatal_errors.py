@@ -1,0 +1,222 @@
+"""What ends a producer for good, since a broker has lost what it had confirmed to it, ends nothing else.
+
+Each case is a generator: it says which logs to cut, and goes on when they are. All cases share one cut.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+
+import pytest
+from confluent_kafka import KafkaError
+from support import LiveQueue, collect, until, value
+
+from kmqpy.dev import Cluster
+from kmqpy.errors import Unavailable, Unfinished, UnknownOutcome
+from kmqpy.kafka.client import start_barrier
+from kmqpy.kafka.copies.copy_transaction import (
+    CopyTransaction,
+    NewRecord,
+    ProducerUnusable,
+    TransactionAborted,
+    open_producer,
+)
+from kmqpy.kafka.dead_letters import KafkaDeadLetters, RedriveResult
+from kmqpy.kafka.librdkafka import Producer
+from kmqpy.kafka.message_headers import DEAD_LETTER_TOPIC
+from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.zookeeper.settings import ZooKeeperConnection
+from tests.cut_logs import Batch, Keep, cut_logs, log_folder, share
+from tracker.redelivery.tick_writer import TickWriter
+
+pytestmark = pytest.mark.slow
+
+LEASE_S = 60.0
+MANY = 250
+"""Of so many messages, most start markers of the JVM format go to the producer that reports errors only."""
+STATE_LOGS = 20
+
+Case = Callable[[LiveQueue, Cluster], Iterator[Mapping[tuple[str, int], Keep]]]
+
+
+def first_transaction(found: Sequence[Batch]) -> int:
+    """Where to cut so that the log still knows the producer, which is ahead of it, and nothing stays open."""
+    return 1 + next(index for index, batch in enumerate(found) if batch.control)
+
+
+def a_client(queue: LiveQueue, _: Cluster, fmt: str) -> Iterator[Mapping[tuple[str, int], Keep]]:
+    queue.fill(5 * MANY)
+    queue.markers = fmt
+    client = queue.client()
+    take = partial(collect, client, max_messages=MANY, lease=LEASE_S)
+    acked = [message for _ in range(2) for message in take(MANY, ack=True)]
+    client.flush()
+    held = take(MANY)
+    until(lambda: queue.committed() == 3 * MANY)  # the group may end a member whose broker was away
+    yield {(queue.settings.markers_topic, 0): share(0.5)}
+    rest = take(2 * MANY)
+    assert sorted(message.offset for message in acked + held + rest) == list(range(5 * MANY))
+    client.ack(*held, *rest, wait=True)
+    assert queue.started() >= {message.offset for message in rest}
+    assert queue.ended() >= {message.offset for message in held + rest}
+
+
+def a_sender(queue: LiveQueue, _: Cluster) -> Iterator[Mapping[tuple[str, int], Keep]]:
+    sender = queue.producer()
+    for number in range(4):
+        sender.send(f"{number}")
+    yield {(queue.name, 0): share(0.5)}
+    with pytest.raises(UnknownOutcome, match=r"lost records that it had confirmed.*try again"):
+        sender.send_many(["4", "5"])
+    assert sender.send("6") == "0-2"
+
+
+def a_writer_of_ticks(queue: LiveQueue, _: Cluster) -> Iterator[Mapping[tuple[str, int], Keep]]:
+    writer, topic = TickWriter(queue.connection), queue.settings.markers_topic
+    for _ in range(4):
+        writer.send_tick(topic, 0, 10)
+    yield {(topic, 0): share(0.5)}
+    written: list[object] = []
+
+    def one_is_written() -> bool:
+        with suppress(Unavailable):
+            writer.post_tick(topic, 0, written.append)
+        writer.poll()
+        return bool(written)
+
+    until(one_is_written, every=0.1)
+    assert writer.send_tick(topic, 0, 10).markers_offset >= 3
+
+
+def transact(queue: LiveQueue, producer: Producer) -> None:
+    """Write 100 copies and an end marker, as trackers and redrives do."""
+    copies = [NewRecord(0, None, b"copy", ())] * 100
+    CopyTransaction(producer, queue.name, queue.settings.markers_topic, 10).execute(
+        copies, lambda _: [NewRecord(0, b"", b"", ())]
+    )
+
+
+def transactions(queue: LiveQueue, _: Cluster) -> Iterator[Mapping[tuple[str, int], Keep]]:
+    opened = partial(open_producer, queue.connection, "b", 10_000, "test", 30)
+    producer = opened()
+    for _ in range(3):
+        transact(queue, producer)
+    assert queue.copies() == {"copy": 300}  # it is committed where readers read
+    yield {(topic, 0): first_transaction for topic in (queue.name, queue.settings.markers_topic)}
+    with pytest.raises(ProducerUnusable) as unusable:
+        transact(queue, producer)
+    assert unusable.value.errors[0].code() == KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
+    transact(queue, opened())
+    assert queue.copies() == {"copy": 200}
+
+
+def transactions_that_are_forgotten(
+    queue: LiveQueue, cluster: Cluster
+) -> Iterator[Mapping[tuple[str, int], Keep]]:
+    producer = open_producer(queue.connection, "c", 10_000, "test", 30)
+    transact(queue, producer)
+    assert queue.copies() == {"copy": 100}
+    state = "__transaction_state", ord("c") % STATE_LOGS
+    (log,) = log_folder(cluster, *state).glob("*.log")
+    assert b"kmq-" not in log.read_bytes()  # none of another case
+    yield {state: 0}
+    with pytest.raises(TransactionAborted):
+        transact(queue, producer)
+    transact(queue, producer)
+    assert queue.copies() == {"copy": 200}
+
+
+def a_tracker(queue: LiveQueue, _: Cluster) -> Iterator[Mapping[tuple[str, int], Keep]]:
+    tracker, client = queue.tracker(), queue.client()
+
+    def dead_letter() -> None:
+        before = value(tracker, queue.name, "dead_lettered")
+        queue.fill(20)
+        client.dead_letter(*collect(client, 20, lease=LEASE_S))
+        until(
+            lambda: value(tracker, queue.name, "dead_lettered") == before + 20,
+            what=tracker.problems,
+        )
+
+    for _ in range(3):
+        dead_letter()
+    assert len(queue.dead_letters()) == 60
+    yield {(queue.settings.dead_letter_topic, 0): first_transaction}
+    dead_letter()
+    assert len(queue.dead_letters()) == 40
+    until(lambda: tracker.problems() == [], what=tracker.problems)
+
+
+def a_redrive(queue: LiveQueue, _: Cluster) -> Iterator[Mapping[tuple[str, int], Keep]]:
+    for number in range(300):
+        queue._append(
+            None,
+            b"%d" % number,
+            [(DEAD_LETTER_TOPIC, queue.name.encode())],
+            partition=0,
+            topic=queue.settings.dead_letter_topic,
+        )
+    until(lambda: queue._producer().flush(0.05) == 0)
+    stands, goes_on = threading.Event(), threading.Event()
+    errors: list[Unfinished] = []
+
+    def progress(done: int, _of: int) -> None:
+        if done == 200:
+            stands.set()
+            goes_on.wait(120)
+
+    def redrive() -> None:
+        try:
+            letters.run_redrive(rate=400, progress=progress)  # so, a transaction moves a hundred
+        except Unfinished as error:
+            errors.append(error)
+
+    with KafkaDeadLetters(queue.settings, queue.connection) as letters:
+        thread = threading.Thread(target=redrive, daemon=True)
+        thread.start()
+        stands.wait(60)
+        assert queue.copies().total() == 200
+        yield {(queue.name, 0): first_transaction}
+        goes_on.set()
+        thread.join()
+        (error,) = errors
+        assert error.done == 200
+        assert "the producer has ended" in str(error)
+        assert "running it again goes on with them" in str(error)
+        assert letters.run_redrive() == RedriveResult(100)
+        assert queue.copies().total() == 200
+
+
+CASES: Mapping[str, Case] = {
+    "client-jvm": partial(a_client, fmt="jvm"),
+    "client-range": partial(a_client, fmt="range"),
+    "sender": a_sender,
+    "ticks": a_writer_of_ticks,
+    "transactions": transactions,
+    "forgotten": transactions_that_are_forgotten,
+    "tracker": a_tracker,
+    "redrive": a_redrive,
+}
+
+
+@pytest.fixture(scope="module")
+def cut():
+    """The cases, each where the logs that it named are cut."""
+    settings = {"transaction.state.log.num.partitions": f"{STATE_LOGS}"}
+    with ExitStack() as stack:
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(start_barrier, "_LATE_REQUEST_S", 0.5)
+        cluster = stack.enter_context(Cluster(broker_settings=settings))
+        connection = KafkaConnection(bootstrap=cluster.bootstrap)
+        zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
+        queues = {name: stack.enter_context(LiveQueue(connection, zookeeper, name)) for name in CASES}
+        begun = {name: case(queues[name], cluster) for name, case in CASES.items()}
+        logs = {place: keep for case in begun.values() for place, keep in next(case).items()}
+        for place, done in cut_logs(cluster, logs).items():
+            assert done.end < done.former_end, place
+        yield begun
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_who_lives_through_a_log_that_was_cut_goes_on(cut, name):
+    next(cut[name], None)
