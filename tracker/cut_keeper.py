@@ -92,7 +92,7 @@ class CutKeeper:
                 "epochs": [cut.epoch for cut in cut_away.cuts],
             },
         )
-        part.log_was_cut(start, end, cut_away.messages, self._clock.monotonic())
+        part.log_was_cut(end, cut_away.messages, self._clock.monotonic())
 
     def _looked(
         self,
@@ -106,7 +106,9 @@ class CutKeeper:
         if self._partitions.get(part.key) is not part or part.topic_ids != topic_ids:
             return
         with self._supervisor.surviving(part):
+            part.problems.election = None
             if isinstance(found, KmqError):
+                part.problems.election = f"it is not known whether the queue's log was cut back: {found}"
                 self._problems.warn("cut", part.key, "a cut log can't be looked for", error=str(found))
             elif isinstance(found, Exception):
                 raise found

@@ -19,6 +19,7 @@ from kmqpy.kafka.markers.log_cuts import Cut
 from kmqpy.kafka.topic_identity import TopicIds, stale_markers_error
 from tracker.background import Pool
 from tracker.context import TrackerContext
+from tracker.cut_keeper import CutKeeper
 from tracker.kafka_clients import KafkaClients
 from tracker.offset_keeper import OffsetKeeper
 from tracker.partition.owned_partition import OwnedPartition
@@ -61,7 +62,9 @@ class Takeover:
         kafka: KafkaClients,
         offsets: OffsetKeeper,
         originals: OriginalsReaders,
+        cuts: CutKeeper,
     ) -> None:
+        self._cuts = cuts
         self._kafka = kafka
         self._offsets = offsets
         self._originals = originals
@@ -147,6 +150,7 @@ class Takeover:
             if not part.reading:
                 self._start_reading(part, result)
             part.catch_up_to(result.tick, result.queue_end, result.existed)
+            self._cuts.end_told(part, result.queue_end)
             self._metrics.takeovers.labels(part.key[0]).inc()
 
     def _start_reading(self, part: OwnedPartition, result: TakeoverResult) -> None:

@@ -166,19 +166,21 @@ class OwnedPartition:
     @property
     def log(self) -> KnownLog:
         """What is known of the queue's log now."""
-        return replace(self._log, cuts=self.state.cuts)
+        epoch = -1 if self.known_end is None else self.known_end.epoch
+        return replace(self._log, cuts=self.state.cuts, epoch=epoch)
 
     def note_epoch(self) -> None:
         """Note that the messages exist which are taken from here on, by `queue_end`."""
         self._log = self._log.then(self.state.position, self.queue_end.epoch)
 
-    def log_was_cut(self, start: int, end: int, lost: int, now: float) -> None:
+    def log_was_cut(self, end: int, lost: int, now: float) -> None:
         """Show it for a while; what Kafka told of the former log's end does not count any more."""
-        self.known_end = None
+        epoch, start = self.state.cuts.cuts[-1]
+        self.known_end = LogEnd(start, epoch)
         self.queue_end = QueueEnd(0, 0, self.queue_end.epoch)
         self.problems.log_was_cut(
             f"the log of topic {self.queue.name} was cut back: messages from offset {start} to before {end} "
-            f"are lost, {lost} of them in flight; see CutLog in docs/operations.md",
+            f"are lost, {lost} of them in flight; see KmqLogCut in docs/operations.md",
             now,
         )
 

@@ -8,7 +8,7 @@ stands where the message stood was written behind a cut (rule R39 of docs/rules.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kmqpy.kafka.markers.entry import Entry
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts, offset_of
@@ -33,16 +33,18 @@ class KnownLog:
     cuts    those that ticks have told
     epochs  pairs of a markers offset and a leader epoch, ascending: the messages whose takes stand at the
             markers offset or later existed while the partition had this epoch; -1: it is not known
+    epoch   no cut but these had happened when the partition's latest leader epoch was this; -1: not known
     """
 
     cuts: LogCuts = NO_CUTS
     epochs: tuple[tuple[int, int], ...] = ()
+    epoch: int = -1
 
     def then(self, position: int, epoch: int) -> KnownLog:
         """With this epoch for the takes from markers offset `position` on."""
         if self.epochs and self.epochs[-1][1] == epoch:
             return self
-        return KnownLog(self.cuts, (*self.epochs, (position, epoch))[-_MAX_EPOCHS:])
+        return replace(self, epochs=(*self.epochs, (position, epoch))[-_MAX_EPOCHS:])
 
     def epoch_of(self, entry: Entry) -> int:
         """The highest leader epoch that the record of this message in flight can have; -1: not known."""

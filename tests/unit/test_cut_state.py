@@ -1,0 +1,288 @@
+"""What a tracker knows of messages, and what of it is dropped when ticks tell that the log was cut back."""
+
+import json
+
+import pytest
+from confluent_kafka import Message as Record
+
+from kmqpy.core.int64 import INT64_MAX
+from kmqpy.errors import ConfigError
+from kmqpy.kafka.admin.registry_entries import StoredOffset, parse_offset
+from kmqpy.kafka.log_ends import LogEnd
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.claim_headers import CLAIM, CLAIM_ID, COPIES_TO, DROPPED, naming_tick
+from kmqpy.kafka.markers.codec import Marker, Op, assignment_tick, tick
+from kmqpy.kafka.markers.entry import Entry, EntryState, TakenRun
+from kmqpy.kafka.markers.finished import StoredFinished
+from kmqpy.kafka.markers.inflight import CutAway, InFlight
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, Cut
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
+from kmqpy.kafka.markers.replay import ALL_EXIST, Applied, QueueEnd, replay_markers
+from kmqpy.kafka.settings import QueueSettings
+from tracker.partition.start_position import StartPosition
+from tracker.redelivery.known_log import KnownLog, LastSeen
+from tracker.redelivery.redelivery_plan import Original
+
+CUT = Cut(3, 10)
+ONCE = NO_CUTS.with_cut(CUT)
+AGAIN = ONCE.with_cut(Cut(7, 15))
+NEW = CUT.base
+END = QueueEnd(20, 0, epoch=3)
+
+
+class Markers:
+    """A markers partition and the state read from it."""
+
+    def __init__(self, state: InFlight | None = None) -> None:
+        self.state = InFlight() if state is None else state
+        self.written = 0
+
+    def read(self, *markers: Marker, end: QueueEnd = ALL_EXIST, touched: OffsetRuns | None = None) -> Applied:
+        return self.read_encoded(*map(codec.encode, markers), end=end, touched=touched)
+
+    def read_encoded(
+        self, *encoded: tuple, end: QueueEnd = ALL_EXIST, touched: OffsetRuns | None = None
+    ) -> Applied:
+        records = [
+            Record(
+                topic="m",
+                partition=0,
+                offset=self.written + index,
+                key=key,
+                value=value,
+                headers=headers or None,
+                timestamp=(2, 1_000),
+            )
+            for index, (key, value, headers) in enumerate(encoded)
+        ]
+        applied = replay_markers(self.state, 0, records, end, touched)
+        self.written += applied.records
+        return applied
+
+    def take(self, *numbers: int, end: QueueEnd = ALL_EXIST) -> Applied:
+        return self.read(*takes(*numbers), end=end)
+
+    def in_flight(self) -> list[int]:
+        return sorted(entry.offset for entry in self.state)
+
+
+def takes(*numbers: int) -> list[Marker]:
+    return [Marker(0, number, Op.TAKE, 300) for number in numbers]
+
+
+def test_r39_what_was_in_flight_behind_a_cut_is_dropped() -> None:
+    markers = Markers()
+    markers.take(*range(8, 14))
+    taken = Marker(0, 14, Op.TAKE, 300, runs=((14, 40),))
+    markers.read(taken, Marker(0, 2, Op.DEAD_LETTER), Marker(0, 2, Op.TAKE, 300))
+    handed_out = markers.state.take_due(100)
+    assert handed_out == []
+    applied = markers.read(tick(0, ONCE))
+    assert applied.cut_away == [CutAway((CUT,), 44, 54)]
+    assert markers.in_flight() == [2, 8, 9]
+    assert markers.state.cuts == ONCE
+    assert markers.read(tick(0, ONCE), assignment_tick(0, NEW + 10, cuts=ONCE)).cut_away == []
+    markers.take(NEW + 10, NEW + 11)
+    assert markers.read(tick(0, AGAIN)).cut_away == [CutAway((Cut(7, 15),), 0, 15)]
+    assert markers.in_flight() == [2, 8, 9, NEW + 10, NEW + 11]
+
+
+def test_r39_messages_that_are_being_redelivered_are_dropped_too() -> None:
+    markers = Markers()
+    markers.take(9, 10, 11)
+    markers.state.now_ms = 10_000
+    assert len(markers.state.take_due(3)) == 3
+    markers.read(tick(0, ONCE))
+    assert markers.in_flight() == [9]
+    markers.state.retry(10, 100)
+    assert markers.in_flight() == [9]
+
+
+def test_r39_who_knows_no_cuts_takes_by_offsets() -> None:
+    """Their messages are in flight beside those with numbers, and end by themselves."""
+    markers = Markers()
+    markers.take(12)
+    markers.read(tick(0, ONCE))
+    markers.take(12, NEW + 12)
+    assert markers.in_flight() == [12, NEW + 12]
+    markers.read(Marker(0, 12, Op.END))
+    assert markers.in_flight() == [NEW + 12]
+
+
+def test_r39_what_was_finished_behind_a_cut_is_forgotten() -> None:
+    markers = Markers()
+    markers.read(assignment_tick(0, 5))
+    markers.take(8, 12)
+    markers.read(Marker(0, 8, Op.END), Marker(0, 12, Op.END))
+    markers.read(assignment_tick(0, 200_000))
+    markers.read(tick(0, ONCE))
+    finished = markers.state.finished
+    assert finished.stored() == StoredFinished((5,), ((8, 1),))
+    markers.read(assignment_tick(0, NEW + 10, cuts=ONCE))
+    markers.take(NEW + 12)
+    ended = Marker(0, NEW + 12, Op.END, runs=((NEW + 12, 1),))
+    markers.read(ended)
+    assert finished.stored() == StoredFinished((5, NEW + 10), ((8, 1), (NEW + 12, 1)))
+    assert StoredFinished.from_json(finished.stored().to_json()) == finished.stored()
+    markers.take(NEW + 12, 12)
+    assert markers.state.taken_late(markers.state) == {NEW + 12}
+
+
+def test_r39_claims_forget_messages_behind_a_cut() -> None:
+    markers = Markers()
+    markers.take(9, 12)
+
+    def claim(name: bytes, *numbers: int) -> tuple:
+        key, value, headers = naming_tick(0, CLAIM, numbers)
+        return key, value, [*headers, (CLAIM_ID, name), (COPIES_TO, b"q")]
+
+    markers.read_encoded(claim(b"both", 9, 12), claim(b"gone", 12))
+    markers.read(tick(0, ONCE))
+    markers.read_encoded(claim(b"new", 9, NEW + 12), naming_tick(0, DROPPED, [9]))
+    markers.state.claims.end_all()
+    (torn,) = markers.state.claims.torn()
+    assert (torn.id, list(torn.offsets)) == (b"new", [NEW + 12])
+
+
+def test_r39_messages_behind_a_cut_exist_by_their_offsets() -> None:
+    markers = Markers(InFlight(cuts=ONCE))
+    assert markers.take(*range(NEW + 10, NEW + 20), 9, end=END).records == 11
+    assert markers.take(NEW + 20, end=END).records == 0, "waits: it may be sent later"
+    decided = QueueEnd(20, INT64_MAX, epoch=3)
+    forged = [NEW + 20, NEW + 9, (5 << 44) + 12, 20]
+    applied = markers.take(*forged, NEW + 12, end=decided)
+    assert [at for at, _ in applied.skipped] == [11, 12, 13, 14]
+    run = Marker(0, NEW + 15, Op.TAKE, 300, runs=((NEW + 15, 6),))
+    assert len(markers.read(run, end=decided).skipped) == 1
+    assert markers.in_flight() == [9, *range(NEW + 10, NEW + 20)]
+
+
+def test_r39_a_series_ends_where_the_numbers_of_a_cut_do() -> None:
+    numbers = [8, 9, NEW + 10, NEW + 11, NEW + 9, NEW + 12]
+    markers = Markers(InFlight(cuts=ONCE))
+    applied = markers.take(*numbers, end=QueueEnd(20, INT64_MAX))
+    assert [at for at, _ in applied.skipped] == [4]
+    assert markers.in_flight() == [8, 9, NEW + 10, NEW + 11, NEW + 12]
+
+
+def test_r39_touched_are_the_messages_that_exist() -> None:
+    touched = OffsetRuns()
+    markers = Markers(InFlight(cuts=ONCE))
+    ends = [Marker(0, NEW + 15, Op.END, runs=((NEW + 15, 10),)), Marker(0, NEW + 9, Op.END)]
+    markers.read(*takes(8, NEW + 10), *ends, Marker(0, 3, Op.END), end=END, touched=touched)
+    assert sorted(touched) == [3, 8, NEW + 10, *range(NEW + 15, NEW + 20)]
+
+
+def test_r39_a_cut_that_has_not_happened_waits_and_is_skipped() -> None:
+    markers = Markers()
+    markers.take(12)
+    assert markers.read(tick(0, ONCE), end=QueueEnd(20, 0, epoch=2)).records == 0
+    assert len(markers.read(tick(0, ONCE), end=QueueEnd(20, 9, epoch=2)).skipped) == 1
+    assert not markers.state.cuts
+    assert markers.read(tick(0, ONCE), end=END).cut_away
+    assert not markers.in_flight()
+
+
+def entry(number: int, taken_at: int = 0) -> Entry:
+    return Entry(number, taken_at, 0, 0, EntryState.LEASED)
+
+
+def original(offset: int, epoch: int) -> Original:
+    return Original(offset, 0, None, b"v", (), epoch)
+
+
+def test_r39_a_record_of_a_later_epoch_is_another_message() -> None:
+    log = KnownLog().then(0, 2).then(5, 2).then(7, 4)
+    assert [log.epoch_of(entry(1, at)) for at in (0, 6, 7, 100)] == [2, 2, 4, 4]
+    found = {1: original(1, 2), 2: original(2, 4), 3: original(3, 4), 4: original(4, 5)}
+    entries = [entry(1, 0), entry(2, 0), entry(3, 7), entry(4, 9), entry(5, 9)]
+    assert [(one.offset, record and record.epoch) for one, record in log.originals(entries, found)] == [
+        (1, 2),
+        (2, None),
+        (3, 4),
+        (4, None),
+    ]
+    assert log.last_seen(entry(2, 0)) == LastSeen(2, 2)
+
+
+def test_r39_where_no_epoch_is_known_nothing_is_doubted() -> None:
+    log = KnownLog().then(0, -1).then(3, 4)
+    assert [one for _, one in log.originals([entry(1, 0)], {1: original(1, 9)})] == [original(1, 9)]
+    assert log.last_seen(entry(1, 0)) is None
+    assert log.epoch_of(entry(1, 3)) == 4
+
+
+def test_r39_originals_of_numbers_and_of_takes_that_know_no_cuts() -> None:
+    log = KnownLog(ONCE).then(0, 0).then(4, 3)
+    entries = [entry(12, 2), entry(NEW + 12, 4)]
+    records = list(log.originals(entries, {12: original(12, 3)}))
+    assert [record.offset for _, record in records] == [12, NEW + 12], "the offset is the message's number"
+    assert log.last_seen(entries[0]) is None
+    assert log.last_seen(entries[1]) == LastSeen(12, 3)
+
+
+def test_r39_few_epochs_are_kept() -> None:
+    log = KnownLog()
+    for epoch in range(1_000):
+        log = log.then(epoch, epoch)
+    assert len(log.epochs) == 100
+    assert log.epoch_of(entry(1, 5)) == -1
+    assert log.epoch_of(entry(1, 999)) == 999
+
+
+STORED = StoredOffset(5, "M", 7, cuts=AGAIN, queue_end=20, queue_epoch=7)
+
+
+def test_r39_a_stored_offset_names_cuts_and_the_queue() -> None:
+    assert parse_offset(STORED.to_json()) == STORED
+    bare = StoredOffset(5, "M", 7)
+    assert not {"cuts", "queue_end", "queue_epoch"} & json.loads(bare.to_json()).keys()
+    assert parse_offset(bare.to_json()) == bare
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"cuts": "7@15,3@10"},
+        {"cuts": "x"},
+        {"cuts": 3},
+        {"cuts": None},
+        {"cuts": "1@1," * 100_000},
+        {"queue_end": -1},
+        {"queue_end": "20"},
+        {"queue_epoch": -1},
+        {"queue_epoch": 2**63},
+        {"queue_epoch": None},
+    ],
+)
+def test_r39_damaged_cuts_are_refused(damage: dict) -> None:
+    values = {**json.loads(STORED.to_json()), **damage}
+    with pytest.raises(ConfigError):
+        parse_offset(json.dumps(values).encode())
+
+
+def test_r39_what_is_stored_is_taken_over_by_numbers() -> None:
+    rows = (
+        Entry(4, 0, 0, 0, EntryState.LEASED),
+        TakenRun(NEW + 14, 0b1111, 1, 1, 0, 0, None),
+        Entry((7 << 44) + 16, 2, 0, 0, EntryState.LEASED),
+        Entry((9 << 44) + 16, 2, 0, 0, EntryState.LEASED),
+        Entry((7 << 44) + 17, 2, 0, 0, EntryState.LEASED),
+    )
+    finished = StoredFinished((0, NEW), ((3, 2), (NEW + 15, 5)))
+    begin = StartPosition(StoredOffset(9, "M", 0, in_flight=rows, finished=finished, cuts=AGAIN))
+    assert begin.highest == 19
+    found = begin.corrected(0, QueueSettings(name="q"), 17, 0)
+    assert [row[0] for row in found.at.in_flight] == [4, NEW + 14, (7 << 44) + 16]
+    assert found.at.in_flight[1].bits == 0b111
+    assert found.at.finished.runs == ((3, 2), (NEW + 15, 2))
+    assert found.problem is not None
+    state = found.state()
+    assert state.cuts == AGAIN
+    assert len(state) == 5
+
+
+def test_r39_of_two_answers_that_of_the_later_leader_counts() -> None:
+    assert LogEnd(20, 1).or_newer(LogEnd(10, 2)) == LogEnd(10, 2)
+    assert LogEnd(20, 2).or_newer(LogEnd(10, 2)) == LogEnd(20, 2)
+    assert LogEnd(20).or_newer(LogEnd(30)) == LogEnd(30)
