@@ -98,6 +98,8 @@ class OffsetKeeper:
             cuts=state.cuts_before(at),
             taken_end=end.offset,
             queue_epoch=end.epoch,
+            markers_read=state.position,
+            markers_epoch=part.markers_epoch,
         )
         if state.position - safe.offset <= self._settings.snapshot_after_markers:
             if safe.offset == part.stored_offset and end == part.stored_end:
