@@ -88,13 +88,14 @@ class OffsetKeeper:
         end = part.taken_end
         if end.epoch < part.queue_end.epoch:  # messages in flight may be of the later epoch
             end = LogEnd(0)
+        at = state.safe_offset()
         safe = StoredOffset(
-            state.safe_offset(),
+            at,
             markers_id,
             state.safe_now_ms(),
             missed,
             queue_id=queue_id,
-            cuts=state.cuts,
+            cuts=state.cuts_before(at),
             taken_end=end.offset,
             queue_epoch=end.epoch,
         )
@@ -106,9 +107,10 @@ class OffsetKeeper:
         finished = state.finished.stored()
         safe = replace(safe, finished=finished)
         offset, now_ms, rows = state.snapshot(_SNAPSHOT_MAX_ROWS)
+        cuts = state.cuts_before(offset)
 
         def with_snapshot() -> StoredOffset:
-            made = replace(safe, offset=offset, now_ms=now_ms, in_flight=tuple(rows))
+            made = replace(safe, offset=offset, now_ms=now_ms, in_flight=tuple(rows), cuts=cuts)
             return made if len(made.to_json()) <= _SNAPSHOT_MAX_BYTES else safe
 
         return with_snapshot

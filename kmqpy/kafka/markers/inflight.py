@@ -100,6 +100,8 @@ class InFlight:
         self.finished = FinishedMessages()
         self.claims = OpenClaims()
         self.cuts = cuts
+        self._cuts_told = [(-1, cuts)]
+        """The cuts known from each tick on that told new ones: its markers offset, and the cuts."""
         self.cut_away: list[CutAway] = []
         self.highest_taken = -1
 
@@ -171,7 +173,7 @@ class InFlight:
             return 0
         if marker.op is Op.END:
             if marker.cuts:
-                self._cut(marker.cuts)
+                self._cut(marker.cuts, at)
             if marker.takes_from is not None:
                 self.finished.assigned(marker.takes_from, again=marker.takes_again)
                 return 0
@@ -342,12 +344,21 @@ class InFlight:
                     bits &= (1 << read) - 1
             self._entries.put_together(row._replace(bits=bits), min_run=1)
 
-    def _cut(self, cuts: LogCuts) -> None:
+    def cuts_before(self, at: int) -> LogCuts:
+        """The cuts that ticks before markers offset `at` have told.
+
+        Who begins to read there must know these and no others: a tick that tells cuts which are new to a
+        reader drops what that reader has read of messages which stood behind them.
+        """
+        return next(cuts for told_at, cuts in reversed(self._cuts_told) if told_at < at)
+
+    def _cut(self, cuts: LogCuts, at: int) -> None:
         """Drop all that is known of messages which stood behind cuts that were not known."""
         new = self.cuts.new_in(cuts)
         if not new:
             return
         self.cuts = self.cuts.merged(cuts)
+        self._cuts_told.append((at, self.cuts))
         start = min(cut.start for cut in new)
         self.highest_taken = min(self.highest_taken, self.cuts.number_of(start - 1) if start else -1)
 
