@@ -86,6 +86,7 @@ class StoredOffset:
     taken_end       the offset after the highest message that was taken
     queue_epoch     the latest leader epoch of the partition when all of them were in its log; -1: both
                     are not known, as in the data of older versions
+    told_below      Kafka told this epoch after the takes before this markers offset were written
     """
 
     offset: int
@@ -98,6 +99,7 @@ class StoredOffset:
     cuts: LogCuts = NO_CUTS
     taken_end: int = 0
     queue_epoch: int = -1
+    told_below: int = 0
 
     def is_of_earlier_queue(self, queue_id: str, markers_id: str) -> bool:
         """True if the offset is one of this markers topic, stored for an earlier queue topic (rule R24)."""
@@ -120,7 +122,11 @@ class StoredOffset:
         if self.cuts:
             values["cuts"] = str(self.cuts)
         if self.queue_epoch >= 0:
-            values |= {"taken_end": self.taken_end, "queue_epoch": self.queue_epoch}
+            values |= {
+                "taken_end": self.taken_end,
+                "queue_epoch": self.queue_epoch,
+                "told_below": self.told_below,
+            }
         return _dumps(values)
 
 
@@ -191,6 +197,7 @@ def parse_offset(data: bytes) -> StoredOffset:
             finished=StoredFinished.from_json(values.get("finished", {"windows": [], "runs": []})),
             cuts=LogCuts.parse(_typed({"cuts": "", **values}, "cuts", str, "stored offset")),
             taken_end=_number({"taken_end": 0, **values}, "taken_end", "stored offset"),
+            told_below=_number({"told_below": 0, **values}, "told_below", "stored offset"),
             queue_epoch=_number(values, "queue_epoch", "stored offset") if "queue_epoch" in values else -1,
         )
     except ValueError as error:
