@@ -121,7 +121,6 @@ class CutKeeper:
 
     def _is_intact(self, part: OwnedPartition, epoch: int) -> None:
         part.taken_end = part.taken_end._replace(epoch=epoch)
-        part.note_taken()
 
     def _tell(self, part: OwnedPartition, cut: Cut) -> None:
         cuts = part.state.cuts.with_cut(cut)

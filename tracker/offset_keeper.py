@@ -85,9 +85,9 @@ class OffsetKeeper:
         if state.position == part.stored_position:
             return None  # no marker was read since the last store, so the state is the same
         (queue_id, markers_id), missed = part.topic_ids, state.missed_markers
-        end = part.taken_end
-        if end.epoch < part.queue_end.epoch:  # messages in flight may be of the later epoch
-            end = LogEnd(0)
+        end, told_below = part.taken_end, part.told_below
+        if end.epoch != part.log.last_epoch:  # an election, and nobody has looked yet
+            end, told_below = LogEnd(0), 0
         at = state.safe_offset()
         safe = StoredOffset(
             at,
@@ -98,6 +98,7 @@ class OffsetKeeper:
             cuts=state.cuts_before(at),
             taken_end=end.offset,
             queue_epoch=end.epoch,
+            told_below=told_below,
             markers_read=state.position,
             markers_epoch=part.markers_epoch,
         )
