@@ -85,18 +85,21 @@ class OffsetKeeper:
         if state.position == part.stored_position:
             return None  # no marker was read since the last store, so the state is the same
         (queue_id, markers_id), missed = part.topic_ids, state.missed_markers
-        end = part.known_end or LogEnd(0)
+        end = part.taken_end
         if end.epoch < part.queue_end.epoch:  # messages in flight may be of the later epoch
             end = LogEnd(0)
+        at = state.safe_offset()
         safe = StoredOffset(
-            state.safe_offset(),
+            at,
             markers_id,
             state.safe_now_ms(),
             missed,
             queue_id=queue_id,
-            cuts=state.cuts,
-            queue_end=end.offset,
+            cuts=state.cuts_before(at),
+            taken_end=end.offset,
             queue_epoch=end.epoch,
+            markers_read=state.position,
+            markers_epoch=part.markers_epoch,
         )
         if state.position - safe.offset <= self._settings.snapshot_after_markers:
             if safe.offset == part.stored_offset and end == part.stored_end:
@@ -106,9 +109,10 @@ class OffsetKeeper:
         finished = state.finished.stored()
         safe = replace(safe, finished=finished)
         offset, now_ms, rows = state.snapshot(_SNAPSHOT_MAX_ROWS)
+        cuts = state.cuts_before(offset)
 
         def with_snapshot() -> StoredOffset:
-            made = replace(safe, offset=offset, now_ms=now_ms, in_flight=tuple(rows))
+            made = replace(safe, offset=offset, now_ms=now_ms, in_flight=tuple(rows), cuts=cuts)
             return made if len(made.to_json()) <= _SNAPSHOT_MAX_BYTES else safe
 
         return with_snapshot
@@ -172,4 +176,4 @@ class OffsetKeeper:
                 part = self._partitions[key]
                 stored = written[key]
                 part.stored_offset, part.stored_position = stored.offset, due[key].position
-                part.stored_end = LogEnd(stored.queue_end, stored.queue_epoch)
+                part.stored_end = LogEnd(stored.taken_end, stored.queue_epoch)

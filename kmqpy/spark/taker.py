@@ -23,6 +23,7 @@ from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.markers.inflight import InFlight
+from kmqpy.kafka.markers.log_cuts import offset_of
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import read_marker
 from kmqpy.kafka.partition_reader import RepeatedReader
@@ -73,6 +74,10 @@ class SortedOut:
 class TakenBefore:
     """The messages of one partition, from offset `first` on, that markers say were taken.
 
+    Spark sees no leader epochs, and its markers name messages by their offsets. Markers that name them by
+    numbers (see log_cuts) are understood, and ticks that tell that the log was cut back (rule R39 of
+    docs/rules.md): of messages that stood behind the cut nothing is known from there on.
+
     Acknowledged messages need little memory: a reader that begins at the start of a queue meets millions.
     """
 
@@ -95,7 +100,9 @@ class TakenBefore:
     don't count: they say nothing about the worker."""
 
     def note(self, marker: Marker, at: int, timestamp_ms: int) -> None:
-        """Apply the marker at markers offset `at`."""
+        """Apply the marker at markers offset `at`, which names messages by their offsets."""
+        if marker.cuts:
+            self._cut(marker, at, timestamp_ms)
         if marker.highest < self.first:
             return
         self.state.apply(marker, at, timestamp_ms)
@@ -112,6 +119,25 @@ class TakenBefore:
         elif marker.op is Op.END or (marker.op is Op.EXTEND and marker.counts):
             for taken in self._takes:
                 taken.discard_runs(runs)
+
+    def by_offset(self, marker: Marker) -> Marker | None:
+        """Return the marker with the offsets of its messages; None if they stood behind a later cut."""
+        number = marker.offset
+        if offset_of(number) == number:
+            return marker
+        if not self.state.cuts.is_current(number):
+            return None
+        runs = tuple((offset_of(first), count) for first, count in marker.runs)
+        return replace(marker, offset=offset_of(number), runs=runs)
+
+    def _cut(self, tick: Marker, at: int, timestamp_ms: int) -> None:
+        new = self.state.cuts.new_in(tick.cuts)
+        self.state.apply(tick, at, timestamp_ms)
+        if new:
+            start = min(cut.start for cut in new)
+            self.highest = min(self.highest, start - 1)
+            for known in (self._taken, *self._takes):
+                known.discard_from(start)
 
     def taken(self, offsets: Iterable[int]) -> list[int]:
         """Return which of `offsets` were ever taken."""
@@ -170,8 +196,10 @@ def read_taken(
         if value and len(value) in _SINGLE_MARKER_SIZES and key and len(key) == 12 and key[4:] < lowest:
             return
         try:
-            marker = read_marker(record)
+            marker = found.by_offset(read_marker(record))
         except DecodeError:
+            return
+        if marker is None:
             return
         if marker.op is not Op.END and marker.highest >= end and not is_asked:
             # Asked only now that the end of the markers is known, so valid for all of them (rule R22 of

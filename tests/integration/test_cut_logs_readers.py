@@ -14,6 +14,7 @@ from kmqpy.dev import Cluster
 from kmqpy.errors import ReceiptError
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Finding, Kind
+from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.admin.stats import QueueStats
 from kmqpy.kafka.markers.life import LifeState
 from kmqpy.kafka.queue import KafkaQueue
@@ -85,12 +86,18 @@ def stats(queue: LiveQueue) -> QueueStats:
         return admin.stats(queue.name)
 
 
+def stored_cuts(registry: Registry, queue: LiveQueue) -> list[int] | None:
+    """The places of the cuts in the stored offset; None while there is no stored offset."""
+    stored = registry.offsets(queue.name).get(0)
+    return None if stored is None else [cut.start for cut in stored.cuts.cuts]
+
+
 def log_cuts(queue: LiveQueue) -> list[Finding]:
     with Admin(queue.connection, queue.zookeeper) as admin:
         return [one for one in admin.doctor(queue.name) if one.kind is Kind.LOG_CUT]
 
 
-def test_what_stands_behind_the_cut_waits(queue: LiveQueue) -> None:
+def test_r39_what_stands_behind_the_cut_waits(queue: LiveQueue) -> None:
     found = stats(queue)
     assert (found.depth, found.exact, found.in_flight) == (len(waiting(queue)), True, len(held(queue)))
     with KafkaQueue(queue.name, queue.connection) as looking:
@@ -98,20 +105,20 @@ def test_what_stands_behind_the_cut_waits(queue: LiveQueue) -> None:
         assert bodies(looking.peek(2)) == waiting(queue)[:2]
 
 
-def test_messages_in_flight_that_were_cut_away_show_no_other_message(queue: LiveQueue) -> None:
+def test_r39_messages_in_flight_that_were_cut_away_show_no_other_message(queue: LiveQueue) -> None:
     with KafkaQueue(queue.name, queue.connection) as looking:
         orphans = looking.orphans()
     assert sorted(one.message.body.decode() for one in orphans if one.message) == sorted(held(queue))
     assert len(orphans) == len(held(queue))
 
 
-def test_the_doctor_names_the_cut_and_whether_it_was_noticed(queue: LiveQueue) -> None:
+def test_r39_the_doctor_names_the_cut_and_whether_it_was_noticed(queue: LiveQueue) -> None:
     (found,) = log_cuts(queue)
     assert f"{queue.name}, partition 0: its log was cut back to offset 10;" in found.what
     assert ("has noticed that yet" in found.what) == (queue.name != "noticed")
 
 
-def test_a_receipt_names_the_message_that_was_taken_and_an_id_the_one_that_is_there(
+def test_r39_a_receipt_names_the_message_that_was_taken_and_an_id_the_one_that_is_there(
     after_cut: Cut, queue: LiveQueue
 ) -> None:
     """Message 12 was acknowledged, 17 was not; 9 stands below the cut."""
@@ -129,7 +136,7 @@ def test_a_receipt_names_the_message_that_was_taken_and_an_id_the_one_that_is_th
     assert (there.state, there.records, len(there.events)) == (LifeState.WAITING, (f"0:{last}",), 1)
 
 
-def test_new_messages_are_traced_by_receipt_and_by_id(after_cut: Cut) -> None:
+def test_r39_new_messages_are_traced_by_receipt_and_by_id(after_cut: Cut) -> None:
     queue = after_cut.queues["noticed"]
     with KafkaQueue(queue.name, queue.connection) as looking:
         for at, events in ((0, ["sent", "taken", "acknowledged"]), (4, ["sent", "taken"])):
@@ -139,10 +146,16 @@ def test_new_messages_are_traced_by_receipt_and_by_id(after_cut: Cut) -> None:
             assert by_id.records == (f"0:{CUT_AT + at}",)
 
 
-def test_a_tracker_counts_the_same_and_stores_what_others_read_on_from(after_cut: Cut) -> None:
+@pytest.mark.parametrize("snapshot_after_markers", [1_000, 1])
+def test_r39_a_tracker_counts_the_same_and_stores_what_others_read_on_from(
+    after_cut: Cut, snapshot_after_markers: int
+) -> None:
+    """Without a snapshot, they read on from the take of message 8, which stands before the first tick that
+    tells of the cut."""
     queue = after_cut.queues["noticed"]
     labels = {"queue": queue.name, "partition": "0"}
-    with stopped_after(queue.tracker(http_port=0, count_interval_ms=100)) as tracker:
+    settings = {"http_port": 0, "count_interval_ms": 100, "snapshot_after_markers": snapshot_after_markers}
+    with stopped_after(queue.tracker(**settings)) as tracker:
 
         def shown(metric: str) -> float | None:
             return tracker.metrics.registry.get_sample_value(f"kmq_{metric}", labels)
@@ -150,13 +163,13 @@ def test_a_tracker_counts_the_same_and_stores_what_others_read_on_from(after_cut
         until(lambda: shown("depth") == len(waiting(queue)), what=lambda: shown("depth"))
         until(lambda: shown("in_flight") == len(held(queue)), what=lambda: shown("in_flight"))
         with queue.registry() as registry:
-            until(lambda: 0 in registry.offsets(queue.name))
-            assert [cut.start for cut in registry.offsets(queue.name)[0].cuts.cuts] == [CUT_AT]
-    test_what_stands_behind_the_cut_waits(queue)
-    test_messages_in_flight_that_were_cut_away_show_no_other_message(queue)
+            told = [CUT_AT] if snapshot_after_markers == 1 else []
+            until(lambda: stored_cuts(registry, queue) == told)
+    test_r39_what_stands_behind_the_cut_waits(queue)
+    test_r39_messages_in_flight_that_were_cut_away_show_no_other_message(queue)
 
 
-def test_release_all_and_purge_name_messages_in_flight_by_their_numbers(after_cut: Cut) -> None:
+def test_r39_release_all_and_purge_name_messages_in_flight_by_their_numbers(after_cut: Cut) -> None:
     """Last of all: this changes the queue."""
     queue = after_cut.queues["noticed"]
     with KafkaQueue(queue.name, queue.connection) as releasing:

@@ -230,13 +230,13 @@ def test_r39_few_epochs_are_kept() -> None:
     assert log.epoch_of(entry(1, 999)) == 999
 
 
-STORED = StoredOffset(5, "M", 7, cuts=AGAIN, queue_end=20, queue_epoch=7)
+STORED = StoredOffset(5, "M", 7, cuts=AGAIN, taken_end=20, queue_epoch=7)
 
 
 def test_r39_a_stored_offset_names_cuts_and_the_queue() -> None:
     assert parse_offset(STORED.to_json()) == STORED
     bare = StoredOffset(5, "M", 7)
-    assert not {"cuts", "queue_end", "queue_epoch"} & json.loads(bare.to_json()).keys()
+    assert not {"cuts", "taken_end", "queue_epoch"} & json.loads(bare.to_json()).keys()
     assert parse_offset(bare.to_json()) == bare
 
 
@@ -248,8 +248,8 @@ def test_r39_a_stored_offset_names_cuts_and_the_queue() -> None:
         {"cuts": 3},
         {"cuts": None},
         {"cuts": "1@1," * 100_000},
-        {"queue_end": -1},
-        {"queue_end": "20"},
+        {"taken_end": -1},
+        {"taken_end": "20"},
         {"queue_epoch": -1},
         {"queue_epoch": 2**63},
         {"queue_epoch": None},

@@ -14,6 +14,7 @@ from kmqpy.kafka.markers import packed as packed_module
 from kmqpy.kafka.markers.codec import TICK_OFFSET, Marker, Op, tick
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts
 
 OPENING = (Op.TAKE, Op.DELAY)
 
@@ -532,3 +533,24 @@ def test_the_oldest_and_the_counts_of_many_cost_little():
     assert [entry.offset for entry in oldest] == [0, 2, 4, 6, 8]
     assert (states, due) == ({EntryState.LEASED: 20_000}, 51)
     assert peak < 20_000 * 20  # bytes; an entry has 250
+
+
+# --- R39: the log of the queue was cut back ---------------------------------------------------------------
+
+
+def test_r39_who_reads_on_from_a_safe_offset_drops_what_was_cut_away():
+    """The tick that tells of the cut stands behind it, because of an older message in flight."""
+    cuts = LogCuts.parse("3@10")
+    log = [Marker(0, offset, Op.TAKE, 60_000) for offset in (9, 15)]
+    log += [tick(0, cuts), Marker(0, cuts.number_of(15), Op.TAKE, 60_000), tick(0, cuts)]
+    first = InFlight()
+    for at, marker in enumerate(log):
+        first.apply(marker, at, T0)
+    assert [entry.offset for entry in first] == [9, cuts.number_of(15)]
+    assert (first.safe_offset(), first.cuts_before(0), first.cuts_before(3)) == (0, NO_CUTS, cuts)
+    for start in (0, 3):
+        successor = InFlight(position=start, cuts=first.cuts_before(start))
+        for at, marker in enumerate(log[start:], start):
+            successor.apply(marker, at, T0)
+        assert [entry.offset for entry in successor] == [9, cuts.number_of(15)][start > 0 :]
+        assert successor.cuts_before(start) == first.cuts_before(start)

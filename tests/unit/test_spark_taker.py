@@ -7,9 +7,11 @@ import pytest
 from kmqpy.core.clock import SystemClock
 from kmqpy.errors import Unavailable
 from kmqpy.kafka.client.offset_commits import Commit
+from kmqpy.kafka.markers.codec import Marker, Op, tick
+from kmqpy.kafka.markers.log_cuts import Cut, LogCuts
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark import taker as spark_taker
-from kmqpy.spark.taker import Taker
+from kmqpy.spark.taker import TakenBefore, Taker
 
 LEASE_MS = 30_000
 
@@ -96,3 +98,23 @@ def test_tasks_share_a_reader_of_markers_and_ask_for_their_partition_alone(taker
     taker.taken_before(7, 600)
     taker.taken_before(7, 550)  # once more, after a failure
     assert (len(made), scans, asked) == (1, [{7: 60}, {7: 70}, {7: 60}], [[7], [7]])
+
+
+def test_what_markers_say_of_messages_that_were_cut_away_is_forgotten():
+    """Offsets 10 to 12 are given once more: 10 was acknowledged before, a client takes the new 11."""
+    cuts = LogCuts.parse("3@10")
+    number = cuts.number_of(11)
+    log = [Marker(0, offset, Op.TAKE, LEASE_MS) for offset in (8, 9, 10, 11, 12)]
+    log += [Marker(0, 9, Op.END), Marker(0, 10, Op.END), tick(0, cuts)]
+    log += [Marker(0, number, Op.TAKE, LEASE_MS), tick(0, cuts), Marker(0, number, Op.END)]
+    found = TakenBefore(8)
+    for at, marker in enumerate(log):
+        named = found.by_offset(marker)
+        assert named is not None
+        found.note(named, at, 1_000)
+    assert found.taken(range(8, 13)) == [8, 9, 11]
+    assert found.sort_out(range(8, 13)).finished == {9, 11}
+    assert (found.highest, [entry.offset for entry in found.state]) == (11, [8])
+    found.note(tick(0, cuts.with_cut(Cut(7, 9))), len(log), 1_000)
+    assert found.by_offset(Marker(0, number, Op.END)) is None
+    assert (found.taken(range(8, 13)), found.highest) == ([8], 8)

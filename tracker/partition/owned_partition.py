@@ -11,6 +11,7 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
+from kmqpy.kafka.markers.log_cuts import offset_of
 from kmqpy.kafka.markers.replay import ALL_EXIST, QueueEnd
 from kmqpy.kafka.settings import CLOCK_LEAD_MS, QueueSettings
 from tracker.leadership.assignment import Partition
@@ -62,14 +63,15 @@ class OwnedPartition:
     retry_at          the monotonic time before which no takeover begins
     catch_up_offset   markers offset of the last takeover's tick
     stored_offset     the safe offset that was stored last
-    stored_end        the end of the queue's log that was stored with it
+    stored_end        the `taken_end` that was stored with it
     stored_position   the state's position when this offset was due
     unread            markers that were fetched but not applied, until a newer `queue_end` tells whether the
                       messages exist that they name
     paused            True while fetching is paused because `unread` is long
+    markers_epoch     the latest leader epoch of the markers partition whose markers are read; -1: not known
     queue_end         the end offset of the queue that Kafka told last
-    known_end         up to here the queue's log is as it was when Kafka told this end (rule R39); None: it is
-                      not known
+    taken_end         the offset after the highest message that was taken, and the latest leader epoch in
+                      which no unknown cut (rule R39) had taken it away; -1: not known
     looks_for_cut     True while a job looks whether the log was cut back
     look_for_cut_at   the monotonic time before which no such job begins
     ask_at            the monotonic time before which Kafka is not asked for the end again
@@ -105,8 +107,9 @@ class OwnedPartition:
         self.stored_position: int | None = None
         self.unread: list[Any] = []
         self.paused = False
+        self.markers_epoch = -1
         self.queue_end = ALL_EXIST
-        self.known_end: LogEnd | None = None
+        self.taken_end = LogEnd(0)
         self.looks_for_cut = False
         self.look_for_cut_at = 0.0
         self._log = KnownLog()
@@ -131,13 +134,16 @@ class OwnedPartition:
         self.queue = self.redeliverer.queue = queue
         self.state.max_hold_ms, self.state.max_delay_ms = queue.max_hold_ms, queue.max_delay_ms
 
-    def start_reading(self, state: InFlight, now: float, epoch: int = -1) -> None:
+    def start_reading(self, state: InFlight, now: float, epoch: int = -1, markers_epoch: int = -1) -> None:
         """Replace the state, before the first marker is read.
 
-        epoch  the highest leader epoch that the records of the messages in flight can have; -1: not known
+        epoch          the highest leader epoch that the records of the messages in flight can have; -1: not
+                       known
+        markers_epoch  the latest leader epoch of the markers partition; -1: not known
         """
         self.state = state
-        self.known_end = None
+        self.markers_epoch = markers_epoch
+        self.taken_end = LogEnd(0)
         self._log = KnownLog().then(0, epoch)
         self.follow(self.queue)
         self.unread = []
@@ -156,7 +162,9 @@ class OwnedPartition:
         """
         self.clock.follow_tick(tick)
         self.queue_end = QueueEnd(max(queue_end.offset, existed), 0, queue_end.epoch)
-        self.known_end = self.known_end or queue_end
+        if self.taken_end.epoch < 0:
+            self.taken_end = LogEnd(0, queue_end.epoch)
+            self.note_taken()
         self.catch_up_offset = tick.markers_offset
         self.phase = TrackingPhase.CATCHING_UP
         self.state.claims.expects = None
@@ -166,8 +174,12 @@ class OwnedPartition:
     @property
     def log(self) -> KnownLog:
         """What is known of the queue's log now."""
-        epoch = -1 if self.known_end is None else self.known_end.epoch
-        return replace(self._log, cuts=self.state.cuts, epoch=epoch)
+        return replace(self._log, cuts=self.state.cuts, epoch=self.taken_end.epoch)
+
+    def note_taken(self) -> None:
+        """Note that the messages which were taken are there in the epoch of `queue_end`, if that is known."""
+        if self.taken_end.epoch == self.queue_end.epoch:
+            self.taken_end = LogEnd(offset_of(self.state.highest_taken + 1), self.queue_end.epoch)
 
     def note_epoch(self) -> None:
         """Note that the messages exist which are taken from here on, by `queue_end`."""
@@ -176,7 +188,7 @@ class OwnedPartition:
     def log_was_cut(self, end: int, lost: int, now: float) -> None:
         """Show it for a while; what Kafka told of the former log's end does not count any more."""
         epoch, start = self.state.cuts.cuts[-1]
-        self.known_end = LogEnd(start, epoch)
+        self.taken_end = LogEnd(start, epoch)
         self.queue_end = QueueEnd(0, 0, self.queue_end.epoch)
         self.problems.log_was_cut(
             f"the log of topic {self.queue.name} was cut back: messages from offset {start} to before {end} "

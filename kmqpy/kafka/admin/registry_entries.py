@@ -82,10 +82,13 @@ class StoredOffset:
                     markers offset; older versions neither store nor need them
     queue_id        the id of the queue topic that the markers are about; empty where it is not known, as in
                     the data of older versions
-    cuts            the cuts of the queue partition's log that the markers before `offset` told (rule R39)
-    queue_end       an end of that log, up to which it was known later than all messages of `in_flight`
-    queue_epoch     the latest leader epoch of the partition when it had this end; -1: both are not known, as
-                    in the data of older versions
+    cuts            the cuts of the queue partition's log that ticks before `offset` told (rule R39)
+    taken_end       the offset after the highest message that was taken
+    queue_epoch     the latest leader epoch of the partition when all of them were in its log; -1: both
+                    are not known, as in the data of older versions
+    markers_read    the offset after the last marker that was read before the store
+    markers_epoch   the latest leader epoch of the markers partition when it had that marker; -1: both are
+                    not known, as in the data of older versions
     """
 
     offset: int
@@ -96,8 +99,10 @@ class StoredOffset:
     queue_id: str = ""
     finished: StoredFinished = NONE_FINISHED
     cuts: LogCuts = NO_CUTS
-    queue_end: int = 0
+    taken_end: int = 0
     queue_epoch: int = -1
+    markers_read: int = 0
+    markers_epoch: int = -1
 
     def is_of_earlier_queue(self, queue_id: str, markers_id: str) -> bool:
         """True if the offset is one of this markers topic, stored for an earlier queue topic (rule R24)."""
@@ -120,7 +125,9 @@ class StoredOffset:
         if self.cuts:
             values["cuts"] = str(self.cuts)
         if self.queue_epoch >= 0:
-            values |= {"queue_end": self.queue_end, "queue_epoch": self.queue_epoch}
+            values |= {"taken_end": self.taken_end, "queue_epoch": self.queue_epoch}
+        if self.markers_epoch >= 0:
+            values |= {"markers_read": self.markers_read, "markers_epoch": self.markers_epoch}
         return _dumps(values)
 
 
@@ -190,11 +197,17 @@ def parse_offset(data: bytes) -> StoredOffset:
             queue_id=_typed({"queue_id": "", **values}, "queue_id", str, "stored offset"),
             finished=StoredFinished.from_json(values.get("finished", {"windows": [], "runs": []})),
             cuts=LogCuts.parse(_typed({"cuts": "", **values}, "cuts", str, "stored offset")),
-            queue_end=_number({"queue_end": 0, **values}, "queue_end", "stored offset"),
-            queue_epoch=_number(values, "queue_epoch", "stored offset") if "queue_epoch" in values else -1,
+            taken_end=_number({"taken_end": 0, **values}, "taken_end", "stored offset"),
+            queue_epoch=_epoch(values, "queue_epoch"),
+            markers_read=_number({"markers_read": 0, **values}, "markers_read", "stored offset"),
+            markers_epoch=_epoch(values, "markers_epoch"),
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def _epoch(values: dict[str, Any], key: str) -> int:
+    return _number(values, key, "stored offset") if key in values else -1
 
 
 def decode_offset(path: str, data: bytes) -> StoredOffset | None:

@@ -175,7 +175,7 @@ class _MarkersOfQueue:
         self.states: dict[int, InFlight] = {}
         self.starts: dict[int, int] = {}
         self.touched = {partition: OffsetRuns() for partition in range(there.queue.partitions)}
-        self._wants_touched = not states_only
+        self._wants_touched, self._wants_states = not states_only, not touched_only
         self._connection = connection
         self._queue = queue
         self._ends: dict[int, QueueEnd] = {}
@@ -185,8 +185,9 @@ class _MarkersOfQueue:
             safe = stored.get(partition)
             if safe is not None and safe.markers_id != there.markers.topic_id:
                 safe = None  # it is an offset of an earlier topic of that name
-            start, cuts = (0, NO_CUTS) if safe is None else (safe.offset, safe.cuts)
+            position, cuts = (0, NO_CUTS) if safe is None else (safe.offset, safe.cuts)
             low, end = bounds[partition]
+            start = position
             if not states_only:
                 # The start markers of messages from the committed offset on stand at `covered` or after.
                 # Without a commit they may stand anywhere.
@@ -194,12 +195,15 @@ class _MarkersOfQueue:
                 if covered is not None:
                     # An offset beyond the end is one of an earlier topic.
                     if touched_only and covered <= end:
-                        start, cuts = covered, commits.get(partition, _NO_COMMIT).cuts
+                        start = position = covered
+                        cuts = commits.get(partition, _NO_COMMIT).cuts
                     else:
                         start = min(start, covered)
             starts[partition] = max(start, low)
+            # What stands before its position adds to `touched` only. From there on the state drops what ticks
+            # say was cut away; of earlier ticks it has the cuts.
             self.states[partition] = InFlight(
-                position=starts[partition],
+                position=max(position, low),
                 missed_markers=safe is not None and (safe.missed_markers or safe.offset < low),
                 max_hold_ms=queue.max_hold_ms,
                 max_delay_ms=queue.max_delay_ms,
@@ -220,8 +224,9 @@ class _MarkersOfQueue:
             numbers = self.touched[partition]
             self.touched[partition] = touched = OffsetRuns()
             touched.add_runs((offset_of(n), count) for n, count in state.cuts.current_runs(numbers.runs()))
-            # Clients that know no cuts have taken these; what stood there before a cut, ticks have dropped.
-            touched.add_runs((offset_of(entry.offset), 1) for entry in state)
+            if self._wants_states:
+                # Clients that know no cuts have taken these; what stood there before, ticks have dropped.
+                touched.add_runs((offset_of(entry.offset), 1) for entry in state)
         self.touched[partition].discard_below(start)
 
     def _read(self, partition: int, records: list[Any]) -> None:

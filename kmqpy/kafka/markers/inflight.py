@@ -73,6 +73,7 @@ class InFlight:
     cuts                the cuts of the queue partition's log that ticks have told (rule R39). Messages are
                         named by numbers (see log_cuts), which are offsets in a log that was never cut
     cut_away            what those ticks have dropped; for the caller to read and to clear
+    highest_taken       the highest message that is known to have been taken; -1: none
 
     The caller may change `latest_ms` and the limits at any time; they apply to markers read later.
     """
@@ -99,7 +100,10 @@ class InFlight:
         self.finished = FinishedMessages()
         self.claims = OpenClaims()
         self.cuts = cuts
+        self._cuts_told = [(-1, cuts)]
+        """The cuts known from each tick on that told new ones: its markers offset, and the cuts."""
         self.cut_away: list[CutAway] = []
+        self.highest_taken = -1
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -169,11 +173,12 @@ class InFlight:
             return 0
         if marker.op is Op.END:
             if marker.cuts:
-                self._cut(marker.cuts)
+                self._cut(marker.cuts, at)
             if marker.takes_from is not None:
                 self.finished.assigned(marker.takes_from, again=marker.takes_again)
                 return 0
             return self._end_range(marker.runs) if marker.runs else self._end(marker.offset)
+        self.highest_taken = max(self.highest_taken, marker.highest)
         if marker.op is Op.TAKE and marker.counts and marker.reason is None:
             due_ms = self._deadline(marker)
             if marker.runs:
@@ -188,6 +193,8 @@ class InFlight:
         after_ms = min(max(0, redeliver_after_ms), self.max_hold_ms)
         for first, count, taken_at in self._new_runs(series, at):
             due_ms = min(self.now_ms + after_ms, INT64_MAX)
+            if first + count > self.highest_taken:
+                self.highest_taken = first + count - 1
             if count < packed.MIN_RUN or self._entries.has_any(((first, count),)):
                 for index in range(count):
                     self._take(first + index, due_ms, holder, taken_at + index)
@@ -313,6 +320,8 @@ class InFlight:
         for row in sorted(rows, key=lambda row: row.taken_at):
             if row.taken_at >= self._position:
                 return
+            bits = row.bits if isinstance(row, TakenRun) else 1
+            self.highest_taken = max(self.highest_taken, row[0] + bits.bit_length() - 1)
             if isinstance(row, Entry):
                 self._entries.put(row)
                 continue
@@ -323,13 +332,23 @@ class InFlight:
                     bits &= (1 << read) - 1
             self._entries.put_together(row._replace(bits=bits), min_run=1)
 
-    def _cut(self, cuts: LogCuts) -> None:
+    def cuts_before(self, at: int) -> LogCuts:
+        """The cuts that ticks before markers offset `at` have told.
+
+        Who begins to read there must know these and no others: a tick that tells cuts which are new to a
+        reader drops what that reader has read of messages which stood behind them.
+        """
+        return next(cuts for told_at, cuts in reversed(self._cuts_told) if told_at < at)
+
+    def _cut(self, cuts: LogCuts, at: int) -> None:
         """Drop all that is known of messages which stood behind cuts that were not known."""
         new = self.cuts.new_in(cuts)
         if not new:
             return
         self.cuts = self.cuts.merged(cuts)
+        self._cuts_told.append((at, self.cuts))
         start = min(cut.start for cut in new)
+        self.highest_taken = min(self.highest_taken, self.cuts.number_of(start - 1) if start else -1)
 
         def is_gone(number: int) -> bool:
             return offset_of(number) >= start and not self.cuts.is_current(number)
