@@ -41,14 +41,15 @@ class CutKeeper:
 
     def end_told(self, part: OwnedPartition, end: LogEnd) -> None:
         """Kafka has told where the queue ends; after an election the log may have been cut."""
-        known = part.known_end
-        if known is None or known.epoch < 0 or known.offset == 0:
-            part.known_end = end
-        elif end.epoch > known.epoch:
-            # The last record may be one that ends a transaction.
-            self.look(part, LastSeen(known.offset - 1, known.epoch), may_be_control=True, end=end)
-        elif end.epoch == known.epoch and end.offset > known.offset:
-            part.known_end = end
+        taken = part.taken_end
+        if end.epoch <= taken.epoch:
+            return
+        if taken.epoch < 0 or taken.offset == 0:
+            self._is_intact(part, end.epoch)
+        else:
+            # Somebody may have written the marker of a record that ends a transaction.
+            seen = LastSeen(taken.offset - 1, taken.epoch)
+            self.look(part, seen, may_be_control=True, epoch=end.epoch)
 
     def look(
         self,
@@ -56,11 +57,11 @@ class CutKeeper:
         seen: LastSeen,
         *,
         may_be_control: bool = False,
-        end: LogEnd | None = None,
+        epoch: int | None = None,
     ) -> None:
         """Begin a job that looks whether the record that was seen is still there, unless one runs.
 
-        end  if it is, the log is known up to here
+        epoch  if it is, no cut had happened before the partition had this leader epoch
         """
         now = self._clock.monotonic()
         if part.looks_for_cut or now < part.look_for_cut_at:
@@ -74,12 +75,12 @@ class CutKeeper:
             epoch=seen.epoch,
             may_be_control=may_be_control,
         )
-        self._jobs.run(Pool.COUNTING, job, partial(self._looked, part, part.topic_ids, end))
+        self._jobs.run(Pool.COUNTING, job, partial(self._looked, part, part.topic_ids, epoch))
 
     def cut_away(self, part: OwnedPartition, cut_away: CutAway) -> None:
         """A tick has told cuts that were not known: report it."""
         start = min(cut.start for cut in cut_away.cuts)
-        end = max(cut_away.end, part.known_end.offset if part.known_end is not None else 0)
+        end = max(cut_away.end, part.taken_end.offset)
         self._metrics.log_cuts.labels(part.key[0]).inc(len(cut_away.cuts))
         self._metrics.lost_to_log_cuts.labels(part.key[0]).inc(cut_away.messages)
         _log.error(
@@ -92,13 +93,13 @@ class CutKeeper:
                 "epochs": [cut.epoch for cut in cut_away.cuts],
             },
         )
-        part.log_was_cut(start, end, cut_away.messages, self._clock.monotonic())
+        part.log_was_cut(end, cut_away.messages, self._clock.monotonic())
 
     def _looked(
         self,
         part: OwnedPartition,
         topic_ids: tuple[str, str],
-        end: LogEnd | None,
+        epoch: int | None,
         found: Cut | Exception | None,
     ) -> None:
         part.looks_for_cut = False
@@ -106,14 +107,20 @@ class CutKeeper:
         if self._partitions.get(part.key) is not part or part.topic_ids != topic_ids:
             return
         with self._supervisor.surviving(part):
+            part.problems.election = None
             if isinstance(found, KmqError):
+                part.problems.election = f"it is not known whether the queue's log was cut back: {found}"
                 self._problems.warn("cut", part.key, "a cut log can't be looked for", error=str(found))
             elif isinstance(found, Exception):
                 raise found
             elif found is None or part.state.cuts.knows(found):
-                part.known_end = end or part.known_end
+                if epoch is not None:
+                    self._is_intact(part, epoch)
             else:
                 self._tell(part, found)
+
+    def _is_intact(self, part: OwnedPartition, epoch: int) -> None:
+        part.taken_end = part.taken_end._replace(epoch=epoch)
 
     def _tell(self, part: OwnedPartition, cut: Cut) -> None:
         cuts = part.state.cuts.with_cut(cut)

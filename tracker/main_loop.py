@@ -74,9 +74,10 @@ class MainLoop:
         self._mirror = MirrorKeeper(context)
         self._hanging = HangingKeeper(context)
         self._health = HealthKeeper(context, self._hanging.held_back, stopping.is_set)
-        takeover = Takeover(context, kafka, self._offsets, self._originals)
+        takeover = Takeover(context, kafka, self._offsets, self._originals, cuts)
         redelivery = PartitionRedelivery(
-            context, kafka.topics, self._probe, self._originals, self._last_attempts, telemetry, cuts
+            *(context, kafka.topics, self._probe, self._originals, self._last_attempts, telemetry),
+            *(kafka.ends, cuts),
         )
         self._lifecycle = PartitionLifecycle(context, kafka, takeover, redelivery, self._offsets)
 

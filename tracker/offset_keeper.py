@@ -85,9 +85,9 @@ class OffsetKeeper:
         if state.position == part.stored_position:
             return None  # no marker was read since the last store, so the state is the same
         (queue_id, markers_id), missed = part.topic_ids, state.missed_markers
-        end = part.known_end or LogEnd(0)
-        if end.epoch < part.queue_end.epoch:  # messages in flight may be of the later epoch
-            end = LogEnd(0)
+        end, told_below = part.taken_end, part.told_below
+        if end.epoch != part.log.last_epoch:  # an election, and nobody has looked yet
+            end, told_below = LogEnd(0), 0
         at = state.safe_offset()
         safe = StoredOffset(
             at,
@@ -96,8 +96,9 @@ class OffsetKeeper:
             missed,
             queue_id=queue_id,
             cuts=state.cuts_before(at),
-            queue_end=end.offset,
+            taken_end=end.offset,
             queue_epoch=end.epoch,
+            told_below=told_below,
         )
         if state.position - safe.offset <= self._settings.snapshot_after_markers:
             if safe.offset == part.stored_offset and end == part.stored_end:
@@ -174,4 +175,4 @@ class OffsetKeeper:
                 part = self._partitions[key]
                 stored = written[key]
                 part.stored_offset, part.stored_position = stored.offset, due[key].position
-                part.stored_end = LogEnd(stored.queue_end, stored.queue_epoch)
+                part.stored_end = LogEnd(stored.taken_end, stored.queue_epoch)

@@ -94,7 +94,7 @@ class PartitionLifecycle:
         if part.phase is not TrackingPhase.ACTIVE:
             return
         if torn := part.state.claims.torn():  # before their messages are copied a second time
-            mend = partial(self._redelivery.mend, part, torn, part.state.cuts)
+            mend = partial(self._redelivery.mend, part, torn, part.log)
             self._submit(part, mend, partial(self._mended, part, torn))
             return
         entries = part.due(self._settings.max_batch_messages * 5)

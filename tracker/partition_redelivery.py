@@ -8,14 +8,15 @@ from functools import partial
 
 from kmqpy.errors import KmqError
 from kmqpy.kafka.markers.entry import Entry
-from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.kafka.markers.open_claims import TornClaim
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.telemetry.base import Telemetry
 from tracker.context import TrackerContext
 from tracker.cut_keeper import CutKeeper
+from tracker.log_check import LogCheck
 from tracker.partition.owned_partition import OwnedPartition
+from tracker.reading.queue_ends import QueueEnds
 from tracker.redelivery.known_log import KnownLog
 from tracker.redelivery.last_attempts import LastAttempts, PartitionAttempts
 from tracker.redelivery.originals_readers import OriginalsReaders
@@ -39,8 +40,10 @@ class PartitionRedelivery:
         originals: OriginalsReaders,
         last_attempts: LastAttempts,
         telemetry: Telemetry,
+        ends: QueueEnds,
         cuts: CutKeeper,
     ) -> None:
+        self._ends = ends
         self._cuts = cuts
         self._topics = topics
         self._probe = probe
@@ -67,22 +70,26 @@ class PartitionRedelivery:
         taken_late  messages that were finished before a client took them; they get an end marker, no copy
         log         what was known of the queue's log then
         """
+        check = LogCheck(self._ends, part.key, log)
         with self._originals.lend() as reader:
-            return part.redeliverer.redeliver(
+            result = part.redeliverer.redeliver(
                 entries,
                 reader,
-                partial(self._may_go_on, part),
+                partial(self._may_go_on, part, check),
                 lambda: self._has_dead_letters(part.queue),
                 position,
                 taken_late,
                 PartitionAttempts(self._last_attempts, part.queue, part.number, part.topic_ids[1]),
                 log,
             )
+        result.new_end = check.new_end
+        return result
 
-    def mend(self, part: OwnedPartition, torn: Sequence[TornClaim], cuts: LogCuts) -> int:
+    def mend(self, part: OwnedPartition, torn: Sequence[TornClaim], log: KnownLog) -> int:
         """Finish what torn transactions have copied; a background job. Returns the number of messages."""
         exist = partial(self._has_dead_letters, part.queue)
-        return part.redeliverer.mend(torn, partial(self._may_go_on, part), exist, cuts)
+        check = LogCheck(self._ends, part.key, log)
+        return part.redeliverer.mend(torn, partial(self._may_go_on, part, check), exist, log.cuts)
 
     def mended(self, part: OwnedPartition, torn: Sequence[TornClaim], copied: int) -> None:
         """Count and log the transactions; those of their messages that were not copied are redelivered.
@@ -106,8 +113,12 @@ class PartitionRedelivery:
         )
         part.back_off(self._clock.monotonic())
 
-    def _may_go_on(self, part: OwnedPartition) -> bool:
-        return self._leadership.may_redeliver() and self._probe.has_its_topics(part)
+    def _may_go_on(self, part: OwnedPartition, check: LogCheck) -> bool:
+        return (
+            self._leadership.may_redeliver()
+            and self._probe.has_its_topics(part)
+            and check.nobody_was_elected()
+        )
 
     def redelivered(self, part: OwnedPartition, entries: list[Entry], result: RedeliveryResult) -> None:
         """Count and report the result; make messages that failed due again later.
@@ -121,6 +132,8 @@ class PartitionRedelivery:
         for problem in problems:
             self._metrics.failures.labels(part.key[0]).inc()
             self._problems.warn("redelivery", part.key, "redelivery failed; trying again", error=problem)
+        if result.new_end is not None:
+            self._cuts.end_told(part, result.new_end)
         if result.doubtful is not None:
             self._cuts.look(part, result.doubtful)
         if result.broken:

@@ -19,6 +19,7 @@ from kmqpy.kafka.markers.log_cuts import Cut
 from kmqpy.kafka.topic_identity import TopicIds, stale_markers_error
 from tracker.background import Pool
 from tracker.context import TrackerContext
+from tracker.cut_keeper import CutKeeper
 from tracker.kafka_clients import KafkaClients
 from tracker.offset_keeper import OffsetKeeper
 from tracker.partition.owned_partition import OwnedPartition
@@ -61,7 +62,9 @@ class Takeover:
         kafka: KafkaClients,
         offsets: OffsetKeeper,
         originals: OriginalsReaders,
+        cuts: CutKeeper,
     ) -> None:
+        self._cuts = cuts
         self._kafka = kafka
         self._offsets = offsets
         self._originals = originals
@@ -102,7 +105,7 @@ class Takeover:
             # Its messages are dropped, and counted, when this tick is read.
             cuts = begin.at.cuts.with_cut(cut)
             tick = self._kafka.tick_writer.send_tick(queue.markers_topic, number, _FENCING_TIMEOUT_S, cuts)
-        existed = queue_end.offset if cut is None else max(queue_end.offset, begin.at.queue_end)
+        existed = queue_end.offset if cut is None else max(queue_end.offset, begin.at.taken_end)
         begin = begin.corrected(tick.now_ms, queue, existed, self._max_clock_lead_ms)
         if begin.problem is not None:
             _log.error(begin.problem, extra=self._problems.about(part.key))
@@ -112,12 +115,12 @@ class Takeover:
 
     def _cut_since(self, stored: StoredOffset, end: LogEnd, part: OwnedPartition) -> Cut | None:
         """A cut of the queue's log after the offset was stored, which this offset does not know."""
-        if not 0 <= stored.queue_epoch < end.epoch or not stored.queue_end:
+        if not 0 <= stored.queue_epoch < end.epoch or not stored.taken_end:
             return None
         found = find_cut(
             self._connection,
             *part.key,
-            offset=stored.queue_end - 1,
+            offset=stored.taken_end - 1,
             epoch=stored.queue_epoch,
             may_be_control=True,
             clock=self._clock,
@@ -147,6 +150,7 @@ class Takeover:
             if not part.reading:
                 self._start_reading(part, result)
             part.catch_up_to(result.tick, result.queue_end, result.existed)
+            self._cuts.end_told(part, result.queue_end)
             self._metrics.takeovers.labels(part.key[0]).inc()
 
     def _start_reading(self, part: OwnedPartition, result: TakeoverResult) -> None:
@@ -156,7 +160,7 @@ class Takeover:
         part.topic_ids = result.topic_ids
         part.stored_offset = part.stored_position = None
         now = self._clock.monotonic()
-        part.start_reading(result.begin.state(), now, result.begin.at.queue_epoch)
+        part.start_reading(result.begin.state(), now, result.begin.at.told_below, result.begin.at.queue_epoch)
         if result.begin.ahead_s:
             part.problems.clock_was_wrong(str(result.begin.problem), now)
             self._problems.clock_ahead(part.key, result.begin.ahead_s)

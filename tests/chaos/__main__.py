@@ -11,6 +11,7 @@ from kmqpy.core import logs
 from kmqpy.errors import ClusterError
 
 from . import report
+from .cuts import run as cut_at_random
 from .run import run as run_it
 from .schedule import LEVELS
 from .stage import Failed
@@ -33,6 +34,7 @@ reads the topics: nothing may be lost, unfinished, unexpected, or copied twice b
   make chaos ARGS="--full"                 1,000,000 messages, 140 faults, less than 60 minutes
   make chaos ARGS="--full --minutes 5"     the same in small
   make chaos ARGS="--late"                 100,000 acks up to 5 s after the lease, about 10 minutes
+  make chaos ARGS="--cuts 30"              logs are cut back instead, 30 times, about 15 minutes
   make chaos ARGS="--seed 7"               other targets, another order
   make chaos ARGS="--control two-sends"    a safeguard is taken out: the checker must find it
   make chaos ARGS="--scenario two-sends"   what that does to kmqpy as it is: nothing
@@ -65,6 +67,7 @@ def main() -> None:
 @click.option("--minutes", type=click.FloatRange(1), help="Scale faults and messages to so much load.")
 @click.option("--seed", type=int, help="Of the schedule; default: from the clock.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, show_default=False)
+@click.option("--cuts", type=click.IntRange(1), help="Cut logs back so many times, and do nothing else.")
 @click.option("--no-late-acks", is_flag=True, help="The queue has no late acks.")
 @click.option(
     "--control",
@@ -78,6 +81,7 @@ def run(
     minutes: float | None,
     seed: int | None,
     out: Path,
+    cuts: int | None,
     no_late_acks: bool,
     control: str | None,
     scenario: str | None,
@@ -88,6 +92,8 @@ def run(
     try:
         if control or scenario:
             problems = _scenario(control or scenario or "", sabotaged=bool(control), out=out)
+        elif cuts:
+            problems = cut_at_random(cuts, _seed(seed), out, _tell)
         else:
             problems = _chaos(level or "medium", minutes, seed, out, late_acks=not no_late_acks)
     except (Failed, ClusterError) as error:
@@ -104,11 +110,18 @@ def run(
 
 def _chaos(name: str, minutes: float | None, seed: int | None, out: Path, *, late_acks: bool) -> list[str]:
     level = LEVELS[name] if minutes is None else LEVELS[name].scaled(minutes)
-    seed = int(time.time()) % 100_000 if seed is None else seed
-    result = run_it(replace(level), seed, out, lambda text: click.echo(text, err=True), late_acks=late_acks)
+    result = run_it(replace(level), _seed(seed), out, _tell, late_acks=late_acks)
     report.write(result, out)
     click.echo(report.table(result))
     return result.all_problems
+
+
+def _seed(given: int | None) -> int:
+    return int(time.time()) % 100_000 if given is None else given
+
+
+def _tell(text: str) -> None:
+    click.echo(text, err=True)
 
 
 def _scenario(name: str, *, sabotaged: bool, out: Path) -> list[str]:

@@ -133,14 +133,17 @@ class QueueEnds:
         return end
 
     def with_epochs(
-        self, places: Iterable[tuple[str, int]], *, anew: bool
+        self, places: Iterable[tuple[str, int]], *, anew: bool = False
     ) -> dict[tuple[str, int], LogEnd | Unavailable]:
         connection, places = self._connection, list(places)
         if connection.process.kafka_cut_until > connection.world.now or connection.world.unlucky():
             return dict.fromkeys(places, Unavailable("does not answer"))
         if connection.queue_topic in connection.broker.missing:
             return dict.fromkeys(places, Unavailable("there is no such topic"))
-        return {place: LogEnd(connection.broker.logs[place].end, connection.broker.logs[place].epoch) for place in places}
+        return {
+            place: LogEnd(connection.broker.logs[place].end, connection.broker.logs[place].epoch)
+            for place in places
+        }
 
     def close(self) -> None:
         pass

@@ -52,7 +52,8 @@ def refused_steps(
 
 
 def original_offset(copy: Record) -> int:
-    here = RecordPlace(copy.topic(), copy.partition(), copy.at)
+    """The offset of the message of which this is a copy; its number, where logs may be cut back."""
+    here = RecordPlace(copy.topic(), -1, 0)
     return read_ancestors(m.last_header(m.headers_of(copy.headers()), ANCESTORS), here)[-1].offset
 
 

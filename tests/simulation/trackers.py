@@ -192,7 +192,9 @@ class PartitionRedelivery(_partition_redelivery.PartitionRedelivery):
         self._history = self._world.history
         self._tracker_name = context.connection.process.name
 
-    def redeliver(self, part: Any, entries: Any, position: int, taken_late: frozenset[int], log: Any) -> Steps:
+    def redeliver(
+        self, part: Any, entries: Any, position: int, taken_late: frozenset[int], log: Any
+    ) -> Steps:
         markers_end = self._broker.logs[part.queue.markers_topic, part.number].end
         for entry in entries:
             plans = self._history.plans[part.topic_ids[1], part.number, entry.offset]

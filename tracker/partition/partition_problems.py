@@ -18,12 +18,14 @@ class PartitionProblems:
     takeover  why the last takeover failed, or why the partition must be taken over again
     tick      why the last tick could not be written
     ends      why Kafka could not tell the end offset of the queue
+    election  why it is not known whether the queue's log was cut back before an election
     """
 
     def __init__(self) -> None:
         self.takeover: str | None = None
         self.tick: str | None = None
         self.ends: str | None = None
+        self.election: str | None = None
         self._clock: str | None = None
         self._clock_told_at = 0.0
         self._cut: str | None = None
@@ -70,7 +72,8 @@ class PartitionProblems:
 
     def texts(self, markers_topic: str) -> list[str]:
         """The texts of all current problems."""
-        found = [text for text in (self.takeover, self.tick, self.ends, self._clock, self._cut) if text]
+        told = (self.takeover, self.tick, self.ends, self.election, self._clock, self._cut)
+        found = [text for text in told if text]
         failed = sorted(self._failed_markers.copy().items())[:_MAX_FAILED_MARKERS_SHOWN]
         found += [f"marker at offset {at} of {markers_topic} {text}" for at, text in failed]
         return found + sorted({*self._stuck.copy().values()})

@@ -71,7 +71,6 @@ class MarkerReader:
             return
         state, now_before_ms = partition.state, partition.state.now_ms
         partition.clock.limit_timestamps(now)
-        partition.note_epoch()
         applied = replay_markers(
             state, partition.number, partition.unread, partition.queue_end, most=_MAX_RANGE_MESSAGES
         )

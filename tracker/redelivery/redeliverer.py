@@ -32,6 +32,7 @@ from kmqpy.kafka.copies.copy_transaction import (
 from kmqpy.kafka.copies.end_markers import end_markers
 from kmqpy.kafka.copies.torn_transactions import find_copies
 from kmqpy.kafka.librdkafka import Producer
+from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers.codec import ACKNOWLEDGED, TAKEN_LATE
 from kmqpy.kafka.markers.entry import Entry
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts, offset_of
@@ -88,6 +89,8 @@ class RedeliveryResult:
                                 for how many copies this header of the original could not be decoded
     doubtful                    a record that is not there any more, or can't be read now: the log may have
                                 been cut back (rule R39)
+    new_end                     where the log ends since the partition has another leader: it may have been
+                                cut back before that (rule R39), so nothing was written
     broken                      True if the tracker must take the partition over again before any other work
     dead_letter_problem         why nothing was dead-lettered, if the dead-letter topic is missing
     problem                     why other messages failed
@@ -104,6 +107,7 @@ class RedeliveryResult:
     undecodable_counts: int = 0
     undecodable_ancestors: int = 0
     doubtful: LastSeen | None = None
+    new_end: LogEnd | None = None
     broken: bool = False
     dead_letter_problem: str | None = None
     problem: str | None = None

@@ -172,9 +172,9 @@ class Doctor:
             ids = TopicIds(messages.topic_id, markers.topic_id if markers else "")
             commits = group_commits(context.connection, settings, range(count), ids)
             ends = {
-                partition: KnownRecord(one.queue_end - 1, one.queue_epoch, may_be_control=True)
+                partition: KnownRecord(one.taken_end - 1, one.queue_epoch, may_be_control=True)
                 for partition, one in stored.items()
-                if one.queue_id == ids.queue and one.queue_end > 0 and partition < count
+                if one.queue_id == ids.queue and one.taken_end > 0 and partition < count
             }
             found_cuts = new_cuts(context.connection, settings, last_taken(commits), ends)
         return Facts(

@@ -83,9 +83,10 @@ class StoredOffset:
     queue_id        the id of the queue topic that the markers are about; empty where it is not known, as in
                     the data of older versions
     cuts            the cuts of the queue partition's log that ticks before `offset` told (rule R39)
-    queue_end       an end of that log, up to which it was known later than all messages of `in_flight`
-    queue_epoch     the latest leader epoch of the partition when it had this end; -1: both are not known, as
-                    in the data of older versions
+    taken_end       the offset after the highest message that was taken
+    queue_epoch     the latest leader epoch of the partition when all of them were in its log; -1: both
+                    are not known, as in the data of older versions
+    told_below      Kafka told this epoch after the takes before this markers offset were written
     """
 
     offset: int
@@ -96,8 +97,9 @@ class StoredOffset:
     queue_id: str = ""
     finished: StoredFinished = NONE_FINISHED
     cuts: LogCuts = NO_CUTS
-    queue_end: int = 0
+    taken_end: int = 0
     queue_epoch: int = -1
+    told_below: int = 0
 
     def is_of_earlier_queue(self, queue_id: str, markers_id: str) -> bool:
         """True if the offset is one of this markers topic, stored for an earlier queue topic (rule R24)."""
@@ -120,7 +122,11 @@ class StoredOffset:
         if self.cuts:
             values["cuts"] = str(self.cuts)
         if self.queue_epoch >= 0:
-            values |= {"queue_end": self.queue_end, "queue_epoch": self.queue_epoch}
+            values |= {
+                "taken_end": self.taken_end,
+                "queue_epoch": self.queue_epoch,
+                "told_below": self.told_below,
+            }
         return _dumps(values)
 
 
@@ -190,7 +196,8 @@ def parse_offset(data: bytes) -> StoredOffset:
             queue_id=_typed({"queue_id": "", **values}, "queue_id", str, "stored offset"),
             finished=StoredFinished.from_json(values.get("finished", {"windows": [], "runs": []})),
             cuts=LogCuts.parse(_typed({"cuts": "", **values}, "cuts", str, "stored offset")),
-            queue_end=_number({"queue_end": 0, **values}, "queue_end", "stored offset"),
+            taken_end=_number({"taken_end": 0, **values}, "taken_end", "stored offset"),
+            told_below=_number({"told_below": 0, **values}, "told_below", "stored offset"),
             queue_epoch=_number(values, "queue_epoch", "stored offset") if "queue_epoch" in values else -1,
         )
     except ValueError as error:

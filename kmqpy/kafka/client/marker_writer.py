@@ -464,10 +464,9 @@ class MarkerWriter(Closeable):
         if not self._replacements.allows():
             return False
         _log.warning("markers producer replaced: it ended or got no answer", extra={"topic": self._topic})
-        broken, self._producer = self._producer, self._new_producer()
-        broken.purge()
-        broken.flush(1)  # serves the delivery reports, so that markers not confirmed are sent again
-        self._producer_is_broken = False
+        self._producer.purge()
+        self._producer.flush(1)  # serves the delivery reports, so that markers not confirmed are sent again
+        self._producer, self._producer_is_broken = self._new_producer(), False
         return True
 
 

@@ -73,6 +73,7 @@ class InFlight:
     cuts                the cuts of the queue partition's log that ticks have told (rule R39). Messages are
                         named by numbers (see log_cuts), which are offsets in a log that was never cut
     cut_away            what those ticks have dropped; for the caller to read and to clear
+    highest_taken       the highest message that is known to have been taken; -1: none
 
     The caller may change `latest_ms` and the limits at any time; they apply to markers read later.
     """
@@ -102,6 +103,7 @@ class InFlight:
         self._cuts_told = [(-1, cuts)]
         """The cuts known from each tick on that told new ones: its markers offset, and the cuts."""
         self.cut_away: list[CutAway] = []
+        self.highest_taken = -1
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -176,6 +178,7 @@ class InFlight:
                 self.finished.assigned(marker.takes_from, again=marker.takes_again)
                 return 0
             return self._end_range(marker.runs) if marker.runs else self._end(marker.offset)
+        self.highest_taken = max(self.highest_taken, marker.highest)
         if marker.op is Op.TAKE and marker.counts and marker.reason is None:
             due_ms = self._deadline(marker)
             if marker.runs:
@@ -190,6 +193,8 @@ class InFlight:
         after_ms = min(max(0, redeliver_after_ms), self.max_hold_ms)
         for first, count, taken_at in self._new_runs(series, at):
             due_ms = min(self.now_ms + after_ms, INT64_MAX)
+            if first + count > self.highest_taken:
+                self.highest_taken = first + count - 1
             if count < packed.MIN_RUN or self._entries.has_any(((first, count),)):
                 for index in range(count):
                     self._take(first + index, due_ms, holder, taken_at + index)
@@ -207,8 +212,20 @@ class InFlight:
         return ended
 
     def taken_late(self, entries: Iterable[Entry]) -> frozenset[int]:
-        """The offsets of the entries whose messages clients took late, as far as `finished` remembers."""
-        return frozenset(entry.offset for entry in entries if entry.offset in self.finished)
+        """The offsets of the entries whose messages clients took late, as far as `finished` remembers.
+
+        Also those of the former log, taken since it was cut back, where others have taken the new message at
+        their offset by its number. If nobody has, their takers may know no cuts, and mean the new message.
+        """
+        return frozenset(
+            entry.offset
+            for entry in entries
+            if entry.offset in self.finished or (self.cuts and self._is_superseded(entry.offset))
+        )
+
+    def _is_superseded(self, number: int) -> bool:
+        present = self.cuts.number_of(offset_of(number))
+        return number != present <= self.highest_taken
 
     def _new_runs(self, series: Iterable[MarkerRun], at: int) -> Iterator[tuple[int, int, int]]:
         """Yield first message, count and markers offset of new markers, and note that they were read."""
@@ -315,6 +332,8 @@ class InFlight:
         for row in sorted(rows, key=lambda row: row.taken_at):
             if row.taken_at >= self._position:
                 return
+            bits = row.bits if isinstance(row, TakenRun) else 1
+            self.highest_taken = max(self.highest_taken, row[0] + bits.bit_length() - 1)
             if isinstance(row, Entry):
                 self._entries.put(row)
                 continue
@@ -341,6 +360,7 @@ class InFlight:
         self.cuts = self.cuts.merged(cuts)
         self._cuts_told.append((at, self.cuts))
         start = min(cut.start for cut in new)
+        self.highest_taken = min(self.highest_taken, self.cuts.number_of(start - 1) if start else -1)
 
         def is_gone(number: int) -> bool:
             return offset_of(number) >= start and not self.cuts.is_current(number)

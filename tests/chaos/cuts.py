@@ -1,0 +1,190 @@
+"""Cuts logs at random while messages are sent, taken and redelivered: rules R39 and R40 of docs/rules.md.
+
+Three brokers are killed together, as by a power cut; the logs of each are cut at places of its own, of the
+queue, its markers, its dead letters, their markers, and the group's offsets; then the brokers start, and
+elect leaders that may lack what others have. Senders, consumers and trackers live through it. In the end,
+whatever stands in the queue's log must have been delivered and acknowledged, and nothing may be in flight.
+"""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kmqpy.core.clock import wait_until
+from kmqpy.dev import Cluster
+from kmqpy.errors import KmqError
+from kmqpy.kafka import partition_reader
+from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.zookeeper.settings import ZooKeeperConnection
+from tests.cut_logs import CutLog, cut_logs, share
+
+QUEUE = QueueSettings(name="cuts", redeliver_after_ms=1_000, max_redeliveries=5, late_acks=True)
+_PARTITIONS = 3
+_QUIET_S = 90.0
+_BETWEEN = 300
+"""So many messages are sent between two cuts, at least."""
+_SETTINGS = {
+    "unclean.leader.election.enable": "true",
+    "offsets.topic.num.partitions": "3",
+    "default.replication.factor": "3",
+    "offsets.topic.replication.factor": "3",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "1",
+}
+
+
+class _Load:
+    """Two senders and three consumers in threads; a fifth of the messages is not acknowledged at first."""
+
+    def __init__(self, connection: KafkaConnection) -> None:
+        self.connection = connection
+        self.delivered: Counter[bytes] = Counter()
+        self.acknowledged: set[bytes] = set()
+        self.sent = 0
+        self.errors: list[str] = []
+        self._sending, self._receiving = threading.Event(), threading.Event()
+        self._dice = random.Random(7)
+        self._threads = [
+            threading.Thread(target=self._surviving, args=(work, *arguments), daemon=True)
+            for work, *arguments in (
+                (self._send, 0),
+                (self._send, 1),
+                (self._consume, "range"),
+                (self._consume, "jvm"),
+                (self._consume, "range"),
+            )
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop_sending(self) -> None:
+        self._sending.set()
+
+    def stop(self) -> None:
+        self._sending.set()
+        self._receiving.set()
+        for thread in self._threads:
+            thread.join(30)
+
+    def _surviving(self, work: Callable[..., None], *arguments: object) -> None:
+        try:
+            work(*arguments)
+        except BaseException as error:
+            self.errors.append(f"{work.__name__}{arguments}: {error!r}")
+            raise
+
+    def _send(self, sender: int) -> None:
+        number = 0
+        with KmqProducer(QUEUE, self.connection) as producer:
+            while not self._sending.wait(0.05):
+                bodies = [f"{sender}-{number + index}" for index in range(10)]
+                number += 10
+                try:
+                    producer.send_many(bodies)
+                    self.sent += 10
+                except KmqError:
+                    pass  # unknown: they may stand in the log
+
+    def _consume(self, markers: str) -> None:
+        with KmqClient(QUEUE, self.connection, markers=markers) as client:  # type: ignore[arg-type]
+            while not self._receiving.is_set():
+                try:
+                    messages = client.receive(20, wait=0.2)
+                except KmqError as error:
+                    self.errors.append(f"receive: {error!r}")
+                    continue
+                for message in messages:
+                    self.delivered[message.body] += 1
+                kept = [one for one in messages if one.attempts > 1 or self._dice.random() > 0.2]
+                self._receiving.wait(self._dice.random() * 0.2)
+                client.ack(*kept)
+                self.acknowledged.update(one.body for one in kept)
+
+
+@contextmanager
+def _trackers(cluster: Cluster, out: Path) -> Iterator[None]:
+    env = {**os.environ, "KMQ_BOOTSTRAP": cluster.bootstrap, "KMQ_ZOOKEEPER": cluster.zookeeper}
+    with (out / "trackers.log").open("w") as log:
+        command = [sys.executable, "-m", "tracker", "--http-port", "0"]
+        started = [subprocess.Popen(command, env=env, stdout=log, stderr=log) for _ in range(2)]
+        try:
+            yield
+        finally:
+            for process in started:
+                process.terminate()
+            for process in started:
+                process.wait(30)
+
+
+def _cut(cluster: Cluster, dice: random.Random) -> dict[tuple[str, int], CutLog]:
+    topics = [QUEUE.name, QUEUE.markers_topic, QUEUE.dead_letter_topic, f"{QUEUE.dead_letter_topic}__markers"]
+    logs = [(topic, partition) for topic in topics for partition in range(_PARTITIONS)]
+    logs += [("__consumer_offsets", partition) for partition in range(3)]
+    chosen = [log for log in logs if dice.random() < 0.5]
+    return cut_logs(cluster, {log: share(1 - 0.3 * dice.random() ** 3) for log in chosen}, (1, 2, 3))
+
+
+def run(count: int, seed: int, out: Path, tell: Callable[[str], None]) -> list[str]:
+    """Cut logs so many times; returns what was wrong in the end."""
+    dice = random.Random(seed)
+    tell(f"seed {seed}")
+    with Cluster(brokers=3, broker_settings=_SETTINGS) as cluster:
+        connection = KafkaConnection(bootstrap=cluster.bootstrap)
+        zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
+        with Admin(connection, zookeeper) as admin:
+            admin.create_queue(QUEUE, partitions=_PARTITIONS, replication=3)
+        load = _Load(connection)
+        with _trackers(cluster, out):
+            load.start()
+            for index in range(count):
+                enough = load.sent + _BETWEEN
+                wait_until(lambda enough=enough: load.sent >= enough, 30.0)
+                time.sleep(dice.uniform(0.0, 3.0))
+                done = _cut(cluster, dice)
+                lost = {f"{topic}-{p}": one.former_end - one.end for (topic, p), one in done.items()}
+                tell(f"cut {index + 1}: {load.sent} sent; { ({k: v for k, v in lost.items() if v}) }")
+            load.stop_sending()
+            with Admin(connection, zookeeper) as admin:
+                quiet = wait_until(lambda: _is_quiet(admin), _QUIET_S, every_s=1.0)
+                found = admin.stats(QUEUE)
+            load.stop()
+        problems = _judge(connection, load)
+        if not quiet:
+            problems.append(f"not quiet after {_QUIET_S} s: {found}")
+        return problems
+
+
+def _is_quiet(admin: Admin) -> bool:
+    try:
+        found = admin.stats(QUEUE)
+    except KmqError:
+        return False
+    return found.depth == 0 and found.in_flight == 0
+
+
+def _judge(connection: KafkaConnection, load: _Load) -> list[str]:
+    records: list[bytes] = []
+    partition_reader.scan(
+        connection, QUEUE.name, dict.fromkeys(range(_PARTITIONS), 0), lambda one: records.append(one.value())
+    )
+    there = set(records)
+    problems = list(load.errors)
+    for what, bodies in (
+        ("in the log, and never delivered", there - load.delivered.keys()),
+        ("in the log, and never acknowledged", there - load.acknowledged),
+    ):
+        if bodies:
+            problems.append(f"{len(bodies)} {what}: {sorted(bodies)[:10]}")
+    return problems
