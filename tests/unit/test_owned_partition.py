@@ -6,6 +6,7 @@ from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
+from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from tracker.partition.owned_partition import OwnedPartition
 from tracker.partition.start_position import StartPosition, start_position
@@ -53,6 +54,16 @@ def test_what_is_delayed_and_overdue_goes_by_the_time_carried_forward():
     part.state.apply(Marker(0, 2, Op.DELAY, 9_000), at=6, timestamp_ms=10_000)
     part.read(6, 0, now=100.0)
     assert [part.delayed_and_overdue(100.0 + s) for s in (0, 1.9, 2, 9)] == [(1, 0), (1, 0), (1, 1), (1, 2)]
+
+
+def test_r39_what_is_in_flight_is_found_by_its_offset():
+    """Behind a cut, a client of kmqpy has taken 4, and one that knows no cuts 5."""
+    queue, cuts = QueueSettings(name="q"), LogCuts.parse("2@4")
+    part = OwnedPartition(("q", 0), 1, queue, Redeliverer(KafkaConnection(), queue, 0, TrackerSettings()))
+    part.start_reading(InFlight(cuts=cuts), now=100.0)
+    for at, number in enumerate((1, cuts.number_of(4), 5)):
+        part.state.apply(Marker(0, number, Op.TAKE, 2_000), at, 10_000)
+    assert [offset for offset in range(8) if part.has_taken(offset)] == [1, 4, 5]
 
 
 def test_lateness_and_age_are_seconds_and_go_on_without_markers():
