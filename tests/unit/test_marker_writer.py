@@ -331,6 +331,31 @@ def test_r10_close_waits_until_nothing_started_can_come_any_more(producer):
     assert producer.written == 4  # two starts, and a tick behind each
 
 
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_start_markers_go_to_another_producer_once_theirs_has_ended(monkeypatch, confirmed):
+    """Not each report says so: records that were not sent yet are dropped."""
+    made = []
+
+    def another(connection, settings):
+        made.append(TinyProducer())
+        made[-1].answers.set()
+        return made[-1]
+
+    monkeypatch.setattr(librdkafka, "new_producer", another)
+    writer = MarkerWriter(KafkaConnection(), "m")
+    batch = writer.starts.start({0: [1]}, {}, 1_000, None, 5.0)
+    made[1].error = None if confirmed else KafkaError(KafkaError._PURGE_QUEUE)
+    if not confirmed:
+        made[1].fatal_error = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, fatal=True)
+    assert batch.wait_until_confirmed().failed == ({} if confirmed else {0: 1})
+    if confirmed:  # what ends it comes later, by a tick
+        made[1].fatal_error = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, fatal=True)
+        assert writer.starts.producers() == [made[1]]
+        writer.starts.start({0: [2]}, {}, 1_000, None, 5.0)
+    assert writer.starts.producers() == made[2:]
+    writer.abandon()
+
+
 def test_r10_what_a_broken_producer_sent_gets_a_while_to_arrive(producer):
     clock = Jumping()
     barrier = StartBarrier("m", 0, clock)
