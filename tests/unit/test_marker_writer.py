@@ -4,10 +4,11 @@ import sys
 import threading
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.core.clock import SYSTEM_CLOCK, SystemClock
 from kmqpy.kafka import librdkafka
+from kmqpy.kafka.client import marker_writer
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.client.start_barrier import StartBarrier
 from kmqpy.kafka.client.start_markers import StartBatch, StartOutcome
@@ -329,6 +330,31 @@ def test_r10_close_waits_until_nothing_started_can_come_any_more(producer):
     ends.join(60)
     assert not ends.is_alive()
     assert producer.written == 4  # two starts, and a tick behind each
+
+
+def test_producers_that_end_at_once_are_not_made_all_the_time(monkeypatch):
+    """As where Kafka does not let us write."""
+    made, tries, tried = [], [], threading.Event()
+
+    def ended(*_, **__):
+        tries.append(len(made))
+        if len(tries) > 20:
+            tried.set()
+        raise KafkaException(KafkaError(KafkaError._FATAL))
+
+    def another(connection, settings):
+        made.append(TinyProducer())
+        made[-1].produce = ended
+        return made[-1]
+
+    monkeypatch.setattr(librdkafka, "new_producer", another)
+    monkeypatch.setattr(marker_writer, "_SEND_AGAIN_AFTER_S", 0.001)
+    monkeypatch.setattr(marker_writer, "_REPLACE_EVERY_S", 60.0)
+    writer = MarkerWriter(KafkaConnection(), "m", coalesce_ms=1)
+    writer.end(0, [1])
+    assert tried.wait(60)
+    writer.abandon()
+    assert len(made) == 2
 
 
 @pytest.mark.parametrize("confirmed", [True, False])
