@@ -16,6 +16,8 @@ from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset
 from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.inflight import InFlight
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
+from kmqpy.kafka.markers.open_claims import TornClaim
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.settings import ZooKeeperConnection
@@ -103,6 +105,25 @@ def test_torn_transactions_that_can_not_be_mended_are_looked_at_again_after_anot
     tracked.lifecycle._mended(part, [], Unavailable("a transaction stays open"))
     assert part.phase is TrackingPhase.FENCING
     assert part.retry_at > clock.monotonic()
+
+
+def test_r37_torn_transactions_are_mended_and_their_ends_read_before_anything_is_redelivered(
+    tracked: Tracked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = part_of(tracked, QueueSettings(name="q"))
+    part.start_reading(InFlight(now_ms=100), now=0.0)
+    part.phase = TrackingPhase.ACTIVE
+    part.state.apply(Marker(0, 1, Op.TAKE, 0), at=1, timestamp_ms=100)  # due
+    torn = [TornClaim(b"a", "q", 100, OffsetRuns([(1, 1)]))]
+    monkeypatch.setattr(part.state.claims, "torn", lambda: torn)
+    asked: list[object] = []
+    monkeypatch.setattr(
+        tracked.lifecycle._redelivery, "mend", lambda _, torn: len(asked.append(torn) or torn)
+    )
+    tracked.lifecycle.advance(part, now=1.0)
+    tracked.take_one_result()
+    assert asked == [torn]
+    assert part.phase is TrackingPhase.FENCING
 
 
 def test_a_step_that_fails_again_and_again_is_tried_later_and_later(tracked: Tracked) -> None:

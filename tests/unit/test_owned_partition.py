@@ -1,16 +1,21 @@
-"""Where a takeover begins to read markers, and what times a tracker tells of a partition."""
+"""Where a takeover begins to read markers, which claims it finds, and what times a tracker tells."""
 
 import pytest
+from confluent_kafka import Message as Record
 
 from kmqpy.kafka.admin.registry_entries import StoredOffset
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.claim_headers import CLAIM, CLAIM_ID, COPIES_TO, naming_tick
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.log_cuts import LogCuts
+from kmqpy.kafka.markers.replay import replay_markers
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from tracker.partition.owned_partition import OwnedPartition
+from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 from tracker.partition.start_position import StartPosition, start_position
 from tracker.redelivery.redeliverer import Redeliverer
+from tracker.redelivery.tick_writer import Tick
 from tracker.settings import TrackerSettings
 
 STORED = StoredOffset(50, "id", now_ms=7_000)
@@ -81,6 +86,61 @@ def test_lateness_and_age_are_seconds_and_go_on_without_markers():
     part.state.apply(Marker(0, 2, Op.TAKE, 2_000), at=6, timestamp_ms=16_000)
     part.read(6, now_before_ms, now=104.0)
     assert [part.clock.seconds_since(ms, 104.0) for ms in times] == [6, 4]
+
+
+class Takeovers:
+    """A partition that is taken over, and the claims that were read since."""
+
+    def __init__(self):
+        queue = QueueSettings(name="q")
+        redeliverer = Redeliverer(KafkaConnection(), queue, 0, TrackerSettings())
+        self.part = OwnedPartition(("q", 0), 1, queue, redeliverer)
+        self.part.start_reading(InFlight(), now=100.0)
+        self.at = 0
+
+    def begin(self, tick_at):
+        self.part.catch_up_to(Tick(tick_at, 1_000, 0.0), queue_end=100)
+
+    def read(self, encoded):
+        key, value, headers = encoded
+        record = Record(
+            topic="m",
+            partition=0,
+            offset=self.at,
+            key=key,
+            value=value,
+            headers=headers,
+            timestamp=(2, 1_000),
+        )
+        replay_markers(self.part.state, 0, [record])
+        self.part.read(self.at, 0, now=100.0)
+        self.at += 1
+
+    def claim(self, name, offset):
+        key, value, headers = naming_tick(0, CLAIM, [offset])
+        self.read((key, value, [*headers, (CLAIM_ID, name), (COPIES_TO, b"q")]))
+
+    def tick(self):
+        self.read(codec.encode(codec.tick(0)))
+
+    def torn(self):
+        return [one.id for one in self.part.state.claims.torn()]
+
+
+def test_r37_at_the_end_of_a_takeover_claims_of_its_predecessors_are_torn_and_others_are_not_believed():
+    taken = Takeovers()
+    taken.begin(tick_at=1)
+    taken.claim(b"predecessor", 1)
+    assert (taken.part.phase, taken.torn()) == (TrackingPhase.CATCHING_UP, [])
+    taken.tick()
+    assert (taken.part.phase, taken.torn()) == (TrackingPhase.ACTIVE, [b"predecessor"])
+    taken.claim(b"forged", 2)
+    assert taken.torn() == [b"predecessor"]
+    # Another tracker may have been the owner before the next takeover.
+    taken.begin(tick_at=4)
+    taken.claim(b"other", 3)
+    taken.tick()
+    assert taken.torn() == [b"predecessor", b"other"]
 
 
 @pytest.mark.parametrize(
