@@ -77,8 +77,8 @@ class OffsetKeeper:
         the state's `missed_markers` once all messages in flight were taken after `missed_until_ms`.
         """
         reads = part.reading and part.phase in (TrackingPhase.ACTIVE, TrackingPhase.FENCING)
-        if not reads or part.catch_up_offset is None:
-            return None
+        if not reads or part.catch_up_offset is None or part.lost_copies_of is not None:
+            return None  # a successor must read the tick with the cut again, to look for lost copies
         state, oldest = part.state, part.state.oldest()
         if (state.now_ms if oldest is None else oldest.since_ms) > part.missed_until_ms:
             state.missed_markers = False

@@ -116,7 +116,12 @@ _topic_probe = stepwise("tracker.topic_probe", set())
 _takeover = stepwise(
     "tracker.takeover", {"prepare", "_cut_since", "_markers_cut_since"}, find_cut=cut_search.find_cut
 )
-_cut_keeper = stepwise("tracker.cut_keeper", set(), find_cut=cut_search.find_cut)
+_lost_copies = stepwise(
+    "tracker.redelivery.lost_copies", {"find_lost_copies", "scan"}, partition_reader=LogReader
+)
+_cut_keeper = stepwise(
+    "tracker.cut_keeper", set(), find_cut=cut_search.find_cut, find_lost_copies=_lost_copies.find_lost_copies
+)
 _last_attempts = stepwise("tracker.redelivery.last_attempts", {"examine"}, CopyCheck=CopyCheck)
 _partition_redelivery = stepwise(
     "tracker.partition_redelivery", {"redeliver", "mend"}, PartitionAttempts=_last_attempts.PartitionAttempts

@@ -99,7 +99,7 @@ class Takeovers:
         self.at = 0
 
     def begin(self, tick_at):
-        self.part.catch_up_to(Tick(tick_at, 1_000, 0.0), queue_end=100)
+        self.part.catch_up_to(Tick(tick_at, 1_000, 0.0), LogEnd(100))
 
     def read(self, encoded):
         key, value, headers = encoded

@@ -11,7 +11,7 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
-from kmqpy.kafka.markers.log_cuts import offset_of
+from kmqpy.kafka.markers.log_cuts import LogCuts, offset_of
 from kmqpy.kafka.markers.replay import ALL_EXIST, QueueEnd
 from kmqpy.kafka.settings import CLOCK_LEAD_MS, QueueSettings
 from tracker.leadership.assignment import Partition
@@ -74,6 +74,7 @@ class OwnedPartition:
                       which no unknown cut (rule R39) had taken it away; -1: not known
     looks_for_cut     True while a job looks whether the log was cut back
     look_for_cut_at   the monotonic time before which no such job begins
+    lost_copies_of    cuts whose lost copies are looked for; None: no job looks
     ask_at            the monotonic time before which Kafka is not asked for the end again
     asked_at          the monotonic time of the last answer
     ask_failures      how often in a row Kafka did not tell the end
@@ -113,6 +114,7 @@ class OwnedPartition:
         self.taken_end = LogEnd(0)
         self.looks_for_cut = False
         self.look_for_cut_at = 0.0
+        self.lost_copies_of: LogCuts | None = None
         self._log = KnownLog()
         self.ask_at = 0.0
         self.asked_at = 0.0
@@ -147,6 +149,7 @@ class OwnedPartition:
         """
         self.state = state
         self.markers_epoch = markers_epoch
+        self.lost_copies_of = None
         self.taken_end = LogEnd(0)
         self._log = KnownLog().told(below, epoch)
         self.follow(self.queue)

@@ -427,6 +427,8 @@ class InFlight:
         opens = marker.op in (Op.TAKE, Op.DELAY)
         if entry is None and not (opens or self.missed_markers):
             return 0
+        if marker.by_tracker:
+            self.finished.discard(offset)
         if marker.op is Op.EXTEND and entry is not None and entry.state is not EntryState.LEASED:
             return 0  # no client has the message any more, so there is no lease to extend
         state, due_ms = _STATES[marker.op], self._deadline(marker)
