@@ -99,6 +99,8 @@ class OffsetKeeper:
             taken_end=end.offset,
             queue_epoch=end.epoch,
             told_below=told_below,
+            markers_read=state.position,
+            markers_epoch=part.markers_epoch,
         )
         if state.position - safe.offset <= self._settings.snapshot_after_markers:
             if safe.offset == part.stored_offset and end == part.stored_end:

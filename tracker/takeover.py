@@ -44,6 +44,7 @@ class TakeoverResult:
     queue_end  the queue's end after the tick
     existed    the messages below this offset existed at some time before the tick
     begin      where to begin to read markers, and with which state
+    markers_epoch  the latest leader epoch of the markers partition
     """
 
     topic_ids: tuple[str, str]
@@ -51,6 +52,7 @@ class TakeoverResult:
     queue_end: LogEnd
     existed: int
     begin: StartPosition
+    markers_epoch: int
 
 
 class Takeover:
@@ -98,7 +100,9 @@ class Takeover:
         tick = self._kafka.tick_writer.send_tick(queue.markers_topic, number, _FENCING_TIMEOUT_S)
         with self._originals.lend() as reader:
             log_start = reader.log_start(queue.markers_topic, number)
-        begin = start_position(stored, topics.markers.topic_id, log_start, tick.markers_offset)
+        markers_end = self._kafka.ends.end_of((queue.markers_topic, number))
+        markers_cut = self._markers_cut_since(stored, topics.markers.topic_id, markers_end, part)
+        begin = start_position(stored, topics.markers.topic_id, log_start, tick.markers_offset, markers_cut)
         queue_end = self._kafka.ends.end_beyond((queue.name, number), begin.highest)
         cut = self._cut_since(begin.at, queue_end, part)
         if cut is not None:
@@ -111,7 +115,24 @@ class Takeover:
             _log.error(begin.problem, extra=self._problems.about(part.key))
         if begin.markers_lost:
             self._metrics.markers_lost.labels(queue.name).inc()
-        return TakeoverResult(topic_ids, tick, queue_end, existed, begin)
+        return TakeoverResult(topic_ids, tick, queue_end, existed, begin, markers_end.epoch)
+
+    def _markers_cut_since(
+        self, stored: StoredOffset | None, markers_id: str, end: LogEnd, part: OwnedPartition
+    ) -> Cut | None:
+        """A cut of the markers after the offset was stored (rule R40)."""
+        if stored is None or stored.markers_id != markers_id or not stored.markers_read:
+            return None
+        if not 0 <= stored.markers_epoch < end.epoch:
+            return None
+        return find_cut(
+            self._connection,
+            part.queue.markers_topic,
+            part.number,
+            offset=stored.markers_read - 1,
+            epoch=stored.markers_epoch,
+            clock=self._clock,
+        )
 
     def _cut_since(self, stored: StoredOffset, end: LogEnd, part: OwnedPartition) -> Cut | None:
         """A cut of the queue's log after the offset was stored, which this offset does not know."""
@@ -160,7 +181,10 @@ class Takeover:
         part.topic_ids = result.topic_ids
         part.stored_offset = part.stored_position = None
         now = self._clock.monotonic()
-        part.start_reading(result.begin.state(), now, result.begin.at.told_below, result.begin.at.queue_epoch)
+        stored = result.begin.at
+        part.start_reading(
+            result.begin.state(), now, stored.told_below, stored.queue_epoch, result.markers_epoch
+        )
         if result.begin.ahead_s:
             part.problems.clock_was_wrong(str(result.begin.problem), now)
             self._problems.clock_ahead(part.key, result.begin.ahead_s)

@@ -6,7 +6,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from .connection import Connection, no_topic
-from .model import Log, NoTopic, Record, Steps
+from .model import Log, NoTopic, OutOfRange, Record, Steps
 
 
 class _EndOfLog:
@@ -127,13 +127,12 @@ class MarkersConsumer:
             if place[0] in self._connection.broker.missing:
                 found.append(NoTopic(log))
                 continue
-            if position > log.end:  # of a topic that was longer: auto.offset.reset earliest
-                self._positions[place] = position = log.start
+            if not log.start <= position <= log.end:
+                found.append(OutOfRange(log))
+                continue
             if position >= log.stable:
                 continue
-            if position < log.start:  # auto.offset.reset earliest
-                position = log.start
-            elif world.faults and world.random() < 0.01:  # a reset, after a change of leaders
+            if world.faults and world.random() < 0.01:  # a reset, after a change of leaders
                 position = max(log.start, position - int(10 * world.random()))
             records, self._positions[place] = log.read(position, limit - len(found))
             found += records

@@ -127,6 +127,9 @@ class QueueEnds:
         self._connection = connection
 
     def end_beyond(self, place: tuple[str, int], _offset: int) -> LogEnd:
+        return self.end_of(place)
+
+    def end_of(self, place: tuple[str, int]) -> LogEnd:
         (end,) = self.with_epochs([place], anew=False).values()
         if isinstance(end, Unavailable):
             raise end

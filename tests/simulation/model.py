@@ -329,6 +329,13 @@ class NoTopic(Record):
         super().__init__(log, -1, 0, None, None, [], None, "broker")
 
 
+class OutOfRange(NoTopic):
+    """What a consumer with auto.offset.reset=error gives for an offset that the log does not have."""
+
+    __slots__ = ()
+    problem = KafkaError(KafkaError._AUTO_OFFSET_RESET)
+
+
 @dataclass(eq=False)
 class Txn:
     """A transaction: state open, committed or aborted.

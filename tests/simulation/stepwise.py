@@ -64,7 +64,7 @@ IO = {
     "write",
 }
 
-SOMETIMES_IO = {"_cut_since", "ask", "cut_back"}
+SOMETIMES_IO = {"_cut_since", "_markers_cut_since", "ask", "cut_back"}
 """Names of functions that wait, and of others."""
 
 

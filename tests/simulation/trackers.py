@@ -113,7 +113,9 @@ _originals_readers = stepwise(
 _offset_keeper = stepwise("tracker.offset_keeper", {"read_offset"}, threading=Threading)
 _marker_reader = stepwise("tracker.reading.marker_reader", set(), replay_markers=_replay.replay_markers)
 _topic_probe = stepwise("tracker.topic_probe", set())
-_takeover = stepwise("tracker.takeover", {"prepare", "_cut_since"}, find_cut=cut_search.find_cut)
+_takeover = stepwise(
+    "tracker.takeover", {"prepare", "_cut_since", "_markers_cut_since"}, find_cut=cut_search.find_cut
+)
 _cut_keeper = stepwise("tracker.cut_keeper", set(), find_cut=cut_search.find_cut)
 _last_attempts = stepwise("tracker.redelivery.last_attempts", {"examine"}, CopyCheck=CopyCheck)
 _partition_redelivery = stepwise(

@@ -68,6 +68,7 @@ class OwnedPartition:
     unread            markers that were fetched but not applied, until a newer `queue_end` tells whether the
                       messages exist that they name
     paused            True while fetching is paused because `unread` is long
+    markers_epoch     the latest leader epoch of the markers partition whose markers are read; -1: not known
     queue_end         the end offset of the queue that Kafka told last
     taken_end         the offset after the highest message that was taken, and the latest leader epoch in
                       which no unknown cut (rule R39) had taken it away; -1: not known
@@ -107,6 +108,7 @@ class OwnedPartition:
         self.stored_position: int | None = None
         self.unread: list[Any] = []
         self.paused = False
+        self.markers_epoch = -1
         self.queue_end = ALL_EXIST
         self.taken_end = LogEnd(0)
         self.looks_for_cut = False
@@ -134,13 +136,17 @@ class OwnedPartition:
         self.queue = self.redeliverer.queue = queue
         self.state.max_hold_ms, self.state.max_delay_ms = queue.max_hold_ms, queue.max_delay_ms
 
-    def start_reading(self, state: InFlight, now: float, below: int = 0, epoch: int = -1) -> None:
+    def start_reading(
+        self, state: InFlight, now: float, below: int = 0, epoch: int = -1, markers_epoch: int = -1
+    ) -> None:
         """Replace the state, before the first marker is read.
 
-        epoch  a leader epoch of the queue partition, told after the takes before markers offset `below` were
-               written; -1: not known
+        epoch          a leader epoch of the queue partition, told after the takes before markers offset
+                       `below` were written; -1: not known
+        markers_epoch  the latest leader epoch of the markers partition; -1: not known
         """
         self.state = state
+        self.markers_epoch = markers_epoch
         self.taken_end = LogEnd(0)
         self._log = KnownLog().told(below, epoch)
         self.follow(self.queue)

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from kmqpy.kafka.admin.registry_entries import StoredOffset
-from kmqpy.kafka.markers.entry import SnapshotRow, TakenRun
+from kmqpy.kafka.markers.entry import Entry, SnapshotRow, TakenRun
 from kmqpy.kafka.markers.finished import StoredFinished
 from kmqpy.kafka.markers.inflight import InFlight
-from kmqpy.kafka.markers.log_cuts import offset_of
+from kmqpy.kafka.markers.log_cuts import Cut, offset_of
 from kmqpy.kafka.settings import QueueSettings
 
 
@@ -84,18 +84,27 @@ class StartPosition(NamedTuple):
         return state
 
 
-def start_position(stored: StoredOffset | None, markers_id: str, log_start: int, end: int) -> StartPosition:
+def start_position(
+    stored: StoredOffset | None, markers_id: str, log_start: int, end: int, cut: Cut | None = None
+) -> StartPosition:
     """Compute the start position from the offset that is stored in ZooKeeper; None: no offset is.
 
     markers_id  the id of the markers topic
     log_start   the first markers offset that Kafka still has
     end         the markers offset of the tick that the takeover has written
+    cut         a cut of the markers since the offset was stored (rule R40)
     """
     fresh = StoredOffset(log_start, markers_id, now_ms=0)
     if stored is None:
         return StartPosition(fresh)
     if stored.markers_id != markers_id:
         return StartPosition(fresh, "markers topic was recreated; reading all of it")
+    if cut is not None:
+        return StartPosition(
+            _without_cut_markers(stored, cut.start),
+            f"markers were cut back to markers offset {cut.start}; messages whose start markers are lost "
+            "are taken again",
+        )
     if stored.offset > end:
         return StartPosition(fresh, "stored offset is beyond the end; reading all markers")
     if stored.offset < log_start:
@@ -106,3 +115,21 @@ def start_position(stored: StoredOffset | None, markers_id: str, log_start: int,
             markers_lost=True,
         )
     return StartPosition(stored)
+
+
+def _without_cut_markers(stored: StoredOffset, start: int) -> StoredOffset:
+    """The stored offset for a markers log that was cut back to `start`, and written anew.
+
+    The snapshot stays: it knows more than the log. Its takes count as older than all that is read.
+    """
+    offset = min(stored.offset, start)
+    last = max(0, offset - 1)
+    rows: list[SnapshotRow] = []
+    for row in stored.in_flight:
+        if isinstance(row, Entry):
+            rows.append(row._replace(taken_at=min(row.taken_at, last)))
+        else:
+            rows.append(row._replace(taken_at=min(row.taken_at, last), stride=0))
+    return replace(
+        stored, offset=offset, in_flight=tuple(rows), missed_markers=True, finished=StoredFinished()
+    )

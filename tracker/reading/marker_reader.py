@@ -54,7 +54,8 @@ class MarkerReader:
         for partition, records in fetched.records.items():
             if partition.reading:
                 with self._supervisor.surviving(partition):
-                    self.apply(partition, records, now)
+                    if self._is_of_known_log(partition, records[-1]):
+                        self.apply(partition, records, now)
 
     def apply(self, partition: OwnedPartition, records: Sequence[Any], now: float) -> None:
         """Apply the partition's unread markers and then `records`, up to the first marker that must wait.
@@ -104,6 +105,22 @@ class MarkerReader:
             partition.problems.marker_failed(at, error)
             self._metrics.failed_markers.labels(name).inc()
             self._problems.survived("applying a marker", error, partition.key)
+
+    def _is_of_known_log(self, partition: OwnedPartition, record: Any) -> bool:
+        """Return False if Kafka has elected a leader since: markers that were read may have been cut away.
+
+        Then the partition is taken over again, which finds out (rule R40).
+        """
+        epoch = record.leader_epoch()
+        if epoch is None or epoch <= partition.markers_epoch:
+            return True
+        if partition.markers_epoch < 0:
+            partition.markers_epoch = epoch
+            return True
+        _log.info("the markers have a new leader; reading again", extra=self._problems.about(partition.key))
+        self._markers.stop(partition)
+        partition.take_over_again(self._clock.monotonic())
+        return False
 
     def _read_all_again(self) -> None:
         """Take all partitions that are read over again later, because fetched markers may be lost."""

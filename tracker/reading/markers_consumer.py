@@ -57,7 +57,10 @@ class MarkersConsumer:
         self._consumer.assign(places)
 
     def _new_consumer(self) -> Consumer:
-        return librdkafka.new_consumer(self._connection, {"fetch.wait.max.ms": 100})
+        # An offset that the log does not have (any more) is an error: the partition is taken over again.
+        return librdkafka.new_consumer(
+            self._connection, {"fetch.wait.max.ms": 100, "auto.offset.reset": "error"}
+        )
 
     def other_reader(self, part: OwnedPartition) -> OwnedPartition | None:
         """The other partition that reads the same markers partition, as with a shared topic; else None."""

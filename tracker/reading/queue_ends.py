@@ -25,14 +25,15 @@ class QueueEnds(LogEnds):
 
         While the answer is not above `offset`, asks again for ABSENCE_CONFIRMED_S before believing it.
         """
-        end = self._end_of(place, anew=False)
+        end = self.end_of(place)
         deadline = SYSTEM_CLOCK.monotonic() + ABSENCE_CONFIRMED_S
         while end.offset <= offset and SYSTEM_CLOCK.monotonic() < deadline:
             SYSTEM_CLOCK.sleep(ABSENCE_RECHECK_S)
-            end = end.or_newer(self._end_of(place, anew=True))
+            end = end.or_newer(self.end_of(place, anew=True))
         return end
 
-    def _end_of(self, place: Partition, *, anew: bool) -> LogEnd:
+    def end_of(self, place: Partition, *, anew: bool = False) -> LogEnd:
+        """The end of a partition; `anew`: see each_of(). Raises KmqError."""
         end = self.with_epochs([place], anew=anew)[place]
         if isinstance(end, KmqError):
             raise end

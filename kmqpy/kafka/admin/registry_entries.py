@@ -87,6 +87,9 @@ class StoredOffset:
     queue_epoch     the latest leader epoch of the partition when all of them were in its log; -1: both
                     are not known, as in the data of older versions
     told_below      Kafka told this epoch after the takes before this markers offset were written
+    markers_read    the offset after the last marker that was read before the store
+    markers_epoch   the latest leader epoch of the markers partition when it had that marker; -1: both are
+                    not known, as in the data of older versions
     """
 
     offset: int
@@ -100,6 +103,8 @@ class StoredOffset:
     taken_end: int = 0
     queue_epoch: int = -1
     told_below: int = 0
+    markers_read: int = 0
+    markers_epoch: int = -1
 
     def is_of_earlier_queue(self, queue_id: str, markers_id: str) -> bool:
         """True if the offset is one of this markers topic, stored for an earlier queue topic (rule R24)."""
@@ -127,6 +132,8 @@ class StoredOffset:
                 "queue_epoch": self.queue_epoch,
                 "told_below": self.told_below,
             }
+        if self.markers_epoch >= 0:
+            values |= {"markers_read": self.markers_read, "markers_epoch": self.markers_epoch}
         return _dumps(values)
 
 
@@ -198,10 +205,16 @@ def parse_offset(data: bytes) -> StoredOffset:
             cuts=LogCuts.parse(_typed({"cuts": "", **values}, "cuts", str, "stored offset")),
             taken_end=_number({"taken_end": 0, **values}, "taken_end", "stored offset"),
             told_below=_number({"told_below": 0, **values}, "told_below", "stored offset"),
-            queue_epoch=_number(values, "queue_epoch", "stored offset") if "queue_epoch" in values else -1,
+            queue_epoch=_epoch(values, "queue_epoch"),
+            markers_read=_number({"markers_read": 0, **values}, "markers_read", "stored offset"),
+            markers_epoch=_epoch(values, "markers_epoch"),
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def _epoch(values: dict[str, Any], key: str) -> int:
+    return _number(values, key, "stored offset") if key in values else -1
 
 
 def decode_offset(path: str, data: bytes) -> StoredOffset | None:
