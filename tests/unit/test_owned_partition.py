@@ -4,6 +4,7 @@ import pytest
 from confluent_kafka import Message as Record
 
 from kmqpy.kafka.admin.registry_entries import StoredOffset
+from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.claim_headers import CLAIM, CLAIM_ID, COPIES_TO, naming_tick
 from kmqpy.kafka.markers.codec import Marker, Op

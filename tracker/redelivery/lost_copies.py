@@ -1,8 +1,8 @@
 """Finds messages whose last copies were cut away with the end of a queue's log (rule R39 of docs/rules.md).
 
 A tracker has ended such a message, because its copy would be delivered. The copy is gone, and the message
-still stands below the cut: it is to be redelivered once more. The markers say so: the last one of the message is
-the end marker of a tracker, which names the copy; and none says that somebody acknowledged the copy.
+still stands below the cut: it is to be redelivered once more. The markers say so: the last one of the message
+is the end marker of a tracker, which names the copy; and none says that somebody acknowledged the copy.
 """
 
 from __future__ import annotations
