@@ -117,7 +117,7 @@ _takeover = stepwise(
     "tracker.takeover", {"prepare", "_cut_since", "_markers_cut_since"}, find_cut=cut_search.find_cut
 )
 _lost_copies = stepwise(
-    "tracker.redelivery.lost_copies", {"find_lost_copies", "scan"}, partition_reader=LogReader
+    "tracker.redelivery.lost_copies", {"find_lost_copies"}, partition_reader=LogReader
 )
 _cut_keeper = stepwise(
     "tracker.cut_keeper", set(), find_cut=cut_search.find_cut, find_lost_copies=_lost_copies.find_lost_copies
