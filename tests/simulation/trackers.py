@@ -37,7 +37,7 @@ _replay = stepwise("kmqpy.kafka.markers.replay", set(), headers_of_each=records.
 
 _originals = stepwise(
     "tracker.redelivery.originals",
-    {"fetch", "_fetch", "log_start", "read_between", "_read_up_to", "_read"},
+    {"fetch", "_fetch", "log_start", "_bounds", "read_between", "_read_up_to", "_read"},
     librdkafka=Module,
     SYSTEM_CLOCK=CLOCK,
 )
