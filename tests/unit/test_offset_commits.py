@@ -4,6 +4,7 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from kmqpy.kafka.client.offset_commits import Commit, CommitSchedule, commit_metadata, commit_of
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, Cut, LogCuts
 from kmqpy.kafka.topic_identity import TopicIds
 
 IDS = TopicIds("Q", "M")
@@ -20,7 +21,11 @@ IDS = TopicIds("Q", "M")
         ("kmq1:7", Commit(5, 7)),  # of an older kmqpy
         ("", Commit(5, None)),  # of the JVM library
         ("kmq2:9223372036854775808:Q:M", Commit(5, None)),
-        ("kmq3:7:Q:M", Commit(5, None)),
+        ("kmq3:7:Q:M:2::", Commit(5, 7, 2)),
+        ("kmq3:7:Q:M:2:9@4,8@5:", Commit(5, 7)),  # cuts that can't be
+        ("kmq3:7:Q:M:4:2@5,4@9:3", Commit(5, 7, 4, LogCuts((Cut(2, 5), Cut(4, 9))), 3)),
+        ("kmq3:7:another:M:2::", None),
+        ("kmq4:7:Q:M", Commit(5, None)),
     ],
 )
 def test_r24_a_commit_counts_for_the_topic_that_it_names(metadata, expected):
@@ -29,8 +34,9 @@ def test_r24_a_commit_counts_for_the_topic_that_it_names(metadata, expected):
 
 @pytest.mark.parametrize("markers_offset", [None, 0, 7, 2**63 - 1])
 def test_a_commit_is_read_as_it_was_written(markers_offset):
-    place = TopicPartition("q", 0, 5, commit_metadata(markers_offset, IDS))
-    assert commit_of(place, IDS) == Commit(5, markers_offset)
+    for commit in (Commit(5, markers_offset), Commit(5, markers_offset, 7, NO_CUTS.with_cut(Cut(3, 4)), 8)):
+        place = TopicPartition("q", 0, 5, commit_metadata(commit, IDS))
+        assert commit_of(place, IDS) == commit
 
 
 def test_without_a_commit_there_is_none():
