@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tracked import Standing, Tracked, part_of
@@ -16,6 +17,8 @@ from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset
 from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.inflight import InFlight
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
+from kmqpy.kafka.markers.open_claims import TornClaim
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.settings import ZooKeeperConnection
@@ -103,6 +106,19 @@ def test_torn_transactions_that_can_not_be_mended_are_looked_at_again_after_anot
     tracked.lifecycle._mended(part, [], Unavailable("a transaction stays open"))
     assert part.phase is TrackingPhase.FENCING
     assert part.retry_at > clock.monotonic()
+
+
+def test_r37_a_dead_letter_topic_of_which_nothing_is_known_is_asked_for_again(tracked: Tracked) -> None:
+    """A torn dead letter is made again where its topic is gone, so not where Kafka does not answer."""
+
+    def describe(_: list[str]) -> dict[str, object]:
+        raise Unavailable("no answer")
+
+    part, redelivery = part_of(tracked, QueueSettings(name="q")), tracked.lifecycle._redelivery
+    redelivery._topics = SimpleNamespace(describe=describe)
+    torn = [TornClaim(b"claim", "q__undelivered", 0, OffsetRuns([(3, 2)]))]
+    with pytest.raises(Unavailable, match="no answer"):
+        redelivery.mend(part, torn, part.log)
 
 
 def test_a_step_that_fails_again_and_again_is_tried_later_and_later(tracked: Tracked) -> None:
