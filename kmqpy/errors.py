@@ -90,7 +90,7 @@ class SessionExpired(Unavailable):
 
 
 class UnknownOutcome(Unavailable):
-    """The answer was lost, and the query for the outcome failed: the operation may have happened or not."""
+    """The answer was lost, and the outcome can't be learned: the operation may have happened or not."""
 
 
 class RolledBack(KmqError):

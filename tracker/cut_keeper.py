@@ -12,12 +12,14 @@ from functools import partial
 from kmqpy.errors import KmqError, Unavailable
 from kmqpy.kafka.cut_search import find_cut
 from kmqpy.kafka.log_ends import LogEnd
+from kmqpy.kafka.markers.codec import Marker
 from kmqpy.kafka.markers.inflight import CutAway
-from kmqpy.kafka.markers.log_cuts import Cut
+from kmqpy.kafka.markers.log_cuts import Cut, LogCuts
 from tracker.background import Pool
 from tracker.context import TrackerContext
 from tracker.partition.owned_partition import OwnedPartition
 from tracker.redelivery.known_log import LastSeen
+from tracker.redelivery.lost_copies import find_lost_copies
 from tracker.redelivery.tick_writer import TickWriter
 
 _log = logging.getLogger(__name__)
@@ -94,6 +96,41 @@ class CutKeeper:
             },
         )
         part.log_was_cut(end, cut_away.messages, self._clock.monotonic())
+        self._seek_lost_copies(part)
+
+    def _seek_lost_copies(self, part: OwnedPartition, pause_s: float = 0.0) -> None:
+        """Look for messages whose copies were cut away, in a background job, until that has worked."""
+        part.lost_copies_of = cuts = part.state.cuts
+        job = partial(find_lost_copies, self._connection, part.queue, part.number, cuts, self._clock, pause_s)
+        self._jobs.run(Pool.COUNTING, job, partial(self._lost_copies_found, part, part.topic_ids, cuts))
+
+    def _lost_copies_found(
+        self,
+        part: OwnedPartition,
+        topic_ids: tuple[str, str],
+        cuts: LogCuts,
+        found: list[Marker] | Exception,
+    ) -> None:
+        if self._partitions.get(part.key) is not part or part.topic_ids != topic_ids:
+            return
+        with self._supervisor.surviving(part):
+            if part.lost_copies_of != cuts:
+                return  # another job runs, since there is another cut
+            try:
+                if isinstance(found, Exception):
+                    raise found
+                for marker in found:
+                    self._tick_writer.post(part.queue.markers_topic, marker)
+            except KmqError as error:
+                self._problems.warn("cut", part.key, "copies cut away can't be looked for", error=str(error))
+                self._seek_lost_copies(part, _PAUSE_S)
+                return
+            part.lost_copies_of = None
+            if found:
+                _log.warning(
+                    "copies were cut away; their messages are redelivered",
+                    extra={**self._problems.about(part.key), "count": len(found)},
+                )
 
     def _looked(
         self,
@@ -121,7 +158,6 @@ class CutKeeper:
 
     def _is_intact(self, part: OwnedPartition, epoch: int) -> None:
         part.taken_end = part.taken_end._replace(epoch=epoch)
-        part.note_taken()
 
     def _tell(self, part: OwnedPartition, cut: Cut) -> None:
         cuts = part.state.cuts.with_cut(cut)

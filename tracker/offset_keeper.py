@@ -77,17 +77,17 @@ class OffsetKeeper:
         the state's `missed_markers` once all messages in flight were taken after `missed_until_ms`.
         """
         reads = part.reading and part.phase in (TrackingPhase.ACTIVE, TrackingPhase.FENCING)
-        if not reads or part.catch_up_offset is None:
-            return None
+        if not reads or part.catch_up_offset is None or part.lost_copies_of is not None:
+            return None  # a successor must read the tick with the cut again, to look for lost copies
         state, oldest = part.state, part.state.oldest()
         if (state.now_ms if oldest is None else oldest.since_ms) > part.missed_until_ms:
             state.missed_markers = False
         if state.position == part.stored_position:
             return None  # no marker was read since the last store, so the state is the same
         (queue_id, markers_id), missed = part.topic_ids, state.missed_markers
-        end = part.taken_end
-        if end.epoch < part.queue_end.epoch:  # messages in flight may be of the later epoch
-            end = LogEnd(0)
+        end, told_below = part.taken_end, part.told_below
+        if end.epoch != part.log.last_epoch:  # an election, and nobody has looked yet
+            end, told_below = LogEnd(0), 0
         at = state.safe_offset()
         safe = StoredOffset(
             at,
@@ -98,6 +98,7 @@ class OffsetKeeper:
             cuts=state.cuts_before(at),
             taken_end=end.offset,
             queue_epoch=end.epoch,
+            told_below=told_below,
             markers_read=state.position,
             markers_epoch=part.markers_epoch,
         )

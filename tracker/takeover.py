@@ -181,7 +181,8 @@ class Takeover:
         part.topic_ids = result.topic_ids
         part.stored_offset = part.stored_position = None
         now = self._clock.monotonic()
-        part.start_reading(result.begin.state(), now, result.begin.at.queue_epoch, result.markers_epoch)
+        at = result.begin.at
+        part.start_reading(result.begin.state(), now, at.told_below, at.queue_epoch, result.markers_epoch)
         if result.begin.ahead_s:
             part.problems.clock_was_wrong(str(result.begin.problem), now)
             self._problems.clock_ahead(part.key, result.begin.ahead_s)

@@ -351,12 +351,17 @@ def pairs(values: tuple[str, ...], option: str, form: str = "key=value") -> list
 
 
 class _ErrorLines(logging.Handler):
-    """Prints each log record as one line on stderr, except those of librdkafka and the ZooKeeper client."""
+    """Prints each log record as one line on stderr, except those of librdkafka and the ZooKeeper client.
+
+    Of an exception that was logged with its traceback, the line has type and text.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         if not record.name.startswith(("kmqpy.librdkafka", "kmqpy.zookeeper.session")):
             shown = "".join(f" {key}={value}" for key, value in logs.fields(record).items())
-            warn(f"{record.getMessage()}{shown}")
+            error = record.exc_info[1] if record.exc_info else None
+            why = "" if error is None else f": {type(error).__name__}: {error}"
+            warn(f"{record.getMessage()}{shown}{why}")
 
 
 def _set_up_logs(*, verbose: bool) -> None:

@@ -40,6 +40,7 @@ from kmqpy.errors import (
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.markers.log_cuts import offset_of
 from kmqpy.kafka.markers.records import message_headers, read_marker
 from kmqpy.kafka.message_headers import (
     DEAD_LETTER_ATTEMPTS,
@@ -257,12 +258,13 @@ class KafkaDeadLetters:
     def _dead_letter(self, record: Any, with_body: bool) -> KafkaDeadLetter:
         headers = message_headers(record)
         body = record.value() or b""
+        number = int_header_or_none(headers, DEAD_LETTER_OFFSET)
         return KafkaDeadLetter(
             id=message_id(record.partition(), record.offset()),
             key=record.key(),
             origin_topic=_text(headers, DEAD_LETTER_TOPIC),
             origin_partition=int_header_or_none(headers, DEAD_LETTER_PARTITION),
-            origin_offset=int_header_or_none(headers, DEAD_LETTER_OFFSET),
+            origin_offset=None if number is None else offset_of(number),
             attempts=int_header_or_none(headers, DEAD_LETTER_ATTEMPTS),
             first_enqueued_ms=int_header_or_none(headers, ORIGINAL_TIMESTAMP),
             dead_since_ms=record.timestamp()[1],

@@ -15,6 +15,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, To
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.client.offset_commits import Commit, commit_of
 from kmqpy.kafka.cut_search import find_cut
+from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, Cut, LogCuts
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
@@ -85,7 +86,7 @@ def last_taken(commits: Mapping[int, Commit]) -> dict[int, KnownRecord]:
 def _find_cuts(
     connection: KafkaConnection,
     queue: QueueSettings,
-    ends: Mapping[int, TopicPartition],
+    ends: Mapping[int, LogEnd],
     known: Mapping[int, KnownRecord],
 ) -> dict[int, Cut]:
     """Find the cuts that took away known records, by partition."""
@@ -93,7 +94,7 @@ def _find_cuts(
     elected = [
         (partition, one.offset)
         for partition, one in known.items()
-        if partition not in gone and (ends[partition].leader_epoch or 0) > one.epoch
+        if partition not in gone and ends[partition].epoch > one.epoch
     ]
     # Usually the record is still there, and one reader can read those of all partitions.
     records = partition_reader.read_at(connection, queue.name, elected) if elected else {}
@@ -131,10 +132,17 @@ def _ask_commits(
     return {partition: commit for partition, commit in commits.items() if commit is not None}
 
 
+def log_ends(
+    connection: KafkaConnection, queue: QueueSettings, partitions: Iterable[int]
+) -> dict[int, LogEnd]:
+    """Return where the logs of the queue topic end; raises TopicError, Unavailable."""
+    with closing(_group_consumer(connection, queue)) as consumer:
+        return _ask_ends(consumer, connection, queue, partitions)
+
+
 def _ask_ends(
     consumer: Consumer, connection: KafkaConnection, queue: QueueSettings, partitions: Iterable[int]
-) -> dict[int, TopicPartition]:
-    """The end of each log, with its latest leader epoch; see LogEnds."""
+) -> dict[int, LogEnd]:
     wanted = [TopicPartition(queue.name, partition, OFFSET_END) for partition in partitions]
     if not wanted:
         return {}
@@ -147,7 +155,10 @@ def _ask_ends(
 
     with librdkafka.kafka_errors(f"ask where {queue.name} ends", connection):
         places = librdkafka.retrying(ask, librdkafka.REQUEST_TIMEOUT_S, connection)
-    return {place.partition: place for place in places}
+    return {
+        place.partition: LogEnd(place.offset, -1 if place.leader_epoch is None else place.leader_epoch)
+        for place in places
+    }
 
 
 def _checked(places: list[TopicPartition]) -> list[TopicPartition]:

@@ -28,6 +28,7 @@ from kmqpy.kafka.client.settings_mirror import check_topics, settings_of
 from kmqpy.kafka.dead_letters import KafkaDeadLetter, KafkaDeadLetters
 from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.markers.life import MessageLife
+from kmqpy.kafka.markers.log_cuts import cuts_behind
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -297,8 +298,15 @@ class KafkaQueue:
         return trace(self._connection, self._settings, named)
 
     def _orphan(self, one: InFlightMessage, record: Any) -> Orphan:
-        topic_id = Receipt.parse(one.receipt).topic_id
-        context = ReceiveContext(self._settings, topic_id, one.lease_until_ms, self._telemetry, self)
+        receipt = Receipt.parse(one.receipt)
+        context = ReceiveContext(
+            self._settings,
+            receipt.topic_id,
+            one.lease_until_ms,
+            self._telemetry,
+            self,
+            {one.partition: cuts_behind(receipt.offset)},
+        )
         return Orphan(
             receipt=one.receipt,
             holder=one.holder,

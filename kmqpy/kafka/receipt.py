@@ -18,6 +18,8 @@ _STORED_QUEUE_VERSION = "2."
 class Receipt:
     """Names one taken message; any process, and later versions of kmqpy, can use the receipt.
 
+    `offset` is the number of the message, which is its offset unless the log was cut back; see log_cuts.
+
     As text: `1.` + base64url of the JSON list [queue, topic id, partition, offset].
     """
 

@@ -404,8 +404,11 @@ class Topics:
         return len(self._metadata("connect").brokers)
 
     def longest_transaction_ms(self) -> int | None:
-        """The longest time-out that Kafka lets a transaction have; None if a broker does not tell."""
-        broker = str(min(self._metadata("connect").brokers))
+        """The longest time-out that Kafka lets a transaction have; None if no broker tells."""
+        brokers = self._metadata("connect").brokers
+        if not brokers:  # for a moment after all were away
+            return None
+        broker = str(min(brokers))
         entries = self._ask(
             "describe broker {}",
             [broker],

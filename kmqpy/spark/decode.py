@@ -52,7 +52,7 @@ def check_columns(frame: DataFrame, needed: Iterable[str], what: str) -> None:
         )
 
 
-def decode_markers(records: DataFrame) -> DataFrame:
+def decode_markers(records: DataFrame, *, with_cuts: bool = False) -> DataFrame:
     """Decode the records of a markers topic, a batch or a stream: a row for each record.
 
     partition           of the queue
@@ -69,6 +69,7 @@ def decode_markers(records: DataFrame) -> DataFrame:
     acknowledged        whether a tracker wrote this end marker because an earlier consumer has acknowledged
                         the message (rule R32); no copy was made
     problem             null, `undecodable`, or `newer`: a newer kmqpy wrote the marker
+    cuts                only if `with_cuts`: the cuts of the queue's log that a tick names, as text
 
     Raises ConfigError when a column of Spark's Kafka source is missing.
     """
@@ -107,6 +108,7 @@ def decode_markers(records: DataFrame) -> DataFrame:
         header_text("kmq-by").alias("by"),
         # An end marker that names a copy was written for that copy, whatever reason it gives.
         F.when(reason.isNotNull() & header_bytes(COPY).isNull(), reason).alias("reason"),
+        *([header_text("kmq-cuts").alias("cuts")] if with_cuts else []),
     )
     kind, first, asked = F.col("kind"), F.col("first"), F.col("asked")
     is_end = kind.isin([_binary(end) for end in _ENDS])
@@ -132,6 +134,7 @@ def decode_markers(records: DataFrame) -> DataFrame:
         (by_tracker & F.equal_null("reason", F.lit(TAKEN_LATE))).alias("taken_late"),
         (by_tracker & F.equal_null("reason", F.lit(ACKNOWLEDGED))).alias("acknowledged"),
         F.when(is_bad, UNDECODABLE).when(is_newer, NEWER).alias("problem"),
+        *(["cuts"] if with_cuts else []),
     )
 
 

@@ -97,6 +97,7 @@ class KmqSpark(Processing):
             ends=snapshot.ends,
             max_hold_ms=self.queue.max_hold_ms,
             max_delay_ms=self.queue.max_delay_ms,
+            cuts=snapshot.cuts,
         )
 
     def read(

@@ -9,6 +9,7 @@ from kmqpy.kafka.group_commits import commits_in_log
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import QueueTopics, Topics
+from kmqpy.spark.log_cuts import Cuts
 from kmqpy.spark.records import Bounds
 
 
@@ -17,11 +18,13 @@ class Snapshot:
     """The range of offsets to read of each topic of a queue, by partition.
 
     committed  the group's committed offsets, read before the ranges
+    cuts       where logs of the queue topic were cut back, as far as the commits tell
     ends       the end of each partition of the queue topic, with records that are not committed; read last
     """
 
     topics: QueueTopics
     committed: list[Place]
+    cuts: Cuts
     markers: Bounds
     queue: Bounds
     ends: list[Place]
@@ -46,6 +49,7 @@ def take_snapshot(connection: KafkaConnection, queue: QueueSettings) -> Snapshot
     return Snapshot(
         topics=topics,
         committed=sorted((partition, commit.offset) for partition, commit in commits.items()),
+        cuts={partition: commit.cuts for partition, commit in commits.items() if commit.cuts},
         markers=markers,
         queue=messages,
         ends=[(partition, end) for partition, (_, end) in ends.items()],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
@@ -36,6 +37,7 @@ from kmqpy.spark.decode import (
     number,
     redelivery_count,
 )
+from kmqpy.spark.log_cuts import Cuts, by_offset, offset_column, with_told
 
 
 class State(StrEnum):
@@ -93,6 +95,7 @@ def message_states(
     ends: Sequence[Place] = (),
     max_hold_ms: int = INT64_MAX,
     max_delay_ms: int = INT64_MAX,
+    cuts: Cuts = MappingProxyType({}),
 ) -> DataFrame:
     """The state of each message in `records` of a queue topic, by the records `markers` of its markers topic.
 
@@ -103,17 +106,19 @@ def message_states(
     ends          where the queue topic ended after the markers were read: no messages exist from there on
     max_hold_ms, max_delay_ms
                   limits of leases and delays; longer ones are cut to these
+    cuts          where logs of the queue topic were cut back (rule R39 of docs/rules.md)
 
     For the columns see KmqSpark.messages.
     """
     found = outcomes(
         records,
-        decode_markers(markers),
+        decode_markers(markers, with_cuts=bool(cuts)),
         dead_letters,
         count_header=count_header,
         ends=ends,
         max_hold_ms=max_hold_ms,
         max_delay_ms=max_delay_ms,
+        cuts=cuts,
     )
     return described(found, now_ms, committed)
 
@@ -129,10 +134,11 @@ def outcomes(
     max_delay_ms: int = INT64_MAX,
     before: DataFrame | None = None,
     now_before: Sequence[Place] = (),
+    cuts: Cuts = MappingProxyType({}),
 ) -> DataFrame:
     """The columns OUTCOME: a row for each message that any of these frames names.
 
-    markers     as decode_markers() makes them
+    markers     as decode_markers() makes them; with the column `cuts` if there are cuts
     before      outcomes of all earlier records, markers and dead letters; they must have each message that
                 these markers and dead letters name
     now_before  each partition's now (the largest timestamp of its markers), in ms, after the earlier markers
@@ -140,10 +146,10 @@ def outcomes(
     message_states() describes the other arguments.
     """
     known = _messages(records, count_header).withColumn("moved", F.lit(None).cast("int"))
-    told = events(markers, ends, max_hold_ms, max_delay_ms, now_before)
+    told = events(markers, ends, max_hold_ms, max_delay_ms, now_before, cuts)
     known = known.unionByName(told, allowMissingColumns=True)
     if dead_letters is not None:
-        known = known.unionByName(moved(dead_letters), allowMissingColumns=True)
+        known = known.unionByName(moved(dead_letters, cuts), allowMissingColumns=True)
     if before is not None:
         known = known.unionByName(_as_markers(before))
     message = ("enqueued", "first_enqueued_ms", "count", "moved")
@@ -240,7 +246,7 @@ def dead_letters_of(records: DataFrame) -> DataFrame:
         F.col("value").alias("body"),
         header_text(DEAD_LETTER_TOPIC).alias("origin_topic"),
         number(header_text(DEAD_LETTER_PARTITION)).try_cast("int").alias("origin_partition"),
-        number(header_text(DEAD_LETTER_OFFSET)).alias("origin_offset"),
+        offset_column(number(header_text(DEAD_LETTER_OFFSET))).alias("origin_offset"),
         number(header_text(DEAD_LETTER_ATTEMPTS)).alias("attempts"),
         header_text(DEAD_LETTER_REASON).alias("reason"),
         _moment(number(header_text(ORIGINAL_TIMESTAMP))).alias("first_enqueued"),
@@ -283,6 +289,7 @@ def events(
     max_hold_ms: int = INT64_MAX,
     max_delay_ms: int = INT64_MAX,
     now_before: Sequence[Place] = (),
+    cuts: Cuts = MappingProxyType({}),
 ) -> DataFrame:
     """A row for each message that a marker names, with the partition's now and the message's deadline."""
     decoded = markers.withColumn("read_ms", F.unix_millis("timestamp"))
@@ -293,6 +300,8 @@ def events(
     op, end = F.col("op"), of_partition(ends, INT64_MAX)
     # A marker that names a message that does not exist is ignored as a whole (rule R22 of docs/rules.md).
     highest = F.when(F.col("offsets").isNull(), F.col("offset")).otherwise(F.element_at("offsets", -1))
+    if cuts:
+        decoded, highest = with_told(decoded, cuts), offset_column(highest)
     decoded = decoded.filter((op == Op.END.value) | (highest < end))
     limit_ms = F.when(op.isin(Op.TAKE.value, Op.EXTEND.value), max_hold_ms).otherwise(max_delay_ms)
     after = F.when(op == Op.DEAD_LETTER.value, F.lit(0).cast("bigint")).otherwise(
@@ -302,18 +311,22 @@ def events(
     by = F.when(F.col("taken_late"), _TAKEN_LATE)
     by = by.when(F.col("by_tracker") & ~F.col("acknowledged"), _BY_TRACKER)
     told = decoded.withColumns({"due_ms": due, "by": by.otherwise(_BY_CLIENT)})
-    without_ticks = each_message(told).filter((F.col("offset") >= 0) & (F.col("offset") < end))
-    return without_ticks.select("partition", "offset", "at", "op", "now_ms", "due_ms", "by")
+    without_ticks = each_message(told).filter(F.col("offset") >= 0)
+    if cuts:
+        without_ticks = by_offset(without_ticks, cuts)
+    existing = without_ticks.filter(F.col("offset") < end)
+    return existing.select("partition", "offset", "at", "op", "now_ms", "due_ms", "by")
 
 
-def moved(dead_letters: DataFrame) -> DataFrame:
+def moved(dead_letters: DataFrame, cuts: Cuts = MappingProxyType({})) -> DataFrame:
     """Partition and offset of the messages of which dead letters are copies, with `moved` = 1."""
-    found = dead_letters_of(dead_letters).select(
-        F.col("origin_partition").alias("partition"),
-        F.col("origin_offset").alias("offset"),
+    found = dead_letters.select(
+        number(header_text(DEAD_LETTER_PARTITION)).try_cast("int").alias("partition"),
+        number(header_text(DEAD_LETTER_OFFSET)).alias("offset"),
         F.lit(1).alias("moved"),
     )
-    return found.filter(F.col("partition").isNotNull() & F.col("offset").isNotNull())
+    found = found.filter(F.col("partition").isNotNull() & F.col("offset").isNotNull())
+    return by_offset(found, cuts) if cuts else found
 
 
 def _as_markers(outcomes: DataFrame) -> DataFrame:

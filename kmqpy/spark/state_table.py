@@ -18,11 +18,13 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from kmqpy.core.clock import Clock
 from kmqpy.errors import ConfigError, TopicError, Unavailable
+from kmqpy.kafka.markers.log_cuts import NO_CUTS
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark import state
 from kmqpy.spark.checkpoint import error_line
 from kmqpy.spark.decode import decode_markers
+from kmqpy.spark.log_cuts import Cuts
 from kmqpy.spark.records import Bounds, read_topic
 from kmqpy.spark.sinks.files import persisted
 from kmqpy.spark.snapshot import Snapshot, take_snapshot
@@ -134,12 +136,15 @@ class StateTable:
             dead = state.own_dead_letters(self._read(topics.dead_letters.name, letters), queue)
         records = self._read(queue.name, messages)
         marked = self._read(queue.markers_topic, _since(base, "markers", snapshot.markers))
-        with persisted(decode_markers(marked)) as markers:
+        cuts = dict(base.cuts)
+        for partition, found_cuts in snapshot.cuts.items():
+            cuts[partition] = cuts.get(partition, NO_CUTS).merged(found_cuts)
+        with persisted(decode_markers(marked, with_cuts=bool(cuts))) as markers:
             clocks = markers.groupBy("partition").agg(
                 F.max(F.unix_millis("timestamp")).alias("now_ms"), F.count("*").alias("markers")
             )
             read = {row["partition"]: (row["now_ms"], row["markers"]) for row in clocks.collect()}
-            touched = self._touched(base, snapshot.ends, markers, dead)
+            touched = self._touched(base, snapshot.ends, markers, dead, cuts)
             for partition, (first, end) in messages.items():
                 touched.update(blocks_between(partition, first, end))
             rewritten = sorted(touched & base.blocks.keys())
@@ -153,6 +158,7 @@ class StateTable:
                 max_delay_ms=queue.max_delay_ms,
                 before=self._rows(base, rewritten),
                 now_before=_places(base.now_ms),
+                cuts=cuts,
             )
             low = {partition: first for partition, (first, _) in snapshot.queue.items()}
             # Rows that nobody asks for are dropped: of deleted messages, and of those that only a forged
@@ -184,6 +190,7 @@ class StateTable:
             low=low,
             committed=dict(snapshot.committed),
             blocks=blocks,
+            cuts=cuts,
         )
         return version, StateUpdate(
             version=version.number,
@@ -193,14 +200,19 @@ class StateTable:
         )
 
     def _touched(
-        self, base: StateVersion, ends: list[Place], markers: DataFrame, dead: DataFrame | None
+        self,
+        base: StateVersion,
+        ends: list[Place],
+        markers: DataFrame,
+        dead: DataFrame | None,
+        cuts: Cuts,
     ) -> set[Block]:
         """The blocks with messages that the markers or dead letters name."""
         if not base.blocks:
             return set()
-        found = state.events(markers, ends).select("partition", "offset")
+        found = state.events(markers, ends, cuts=cuts).select("partition", "offset")
         if dead is not None:
-            found = found.union(state.moved(dead).select("partition", "offset"))
+            found = found.union(state.moved(dead, cuts).select("partition", "offset"))
         block = F.shiftright("offset", BLOCK_BITS).alias("block")
         return {
             (row["partition"], row["block"]) for row in found.select("partition", block).distinct().collect()
@@ -243,6 +255,13 @@ class StateTable:
                 f"table: {self._folder.path!r} is of a queue {version.queue!r} whose topics were deleted "
                 f"and recreated since; {_RESTART_ADVICE}, or name another folder"
             )
+        for partition, cuts in snapshot.cuts.items():
+            for cut in version.cuts.get(partition, NO_CUTS).new_in(cuts):
+                if cut.start < version.read["queue"].get(partition, 0):
+                    raise ConfigError(
+                        f"table: {self._folder.path!r} has messages of partition {partition} from offset "
+                        f"{cut.start} on which are lost, because the log was cut back; {_RESTART_ADVICE}"
+                    )
         self._check_complete(version.read["markers"], snapshot.markers)
 
     def _check_complete(self, start: Positions, bounds: Bounds) -> None:

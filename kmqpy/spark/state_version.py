@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kmqpy.errors import DecodeError
+from kmqpy.kafka.markers.log_cuts import LogCuts
 
 FORMAT = 2
 """The number of the JSON format; files with another one are refused."""
@@ -33,6 +34,7 @@ class StateVersion:
     now_ms        each partition's now, the largest timestamp of its markers; no entry without a marker
     low           the first offset of each partition of the queue topic; Kafka has deleted messages below
     committed     the group's committed offsets in the queue topic
+    cuts          the cuts of each log of the queue topic that was cut back; see LogCuts
     blocks        for each block, the folder in `rows` (see state_folder.py) with the rows of that block
     """
 
@@ -44,6 +46,7 @@ class StateVersion:
     low: Positions
     committed: Positions
     blocks: Mapping[Block, str]
+    cuts: Mapping[int, LogCuts] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """The content of the version's file."""
@@ -58,6 +61,8 @@ class StateVersion:
             "committed": _pairs(self.committed),
             "blocks": [[*block, folder] for block, folder in sorted(self.blocks.items())],
         }
+        if self.cuts:
+            fields["cuts"] = [(partition, str(cuts)) for partition, cuts in sorted(self.cuts.items())]
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
@@ -76,6 +81,7 @@ class StateVersion:
                 low=_positions(fields["low"]),
                 committed=_positions(fields["committed"]),
                 blocks={(int(p), int(block)): str(folder) for p, block, folder in fields["blocks"]},
+                cuts={int(p): LogCuts.parse(cuts) for p, cuts in fields.get("cuts", ())},
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DecodeError(f"no version of a state table: {error!r}") from None

@@ -6,6 +6,7 @@ elect leaders that may lack what others have. Senders, consumers and trackers li
 whatever stands in the queue's log must have been delivered and acknowledged, and nothing may be in flight.
 """
 
+import logging
 import os
 import random
 import subprocess
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kmqpy.core import logs
 from kmqpy.core.clock import wait_until
 from kmqpy.dev import Cluster
 from kmqpy.errors import KmqError
@@ -140,6 +142,10 @@ def run(count: int, seed: int, out: Path, tell: Callable[[str], None]) -> list[s
     """Cut logs so many times; returns what was wrong in the end."""
     dice = random.Random(seed)
     tell(f"seed {seed}")
+    handler = logging.FileHandler(out / "clients.log", "w")
+    handler.setFormatter(logs.TextFormatter())
+    logging.getLogger("kmqpy").handlers = [handler]
+    logging.getLogger("kmqpy").setLevel("INFO")
     with Cluster(brokers=3, broker_settings=_SETTINGS) as cluster:
         connection = KafkaConnection(bootstrap=cluster.bootstrap)
         zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)

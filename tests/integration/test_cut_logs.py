@@ -20,8 +20,7 @@ from tracker.tracker import Tracker
 COUNT = 20
 CUT_AT = 12
 BASE = Cut(2, CUT_AT).base
-LEASE_MS = 9_000
-"""Longer than it takes to cut the logs."""
+LEASE_MS = 600_000
 HIDDEN = ("living", "starting", "elected", "taken")
 """Queues in which new messages are at the offsets of the old ones before anybody can notice."""
 
@@ -42,6 +41,10 @@ class Scene:
     def take_all(self) -> None:
         self.queue.mark_all(Marker(0, number, Op.TAKE, LEASE_MS) for number in range(COUNT))
         until(lambda: len(self.state) == COUNT)
+
+    def give_all_back(self) -> None:
+        """As their consumers would, that have not noticed the cut."""
+        self.queue.mark_all(Marker(0, number, Op.NACK, 0) for number in range(COUNT))
 
     @property
     def state(self):
@@ -83,6 +86,8 @@ def scenes() -> Iterator[Callable[[str], Scene]]:
         for name in HIDDEN:
             made[name].new = made[name].send(COUNT, "new")
         tracker_of(*stopped)
+        for scene in made.values():
+            scene.give_all_back()
         yield made.__getitem__
         for scene in made.values():
             scene.queue.__exit__(None, None, None)

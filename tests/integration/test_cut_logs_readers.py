@@ -110,6 +110,7 @@ def test_r39_messages_in_flight_that_were_cut_away_show_no_other_message(queue: 
         orphans = looking.orphans()
     assert sorted(one.message.body.decode() for one in orphans if one.message) == sorted(held(queue))
     assert len(orphans) == len(held(queue))
+    assert [one.receipt for one in orphans] == [one.message.receipt for one in orphans if one.message]
 
 
 def test_r39_the_doctor_names_the_cut_and_whether_it_was_noticed(queue: LiveQueue) -> None:

@@ -6,6 +6,7 @@ Each case is a generator: it says which logs to cut, and goes on when they are. 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -13,8 +14,9 @@ from confluent_kafka import KafkaError
 from support import LiveQueue, collect, until, value
 
 from kmqpy.dev import Cluster
-from kmqpy.errors import Unavailable, Unfinished, UnknownOutcome
+from kmqpy.errors import Fenced, Unavailable, Unfinished, UnknownOutcome
 from kmqpy.kafka.client import start_barrier
+from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.copies.copy_transaction import (
     CopyTransaction,
     NewRecord,
@@ -27,7 +29,7 @@ from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.message_headers import DEAD_LETTER_TOPIC
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.zookeeper.settings import ZooKeeperConnection
-from tests.cut_logs import Batch, Keep, cut_logs, log_folder, share
+from tests.cut_logs import Batch, Keep, batches, cut_logs, log_folder, share
 from tracker.redelivery.tick_writer import TickWriter
 
 pytestmark = pytest.mark.slow
@@ -35,7 +37,8 @@ pytestmark = pytest.mark.slow
 LEASE_S = 60.0
 MANY = 250
 """Of so many messages, most start markers of the JVM format go to the producer that reports errors only."""
-STATE_LOGS = 20
+INTERNAL_PARTITIONS = 20
+"""Of the broker's own topics: enough for each case to have one of its own."""
 
 Case = Callable[[LiveQueue, Cluster], Iterator[Mapping[tuple[str, int], Keep]]]
 
@@ -43,6 +46,19 @@ Case = Callable[[LiveQueue, Cluster], Iterator[Mapping[tuple[str, int], Keep]]]
 def first_transaction(found: Sequence[Batch]) -> int:
     """Where to cut so that the log still knows the producer, which is ahead of it, and nothing stays open."""
     return 1 + next(index for index, batch in enumerate(found) if batch.control)
+
+
+def log_of(cluster: Cluster, topic: str, name: str) -> tuple[str, int]:
+    """The log of one of the broker's own topics in which this name stands, and none of another case."""
+    logs = [(topic, partition) for partition in range(INTERNAL_PARTITIONS)]
+    data = {
+        log: b"".join(one.read_bytes() for one in log_folder(cluster, *log).glob("*.log")) for log in logs
+    }
+    (found,) = [log for log in logs if name.encode() in data[log]]
+    others = data[found].replace(name.encode(), b"")
+    assert b"kmq-" not in others
+    assert b"test-" not in others
+    return found
 
 
 def a_client(queue: LiveQueue, _: Cluster, fmt: str) -> Iterator[Mapping[tuple[str, int], Keep]]:
@@ -53,7 +69,6 @@ def a_client(queue: LiveQueue, _: Cluster, fmt: str) -> Iterator[Mapping[tuple[s
     acked = [message for _ in range(2) for message in take(MANY, ack=True)]
     client.flush()
     held = take(MANY)
-    until(lambda: queue.committed() == 3 * MANY)  # the group may end a member whose broker was away
     yield {(queue.settings.markers_topic, 0): share(0.5)}
     rest = take(2 * MANY)
     assert sorted(message.offset for message in acked + held + rest) == list(range(5 * MANY))
@@ -98,7 +113,7 @@ def transact(queue: LiveQueue, producer: Producer) -> None:
 
 
 def transactions(queue: LiveQueue, _: Cluster) -> Iterator[Mapping[tuple[str, int], Keep]]:
-    opened = partial(open_producer, queue.connection, "b", 10_000, "test", 30)
+    opened = partial(open_producer, queue.connection, f"test-{queue.name}", 10_000, "test", 30)
     producer = opened()
     for _ in range(3):
         transact(queue, producer)
@@ -114,13 +129,10 @@ def transactions(queue: LiveQueue, _: Cluster) -> Iterator[Mapping[tuple[str, in
 def transactions_that_are_forgotten(
     queue: LiveQueue, cluster: Cluster
 ) -> Iterator[Mapping[tuple[str, int], Keep]]:
-    producer = open_producer(queue.connection, "c", 10_000, "test", 30)
+    producer = open_producer(queue.connection, f"test-{queue.name}", 10_000, "test", 30)
     transact(queue, producer)
     assert queue.copies() == {"copy": 100}
-    state = "__transaction_state", ord("c") % STATE_LOGS
-    (log,) = log_folder(cluster, *state).glob("*.log")
-    assert b"kmq-" not in log.read_bytes()  # none of another case
-    yield {state: 0}
+    yield {log_of(cluster, "__transaction_state", f"test-{queue.name}"): 0}
     with pytest.raises(TransactionAborted):
         transact(queue, producer)
     transact(queue, producer)
@@ -188,6 +200,23 @@ def a_redrive(queue: LiveQueue, _: Cluster) -> Iterator[Mapping[tuple[str, int],
         assert queue.copies().total() == 200
 
 
+def a_static_member(queue: LiveQueue, cluster: Cluster) -> Iterator[Mapping[tuple[str, int], Keep]]:
+    queue.fill(30)
+    # One that is gone may hold up a rebalance for the time of its session.
+    with KmqClient(queue.settings, replace(queue.connection, kafka={}), instance_id="one") as former:
+        collect(former, 10, max_messages=10, ack=True)
+    log = log_of(cluster, "__consumer_offsets", f"kmq-{queue.name}")
+    end = batches(log_folder(cluster, *log))[-1].last + 1
+    client = queue.client(instance_id="one")
+    collect(client, 10, max_messages=10, ack=True)
+    yield {log: end}
+    # For the group that is left, it is the former that has the instance_id.
+    with pytest.raises(Fenced, match=r"Kafka has lost the group's last state.*make a new client"):
+        collect(client, 100)
+    queue.fill(5)
+    assert {message.offset for message in collect(queue.client(instance_id="one"), 5)} >= {34}
+
+
 CASES: Mapping[str, Case] = {
     "client-jvm": partial(a_client, fmt="jvm"),
     "client-range": partial(a_client, fmt="range"),
@@ -197,17 +226,21 @@ CASES: Mapping[str, Case] = {
     "forgotten": transactions_that_are_forgotten,
     "tracker": a_tracker,
     "redrive": a_redrive,
+    "static": a_static_member,
 }
 
 
 @pytest.fixture(scope="module")
 def cut():
     """The cases, each where the logs that it named are cut."""
-    settings = {"transaction.state.log.num.partitions": f"{STATE_LOGS}"}
+    topics = "transaction.state.log", "offsets.topic"
+    settings = {f"{topic}.num.partitions": f"{INTERNAL_PARTITIONS}" for topic in topics}
     with ExitStack() as stack:
         stack.enter_context(pytest.MonkeyPatch.context()).setattr(start_barrier, "_LATE_REQUEST_S", 0.5)
         cluster = stack.enter_context(Cluster(broker_settings=settings))
-        connection = KafkaConnection(bootstrap=cluster.bootstrap)
+        # No member of a group joins anew because the broker was away.
+        kafka = {"session.timeout.ms": 60_000}
+        connection = KafkaConnection(bootstrap=cluster.bootstrap, kafka=kafka)
         zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
         queues = {name: stack.enter_context(LiveQueue(connection, zookeeper, name)) for name in CASES}
         begun = {name: case(queues[name], cluster) for name, case in CASES.items()}

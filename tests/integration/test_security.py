@@ -301,17 +301,15 @@ def test_who_may_write_nothing_in_kafka_is_told_each_time(secured, live):
                 producer.send("m")
 
 
-def test_a_client_that_may_write_nothing_in_kafka_says_why_and_is_no_burden(secured, live, caplog):
+def test_a_client_that_may_write_nothing_in_kafka_says_why(secured, live, caplog):
     grant(secured, "nobody", *_without_write(client_acls(live.name)))
     live.send("m")
-    started = time.monotonic()
     with KmqClient(live.settings, secured.connection("nobody")) as client:
         until(lambda: client.partitions or client.receive(wait=0.1) or _warned(caplog, "a partition can't"))
         assert client.receive(wait=0.1) == []
         assert client._topics.writer._thread.is_alive()
     (warning,) = _warned(caplog, "markers are sent again")
     assert warning.error == "CLUSTER_AUTHORIZATION_FAILED"
-    assert len(_warned(caplog, "markers producer replaced")) <= 1 + time.monotonic() - started
 
 
 def _without_write(acls: list[tuple[ResourceType, str, str]]) -> list[tuple[ResourceType, str, str]]:

@@ -1,8 +1,9 @@
 """Negative controls: kmqpy with one of its safeguards taken out. The checker must find each of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
+from functools import partial
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from kmqpy.kafka.admin.registry_entries import StoredOffset
@@ -13,6 +14,7 @@ from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.finished import StoredFinished
 from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.replay import ALL_EXIST
 from kmqpy.message import headers_of, last_header
@@ -246,9 +248,9 @@ class BelievesAncestors(CopyCheck):
 
     believed = Op.END
 
-    def copies_among(self, records: Any) -> Any:
+    def copies_among(self, records: Any, place_of: Any) -> Any:
         self._headers = {(one.partition(), one.offset()): headers_of(one.headers()) for one in records}
-        return super().copies_among(records)
+        return super().copies_among(records, place_of)
 
     def examine(self, copies: Any, within_s: float) -> Steps:
         checked = yield from super().examine(copies, within_s)
@@ -360,6 +362,54 @@ class AllGone(OriginalsReader):
         return fetched
 
 
+class AnyEpoch(OriginalsReader):
+    """Takes whatever record stands where an original stood for the original (rule R39)."""
+
+    def fetch(self, topic: str, partition: int, offsets: Sequence[int]) -> Steps:
+        fetched = yield from super().fetch(topic, partition, offsets)
+        fetched.found = {offset: one._replace(epoch=-1) for offset, one in fetched.found.items()}
+        return fetched
+
+
+class CutsUnseen(CrashRecovery):
+    """Looks not whether the log was cut back (rule R39)."""
+
+    def _find_in_log(self, partition: int, commit: Any, consumer: Any) -> Steps:
+        ends = (yield from self._log_check.ask(consumer, [partition], 1.0))[partition]
+        found = yield from self._find_starts(partition, commit.markers_offset, commit.offset)
+        found.cuts = NO_CUTS
+        return replace(commit, epoch=ends.queue.epoch, markers_epoch=ends.markers.epoch), found
+
+
+class OffsetsForNumbers(GroupMember):
+    """Names messages by their offsets, also behind a cut (rule R39)."""
+
+    cuts: Mapping[int, LogCuts] = MappingProxyType({})
+
+    def _numbers(self, offsets: Any) -> Any:
+        return offsets
+
+
+class CutsToldLater(MarkerWriter):
+    """Takes messages behind a cut before the tick that tells it is written (rule R39)."""
+
+    def write_assignments(self, ticks: Any, timeout_s: float) -> Steps:
+        for tick in ticks:
+            if tick.cuts:
+                wait_ms = 300 * self._world.random()
+                self._world.at(wait_ms, partial(self._put_unflushed, tick))
+        rest = [tick for tick in ticks if not tick.cuts]
+        return (yield from super().write_assignments(rest, timeout_s))
+
+
+class CutsNotApplied(Takeover):
+    """Keeps what it knows of messages that were cut away (rule R39)."""
+
+    def _start_reading(self, part: Any, result: Any) -> None:
+        super()._start_reading(part, result)
+        part.state._cut = lambda _cuts: None
+
+
 class TakenLate(PartitionRedelivery):
     """Redelivers what was taken after its end like everything else (rule R30)."""
 
@@ -460,4 +510,9 @@ CONTROLS = {
     "topics not watched": Controls(watch=NoWatch, topics_change=True),
     "state kept for other topics": Controls(topic_probe=KeepsState, topics_change=True),
     "committed without a look": Controls(redeliverer=CommitsUnseen, topics_change=True),
+    "cut logs not looked for by clients": Controls(recovery=CutsUnseen, cut_logs=True),
+    "cut ticks ignored by trackers": Controls(takeover=CutsNotApplied, cut_logs=True),
+    "numbers are offsets": Controls(member=OffsetsForNumbers, cut_logs=True),
+    "takes before the cut tick is confirmed": Controls(marker_writer=CutsToldLater, cut_logs=True),
+    "originals of another epoch copied": Controls(reader=AnyEpoch, cut_logs=True),
 }

@@ -58,6 +58,7 @@ class LogReader:
         starts: Mapping[int, int],
         visit: Callable[[Record], None],
         *,
+        limit: int | None = None,
         uncommitted: bool,
         timeout_s: float,
         clock: Any,
@@ -92,6 +93,8 @@ class LogReader:
             for record in found:
                 if record.offset() < end:
                     visit(record)
+                    if limit is not None:
+                        return {partition: reached}
         return {partition: reached}
 
 

@@ -17,6 +17,7 @@ from spec.runs import INVARIANTS as INVARIANTS_OF_THE_MODEL
 from . import clients
 from .catching import INVARIANT_OF, REFUSED_ACTIONS_OF, Catcher, seed_that_catches
 from .controls import CONTROLS
+from .cut_logs import CutLogs
 from .invariants import INVARIANTS
 from .protocol import NOT_IN_KMQPY, Protocol
 from .simulate import Controls, simulate
@@ -25,6 +26,8 @@ ROOT = Path(__file__).parents[2]
 
 SEEDS = 300
 """More than the hardest control needs; `python -m tests.simulation --seeds 10000` runs more."""
+
+CUT_LOGS_SEEDS = 100
 
 FOUND = {
     1712: "R10: after a start marker failed, a commit told its reader to begin behind the starts of "
@@ -55,6 +58,18 @@ def test_same_seed_same_run():
 
 def test_nothing_is_lost_and_nothing_made_twice():
     assert {seed: problems for seed in range(SEEDS) if (problems := simulate(seed).problems)} == {}
+
+
+def test_where_logs_are_cut_back_what_is_left_is_delivered():
+    cut_logs = Controls(cut_logs=True)
+    problems = {seed: found for seed in range(CUT_LOGS_SEEDS) if (found := simulate(seed, cut_logs).problems)}
+    assert problems == {}
+
+
+def test_an_election_alone_changes_nothing(monkeypatch):
+    monkeypatch.setattr(CutLogs, "cut", lambda cut_logs: cut_logs.due.clear())
+    cut_logs = Controls(cut_logs=True)
+    assert {seed: problems for seed in range(40) if (problems := simulate(seed, cut_logs).problems)} == {}
 
 
 @pytest.mark.parametrize("seed", FOUND)

@@ -14,6 +14,7 @@ from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import ACKNOWLEDGED, TAKEN_LATE, Marker, Op, encode_count
 from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.markers.inflight import InFlight
+from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.spark.decode import decode_markers
 from kmqpy.spark.state import OUTCOME, dead_letters_of, depth, finished, latency, message_states, outcomes
 
@@ -384,3 +385,48 @@ def test_outcomes_go_on_from_those_before(spark):
     found = outcome(queue[half:], second, before=before, now_before=now_before)
     expected = outcome(queue, marked)
     assert sorted(found.select(*expected.columns).collect(), key=str) == sorted(expected.collect(), key=str)
+
+
+def test_r39_messages_behind_a_cut_are_told_from_those_that_stood_there(spark):
+    """Of partition 0, offsets 3 to 7 are given once more; partition 1 was not cut.
+
+    3 and 4 of the former log were acknowledged. Of the new log, a client has acknowledged 3, taken 5 and
+    lost 6, and a client that knows no cuts has acknowledged 7 by its offset. 8 is beyond the end.
+    """
+    cuts = LogCuts.parse("4@3")
+
+    def marked(at, marker, partition=0):
+        key, value, headers = codec.encode(replace(marker, partition=partition))
+        return (partition, at, START_MS, key, value, headers)
+
+    def took(*numbers):
+        runs = tuple(codec.runs_of(numbers))
+        return Marker(0, numbers[0], Op.TAKE, 600_000, runs=runs if len(numbers) > 1 else ())
+
+    def ended(number, **fields):
+        return Marker(0, number, Op.END, **fields)
+
+    three, five, six, eight = (cuts.number_of(offset) for offset in (3, 5, 6, 8))
+    log = [took(0, 1, 2, 3, 4), ended(1), ended(3), ended(4), codec.tick(0, cuts)]
+    log += [took(three, five, six), ended(three), ended(six, by_tracker=True), took(7), ended(7)]
+    log += [codec.assignment_tick(0, five, cuts=cuts), took(eight)]
+    other = [took(3), ended(3)]
+    markers = [marked(at, one) for at, one in enumerate(log)]
+    markers += [marked(at, one, partition=1) for at, one in enumerate(other)]
+    dead = [dead_letter_record(0, 0, six), dead_letter_record(1, 0, 4)]
+    found = message_states(
+        frame_of(spark, [(p, offset, START_MS, None, b"", None) for p in range(2) for offset in range(8)]),
+        frame_of(spark, markers),
+        frame_of(spark, dead),
+        now_ms=START_MS,
+        count_header="count",
+        ends=[(0, 8), (1, 8)],
+        cuts={0: cuts},
+    )
+    states = {(row["partition"], row["offset"]): row["state"] for row in found.collect()}
+    assert [states[0, offset] for offset in range(8)] == [
+        *("in_flight", "processed", "in_flight", "processed"),
+        *("pending", "in_flight", "dead", "processed"),
+    ]
+    assert [states[1, offset] for offset in range(3, 5)] == ["processed", "pending"]
+    assert len(states) == 16

@@ -130,6 +130,19 @@ class TestOutput:
         assert shown.err.count("\n") == 3
         assert (shown.out + shown.err).replace("\n", "").isprintable()
 
+    @pytest.mark.parametrize("text", FOREIGN, ids=ascii)
+    def test_the_line_of_an_exception_says_which_and_escapes_it(self, text, capsys):
+        try:
+            raise ValueError(f"of {text}")
+        except ValueError:
+            record = logging.makeLogRecord(
+                {"name": "kmqpy.test", "msg": "it failed", "exc_info": sys.exc_info(), "queue": "q"}
+            )
+        _ErrorLines().emit(record)
+        shown = capsys.readouterr().err
+        assert shown.startswith("kmq: it failed queue=q: ValueError: of")
+        assert shown.removesuffix("\n").isprintable()
+
     @pytest.mark.parametrize("form", ["text", "json"])
     @pytest.mark.parametrize("text", FOREIGN, ids=ascii)
     def test_logs_escape_it(self, text, form):

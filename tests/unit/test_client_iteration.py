@@ -86,6 +86,8 @@ class FakeMember:
 
     size = 0
     cuts: ClassVar = {}
+    consumer = None
+    partitions = ()
 
     def __init__(self, *_, **__):
         self._coming = [Record(topic="q", value=b"", partition=0, offset=at) for at in range(self.size)]
@@ -111,8 +113,13 @@ class FakeMember:
     maintain = keep_alive = close = start_over
 
 
+def failures_of_housekeeping(caplog):
+    """What was logged since the test began."""
+    return [record.exc_info[1] for record in caplog.get_records("call") if "housekeeper" in record.name]
+
+
 @pytest.fixture
-def client(monkeypatch):
+def client(monkeypatch, caplog):
     monkeypatch.setattr(topics_in_use, "Topics", FakeTopics)
     monkeypatch.setattr(topics_in_use, "TopicWatch", FakeWatch)
     monkeypatch.setattr(topics_in_use, "MarkerWriter", FakeWriter)
@@ -121,6 +128,7 @@ def client(monkeypatch):
     made = KmqClient(QueueSettings(name="q"), KafkaConnection())
     yield made
     made.close()
+    assert failures_of_housekeeping(caplog) == []
 
 
 @pytest.mark.parametrize(
@@ -242,9 +250,10 @@ def test_what_failed_start_markers_took_is_given_back_while_nobody_receives(clie
     assert client._topics.writer.given_back() == [7]
 
 
-def test_a_failure_does_not_end_housekeeping(client, monkeypatch):
+def test_a_failure_does_not_end_housekeeping(client, monkeypatch, caplog):
     """Else the client would leave its group and commit nothing while the user's code is busy."""
-    failures = [Unavailable("Kafka does not answer")]
+    failure = Unavailable("Kafka does not answer")
+    failures = [failure]
 
     def pop_orphaned_starts():
         if failures:
@@ -255,6 +264,8 @@ def test_a_failure_does_not_end_housekeeping(client, monkeypatch):
     monkeypatch.setattr(client._receiver._member, "pop_orphaned_starts", pop_orphaned_starts)
     wait_for_markers(client)
     assert client._topics.writer.given_back() == [7]
+    assert failures_of_housekeeping(caplog) == [failure]
+    caplog.clear()
 
 
 def test_what_an_interrupted_receive_took_is_given_back(client, monkeypatch):

@@ -125,7 +125,7 @@ def test_r39_what_was_finished_behind_a_cut_is_forgotten() -> None:
     assert finished.stored() == StoredFinished((5, NEW + 10), ((8, 1), (NEW + 12, 1)))
     assert StoredFinished.from_json(finished.stored().to_json()) == finished.stored()
     markers.take(NEW + 12, 12)
-    assert markers.state.taken_late(markers.state) == {NEW + 12}
+    assert markers.state.taken_late(markers.state) == {NEW + 12, 12}
 
 
 def test_r39_claims_forget_messages_behind_a_cut() -> None:
@@ -192,10 +192,11 @@ def original(offset: int, epoch: int) -> Original:
 
 
 def test_r39_a_record_of_a_later_epoch_is_another_message() -> None:
-    log = KnownLog().then(0, 2).then(5, 2).then(7, 4)
-    assert [log.epoch_of(entry(1, at)) for at in (0, 6, 7, 100)] == [2, 2, 4, 4]
+    log = KnownLog().told(5, 2).told(7, 2).told(9, 4)
+    assert log.epochs == ((7, 2), (9, 4))
+    assert [log.epoch_of(entry(1, at)) for at in (0, 6, 7, 9)] == [2, 2, 4, -1]
     found = {1: original(1, 2), 2: original(2, 4), 3: original(3, 4), 4: original(4, 5)}
-    entries = [entry(1, 0), entry(2, 0), entry(3, 7), entry(4, 9), entry(5, 9)]
+    entries = [entry(1, 0), entry(2, 0), entry(3, 7), entry(4, 8), entry(5, 9)]
     assert [(one.offset, record and record.epoch) for one, record in log.originals(entries, found)] == [
         (1, 2),
         (2, None),
@@ -206,14 +207,15 @@ def test_r39_a_record_of_a_later_epoch_is_another_message() -> None:
 
 
 def test_r39_where_no_epoch_is_known_nothing_is_doubted() -> None:
-    log = KnownLog().then(0, -1).then(3, 4)
-    assert [one for _, one in log.originals([entry(1, 0)], {1: original(1, 9)})] == [original(1, 9)]
-    assert log.last_seen(entry(1, 0)) is None
-    assert log.epoch_of(entry(1, 3)) == 4
+    log = KnownLog().told(0, -1).told(3, 4).told(2, 5)
+    assert log.epochs == ((3, 4),)
+    assert [one for _, one in log.originals([entry(1, 3)], {1: original(1, 9)})] == [original(1, 9)]
+    assert log.last_seen(entry(1, 3)) is None
+    assert log.epoch_of(entry(1, 2)) == 4
 
 
 def test_r39_originals_of_numbers_and_of_takes_that_know_no_cuts() -> None:
-    log = KnownLog(ONCE).then(0, 0).then(4, 3)
+    log = KnownLog(ONCE).told(4, 0).told(5, 3)
     entries = [entry(12, 2), entry(NEW + 12, 4)]
     records = list(log.originals(entries, {12: original(12, 3)}))
     assert [record.offset for _, record in records] == [12, NEW + 12], "the offset is the message's number"
@@ -224,19 +226,25 @@ def test_r39_originals_of_numbers_and_of_takes_that_know_no_cuts() -> None:
 def test_r39_few_epochs_are_kept() -> None:
     log = KnownLog()
     for epoch in range(1_000):
-        log = log.then(epoch, epoch)
+        log = log.told(epoch + 1, epoch)
     assert len(log.epochs) == 100
-    assert log.epoch_of(entry(1, 5)) == -1
+    assert log.epoch_of(entry(1, 5)) == 900
     assert log.epoch_of(entry(1, 999)) == 999
 
 
-STORED = StoredOffset(5, "M", 7, cuts=AGAIN, taken_end=20, queue_epoch=7)
+def test_r39_late_takes_of_the_former_log_bring_back_nothing_that_others_have_taken() -> None:
+    markers = Markers(InFlight(cuts=ONCE))
+    markers.take(NEW + 11, 11, 12)
+    assert markers.state.taken_late(markers.state) == {11}
+
+
+STORED = StoredOffset(5, "M", 7, cuts=AGAIN, taken_end=20, queue_epoch=7, told_below=4)
 
 
 def test_r39_a_stored_offset_names_cuts_and_the_queue() -> None:
     assert parse_offset(STORED.to_json()) == STORED
     bare = StoredOffset(5, "M", 7)
-    assert not {"cuts", "taken_end", "queue_epoch"} & json.loads(bare.to_json()).keys()
+    assert not {"cuts", "taken_end", "queue_epoch", "told_below"} & json.loads(bare.to_json()).keys()
     assert parse_offset(bare.to_json()) == bare
 
 
@@ -253,6 +261,7 @@ def test_r39_a_stored_offset_names_cuts_and_the_queue() -> None:
         {"queue_epoch": -1},
         {"queue_epoch": 2**63},
         {"queue_epoch": None},
+        {"told_below": -1},
     ],
 )
 def test_r39_damaged_cuts_are_refused(damage: dict) -> None:

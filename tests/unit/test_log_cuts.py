@@ -3,7 +3,7 @@
 import pytest
 
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.log_cuts import NO_CUTS, Cut, LogCuts, offset_of
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, Cut, LogCuts, cuts_behind, offset_of
 
 ONCE = NO_CUTS.with_cut(Cut(3, 450))
 TWICE = ONCE.with_cut(Cut(7, 900))
@@ -25,6 +25,11 @@ def test_r39_no_number_names_two_messages() -> None:
             message = epoch_at(offset), offset
             assert seen.setdefault(cuts.number_of(offset), message) == message
             assert offset_of(cuts.number_of(offset)) == offset
+
+
+def test_r39_cuts_can_be_told_from_a_number() -> None:
+    for number in (0, 7, TWICE.number_of(460), TWICE.number_of(900)):
+        assert cuts_behind(number).number_of(offset_of(number)) == number
 
 
 def test_r39_what_lies_below_a_cut_keeps_its_number() -> None:

@@ -121,6 +121,25 @@ def test_r37_a_dead_letter_topic_of_which_nothing_is_known_is_asked_for_again(tr
         redelivery.mend(part, torn, part.log)
 
 
+def test_r37_torn_transactions_are_mended_and_their_ends_read_before_anything_is_redelivered(
+    tracked: Tracked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = part_of(tracked, QueueSettings(name="q"))
+    part.start_reading(InFlight(now_ms=100), now=0.0)
+    part.phase = TrackingPhase.ACTIVE
+    part.state.apply(Marker(0, 1, Op.TAKE, 0), at=1, timestamp_ms=100)  # due
+    torn = [TornClaim(b"a", "q", 100, OffsetRuns([(1, 1)]))]
+    monkeypatch.setattr(part.state.claims, "torn", lambda: torn)
+    asked: list[object] = []
+    monkeypatch.setattr(
+        tracked.lifecycle._redelivery, "mend", lambda _, torn: len(asked.append(torn) or torn)
+    )
+    tracked.lifecycle.advance(part, now=1.0)
+    tracked.take_one_result()
+    assert asked == [torn]
+    assert part.phase is TrackingPhase.FENCING
+
+
 def test_a_step_that_fails_again_and_again_is_tried_later_and_later(tracked: Tracked) -> None:
     tried = []
 
@@ -148,7 +167,7 @@ def test_queues_with_one_markers_topic_do_not_end_the_tracker(tracked: Tracked) 
     first = part_of(tracked, QueueSettings(name="a"))
     second = part_of(tracked, QueueSettings(name="b", markers_topic="a__markers"))
     begin = StartPosition(StoredOffset(0, "markers-id", now_ms=0))
-    takeover = TakeoverResult(("queue-id", "markers-id"), Tick(0, 0, 0.0), LogEnd(0), 0, begin)
+    takeover = TakeoverResult(("queue-id", "markers-id"), Tick(0, 0, 0.0), LogEnd(0), 0, begin, 0)
     tracked.lifecycle._taken_over(first, takeover)
     tracked.lifecycle._taken_over(second, takeover)
     assert (first.phase, second.phase) == (TrackingPhase.CATCHING_UP, TrackingPhase.FENCING)

@@ -4,10 +4,11 @@ import sys
 import threading
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.core.clock import SYSTEM_CLOCK, SystemClock
 from kmqpy.kafka import librdkafka
+from kmqpy.kafka.client import marker_writer
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.client.start_barrier import StartBarrier
 from kmqpy.kafka.client.start_markers import StartBatch, StartOutcome
@@ -329,6 +330,56 @@ def test_r10_close_waits_until_nothing_started_can_come_any_more(producer):
     ends.join(60)
     assert not ends.is_alive()
     assert producer.written == 4  # two starts, and a tick behind each
+
+
+def test_producers_that_end_at_once_are_not_made_all_the_time(monkeypatch):
+    """As where Kafka does not let us write."""
+    made, tries, tried = [], [], threading.Event()
+
+    def ended(*_, **__):
+        tries.append(len(made))
+        if len(tries) > 20:
+            tried.set()
+        raise KafkaException(KafkaError(KafkaError._FATAL))
+
+    def another(connection, settings):
+        made.append(TinyProducer())
+        made[-1].produce = ended
+        return made[-1]
+
+    monkeypatch.setattr(librdkafka, "new_producer", another)
+    monkeypatch.setattr(marker_writer, "_SEND_AGAIN_AFTER_S", 0.001)
+    monkeypatch.setattr(marker_writer, "_REPLACE_EVERY_S", 60.0)
+    writer = MarkerWriter(KafkaConnection(), "m", coalesce_ms=1)
+    writer.end(0, [1])
+    assert tried.wait(60)
+    writer.abandon()
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_start_markers_go_to_another_producer_once_theirs_has_ended(monkeypatch, confirmed):
+    """Not each report says so: records that were not sent yet are dropped."""
+    made = []
+
+    def another(connection, settings):
+        made.append(TinyProducer())
+        made[-1].answers.set()
+        return made[-1]
+
+    monkeypatch.setattr(librdkafka, "new_producer", another)
+    writer = MarkerWriter(KafkaConnection(), "m")
+    batch = writer.starts.start({0: [1]}, {}, 1_000, None, 5.0)
+    made[1].error = None if confirmed else KafkaError(KafkaError._PURGE_QUEUE)
+    if not confirmed:
+        made[1].fatal_error = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, fatal=True)
+    assert batch.wait_until_confirmed().failed == ({} if confirmed else {0: 1})
+    if confirmed:  # what ends it comes later, by a tick
+        made[1].fatal_error = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, fatal=True)
+        assert writer.starts.producers() == [made[1]]
+        writer.starts.start({0: [2]}, {}, 1_000, None, 5.0)
+    assert writer.starts.producers() == made[2:]
+    writer.abandon()
 
 
 def test_r10_what_a_broken_producer_sent_gets_a_while_to_arrive(producer):

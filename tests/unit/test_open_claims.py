@@ -20,9 +20,14 @@ class Markers:
 
     def write(self, key, value, headers):
         at = len(self.records)
-        stamp = (TIMESTAMP_LOG_APPEND_TIME, 1_000 + at)
         record = Record(
-            topic="m", partition=0, offset=at, key=key, value=value, headers=headers, timestamp=stamp
+            topic="m",
+            partition=0,
+            offset=at,
+            key=key,
+            value=value,
+            headers=headers or None,  # as Kafka gives them
+            timestamp=(TIMESTAMP_LOG_APPEND_TIME, 1_000 + at),
         )
         self.records.append(record)
         assert replay_markers(self.state, 0, [record]).records == 1
@@ -80,13 +85,18 @@ def test_a_later_claim_or_a_takeover_says_that_the_transaction_is_over(markers):
     assert markers.torn() == {b"a": {2, 3}, b"b": {4}}
     markers.claim(b"c", 5)
     assert markers.torn() == {b"a": {2, 3}, b"b": {4}}
-    markers.state.claims.forget([b"a", b"b"])
+    markers.claim(b"d", 6)
+    markers.end(6)  # also when the later one is over and forgotten
+    assert markers.torn() == {b"a": {2, 3}, b"b": {4}, b"c": {5}}
+    markers.state.claims.forget([b"a", b"b", b"c"])
     assert markers.torn() == {}
 
 
-def test_acknowledgements_by_clients_say_nothing_of_copies(markers):
+@pytest.mark.parametrize("more", [{}, {"reason": "why"}])
+def test_acknowledgements_by_clients_say_nothing_of_copies(markers, more):
+    """With and without headers, since markers without are applied in series."""
     markers.claim(b"a", 1, 2)
-    markers.end(1, 2, by_tracker=False)
+    markers.end(1, 2, by_tracker=False, **more)
     markers.state.claims.end_all()
     assert markers.torn() == {b"a": {1, 2}}
 

@@ -1,15 +1,22 @@
-"""Where a takeover begins to read markers, and what times a tracker tells of a partition."""
+"""Where a takeover begins to read markers, which claims it finds, and what times a tracker tells."""
 
 import pytest
+from confluent_kafka import Message as Record
 
 from kmqpy.kafka.admin.registry_entries import StoredOffset
+from kmqpy.kafka.log_ends import LogEnd
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.claim_headers import CLAIM, CLAIM_ID, COPIES_TO, naming_tick
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
+from kmqpy.kafka.markers.log_cuts import LogCuts
+from kmqpy.kafka.markers.replay import replay_markers
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from tracker.partition.owned_partition import OwnedPartition
+from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 from tracker.partition.start_position import StartPosition, start_position
 from tracker.redelivery.redeliverer import Redeliverer
+from tracker.redelivery.tick_writer import Tick
 from tracker.settings import TrackerSettings
 
 STORED = StoredOffset(50, "id", now_ms=7_000)
@@ -55,6 +62,16 @@ def test_what_is_delayed_and_overdue_goes_by_the_time_carried_forward():
     assert [part.delayed_and_overdue(100.0 + s) for s in (0, 1.9, 2, 9)] == [(1, 0), (1, 0), (1, 1), (1, 2)]
 
 
+def test_r39_what_is_in_flight_is_found_by_its_offset():
+    """Behind a cut, a client of kmqpy has taken 4, and one that knows no cuts 5."""
+    queue, cuts = QueueSettings(name="q"), LogCuts.parse("2@4")
+    part = OwnedPartition(("q", 0), 1, queue, Redeliverer(KafkaConnection(), queue, 0, TrackerSettings()))
+    part.start_reading(InFlight(cuts=cuts), now=100.0)
+    for at, number in enumerate((1, cuts.number_of(4), 5)):
+        part.state.apply(Marker(0, number, Op.TAKE, 2_000), at, 10_000)
+    assert [offset for offset in range(8) if part.has_taken(offset)] == [1, 4, 5]
+
+
 def test_lateness_and_age_are_seconds_and_go_on_without_markers():
     queue = QueueSettings(name="q")
     redeliverer = Redeliverer(KafkaConnection(), queue, 0, TrackerSettings())
@@ -70,6 +87,61 @@ def test_lateness_and_age_are_seconds_and_go_on_without_markers():
     part.state.apply(Marker(0, 2, Op.TAKE, 2_000), at=6, timestamp_ms=16_000)
     part.read(6, now_before_ms, now=104.0)
     assert [part.clock.seconds_since(ms, 104.0) for ms in times] == [6, 4]
+
+
+class Takeovers:
+    """A partition that is taken over, and the claims that were read since."""
+
+    def __init__(self):
+        queue = QueueSettings(name="q")
+        redeliverer = Redeliverer(KafkaConnection(), queue, 0, TrackerSettings())
+        self.part = OwnedPartition(("q", 0), 1, queue, redeliverer)
+        self.part.start_reading(InFlight(), now=100.0)
+        self.at = 0
+
+    def begin(self, tick_at):
+        self.part.catch_up_to(Tick(tick_at, 1_000, 0.0), LogEnd(100))
+
+    def read(self, encoded):
+        key, value, headers = encoded
+        record = Record(
+            topic="m",
+            partition=0,
+            offset=self.at,
+            key=key,
+            value=value,
+            headers=headers,
+            timestamp=(2, 1_000),
+        )
+        replay_markers(self.part.state, 0, [record])
+        self.part.read(self.at, 0, now=100.0)
+        self.at += 1
+
+    def claim(self, name, offset):
+        key, value, headers = naming_tick(0, CLAIM, [offset])
+        self.read((key, value, [*headers, (CLAIM_ID, name), (COPIES_TO, b"q")]))
+
+    def tick(self):
+        self.read(codec.encode(codec.tick(0)))
+
+    def torn(self):
+        return [one.id for one in self.part.state.claims.torn()]
+
+
+def test_r37_at_the_end_of_a_takeover_claims_of_its_predecessors_are_torn_and_others_are_not_believed():
+    taken = Takeovers()
+    taken.begin(tick_at=1)
+    taken.claim(b"predecessor", 1)
+    assert (taken.part.phase, taken.torn()) == (TrackingPhase.CATCHING_UP, [])
+    taken.tick()
+    assert (taken.part.phase, taken.torn()) == (TrackingPhase.ACTIVE, [b"predecessor"])
+    taken.claim(b"forged", 2)
+    assert taken.torn() == [b"predecessor"]
+    # Another tracker may have been the owner before the next takeover.
+    taken.begin(tick_at=4)
+    taken.claim(b"other", 3)
+    taken.tick()
+    assert taken.torn() == [b"predecessor", b"other"]
 
 
 @pytest.mark.parametrize(

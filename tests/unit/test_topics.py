@@ -174,6 +174,12 @@ def topics(admin, clock) -> Topics:
     return made
 
 
+def test_the_longest_transaction_is_unknown_while_answers_name_no_broker(topics, admin):
+    """Kafka gives such answers for a moment after all brokers were away."""
+    admin.brokers = 0
+    assert topics.longest_transaction_ms() is None
+
+
 @pytest.mark.parametrize(
     ("brokers", "replication", "in_sync"), [(1, 1, "1"), (2, 2, "1"), (3, 3, "2"), (5, 3, "2")]
 )

@@ -11,7 +11,7 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
-from kmqpy.kafka.markers.log_cuts import offset_of
+from kmqpy.kafka.markers.log_cuts import LogCuts, offset_of
 from kmqpy.kafka.markers.replay import ALL_EXIST, QueueEnd
 from kmqpy.kafka.settings import CLOCK_LEAD_MS, QueueSettings
 from tracker.leadership.assignment import Partition
@@ -74,7 +74,9 @@ class OwnedPartition:
                       which no unknown cut (rule R39) had taken it away; -1: not known
     looks_for_cut     True while a job looks whether the log was cut back
     look_for_cut_at   the monotonic time before which no such job begins
+    lost_copies_of    cuts whose lost copies are looked for; None: no job looks
     ask_at            the monotonic time before which Kafka is not asked for the end again
+    asked_at          the monotonic time of the last answer
     ask_failures      how often in a row Kafka did not tell the end
     missed_until_ms   start markers that were never read don't matter any more once the oldest message in
                       flight was taken after this time
@@ -112,8 +114,10 @@ class OwnedPartition:
         self.taken_end = LogEnd(0)
         self.looks_for_cut = False
         self.look_for_cut_at = 0.0
+        self.lost_copies_of: LogCuts | None = None
         self._log = KnownLog()
         self.ask_at = 0.0
+        self.asked_at = 0.0
         self.ask_failures = 0
         self.absence: UnconfirmedAbsence | None = None
         self.missed_until_ms = INT64_MAX
@@ -134,17 +138,20 @@ class OwnedPartition:
         self.queue = self.redeliverer.queue = queue
         self.state.max_hold_ms, self.state.max_delay_ms = queue.max_hold_ms, queue.max_delay_ms
 
-    def start_reading(self, state: InFlight, now: float, epoch: int = -1, markers_epoch: int = -1) -> None:
+    def start_reading(
+        self, state: InFlight, now: float, below: int = 0, epoch: int = -1, markers_epoch: int = -1
+    ) -> None:
         """Replace the state, before the first marker is read.
 
-        epoch          the highest leader epoch that the records of the messages in flight can have; -1: not
-                       known
+        epoch          a leader epoch of the queue partition, told after the takes before markers offset
+                       `below` were written; -1: not known
         markers_epoch  the latest leader epoch of the markers partition; -1: not known
         """
         self.state = state
         self.markers_epoch = markers_epoch
+        self.lost_copies_of = None
         self.taken_end = LogEnd(0)
-        self._log = KnownLog().then(0, epoch)
+        self._log = KnownLog().told(below, epoch)
         self.follow(self.queue)
         self.unread = []
         self.absence = None
@@ -164,7 +171,7 @@ class OwnedPartition:
         self.queue_end = QueueEnd(max(queue_end.offset, existed), 0, queue_end.epoch)
         if self.taken_end.epoch < 0:
             self.taken_end = LogEnd(0, queue_end.epoch)
-            self.note_taken()
+        self._log = self._log.told(tick.markers_offset, queue_end.epoch)
         self.catch_up_offset = tick.markers_offset
         self.phase = TrackingPhase.CATCHING_UP
         self.state.claims.expects = None
@@ -176,14 +183,19 @@ class OwnedPartition:
         """What is known of the queue's log now."""
         return replace(self._log, cuts=self.state.cuts, epoch=self.taken_end.epoch)
 
-    def note_taken(self) -> None:
-        """Note that the messages which were taken are there in the epoch of `queue_end`, if that is known."""
-        if self.taken_end.epoch == self.queue_end.epoch:
-            self.taken_end = LogEnd(offset_of(self.state.highest_taken + 1), self.queue_end.epoch)
+    @property
+    def told_below(self) -> int:
+        """It is known which epochs the messages can have whose takes stand before this markers offset."""
+        return self._log.epochs[-1][0] if self._log.epochs else 0
 
-    def note_epoch(self) -> None:
-        """Note that the messages exist which are taken from here on, by `queue_end`."""
-        self._log = self._log.then(self.state.position, self.queue_end.epoch)
+    def epoch_told(self, epoch: int, below: int, highest_taken: int) -> None:
+        """Note the partition's leader epoch, asked for when the markers before `below` were written.
+
+        highest_taken  the highest message that is taken by them
+        """
+        self._log = self._log.told(below, epoch)
+        if epoch == self.taken_end.epoch:
+            self.taken_end = LogEnd(offset_of(highest_taken + 1), epoch)
 
     def log_was_cut(self, end: int, lost: int, now: float) -> None:
         """Show it for a while; what Kafka told of the former log's end does not count any more."""

@@ -26,6 +26,8 @@ from tracker.reading.queue_ends import ABSENCE_CONFIRMED_S, ABSENCE_RECHECK_S, Q
 
 _RETRY_PAUSE = Backoff(0.2, 2, 10, jitter=0)
 """The pause after Kafka did not tell an end: 0.2 s, doubled by each failure in a row, up to 10 s."""
+_EPOCH_EVERY_S = 1.0
+"""While markers come that need no answer, Kafka is asked for leader epochs once in this time."""
 
 
 class _Question(NamedTuple):
@@ -33,10 +35,12 @@ class _Question(NamedTuple):
 
     below      markers below this markers offset were fetched before; the answer decides about them
     topic_ids  the partition's topic ids at the request; the answer counts only while these are the same
+    highest    the highest message that was taken by the markers which were applied before
     """
 
     below: int
     topic_ids: tuple[str, str]
+    highest: int
 
 
 class ExistenceCheck:
@@ -67,7 +71,7 @@ class ExistenceCheck:
         Queues whose last request failed, or whose answer is not believed yet, are asked for in a job of their
         own, so that they don't delay others.
         """
-        waiting = [part for part in self._partitions.values() if part.reading and part.unread]
+        waiting = [part for part in self._partitions.values() if part.reading and self._asks(part, now)]
         for repeated in (False, True):
             parts = [
                 part
@@ -79,7 +83,14 @@ class ExistenceCheck:
 
     def _ask_for(self, parts: list[OwnedPartition], repeated: bool) -> None:
         # Kafka's answer decides about these markers only: later ones may name messages that are sent later.
-        asked = {part: _Question(part.unread[-1].offset() + 1, part.topic_ids) for part in parts}
+        asked = {
+            part: _Question(
+                part.unread[-1].offset() + 1 if part.unread else part.state.position,
+                part.topic_ids,
+                part.state.highest_taken,
+            )
+            for part in parts
+        }
         queues = [(part.queue.name, part.number) for part in parts]
         self._running[repeated] = True
         job = partial(self._ends.with_epochs, queues, anew=repeated)
@@ -103,7 +114,7 @@ class ExistenceCheck:
                     if isinstance(end, Exception):
                         self._end_unknown(part, end)
                     else:
-                        self._end_known(part, question.below, end)
+                        self._end_known(part, question, end)
 
     def _end_unknown(self, part: OwnedPartition, error: Exception) -> None:
         part.ask_failures += 1
@@ -111,16 +122,27 @@ class ExistenceCheck:
         part.problems.ends = f"markers wait until it is known where the queue ends: {error}"
         self._problems.warn("ends", part.key, "markers wait for the end of the queue", error=str(error))
 
-    def _end_known(self, part: OwnedPartition, below: int, end: LogEnd) -> None:
+    def _asks(self, part: OwnedPartition, now: float) -> bool:
+        """Whether markers wait for an end, or applied ones for the epoch that their messages can have."""
+        if part.unread:
+            return True
+        if part.state.highest_taken < 0 or part.told_below >= part.state.position:
+            return False
+        part.ask_at = max(part.ask_at, part.asked_at + _EPOCH_EVERY_S)
+        return part.ask_at <= now
+
+    def _end_known(self, part: OwnedPartition, question: _Question, end: LogEnd) -> None:
         now = self._clock.monotonic()
         part.ask_failures, part.ask_at, part.problems.ends = 0, now, None
         if part.absence is not None and part.unread and part.unread[0].offset() >= part.absence.below:
             part.absence = None
-        absence = part.absence or UnconfirmedAbsence(now, below, end)
+        absence = part.absence or UnconfirmedAbsence(now, question.below, end)
         confirmed = now - absence.since >= ABSENCE_CONFIRMED_S
         end = end.or_newer(absence.end)
         part.queue_end = QueueEnd(end.offset, absence.below if confirmed else 0, end.epoch)
         part.absence = None
+        part.asked_at = now
+        part.epoch_told(end.epoch, question.below, question.highest)
         self._reader.apply(part, [], now)
         self._cuts.end_told(part, end)
         if (

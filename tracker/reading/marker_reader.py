@@ -72,11 +72,9 @@ class MarkerReader:
             return
         state, now_before_ms = partition.state, partition.state.now_ms
         partition.clock.limit_timestamps(now)
-        partition.note_epoch()
         applied = replay_markers(
             state, partition.number, partition.unread, partition.queue_end, most=_MAX_RANGE_MESSAGES
         )
-        partition.note_taken()
         done, partition.unread = partition.unread[: applied.records], partition.unread[applied.records :]
         self._markers.limit_unread(partition)
         partition.redeliverer.ranges = partition.redeliverer.ranges or applied.in_ranges > 0

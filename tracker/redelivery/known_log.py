@@ -15,7 +15,7 @@ from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts, offset_of
 from tracker.redelivery.redelivery_plan import Original
 
 _MAX_EPOCHS = 100
-"""Of more epochs, the first are forgotten; then that of the messages of that time is not known."""
+"""Of more epochs, the first are forgotten; messages of that time count as being of the next ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,10 @@ class KnownLog:
     """The log of a queue partition, as far as a tracker knows it.
 
     cuts    those that ticks have told
-    epochs  pairs of a markers offset and a leader epoch, ascending: the messages whose takes stand at the
-            markers offset or later existed while the partition had this epoch; -1: it is not known
+    epochs  pairs of a markers offset and a leader epoch, ascending: the messages whose takes stand before the
+            markers offset existed while the partition had this epoch or a former one. Kafka told the epoch
+            after the takes were written: what it told before says nothing, since the log may have been cut
+            back between, and a new message taken
     epoch   no cut but these had happened when the partition's latest leader epoch was this; -1: not known
     """
 
@@ -40,15 +42,23 @@ class KnownLog:
     epochs: tuple[tuple[int, int], ...] = ()
     epoch: int = -1
 
-    def then(self, position: int, epoch: int) -> KnownLog:
-        """With this epoch for the takes from markers offset `position` on."""
-        if self.epochs and self.epochs[-1][1] == epoch:
+    def told(self, below: int, epoch: int) -> KnownLog:
+        """With this epoch, which was asked for when the takes before markers offset `below` were written."""
+        before = self.epochs
+        if epoch < 0 or (before and below <= before[-1][0]):
             return self
-        return replace(self, epochs=(*self.epochs, (position, epoch))[-_MAX_EPOCHS:])
+        if before and before[-1][1] == epoch:
+            before = before[:-1]
+        return replace(self, epochs=(*before, (below, epoch))[-_MAX_EPOCHS:])
+
+    @property
+    def last_epoch(self) -> int:
+        """The epoch that was told last; -1: none was."""
+        return self.epochs[-1][1] if self.epochs else -1
 
     def epoch_of(self, entry: Entry) -> int:
         """The highest leader epoch that the record of this message in flight can have; -1: not known."""
-        return next((epoch for at, epoch in reversed(self.epochs) if at <= entry.taken_at), -1)
+        return next((epoch for below, epoch in self.epochs if entry.taken_at < below), -1)
 
     def originals(
         self, entries: Iterable[Entry], found: dict[int, Original]

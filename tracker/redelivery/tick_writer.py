@@ -18,6 +18,7 @@ from kmqpy.kafka import librdkafka
 from kmqpy.kafka.cut_off import RenewedProducer
 from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Marker
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts
 from kmqpy.kafka.settings import KafkaConnection, KafkaSettings
 
@@ -70,9 +71,16 @@ class TickWriter:
                 written(_tick(record, asked_at))
 
         try:
-            self._produce(self._producers.current(), topic, partition, report, cuts)
+            self._produce(self._producers.current(), topic, codec.tick(partition, cuts), report)
         except KafkaException as exception:
             raise _no_tick(topic, partition, exception) from exception
+
+    def post(self, topic: str, marker: Marker) -> None:
+        """Append a marker of a tracker without waiting until it is written."""
+        try:
+            self._produce(self._producers.current(), topic, marker, lambda *_: None)
+        except KafkaException as exception:
+            raise _no_tick(topic, marker.partition, exception) from exception
 
     def send_tick(self, topic: str, partition: int, timeout_s: float, cuts: LogCuts = NO_CUTS) -> Tick:
         """Append a tick, which tells these cuts, and wait until it is written."""
@@ -83,12 +91,13 @@ class TickWriter:
         def report(error: KafkaError | None, record: Any) -> None:
             found.append(None if error is not None else _tick(record, asked_at))
 
+        marker = codec.tick(partition, cuts)
         try:
-            self._produce(producer, topic, partition, report, cuts)
+            self._produce(producer, topic, marker, report)
         except KafkaException as exception:
             if not librdkafka.refresh_partition(producer, topic, partition, exception):
                 raise _no_tick(topic, partition, exception) from exception
-            self._produce(producer, topic, partition, report, cuts)
+            self._produce(producer, topic, marker, report)
         deadline = self._clock.monotonic() + timeout_s
         while not found and self._clock.monotonic() < deadline:
             producer.poll(0.02)
@@ -104,18 +113,16 @@ class TickWriter:
         """Wait up to a second for ticks that are sent and not acknowledged yet."""
         self._producers.flush(1)
 
-    def _produce(
-        self, producer: Producer, topic: str, partition: int, done: Callable[..., None], cuts: LogCuts
-    ) -> None:
+    def _produce(self, producer: Producer, topic: str, marker: Marker, done: Callable[..., None]) -> None:
         ref = weakref.ref(producer)
 
         def report(error: KafkaError | None, record: Any) -> None:
             self._producers.note_failure(ref(), error)  # a strong reference would keep the producer alive
             done(error, record)
 
-        key, value, headers = codec.encode(codec.tick(partition, cuts))
+        key, value, headers = codec.encode(marker)
         try:
-            producer.produce(topic, value, key, partition, on_delivery=report, headers=headers)  # type: ignore[arg-type]
+            producer.produce(topic, value, key, marker.partition, on_delivery=report, headers=headers)  # type: ignore[arg-type]
         except BufferError:
             raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
         except KafkaException as exception:

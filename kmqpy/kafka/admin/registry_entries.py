@@ -86,6 +86,7 @@ class StoredOffset:
     taken_end       the offset after the highest message that was taken
     queue_epoch     the latest leader epoch of the partition when all of them were in its log; -1: both
                     are not known, as in the data of older versions
+    told_below      Kafka told this epoch after the takes before this markers offset were written
     markers_read    the offset after the last marker that was read before the store
     markers_epoch   the latest leader epoch of the markers partition when it had that marker; -1: both are
                     not known, as in the data of older versions
@@ -101,6 +102,7 @@ class StoredOffset:
     cuts: LogCuts = NO_CUTS
     taken_end: int = 0
     queue_epoch: int = -1
+    told_below: int = 0
     markers_read: int = 0
     markers_epoch: int = -1
 
@@ -125,7 +127,11 @@ class StoredOffset:
         if self.cuts:
             values["cuts"] = str(self.cuts)
         if self.queue_epoch >= 0:
-            values |= {"taken_end": self.taken_end, "queue_epoch": self.queue_epoch}
+            values |= {
+                "taken_end": self.taken_end,
+                "queue_epoch": self.queue_epoch,
+                "told_below": self.told_below,
+            }
         if self.markers_epoch >= 0:
             values |= {"markers_read": self.markers_read, "markers_epoch": self.markers_epoch}
         return _dumps(values)
@@ -198,6 +204,7 @@ def parse_offset(data: bytes) -> StoredOffset:
             finished=StoredFinished.from_json(values.get("finished", {"windows": [], "runs": []})),
             cuts=LogCuts.parse(_typed({"cuts": "", **values}, "cuts", str, "stored offset")),
             taken_end=_number({"taken_end": 0, **values}, "taken_end", "stored offset"),
+            told_below=_number({"told_below": 0, **values}, "told_below", "stored offset"),
             queue_epoch=_epoch(values, "queue_epoch"),
             markers_read=_number({"markers_read": 0, **values}, "markers_read", "stored offset"),
             markers_epoch=_epoch(values, "markers_epoch"),

@@ -19,7 +19,7 @@ from kmqpy.errors import DecodeError
 from kmqpy.kafka import hanging, partition_reader
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.offset_commits import Commit
-from kmqpy.kafka.group_commits import commits_in_log
+from kmqpy.kafka.group_commits import commits_in_log, log_ends
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
@@ -234,10 +234,8 @@ class _MarkersOfQueue:
         if not self._ends:
             # Asked for only after the end of the markers is known: each marker before that end names messages
             # below this end of the queue topic, or messages that never were (rule R22 of docs/rules.md).
-            bounds = partition_reader.bounds(
-                self._connection, self._queue.name, self.states, uncommitted=True
-            )
-            self._ends = {one: QueueEnd(end, INT64_MAX) for one, (_low, end) in bounds.items()}
+            ends = log_ends(self._connection, self._queue, self.states)
+            self._ends = {one: QueueEnd(end.offset, INT64_MAX, end.epoch) for one, end in ends.items()}
         touched = self.touched[partition] if self._wants_touched else None
         replay_markers(self.states[partition], partition, records, self._ends[partition], touched)
 

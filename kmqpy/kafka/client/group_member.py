@@ -351,7 +351,9 @@ class GroupMember:
         """Raise Fenced for a fatal error: the consumer receives no more, and others get its partitions."""
         if error is None or not (error.fatal() or error.code() in _FATAL_CODES):
             return
-        why = "another client has its instance_id" if self._is_static else "Kafka does not take it back"
+        why = "Kafka does not take it back"
+        if self._is_static:
+            why = "another client has its instance_id, or Kafka has lost the group's last state"
         self._fatal = Fenced(
             f"queue {self._queue.name!r}: this client is no member of group {self._queue.consumer_group} any "
             f"more, {why} ({error.str()}); make a new client, each with an instance_id of its own"

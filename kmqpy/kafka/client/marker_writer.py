@@ -428,7 +428,7 @@ class MarkerWriter(Closeable):
 
     def _send_again(self) -> None:
         """Send the failed markers whose time has come."""
-        if self._producer_is_broken or self._producer.fatal_error is not None:
+        if self._producer_is_broken:
             self._replace_producer()
         while self._failed and self._failed[0][0] <= self._clock.monotonic():
             _, marker = self._failed.popleft()

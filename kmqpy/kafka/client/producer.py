@@ -107,7 +107,8 @@ class KmqProducer(Closeable):
         message no attempt. Headers named `kmq-…` are left out: they belong to kmqpy.
 
         Raises MessageError (too large, delay above the queue's max_delay, a key, header or body that is
-        neither bytes nor text), NotSupported for a `priority`, Unavailable.
+        neither bytes nor text), NotSupported for a `priority`, Unavailable. After Unavailable the message may
+        have been sent.
         """
         message = m.OutgoingMessage(body, key=key, headers=headers, delay=delay, priority=priority)
         return self.send_many([message], partition=partition)[0]

@@ -129,6 +129,12 @@ class FinishedMessages:
             self._offsets.add(offset)
             self._stored = None
 
+    def discard(self, offset: int) -> None:
+        """Forget that this message is finished: a tracker has it redelivered once more."""
+        if offset in self:
+            self._offsets.discard(offset)
+            self._stored = None
+
     def add_all(self, ended: OffsetRuns, first: int, count: int) -> None:
         """Note that many messages are finished, all among the `count` messages from `first` on; see add()."""
         if self._has_gaps or first < self._first or first + count > self._end:

@@ -212,8 +212,20 @@ class InFlight:
         return ended
 
     def taken_late(self, entries: Iterable[Entry]) -> frozenset[int]:
-        """The offsets of the entries whose messages clients took late, as far as `finished` remembers."""
-        return frozenset(entry.offset for entry in entries if entry.offset in self.finished)
+        """The offsets of the entries whose messages clients took late, as far as `finished` remembers.
+
+        Also those of the former log, taken since it was cut back, where others have taken the new message at
+        their offset by its number. If nobody has, their takers may know no cuts, and mean the new message.
+        """
+        return frozenset(
+            entry.offset
+            for entry in entries
+            if entry.offset in self.finished or (self.cuts and self._is_superseded(entry.offset))
+        )
+
+    def _is_superseded(self, number: int) -> bool:
+        present = self.cuts.number_of(offset_of(number))
+        return number != present <= self.highest_taken
 
     def _new_runs(self, series: Iterable[MarkerRun], at: int) -> Iterator[tuple[int, int, int]]:
         """Yield first message, count and markers offset of new markers, and note that they were read."""
@@ -415,6 +427,8 @@ class InFlight:
         opens = marker.op in (Op.TAKE, Op.DELAY)
         if entry is None and not (opens or self.missed_markers):
             return 0
+        if marker.by_tracker:
+            self.finished.discard(offset)
         if marker.op is Op.EXTEND and entry is not None and entry.state is not EntryState.LEASED:
             return 0  # no client has the message any more, so there is no lease to extend
         state, due_ms = _STATES[marker.op], self._deadline(marker)

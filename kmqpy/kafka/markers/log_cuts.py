@@ -144,6 +144,12 @@ NO_CUTS = LogCuts()
 """A log that was never cut back, as far as anybody knows."""
 
 
+def cuts_behind(number: int) -> LogCuts:
+    """Cuts by which the message at the offset of this number has this number."""
+    offset = offset_of(number)
+    return NO_CUTS if offset == number else LogCuts((Cut(number >> _OFFSET_BITS, offset),))
+
+
 def offset_of(number: int) -> int:
     """The offset at which the message with this number stands, or stood."""
     return number & _MAX_OFFSET if number > _MAX_OFFSET else number

@@ -66,7 +66,8 @@ class OpenClaims:
     def __init__(self) -> None:
         self.expects: Callable[[bytes], bool] | None = None
         self._claims: dict[bytes, _OpenClaim] = {}  # in the order of the log
-        self._all_over = False
+        self._last: bytes | None = None
+        """The last claim that was read, if its transaction may be going on."""
 
     def __bool__(self) -> bool:
         return bool(self._claims)
@@ -90,7 +91,7 @@ class OpenClaims:
             at, at_ms = record.offset(), record.timestamp()[1]
             written_to = topic.decode("utf-8", "replace")
             self._claims[claim_id] = _OpenClaim(claim_id, written_to, at, at_ms, now_ms, offsets)
-            self._all_over = False
+            self._last = claim_id
             if len(self._claims) > _MAX_CLAIMS:
                 del self._claims[next(iter(self._claims))]
 
@@ -116,14 +117,14 @@ class OpenClaims:
 
     def end_all(self) -> None:
         """Note that the transactions of all claims are over; those that were not accounted for are torn."""
-        self._all_over = True
+        self._last = None
 
     def torn(self) -> list[TornClaim]:
         """The claims of torn transactions, the oldest first."""
-        claims = list(self._claims.values())
         return [
             TornClaim(claim.id, claim.topic, claim.at_ms, OffsetRuns(claim.offsets.runs()))
-            for claim in (claims if self._all_over else claims[:-1])
+            for claim in self._claims.values()
+            if claim.id != self._last
         ]
 
     def forget(self, ids: Collection[bytes]) -> None:

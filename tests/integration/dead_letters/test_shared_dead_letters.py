@@ -5,11 +5,13 @@ from typing import Any
 import pytest
 from letters_support import PARTITIONS, delivered, write
 
+from kmqpy.errors import Unfinished
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.dead_letters import KafkaDeadLetters, RedriveResult
 from kmqpy.kafka.message_headers import DEAD_LETTER_TOPIC
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topics import Topics
+from tests.torn import tear
 
 
 @pytest.fixture
@@ -73,3 +75,19 @@ def test_in_a_topic_that_is_named_after_no_queue_it_is_of_the_one_that_has_it(co
         assert [one.body for one in letters.peek()] == [b"0", b"1"]
         assert letters.run_redrive() == RedriveResult(2)
     assert [record.value() for record in delivered(connection, queue)] == [b"0", b"1"]
+
+
+def test_r37_a_torn_redrive_is_mended_by_the_next_one_of_its_queue_only(
+    letters, connection, queue, sharing, monkeypatch
+):
+    """Another queue's would not find its copies, and say that there are none."""
+    of = (queue.name.encode(), queue.name.encode(), sharing.name.encode())
+    write(connection, queue.dead_letter_topic, *(letter(number, one) for number, one in enumerate(of)))
+    tear(monkeypatch, 1)
+    with pytest.raises(Unfinished):
+        letters.run_redrive()
+    with KafkaDeadLetters(sharing, connection) as theirs:
+        assert theirs.run_redrive() == RedriveResult(1)
+    assert letters.run_redrive() == RedriveResult(1)
+    assert sorted(record.value() for record in delivered(connection, queue)) == [b"0", b"1"]
+    assert [record.value() for record in delivered(connection, sharing)] == [b"2"]

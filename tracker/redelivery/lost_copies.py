@@ -1,0 +1,129 @@
+"""Finds messages whose last copies were cut away with the end of a queue's log (rule R39 of docs/rules.md).
+
+A tracker has ended such a message, because its copy would be delivered. The copy is gone, and the message
+still stands below the cut: it is to be redelivered once more. The markers say so: the last one of the message
+is the end marker of a tracker, which names the copy; and none says that somebody acknowledged the copy.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from kmqpy.core.clock import Clock
+from kmqpy.errors import DecodeError
+from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.lineage import COPY, RecordPlace, read_copies
+from kmqpy.kafka.markers.log_cuts import LogCuts
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
+from kmqpy.kafka.markers.records import read_headers, read_marker
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+
+REASON = "copy cut away"
+"""The reason in the marker with which a tracker has such a message redelivered."""
+
+_CLOCKS_APART_MS = 300_000
+"""The clock of whoever sent a message may be this far from the broker's."""
+_OFFSETS_BEFORE = 50
+"""The time of a record up to so many offsets before the cut tells since when copies behind it were made: at
+the cut itself there may be a record that ends a transaction, which readers don't see."""
+
+
+class LostCopies:
+    """Reads the markers of one queue partition, in the order of their log. Pure: no I/O."""
+
+    def __init__(self, topic: str, partition: int, cuts: LogCuts) -> None:
+        self._topic = topic
+        self._partition = partition
+        self._cuts = cuts
+        self._copies: dict[int, RecordPlace] = {}
+        """By number of each message whose last marker so far says that it was copied: its copy."""
+        self._acknowledged = OffsetRuns()
+
+    def read(self, record: Any) -> None:
+        """Read the next marker."""
+        try:
+            marker = read_marker(record)
+            places = self._named(marker, record)
+        except DecodeError:
+            return
+        if marker.op not in (Op.TAKE, Op.DELAY, Op.END):
+            return
+        if marker.op is Op.END and not marker.by_tracker:
+            self._acknowledged.add_runs(marker.offset_runs)
+        if marker.count <= len(self._copies):
+            for number in marker.offsets():
+                self._copies.pop(number, None)
+        else:
+            for number in [one for one in self._copies if _names(marker, one)]:
+                del self._copies[number]
+        self._copies.update(places)
+
+    def found(self) -> list[int]:
+        """The numbers of the messages that are to be redelivered once more."""
+        return sorted(number for number in self._copies if self._is_lost(number))
+
+    def _named(self, marker: Marker, record: Any) -> dict[int, RecordPlace]:
+        data = dict(read_headers(record)[0]).get(COPY)
+        if marker.op is not Op.END or not marker.by_tracker or not isinstance(data, bytes):
+            return {}
+        copies = read_copies(data, self._topic, marker.count)
+        return dict(zip(marker.offsets(), copies, strict=True))
+
+    def _is_lost(self, number: int) -> bool:
+        if not self._cuts.is_current(number):
+            return False  # the message itself was cut away
+        while (copy := self._copies.get(number)) is not None:
+            if (copy.topic, copy.partition) != (self._topic, self._partition) or copy.offset <= number:
+                return False
+            number = copy.offset
+            if number in self._acknowledged or self._cuts.is_current(number):
+                return False
+        return True
+
+
+def _names(marker: Marker, number: int) -> bool:
+    return any(first <= number < first + count for first, count in marker.offset_runs)
+
+
+def find_lost_copies(
+    connection: KafkaConnection,
+    queue: QueueSettings,
+    partition: int,
+    cuts: LogCuts,
+    clock: Clock,
+    pause_s: float = 0.0,
+) -> list[Marker]:
+    """The markers with which messages are in flight again whose copies the last of these cuts took away.
+
+    Begins after `pause_s` seconds. Raises KmqError.
+    """
+    clock.sleep(pause_s)
+    times: list[int] = []
+    timeout_s = librdkafka.REQUEST_TIMEOUT_S
+    partition_reader.scan(
+        connection,
+        queue.name,
+        {partition: max(0, cuts.cuts[-1].start - _OFFSETS_BEFORE)},
+        lambda record: times.append(record.timestamp()[1]),
+        limit=1,
+        uncommitted=True,
+        timeout_s=timeout_s,
+        clock=clock,
+    )
+    found = LostCopies(queue.name, partition, cuts)
+    since_ms = max(0, min(times, default=0) - _CLOCKS_APART_MS)
+    partition_reader.scan_since(
+        connection, queue.markers_topic, {partition: since_ms}, partial(_read_all, found), clock=clock
+    )
+    return [
+        Marker(partition, number, Op.DELAY, 0, counts=False, reason=REASON, by_tracker=True)
+        for number in found.found()
+    ]
+
+
+def _read_all(found: LostCopies, _partition: int, records: list[Any]) -> bool:
+    for record in records:
+        found.read(record)
+    return False
