@@ -448,7 +448,8 @@ class Redeliverer:
 
         def ends(places: Sequence[Place | None]) -> Iterable[NewRecord]:
             made.extend(-1 if place is None else place[1] for place in places)
-            numbered = places if dead else [self._numbered(place) for place in places]
+            in_queue = topic == self.queue.name
+            numbered = [self._numbered(place) for place in places] if in_queue else places
             copied = dict(
                 zip((copy.entry.offset for copy in _copies_to_make(batch, claim)), numbered, strict=True)
             )
