@@ -132,7 +132,7 @@ def test_r37_torn_transactions_are_mended_and_their_ends_read_before_anything_is
     monkeypatch.setattr(part.state.claims, "torn", lambda: torn)
     asked: list[object] = []
     monkeypatch.setattr(
-        tracked.lifecycle._redelivery, "mend", lambda _, torn: len(asked.append(torn) or torn)
+        tracked.lifecycle._redelivery, "mend", lambda _, torn, __: len(asked.append(torn) or torn)
     )
     tracked.lifecycle.advance(part, now=1.0)
     tracked.take_one_result()
