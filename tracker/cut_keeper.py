@@ -76,6 +76,7 @@ class CutKeeper:
             offset=seen.offset,
             epoch=seen.epoch,
             may_be_control=may_be_control,
+            clock=self._clock,
         )
         self._jobs.run(Pool.COUNTING, job, partial(self._looked, part, part.topic_ids, epoch))
 

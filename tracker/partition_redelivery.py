@@ -87,7 +87,7 @@ class PartitionRedelivery:
 
     def mend(self, part: OwnedPartition, torn: Sequence[TornClaim], log: KnownLog) -> int:
         """Finish what torn transactions have copied; a background job. Returns the number of messages."""
-        exist = partial(self._has_dead_letters, part.queue)
+        exist = partial(self._dead_letters_exist, part.queue)
         check = LogCheck(self._ends, part.key, log)
         return part.redeliverer.mend(torn, partial(self._may_go_on, part, check), exist, log.cuts)
 
@@ -176,14 +176,18 @@ class PartitionRedelivery:
             )
 
     def _has_dead_letters(self, queue: QueueSettings) -> bool:
-        """True if the dead-letter topic exists. The request never makes a broker create the topic."""
+        """True if the dead-letter topic exists, as far as is known. If it is gone, sending fails."""
+        try:
+            return self._dead_letters_exist(queue)
+        except KmqError:  # Kafka does not answer
+            return queue.dead_letter_topic in self._topic_seen_at
+
+    def _dead_letters_exist(self, queue: QueueSettings) -> bool:
+        """True if the dead-letter topic exists; raises KmqError. Never makes a broker create the topic."""
         topic = queue.dead_letter_topic
         if self._clock.monotonic() - self._topic_seen_at.get(topic, -100.0) < _TOPIC_KNOWN_S:
             return True
-        try:
-            exists = topic in self._topics.describe([topic])
-        except KmqError:
-            return topic in self._topic_seen_at  # Kafka does not answer; if it is gone, sending fails
+        exists = topic in self._topics.describe([topic])
         if exists:
             self._topic_seen_at[topic] = self._clock.monotonic()
         else:

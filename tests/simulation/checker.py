@@ -262,13 +262,19 @@ class Checker:
         return self._logs[topic, partition]
 
     def _check_copies(self) -> None:
-        """Every copy that can be read ends what it replaces; others are duplicates to come."""
+        """Every copy that can be read ends what it replaces; others are duplicates to come.
+
+        Nobody can find a copy of a torn transaction whose claim was deleted before it was mended.
+        """
         for (topic, partition), log in self.broker.logs.items():
             if topic == self.queue.markers_topic:
                 continue
+            markers = self._log(self.queue.markers_topic, partition)
             for record in log.records:
-                is_gone = self.broker.past and _is_torn(record)  # with the topics of its original
-                is_gone = is_gone or record.hung
+                is_gone = record.hung or (
+                    _is_torn(record)  # with the topics of its original, or with its claim
+                    and (bool(self.broker.past) or _begin_of_transaction(markers, record) < markers.start)
+                )
                 if record.is_data and record.by.startswith("tracker") and not record.has_end and not is_gone:
                     self.problems.append(f"a copy without end marker: {topic} {partition}@{record.at}")
 
@@ -637,8 +643,8 @@ class Checker:
             if starts:
                 starts += [tick_at for tick_at, first in self._taken_again if first <= offset]
             after = max(starts, default=0)
-            # What was meant for the topics before is no start of this message. And starts of who stood still
-            # may stand where no successor looks for them.
+            # What was meant for the topics before is no start of this message. And starts of who stood still,
+            # or whose last request came when its partition was another's, may stand where no successor looks.
             starts_of_it = [
                 r
                 for r, _ in takes[offset]

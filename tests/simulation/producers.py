@@ -139,9 +139,9 @@ class PlainProducer:
     def _arrive_late(self, place: tuple[str, int], request: _Request, written: int) -> None:
         if self._written.get(place, 0) == written and place[0] not in self._connection.broker.missing:
             self._world.trace(self._connection.process.name, "what was not confirmed arrives late:")
-            self._write(request, confirmed=False)
+            self._write(request, confirmed=False, late=True)
 
-    def _write(self, request: _Request, *, confirmed: bool) -> None:
+    def _write(self, request: _Request, *, confirmed: bool, late: bool = False) -> None:
         for record, _ in request.records:
             record.append(confirmed=confirmed)
             if record.meant:
@@ -149,7 +149,8 @@ class PlainProducer:
             queue = self._connection.queue_topic, record.partition()
             record.queue_end = self._connection.broker.logs[queue].end
             owner, process = self._connection.group.owner.get(record.partition()), self._connection.process
-            record.is_of_halted = process.stood_still and (owner is None or owner.process is not process)
+            halted = process.stood_still or (late and process.silent_to_kafka)
+            record.is_of_halted = halted and (owner is None or owner.process is not process)
             if self._world.tracing:
                 what = shown(record.key(), record.value(), record.headers())
                 self._world.trace(record.by, f"wrote {record.partition()}@{record.at} {what}")

@@ -70,7 +70,7 @@ def _controlled_claim(*given: Any) -> Any:
 
 _redeliverer = stepwise(
     "tracker.redelivery.redeliverer",
-    {"open", "redeliver", "mend", "_redeliver_some", "_send_all", "_transact", "_transact_once"},
+    {"open", "redeliver", "mend", "_is_gone", "_redeliver_some", "_send_all", "_transact", "_transact_once"},
     librdkafka=Module,
     SYSTEM_CLOCK=CLOCK,
     find_copies=_torn_transactions.find_copies,
@@ -209,7 +209,7 @@ class PartitionRedelivery(_partition_redelivery.PartitionRedelivery):
         self._world.journal.append(Planned(name, part.number, offsets, position, taken_late))
         return (yield from super().redeliver(part, entries, position, taken_late, log))
 
-    def _has_dead_letters(self, queue: QueueSettings) -> bool:
+    def _dead_letters_exist(self, queue: QueueSettings) -> bool:
         return queue.dead_letter_topic not in self._broker.missing
 
 

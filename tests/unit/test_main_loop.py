@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tracked import Standing, Tracked, part_of
@@ -107,6 +108,19 @@ def test_torn_transactions_that_can_not_be_mended_are_looked_at_again_after_anot
     assert part.retry_at > clock.monotonic()
 
 
+def test_r37_a_dead_letter_topic_of_which_nothing_is_known_is_asked_for_again(tracked: Tracked) -> None:
+    """A torn dead letter is made again where its topic is gone, so not where Kafka does not answer."""
+
+    def describe(_: list[str]) -> dict[str, object]:
+        raise Unavailable("no answer")
+
+    part, redelivery = part_of(tracked, QueueSettings(name="q")), tracked.lifecycle._redelivery
+    redelivery._topics = SimpleNamespace(describe=describe)
+    torn = [TornClaim(b"claim", "q__undelivered", 0, OffsetRuns([(3, 2)]))]
+    with pytest.raises(Unavailable, match="no answer"):
+        redelivery.mend(part, torn, part.log)
+
+
 def test_r37_torn_transactions_are_mended_and_their_ends_read_before_anything_is_redelivered(
     tracked: Tracked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +132,7 @@ def test_r37_torn_transactions_are_mended_and_their_ends_read_before_anything_is
     monkeypatch.setattr(part.state.claims, "torn", lambda: torn)
     asked: list[object] = []
     monkeypatch.setattr(
-        tracked.lifecycle._redelivery, "mend", lambda _, torn, _log: len(asked.append(torn) or torn)
+        tracked.lifecycle._redelivery, "mend", lambda _, torn, __: len(asked.append(torn) or torn)
     )
     tracked.lifecycle.advance(part, now=1.0)
     tracked.take_one_result()

@@ -12,6 +12,8 @@ from kmqpy.kafka.copies.copy_transaction import TransactionAborted
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
+from kmqpy.kafka.markers.open_claims import TornClaim
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.testing import ManualClock
 from tracker.redelivery import redeliverer as redeliverer_module
@@ -206,6 +208,18 @@ def test_r36_after_an_end_that_may_come_again_the_partition_is_taken_over_again(
     assert len(outcome.failed) == 8 - 4 * transactions
     assert outcome.broken == producer.may_end_again == (transactions == 1)
     assert outcome.problem is None
+
+
+@pytest.mark.parametrize(("denied_s", "mended"), [(0, 2), (2, 2), (60, 0)])
+def test_r37_a_dead_letter_topic_that_kafka_denies_for_a_moment_is_not_gone(monkeypatch, denied_s, mended):
+    copies = {(0, b"claim"): {3: (0, 7), 4: (0, 8)}}
+    monkeypatch.setattr(redeliverer_module, "find_copies", lambda *_: copies)
+    clock = ManualClock()
+    redeliverer = Redeliverer(KafkaConnection(), QueueSettings(name="q"), 0, TrackerSettings(), clock)
+    redeliverer._producer = Producer(())
+    torn = [TornClaim(b"claim", "q__undelivered", 0, OffsetRuns([(3, 2)]))]
+    known_at = clock.monotonic() + denied_s
+    assert redeliverer.mend(torn, lambda: True, lambda: clock.monotonic() >= known_at) == mended
 
 
 class HangingCopies(Producer):

@@ -66,6 +66,10 @@ _RETRY_PAUSE = Backoff(0.4, 2, 30, jitter=0)
 message, up to 30 s."""
 _REFUSED_RETRY_S = 0.2
 """This time replaces `_NOT_REACHED_RETRY_S` for a message whose copy Kafka has refused before."""
+_TOPIC_GONE_S = 10.0
+"""mend() believes that the dead-letter topic is gone, and its records with it, when Kafka has said so for so
+long: a broker that was just started may not know a topic for a moment."""
+_TOPIC_POLL_S = 0.2
 _MAX_REFUSED_SHOWN = 10
 """refused() names at most this many messages, and only counts the others."""
 
@@ -245,13 +249,13 @@ class Redeliverer:
         """Write the end markers that torn transactions of the partition lack; returns how many.
 
         These are the messages whose copies can be read. The others of the transactions have no copy. `cuts`
-        are those of the queue's log. Raises KmqError, also because of `may_go_on`.
+        are those of the queue's log. Raises KmqError, also because of `may_go_on` and `dead_letters_exist`.
         """
         partition, ends = self._partition, list[NewRecord]()
         mended = 0
         for topic in (self.queue.name, self.queue.dead_letter_topic):
             claims = [claim for claim in torn if claim.topic == topic]
-            if not claims or (topic != self.queue.name and not dead_letters_exist()):
+            if not claims or (topic != self.queue.name and self._is_gone(dead_letters_exist)):
                 continue
             found = find_copies(
                 self._connection,
@@ -273,6 +277,15 @@ class Redeliverer:
         except (ProducerUnusable, TransactionAborted, TransactionCancelled) as error:
             raise Unavailable(f"end markers of copies were not written: {error}") from error
         return mended
+
+    def _is_gone(self, exists: Callable[[], bool]) -> bool:
+        """Return True once a topic has not existed for `_TOPIC_GONE_S`, and False when it exists."""
+        deadline = self._clock.monotonic() + _TOPIC_GONE_S
+        while not exists():
+            if self._clock.monotonic() > deadline:
+                return True
+            self._clock.sleep(_TOPIC_POLL_S)
+        return False
 
     def refused(self) -> list[str]:
         """Texts about messages whose copies Kafka refuses: a few, and how many more. For any thread."""
