@@ -17,7 +17,7 @@ from kmqpy.kafka.settings import CLOCK_LEAD_MS, QueueSettings
 from tracker.leadership.assignment import Partition
 from tracker.partition.clock import PartitionClock
 from tracker.partition.partition_problems import PartitionProblems
-from tracker.redelivery.known_log import KnownLog
+from tracker.redelivery.known_log import KnownLog, LastSeen
 from tracker.redelivery.redeliverer import Redeliverer
 from tracker.redelivery.tick_writer import Tick
 
@@ -181,7 +181,26 @@ class OwnedPartition:
     @property
     def log(self) -> KnownLog:
         """What is known of the queue's log now."""
-        return replace(self._log, cuts=self.state.cuts, epoch=self.taken_end.epoch)
+        return replace(self._log, cuts=self.state.cuts, epoch=self.last_known.epoch)
+
+    @property
+    def last_known(self) -> LastSeen:
+        """The record that would be missing if a cut that is not known had happened: one taken, or a copy."""
+        taken = LastSeen(self.taken_end.offset - 1, self.taken_end.epoch)
+        copy = self.state.copies.highest
+        if copy is None:
+            return taken
+        copied = LastSeen(offset_of(copy.number), copy.epoch, copy.claim_id)
+        if taken.epoch < 0:
+            return copied
+        return min(taken, copied, key=lambda seen: (seen.epoch, -seen.offset))
+
+    def is_intact(self, seen: LastSeen, epoch: int) -> None:
+        """Note that no cut before this leader epoch took away this record, which was the last known."""
+        if self.taken_end.offset <= seen.offset + 1 and self.taken_end.epoch < epoch:
+            self.taken_end = self.taken_end._replace(epoch=epoch)
+        if seen.offset >= 0:
+            self.state.copies.is_intact(self.state.cuts.number_of(seen.offset), epoch)
 
     @property
     def told_below(self) -> int:
