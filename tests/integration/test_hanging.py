@@ -153,15 +153,16 @@ def remember(bootstrap: str) -> None:
 
 @pytest.fixture(scope="module")
 def own(cluster) -> Iterator[dict[str, LiveQueue]]:
-    """Queues of one message in flight whose redelivery hangs in both partitions that it writes to."""
+    """Queues of messages in flight; the redelivery of the first hangs in both partitions."""
     with contextlib.ExitStack() as queues:
         _remembered.clear()
         made = {}
-        for kind in ("nowhere", "copies", "ends"):
+        for kind in ("nowhere", "copies", "ends", "overtaken"):
             name = f"own-{kind}-{uuid.uuid4().hex[:8]}"
             queue = made[kind] = queues.enter_context(make_queue(cluster, name))
-            queue.send("message")
-            queue.mark(Marker(0, 0, Op.TAKE, 1))
+            messages = ["message", *(("acknowledged", "due") if kind == "overtaken" else ())]
+            queue.send(*messages)
+            queue.mark_all([Marker(0, offset, Op.TAKE, 1) for offset in range(len(messages))])
             redeliver(queue, 0)
         # Kafka lets only tools of its own write to this topic, which it knows by this name.
         writer = Producer({"bootstrap.servers": cluster.bootstrap, "client.id": "__admin_client"})
@@ -267,6 +268,24 @@ class TestOwn:
         assert findings(queue) == []
         assert sorted(delivered(queue, 2)) == ["another", "message"]
         assert queue.copies() == {"message": 2, "another": 1}
+
+    def test_a_redelivery_that_is_overtaken_loses_no_copies(self, own, monkeypatch):
+        """Copies written before the acknowledgement is known are aborted, and what hangs with them."""
+        queue = own["overtaken"]
+        commit_in(queue, queue.settings.markers_topic)
+        execute, overtaken = CopyTransaction.execute, []
+
+        def overtake(*args, **more):
+            if not overtaken:
+                overtaken.append(True)
+                queue.mark(Marker(0, 1, Op.END))
+            execute(*args, **more)
+
+        monkeypatch.setattr(CopyTransaction, "execute", overtake)
+        with stopped_after(queue.tracker()) as tracker:
+            until(lambda: queue.ended() == {0, 1, 2}, what=tracker.problems)
+        assert overtaken
+        assert queue.copies() == {"message": 2, "acknowledged": 1, "due": 2}
 
 
 class Foreign:

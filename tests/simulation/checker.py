@@ -401,6 +401,9 @@ class Checker:
     def _opened(self, marker: Marker, at: int, now: int, before: _Open | None) -> _Open:
         if before is not None and before.dead:
             return before
+        if marker.by_tracker:  # its copy was cut away
+            self._finished.discard(marker.offset)
+            self._ended_since.discard(marker.offset)
         entry = _Open(at, now + max(0, marker.redeliver_after_ms), marker.counts, leased=marker.op is Op.TAKE)
         if before is not None and before.lapsed:
             entry.lapsed, entry.counted, entry.was_dead = True, before.counted, before.was_dead

@@ -248,9 +248,9 @@ class BelievesAncestors(CopyCheck):
 
     believed = Op.END
 
-    def copies_among(self, records: Any) -> Any:
+    def copies_among(self, records: Any, place_of: Any) -> Any:
         self._headers = {(one.partition(), one.offset()): headers_of(one.headers()) for one in records}
-        return super().copies_among(records)
+        return super().copies_among(records, place_of)
 
     def examine(self, copies: Any, within_s: float) -> Steps:
         checked = yield from super().examine(copies, within_s)

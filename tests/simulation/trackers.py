@@ -37,7 +37,7 @@ _replay = stepwise("kmqpy.kafka.markers.replay", set(), headers_of_each=records.
 
 _originals = stepwise(
     "tracker.redelivery.originals",
-    {"fetch", "_fetch", "log_start", "read_between", "_read_up_to", "_read"},
+    {"fetch", "_fetch", "log_start", "_bounds", "read_between", "_read_up_to", "_read"},
     librdkafka=Module,
     SYSTEM_CLOCK=CLOCK,
 )
@@ -116,9 +116,7 @@ _topic_probe = stepwise("tracker.topic_probe", set())
 _takeover = stepwise(
     "tracker.takeover", {"prepare", "_cut_since", "_markers_cut_since"}, find_cut=cut_search.find_cut
 )
-_lost_copies = stepwise(
-    "tracker.redelivery.lost_copies", {"find_lost_copies"}, partition_reader=LogReader
-)
+_lost_copies = stepwise("tracker.redelivery.lost_copies", {"find_lost_copies"}, partition_reader=LogReader)
 _cut_keeper = stepwise(
     "tracker.cut_keeper", set(), find_cut=cut_search.find_cut, find_lost_copies=_lost_copies.find_lost_copies
 )

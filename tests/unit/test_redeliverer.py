@@ -1,11 +1,16 @@
 """What the redeliverer does with copies that Kafka refuses, on a Kafka of the test's own (R7)."""
 
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaError
+from confluent_kafka import Message as Record
 
 from kmqpy.kafka.copies.copy_transaction import TransactionAborted
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.testing import ManualClock
@@ -201,3 +206,61 @@ def test_r36_after_an_end_that_may_come_again_the_partition_is_taken_over_again(
     assert len(outcome.failed) == 8 - 4 * transactions
     assert outcome.broken == producer.may_end_again == (transactions == 1)
     assert outcome.problem is None
+
+
+class HangingCopies(Producer):
+    """Its next transaction that writes copies ends an earlier one, too; `ended` says how it was each time."""
+
+    def __init__(self):
+        super().__init__(())
+        self.ended = []
+        self._offset = 100
+
+    def produce(self, topic, *some, on_delivery, **more):
+        super().produce(topic, *some, **more)
+        self._offset += 1
+        on_delivery(None, SimpleNamespace(partition=lambda: 0, offset=lambda at=self._offset: at))
+
+    def commit_transaction(self, timeout_s):
+        if self.open:
+            self.ended.append("committed")
+        super().commit_transaction(timeout_s)
+
+    def abort_transaction(self, timeout_s):
+        if self.open:
+            self.ended.append("aborted")
+        super().abort_transaction(timeout_s)
+
+
+class Acknowledging(Bodies):
+    """As each claim is read, message 0 is acknowledged before it. `end`: the last stable offset."""
+
+    def __init__(self, end):
+        self.end = end
+
+    def fetch(self, *about):
+        return replace(super().fetch(*about), end=self.end)
+
+    def read_between(self, _topic, _partition, begin, _end, _timeout_s, visit):
+        key, value, _ = codec.encode(Marker(0, 0, Op.END))
+        visit([Record(topic="m", partition=0, offset=begin, key=key, value=value, timestamp=(2, 1_000))])
+
+
+@pytest.mark.parametrize(
+    ("end", "ended"), [(101, ["committed", "committed"]), (1_000, ["committed", "aborted", "committed"])]
+)
+def test_r38_nothing_is_aborted_behind_copies_that_may_hang(monkeypatch, end, ended):
+    """After a takeover, and when the last stable offset has not passed the last copy."""
+    producer = HangingCopies()
+    monkeypatch.setattr(redeliverer_module, "open_producer", lambda *_: producer)
+    queue = QueueSettings(name="q", max_redeliveries=None)
+    redeliverer = Redeliverer(KafkaConnection(), queue, 0, TrackerSettings())
+    redeliverer.open(1.0)
+    entries = [Entry(offset, offset, 0, 0, EntryState.LEASED) for offset in range(3)]
+    for _ in range(2):
+        outcome = redeliverer.redeliver(entries, Acknowledging(end), lambda: True, lambda: True)
+        assert [copy.entry.offset for copy in outcome.redelivered] == [1, 2]
+    assert producer.ended == ended
+    redeliverer.open(1.0)
+    redeliverer.redeliver(entries, Acknowledging(1_000), lambda: True, lambda: True)
+    assert producer.ended == [*ended, "committed"]

@@ -10,6 +10,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.markers.records import message_headers
 from kmqpy.kafka.settings import KafkaConnection
@@ -33,11 +34,13 @@ class FetchResult:
     gone          offsets whose records Kafka does not have any more
     out_of_reach  offsets that can't be read now: Kafka reports an error, or says that its readable log ends
                   before them (an open transaction, or a broker that lags)
+    end           the last stable offset, when the fetch began
     """
 
     found: dict[int, Original] = field(default_factory=dict)
     gone: list[int] = field(default_factory=list)
     out_of_reach: list[int] = field(default_factory=list)
+    end: int = INT64_MAX
 
 
 class OriginalsReader:
@@ -83,8 +86,8 @@ class OriginalsReader:
             raise
 
     def _fetch(self, topic: str, partition: int, offsets: Sequence[int]) -> FetchResult:
-        fetched = FetchResult()
-        low = self.log_start(topic, partition)
+        low, end = self._bounds(topic, partition)
+        fetched = FetchResult(end=end)
         fetched.gone = [offset for offset in offsets if offset < low]
         wanted = list(offsets[len(fetched.gone) :])
         if not wanted:
@@ -98,12 +101,15 @@ class OriginalsReader:
 
     def log_start(self, topic: str, partition: int) -> int:
         """The first offset that the partition still has. Raises KafkaException."""
+        return self._bounds(topic, partition)[0]
+
+    def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
         try:
-            return librdkafka.watermarks(self._consumer, topic, partition, _FETCH_TIMEOUT_S)[0]
+            return librdkafka.watermarks(self._consumer, topic, partition, _FETCH_TIMEOUT_S)
         except KafkaException as exception:
             if not librdkafka.refresh_partition(self._consumer, topic, partition, exception):
                 raise
-            return librdkafka.watermarks(self._consumer, topic, partition, _FETCH_TIMEOUT_S)[0]
+            return librdkafka.watermarks(self._consumer, topic, partition, _FETCH_TIMEOUT_S)
 
     def read_between(
         self,

@@ -155,10 +155,14 @@ class Redeliverer:
         self._log = KnownLog()
         self._claim_ids: dict[bytes, bool] = {}
         """The claims of the last transactions that were not read yet, the last one last; each with True."""
+        self._last_copies: dict[str, int] = {}
+        """By topic, the offset of the last copy there. None in topics where an earlier transaction of this
+        `transactional.id` may hang (rule R38): the end of the next one ends it, too."""
 
     def open(self, timeout_s: float) -> None:
         """Open the producer: fences earlier owners, aborts their open transactions. Raises KmqError."""
         self.close()
+        self._last_copies = {}
         self._producer = open_producer(
             self._connection,
             f"kmq-tracker-{self.queue.name}-{self._partition}",
@@ -311,6 +315,8 @@ class Redeliverer:
             outcome.problem = f"originals can't be read: {librdkafka.error_name(exception)}"
             outcome.failed |= {offset: self._backoff(offset) for offset in entries}
             return
+        if fetched.end <= self._last_copies.get(self.queue.name, -1):
+            del self._last_copies[self.queue.name]
         copies: list[Copy] = []
         unreachable = _numbers(wanted, fetched.out_of_reach)
         for entry, original in self._log.originals(wanted, fetched.found):
@@ -407,11 +413,16 @@ class Redeliverer:
 
         The claim tells which messages of the batch were not copied.
         """
-        # Whether copies are acknowledged must be known before they are written as dead letters.
-        if all(copy.planned_at is None for copy in batch):
+        # Whether copies are acknowledged must be known before they are written as dead letters. And where
+        # copies of an earlier transaction hang, whose originals are ended, an abort behind them loses them.
+        if all(copy.planned_at is None for copy in batch) and self._topic_of(batch) in self._last_copies:
             with suppress(ClaimOvertaken):
                 return self._transact_once(batch, ended_only, may_go_on, decide_first=False)
         return self._transact_once(batch, ended_only, may_go_on, decide_first=True)
+
+    def _topic_of(self, batch: list[Copy]) -> str:
+        dead = any(copy.dead_letter for copy in batch)  # a batch has only dead letters, or none
+        return self.queue.dead_letter_topic if dead else self.queue.name
 
     def _transact_once(
         self,
@@ -421,13 +432,15 @@ class Redeliverer:
         *,
         decide_first: bool,
     ) -> Claim:
-        dead = any(copy.dead_letter for copy in batch)  # a batch has only dead letters, or none
-        topic = self.queue.dead_letter_topic if dead else self.queue.name
+        topic = self._topic_of(batch)
+        made: list[int] = []
         last_copies = {one.entry.offset: one.planned_at for one in batch if one.planned_at is not None}
         claim = self._claim(sorted({*(copy.entry.offset for copy in batch), *ended_only}), last_copies)
 
         def ends(places: Sequence[Place | None]) -> Iterable[NewRecord]:
-            numbered = places if dead else [self._numbered(place) for place in places]
+            made.extend(-1 if place is None else place[1] for place in places)
+            in_queue = topic == self.queue.name
+            numbered = [self._numbered(place) for place in places] if in_queue else places
             copied = dict(
                 zip((copy.entry.offset for copy in _copies_to_make(batch, claim)), numbered, strict=True)
             )
@@ -443,6 +456,8 @@ class Redeliverer:
 
         with self._transaction(topic) as transaction:
             transaction.execute(self._copies(batch, claim), ends, may_go_on, claim, decide_first=decide_first)
+        if made:
+            self._last_copies[topic] = max(made)
         return claim
 
     @contextmanager

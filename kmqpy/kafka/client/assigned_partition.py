@@ -51,6 +51,7 @@ class StartsFound:
                one; None if no tick says so
     cuts       the cuts of the queue partition's log that ticks name
     copies     the highest copy that trackers have written, as their end markers say
+    markers_epoch  the latest leader epoch of the markers partition; None: not known
     """
 
     started: OffsetRuns = field(default_factory=OffsetRuns)
@@ -60,6 +61,7 @@ class StartsFound:
     epoch: int | None = None
     cuts: LogCuts = NO_CUTS
     copies: NamedCopies = field(default_factory=NamedCopies)
+    markers_epoch: int | None = None
 
 
 class AssignedPartition:
@@ -90,6 +92,8 @@ class AssignedPartition:
         """The highest leader epoch of the log that is known to this member; None: none is."""
         self.markers_epoch: int | None = None
         """The same of the markers."""
+        self._given_epoch: int | None = None
+        """The same in the commit of the predecessor."""
         self._log_end = log_end
         self._started = OffsetRuns()
         """Numbers, from the committed offset on, of messages that already have a start marker; the client
@@ -221,7 +225,8 @@ class AssignedPartition:
         self.phase = ReceivePhase.ACTIVE
         self._failures = 0
         self.position = max(self.seek_to or 0, commit.offset)
-        self.epoch, self.cuts, self.markers_epoch = commit.epoch, commit.cuts, commit.markers_epoch
+        self.epoch, self.cuts = commit.epoch, commit.cuts
+        self.markers_epoch, self._given_epoch = found.markers_epoch, commit.markers_epoch
         self.commits.begin(commit.markers_offset)
         self._add_found(commit.markers_offset, found)
 
@@ -254,7 +259,10 @@ class AssignedPartition:
     def make_commit(self) -> Commit:
         """Return the next commit, and note that it is made."""
         commit = replace(
-            self.commits.make(), epoch=self.epoch, cuts=self.cuts, markers_epoch=self.markers_epoch
+            self.commits.make(),
+            epoch=self.epoch,
+            cuts=self.cuts,
+            markers_epoch=self.markers_epoch if self.commits.has_started else self._given_epoch,
         )
         self._started.discard_below(self.cuts.number_of(commit.offset))
         return commit

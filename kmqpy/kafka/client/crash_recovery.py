@@ -129,7 +129,9 @@ class CrashRecovery:
             if committed.error is not None:
                 raise KafkaException(committed.error)
             commit = assigned.recover_from(commit_of(committed, ids))
-            commit, found = self._find_in_log(partition, commit, consumer)
+            before, (commit, found) = commit, self._find_in_log(partition, commit, consumer)
+            if commit.offset < before.offset:  # a record that came from behind it says nothing
+                assigned.seek_to = commit.offset
         except (KafkaException, KmqError) as exception:
             self._back_off(partition, assigned, exception)
             return None
@@ -156,7 +158,10 @@ class CrashRecovery:
         last = max((offset_of(first) + count - 1 for first, count in started), default=-1)
         epochs = [epoch for epoch in (found.epoch, commit.epoch) if epoch is not None]
         commit = self._log_check.cut_back(partition, commit, last, max(epochs, default=None), ends.queue)
-        return replace(commit, epoch=ends.queue.epoch, markers_epoch=ends.markers.epoch), found
+        found.markers_epoch = ends.markers.epoch
+        if commit.markers_epoch is not None:  # the marker before commit.markers_offset is still there
+            commit = replace(commit, markers_epoch=ends.markers.epoch)
+        return replace(commit, epoch=ends.queue.epoch), found
 
     def _activate(self, to_activate: Mapping[int, _PartitionToActivate]) -> list[int]:
         """Write the assignment ticks of these partitions, then make the partitions ACTIVE (rule R30).
@@ -279,8 +284,7 @@ def _read_marker(
         return
     runs = list(_from_offset(first_offset, marker.offset_runs))
     if marker.op is not Op.END:
-        if offset_of(marker.highest) >= queue_end():
-            return  # the marker names messages that don't exist
+        runs = list(_below_offset(queue_end(), runs))  # of the others nobody knows whether they ever existed
         found.started.add_runs(runs)
     if marker.op is Op.TAKE:
         found.in_flight.add_runs(runs)
@@ -294,3 +298,10 @@ def _from_offset(first_offset: int, runs: Iterable[tuple[int, int]]) -> Iterable
         skipped = max(0, first_offset - offset_of(first))
         if skipped < count:
             yield first + skipped, count - skipped
+
+
+def _below_offset(end: int, runs: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
+    """Yield the parts of runs of numbers whose messages stand below the offset `end`."""
+    for first, count in runs:
+        if offset_of(first) < end:
+            yield first, min(count, end - offset_of(first))

@@ -120,7 +120,7 @@ class LogCheck:
         self._tell(
             "markers of a queue were cut away: messages are taken again", partition, taken_to, commit.offset
         )
-        return replace(commit, offset=taken_to, markers_offset=cut.start)
+        return replace(commit, offset=taken_to, markers_offset=cut.start, markers_epoch=None)
 
     def _taken_to(self, partition: int, before: int) -> int:
         """Up to which queue offset messages were taken, by the markers before this markers offset.

@@ -39,7 +39,7 @@ class Commit:
     `markers_offset` is None where it is not known, because another kind of client made the commit. `epoch` is
     the highest leader epoch that the queue partition's log had when the message before `offset` stood there;
     None where it is not known. `cuts` are the cuts of the log. `markers_epoch` is the same as `epoch` for the
-    markers partition, and the marker before `markers_offset`.
+    markers partition, and the start marker before `markers_offset`; None also where there is no such marker.
     """
 
     offset: int
@@ -155,6 +155,8 @@ class PartitionCommits:
         self._uncertain: _StartsAhead | None = None
         """Start markers of this member that failed; Kafka may have written some of them after all."""
         self._last_made: int | None = None
+        self.has_started = False
+        """True once a start marker of this member stands before the markers offset of the next commit."""
 
     @property
     def next_offset(self) -> int | None:
@@ -199,6 +201,7 @@ class PartitionCommits:
         self._pending -= count
         self._next_offset = offset + 1 if self._pending else max(offset + 1, self._skipped_to)
         self._markers_offset = max(markers_offset + 1, self._markers_offset or 0)
+        self.has_started = True
 
     def mark_uncertain(self, last_offset: int, markers_end: int) -> None:
         """Note that start markers of messages up to `last_offset` failed, and may be written all the same.
@@ -220,6 +223,7 @@ class PartitionCommits:
     def begin_markers_anew(self) -> None:
         """Let commits name the beginning of the markers topic, which was recreated."""
         self._markers_offset = 0
+        self.has_started = False
         if self._found is not None:
             self._found = replace(self._found, markers_offset=0)
         if self._uncertain is not None:
