@@ -161,16 +161,18 @@ class OwnedPartition:
         self._read_to = -1
         self.clock.start(state, now)
 
-    def catch_up_to(self, tick: Tick, queue_end: LogEnd, existed: int = 0) -> None:
+    def catch_up_to(
+        self, tick: Tick, queue_end: LogEnd, existed: int = 0, known_end: LogEnd | None = None
+    ) -> None:
         """Enter the phase CATCHING_UP until this tick, written after the fencing, has been read.
 
         `queue_end`: the queue's end, asked for after the tick was written. `existed`: all messages below this
-        offset existed before, in a log that was cut back since.
+        offset existed before, in a log that was cut back since. `known_end`: see TakeoverResult.
         """
         self.clock.follow_tick(tick)
         self.queue_end = QueueEnd(max(queue_end.offset, existed), 0, queue_end.epoch)
         if self.taken_end.epoch < 0:
-            self.taken_end = LogEnd(0, queue_end.epoch)
+            self.taken_end = known_end or LogEnd(0, queue_end.epoch)
         self._log = self._log.told(tick.markers_offset, queue_end.epoch)
         self.catch_up_offset = tick.markers_offset
         self.phase = TrackingPhase.CATCHING_UP
@@ -214,7 +216,7 @@ class OwnedPartition:
         """
         self._log = self._log.told(below, epoch)
         if epoch == self.taken_end.epoch:
-            self.taken_end = LogEnd(offset_of(highest_taken + 1), epoch)
+            self.taken_end = LogEnd(max(self.taken_end.offset, offset_of(highest_taken + 1)), epoch)
 
     def log_was_cut(self, end: int, lost: int, now: float) -> None:
         """Show it for a while; what Kafka told of the former log's end does not count any more."""
