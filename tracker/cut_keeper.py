@@ -43,15 +43,13 @@ class CutKeeper:
 
     def end_told(self, part: OwnedPartition, end: LogEnd) -> None:
         """Kafka has told where the queue ends; after an election the log may have been cut."""
-        taken = part.taken_end
-        if end.epoch <= taken.epoch:
-            return
-        if taken.epoch < 0 or taken.offset == 0:
-            self._is_intact(part, end.epoch)
-        else:
+        seen = part.last_known
+        if seen.epoch < end.epoch and (seen.offset < 0 or seen.epoch < 0):
+            part.is_intact(seen, end.epoch)
+            seen = part.last_known
+        if seen.epoch < end.epoch:
             # Somebody may have written the marker of a record that ends a transaction.
-            seen = LastSeen(taken.offset - 1, taken.epoch)
-            self.look(part, seen, may_be_control=True, epoch=end.epoch)
+            self.look(part, seen, may_be_control=not seen.claim_id, epoch=end.epoch)
 
     def look(
         self,
@@ -76,9 +74,10 @@ class CutKeeper:
             offset=seen.offset,
             epoch=seen.epoch,
             may_be_control=may_be_control,
+            claim_id=seen.claim_id,
             clock=self._clock,
         )
-        self._jobs.run(Pool.COUNTING, job, partial(self._looked, part, part.topic_ids, epoch))
+        self._jobs.run(Pool.COUNTING, job, partial(self._looked, part, part.topic_ids, seen, epoch))
 
     def cut_away(self, part: OwnedPartition, cut_away: CutAway) -> None:
         """A tick has told cuts that were not known: report it."""
@@ -137,6 +136,7 @@ class CutKeeper:
         self,
         part: OwnedPartition,
         topic_ids: tuple[str, str],
+        seen: LastSeen,
         epoch: int | None,
         found: Cut | Exception | None,
     ) -> None:
@@ -152,13 +152,10 @@ class CutKeeper:
             elif isinstance(found, Exception):
                 raise found
             elif found is None or part.state.cuts.knows(found):
-                if epoch is not None:
-                    self._is_intact(part, epoch)
+                if epoch is not None and part.last_known == seen:
+                    part.is_intact(seen, epoch)
             else:
                 self._tell(part, found)
-
-    def _is_intact(self, part: OwnedPartition, epoch: int) -> None:
-        part.taken_end = part.taken_end._replace(epoch=epoch)
 
     def _tell(self, part: OwnedPartition, cut: Cut) -> None:
         cuts = part.state.cuts.with_cut(cut)

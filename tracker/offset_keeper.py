@@ -85,9 +85,9 @@ class OffsetKeeper:
         if state.position == part.stored_position:
             return None  # no marker was read since the last store, so the state is the same
         (queue_id, markers_id), missed = part.topic_ids, state.missed_markers
-        end, told_below = part.taken_end, part.told_below
+        end, told_below = LogEnd(part.last_known.offset + 1, part.last_known.epoch), part.told_below
         if end.epoch != part.log.last_epoch:  # an election, and nobody has looked yet
-            end, told_below = LogEnd(0), 0
+            told_below = 0
         at = state.safe_offset()
         safe = StoredOffset(
             at,

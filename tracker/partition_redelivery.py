@@ -89,7 +89,7 @@ class PartitionRedelivery:
         """Finish what torn transactions have copied; a background job. Returns the number of messages."""
         exist = partial(self._dead_letters_exist, part.queue)
         check = LogCheck(self._ends, part.key, log)
-        return part.redeliverer.mend(torn, partial(self._may_go_on, part, check), exist, log.cuts)
+        return part.redeliverer.mend(torn, partial(self._may_go_on, part, check), exist, log)
 
     def mended(self, part: OwnedPartition, torn: Sequence[TornClaim], copied: int) -> None:
         """Count and log the transactions; those of their messages that were not copied are redelivered.

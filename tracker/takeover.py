@@ -43,6 +43,7 @@ class TakeoverResult:
     tick       written after the fencing: once the tracker has read it, it knows all earlier markers
     queue_end  the queue's end after the tick
     existed    the messages below this offset existed at some time before the tick
+    known_end  what the stored offset says to be in the log below this offset is there
     begin      where to begin to read markers, and with which state
     markers_epoch  the latest leader epoch of the markers partition
     """
@@ -51,6 +52,7 @@ class TakeoverResult:
     tick: Tick
     queue_end: LogEnd
     existed: int
+    known_end: LogEnd
     begin: StartPosition
     markers_epoch: int
 
@@ -105,6 +107,9 @@ class Takeover:
         begin = start_position(stored, topics.markers.topic_id, log_start, tick.markers_offset, markers_cut)
         queue_end = self._kafka.ends.end_beyond((queue.name, number), begin.highest)
         cut = self._cut_since(begin.at, queue_end, part)
+        known_end = LogEnd(0 if cut else begin.at.taken_end, max(queue_end.epoch, begin.at.queue_epoch))
+        if cut is not None and begin.at.cuts.knows(cut):
+            cut = None
         if cut is not None:
             # Its messages are dropped, and counted, when this tick is read.
             cuts = begin.at.cuts.with_cut(cut)
@@ -115,7 +120,7 @@ class Takeover:
             _log.error(begin.problem, extra=self._problems.about(part.key))
         if begin.markers_lost:
             self._metrics.markers_lost.labels(queue.name).inc()
-        return TakeoverResult(topic_ids, tick, queue_end, existed, begin, markers_end.epoch)
+        return TakeoverResult(topic_ids, tick, queue_end, existed, known_end, begin, markers_end.epoch)
 
     def _markers_cut_since(
         self, stored: StoredOffset | None, markers_id: str, end: LogEnd, part: OwnedPartition
@@ -135,10 +140,10 @@ class Takeover:
         )
 
     def _cut_since(self, stored: StoredOffset, end: LogEnd, part: OwnedPartition) -> Cut | None:
-        """A cut of the queue's log after the offset was stored, which this offset does not know."""
+        """A cut of the queue's log after the offset was stored."""
         if not 0 <= stored.queue_epoch < end.epoch or not stored.taken_end:
             return None
-        found = find_cut(
+        return find_cut(
             self._connection,
             *part.key,
             offset=stored.taken_end - 1,
@@ -146,7 +151,6 @@ class Takeover:
             may_be_control=True,
             clock=self._clock,
         )
-        return None if found is None or stored.cuts.knows(found) else found
 
     def begin(self, part: OwnedPartition, result: TakeoverResult | Exception) -> None:
         """Begin to read markers, or go on if the partition is read already.
@@ -170,7 +174,7 @@ class Takeover:
                 self._kafka.markers.stop(part)
             if not part.reading:
                 self._start_reading(part, result)
-            part.catch_up_to(result.tick, result.queue_end, result.existed)
+            part.catch_up_to(result.tick, result.queue_end, result.existed, result.known_end)
             self._cuts.end_told(part, result.queue_end)
             self._metrics.takeovers.labels(part.key[0]).inc()
 

@@ -15,7 +15,9 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, To
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
+from kmqpy.kafka.markers.claim_headers import CLAIM_ID
 from kmqpy.kafka.markers.log_cuts import Cut
+from kmqpy.kafka.markers.records import read_headers
 from kmqpy.kafka.settings import KafkaConnection
 
 _POLL_S = 0.1
@@ -43,6 +45,7 @@ def find_cut(
     offset: int,
     epoch: int,
     may_be_control: bool = False,
+    claim_id: bytes = b"",
     timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Cut | None:
@@ -55,6 +58,8 @@ def find_cut(
 
     may_be_control  True: the record may be one that ends a transaction. Readers don't see those, so that none
                     is seen at `offset` proves nothing
+    claim_id        the record is a copy that names this claim: then it is still there, whatever its epoch is;
+                    a transaction that was aborted after an election may have written it
 
     Raises Unavailable when Kafka does not answer for `timeout_s` seconds, TopicError when the topic is gone.
     """
@@ -62,7 +67,7 @@ def find_cut(
     search = _Search(connection, topic, partition, timeout_s, clock)
     try:
         with librdkafka.kafka_errors(doing, connection):
-            return search.find(offset, epoch, may_be_control=may_be_control)
+            return search.find(offset, epoch, may_be_control=may_be_control, claim_id=claim_id)
     finally:
         search.close()
 
@@ -94,7 +99,7 @@ class _Search:
         """Release the connection."""
         self._consumer.close()
 
-    def find(self, offset: int, epoch: int, *, may_be_control: bool) -> Cut | None:
+    def find(self, offset: int, epoch: int, *, may_be_control: bool, claim_id: bytes) -> Cut | None:
         """See find_cut(). Raises KafkaException, Unavailable."""
         log = self._ask()
         confirmed_at = self._clock.monotonic() + _SHORT_END_CONFIRMED_S
@@ -111,7 +116,7 @@ class _Search:
                     return None
                 if (log.epoch if found is None else _epoch_of(found)) <= epoch:
                     return None  # a gap that no cut has made: behind one, epochs are higher
-            elif _epoch_of(found) <= epoch:
+            elif _epoch_of(found) <= epoch or (claim_id and (CLAIM_ID, claim_id) in read_headers(found)[0]):
                 return None
         return self._cut_before(min(offset, log.end), found, epoch, log)
 

@@ -17,7 +17,7 @@ from kmqpy.kafka.settings import CLOCK_LEAD_MS, QueueSettings
 from tracker.leadership.assignment import Partition
 from tracker.partition.clock import PartitionClock
 from tracker.partition.partition_problems import PartitionProblems
-from tracker.redelivery.known_log import KnownLog
+from tracker.redelivery.known_log import KnownLog, LastSeen
 from tracker.redelivery.redeliverer import Redeliverer
 from tracker.redelivery.tick_writer import Tick
 
@@ -161,16 +161,18 @@ class OwnedPartition:
         self._read_to = -1
         self.clock.start(state, now)
 
-    def catch_up_to(self, tick: Tick, queue_end: LogEnd, existed: int = 0) -> None:
+    def catch_up_to(
+        self, tick: Tick, queue_end: LogEnd, existed: int = 0, known_end: LogEnd | None = None
+    ) -> None:
         """Enter the phase CATCHING_UP until this tick, written after the fencing, has been read.
 
         `queue_end`: the queue's end, asked for after the tick was written. `existed`: all messages below this
-        offset existed before, in a log that was cut back since.
+        offset existed before, in a log that was cut back since. `known_end`: see TakeoverResult.
         """
         self.clock.follow_tick(tick)
         self.queue_end = QueueEnd(max(queue_end.offset, existed), 0, queue_end.epoch)
         if self.taken_end.epoch < 0:
-            self.taken_end = LogEnd(0, queue_end.epoch)
+            self.taken_end = known_end or LogEnd(0, queue_end.epoch)
         self._log = self._log.told(tick.markers_offset, queue_end.epoch)
         self.catch_up_offset = tick.markers_offset
         self.phase = TrackingPhase.CATCHING_UP
@@ -181,7 +183,26 @@ class OwnedPartition:
     @property
     def log(self) -> KnownLog:
         """What is known of the queue's log now."""
-        return replace(self._log, cuts=self.state.cuts, epoch=self.taken_end.epoch)
+        return replace(self._log, cuts=self.state.cuts, epoch=self.last_known.epoch)
+
+    @property
+    def last_known(self) -> LastSeen:
+        """The record that would be missing if a cut that is not known had happened: one taken, or a copy."""
+        taken = LastSeen(self.taken_end.offset - 1, self.taken_end.epoch)
+        copy = self.state.copies.highest
+        if copy is None:
+            return taken
+        copied = LastSeen(offset_of(copy.number), copy.epoch, copy.claim_id)
+        if taken.epoch < 0:
+            return copied
+        return min(taken, copied, key=lambda seen: (seen.epoch, -seen.offset))
+
+    def is_intact(self, seen: LastSeen, epoch: int) -> None:
+        """Note that no cut before this leader epoch took away this record, which was the last known."""
+        if self.taken_end.offset <= seen.offset + 1 and self.taken_end.epoch < epoch:
+            self.taken_end = self.taken_end._replace(epoch=epoch)
+        if seen.offset >= 0:
+            self.state.copies.is_intact(self.state.cuts.number_of(seen.offset), epoch)
 
     @property
     def told_below(self) -> int:
@@ -195,7 +216,7 @@ class OwnedPartition:
         """
         self._log = self._log.told(below, epoch)
         if epoch == self.taken_end.epoch:
-            self.taken_end = LogEnd(offset_of(highest_taken + 1), epoch)
+            self.taken_end = LogEnd(max(self.taken_end.offset, offset_of(highest_taken + 1)), epoch)
 
     def log_was_cut(self, end: int, lost: int, now: float) -> None:
         """Show it for a while; what Kafka told of the former log's end does not count any more."""

@@ -126,7 +126,9 @@ class ExistenceCheck:
         """Whether markers wait for an end, or applied ones for the epoch that their messages can have."""
         if part.unread:
             return True
-        if part.state.highest_taken < 0 or part.told_below >= part.state.position:
+        if part.last_known.offset < 0 and part.state.highest_taken < 0:
+            return False
+        if part.told_below >= part.state.position:
             return False
         part.ask_at = max(part.ask_at, part.asked_at + _EPOCH_EVERY_S)
         return part.ask_at <= now

@@ -30,6 +30,7 @@ class Claim:
                   for acknowledgements
     taken_late    messages that were finished before a client took them, by the plan. If a marker follows the
                   plan, the message may have been taken again on purpose since (rule R30), so it is dropped
+    epoch         the copies have this leader epoch or a lower one; -1: not known
     timeout_s     how long `decide` waits for markers before the claim; for acknowledgements half as long
 
     The main loop reads the same markers later, and redelivers dropped messages once they are due again.
@@ -44,12 +45,14 @@ class Claim:
         timeout_s: float,
         last_copies: Mapping[int, int],
         taken_late: frozenset[int] = frozenset(),
+        epoch: int = -1,
     ) -> None:
         self.dropped: frozenset[int] = frozenset()
         self.acknowledged: frozenset[int] = frozenset()
         self.unread = 0
         self._last_copies = last_copies
         self._taken_late = taken_late
+        self._epoch = epoch if epoch >= 0 else None
         self._partition = partition
         self._offsets = sorted(offsets)
         self._since_plan = since_plan
@@ -64,7 +67,7 @@ class Claim:
     @property
     def record(self) -> NewRecord:
         """The record of the claim, for the markers topic."""
-        return NewRecord(self._partition, *naming_tick(self._partition, CLAIM, self._offsets))
+        return NewRecord(self._partition, *naming_tick(self._partition, CLAIM, self._offsets, self._epoch))
 
     def decide(self, position: int) -> list[NewRecord]:
         """Read the markers before the claim, which has the markers offset `position`, and decide.

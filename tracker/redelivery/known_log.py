@@ -20,10 +20,14 @@ _MAX_EPOCHS = 100
 
 @dataclass(frozen=True, slots=True)
 class LastSeen:
-    """A record with leader epoch `epoch` is known to have stood at `offset`."""
+    """A record with leader epoch `epoch` is known to have stood at `offset`; -1: none is.
+
+    claim_id  if the record is a copy: the claim that it names
+    """
 
     offset: int
     epoch: int
+    claim_id: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,10 @@ from kmqpy.kafka.copies.end_markers import end_markers
 from kmqpy.kafka.copies.torn_transactions import find_copies
 from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.log_ends import LogEnd
+from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import ACKNOWLEDGED, TAKEN_LATE
 from kmqpy.kafka.markers.entry import Entry
-from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts, offset_of
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, offset_of
 from kmqpy.kafka.markers.open_claims import TornClaim
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -244,13 +245,15 @@ class Redeliverer:
         torn: Sequence[TornClaim],
         may_go_on: Callable[[], bool],
         dead_letters_exist: Callable[[], bool],
-        cuts: LogCuts = NO_CUTS,
+        log: KnownLog | None = None,
     ) -> int:
         """Write the end markers that torn transactions of the partition lack; returns how many.
 
-        These are the messages whose copies can be read. The others of the transactions have no copy. `cuts`
-        are those of the queue's log. Raises KmqError, also because of `may_go_on` and `dead_letters_exist`.
+        These are the messages whose copies can be read. The others of the transactions have no copy. `log` is
+        what is known of the queue's log. Raises KmqError, also because of `may_go_on` and
+        `dead_letters_exist`.
         """
+        log = log or KnownLog()
         partition, ends = self._partition, list[NewRecord]()
         mended = 0
         for topic in (self.queue.name, self.queue.dead_letter_topic):
@@ -264,13 +267,15 @@ class Redeliverer:
                 [partition],
                 {partition: claims},
                 self._clock,
-                cuts if topic == self.queue.name else NO_CUTS,
+                log.cuts if topic == self.queue.name else NO_CUTS,
             )
             for copies in found.values():
                 ends += self._ends(copies, topic)
                 mended += len(copies)
         if not ends:
             return 0
+        if log.last_epoch >= 0:  # told when the torn transactions were over
+            ends.insert(0, NewRecord(partition, *codec.encode(codec.tick(partition, epoch=log.last_epoch))))
         try:
             with self._transaction(self.queue.name) as transaction:
                 transaction.execute([], lambda _: ends, may_go_on)
@@ -497,6 +502,7 @@ class Redeliverer:
         return Claim(
             *(self._partition, offsets, self._since_plan, self._last_attempts, within_s, last_copies),
             self._taken_late,
+            self._log.epoch,
         )
 
     def _copies(self, batch: list[Copy], claim: Claim) -> Iterator[NewRecord]:

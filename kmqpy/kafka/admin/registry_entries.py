@@ -83,7 +83,7 @@ class StoredOffset:
     queue_id        the id of the queue topic that the markers are about; empty where it is not known, as in
                     the data of older versions
     cuts            the cuts of the queue partition's log that ticks before `offset` told (rule R39)
-    taken_end       the offset after the highest message that was taken
+    taken_end       the offset after the highest message that was taken, or after the highest copy
     queue_epoch     the latest leader epoch of the partition when all of them were in its log; -1: both
                     are not known, as in the data of older versions
     told_below      Kafka told this epoch after the takes before this markers offset were written

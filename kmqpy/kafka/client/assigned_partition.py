@@ -15,6 +15,7 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.client.log_check import LogEnds
 from kmqpy.kafka.client.offset_commits import Commit, PartitionCommits
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts, offset_of
+from kmqpy.kafka.markers.named_copies import NamedCopies
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import ascends
 
@@ -49,6 +50,7 @@ class StartsFound:
     epoch      the highest leader epoch in an assignment tick: that of the messages in `started`, or a higher
                one; None if no tick says so
     cuts       the cuts of the queue partition's log that ticks name
+    copies     the highest copy that trackers have written, as their end markers say
     markers_epoch  the latest leader epoch of the markers partition; None: not known
     """
 
@@ -58,6 +60,7 @@ class StartsFound:
     complete: bool = True
     epoch: int | None = None
     cuts: LogCuts = NO_CUTS
+    copies: NamedCopies = field(default_factory=NamedCopies)
     markers_epoch: int | None = None
 
 

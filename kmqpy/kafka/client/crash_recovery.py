@@ -29,7 +29,7 @@ from kmqpy.kafka.client.offset_commits import Commit, commit_of
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.log_cuts import offset_of
-from kmqpy.kafka.markers.records import read_marker
+from kmqpy.kafka.markers.records import read_headers, read_marker
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
@@ -140,8 +140,8 @@ class CrashRecovery:
     def _find_in_log(self, partition: int, commit: Commit, consumer: Consumer) -> tuple[Commit, StartsFound]:
         """Find start markers, and cuts of the logs; returns the commit for the logs as they are, too.
 
-        Two messages may have stood where the log has others now: that before the commit, and the last that
-        was started.
+        Three messages may have stood where the log has others now: that before the commit, the last copy, and
+        the last message that was started.
         """
         ends = self._log_check.ask(consumer, [partition], _READ_COMMIT_TIMEOUT_S)[partition]
         commit = self._log_check.cut_back(partition, commit, commit.offset - 1, commit.epoch, ends.queue)
@@ -150,6 +150,10 @@ class CrashRecovery:
         found = self._find_starts(partition, commit.markers_offset, commit.offset, ends.queue.epoch or 0)
         found.complete &= not lost_markers
         commit = replace(commit, cuts=commit.cuts.merged(found.cuts))
+        copy = found.copies.highest
+        if copy is not None and commit.cuts.is_current(copy.number):
+            at, epoch, claim_id = offset_of(copy.number), copy.epoch, copy.claim_id
+            commit = self._log_check.cut_back(partition, commit, at, epoch, ends.queue, claim_id)
         started = commit.cuts.current_runs(found.started.runs())
         last = max((offset_of(first) + count - 1 for first, count in started), default=-1)
         epochs = [epoch for epoch in (found.epoch, commit.epoch) if epoch is not None]
@@ -272,8 +276,10 @@ def _read_marker(
         return
     if max([marker.epoch or 0, *(cut.epoch for cut in marker.cuts.cuts)]) <= latest_epoch:
         found.cuts = found.cuts.merged(marker.cuts)
-        if marker.epoch is not None:
+        if marker.epoch is not None and marker.takes_from is not None:
             found.epoch = max(marker.epoch, found.epoch or 0)
+    if marker.op is Op.END and marker.by_tracker:
+        found.copies.read(marker, read_headers(record)[0])
     if marker.op not in (Op.TAKE, Op.DELAY, Op.END) or offset_of(marker.highest) < first_offset:
         return
     runs = list(_from_offset(first_offset, marker.offset_runs))

@@ -74,15 +74,30 @@ class LogCheck:
             ends[place.topic, place.partition] = LogEnd(place.offset, place.leader_epoch)
         return {number: LogEnds(*(ends[topic, number] for topic in topics)) for number in partitions}
 
-    def cut_back(self, partition: int, commit: Commit, offset: int, epoch: int | None, end: LogEnd) -> Commit:
+    def cut_back(
+        self,
+        partition: int,
+        commit: Commit,
+        offset: int,
+        epoch: int | None,
+        end: LogEnd,
+        claim_id: bytes = b"",
+    ) -> Commit:
         """Return the commit for the log as it is, where a message of this epoch stood at this offset.
 
-        The message may be that before the commit, or the last that has a start marker. Raises KmqError.
+        The message may be that before the commit, the last that has a start marker, or the last copy that an
+        end marker names, which has this `claim_id`. Raises KmqError.
         """
         if offset < 0 or epoch is None or (offset < end.offset and (end.epoch or 0) <= epoch):
             return commit
         cut = find_cut(
-            self._connection, self._queue.name, partition, offset=offset, epoch=epoch, clock=self._clock
+            self._connection,
+            self._queue.name,
+            partition,
+            offset=offset,
+            epoch=epoch,
+            claim_id=claim_id,
+            clock=self._clock,
         )
         if cut is None or commit.cuts.knows(cut):
             return commit

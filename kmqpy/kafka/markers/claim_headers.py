@@ -7,6 +7,7 @@ message, so readers that don't know claims ignore it. A claim, or a later tick, 
     kmq-claim     the messages that the transaction may end
     kmq-claim-id  which claim it is: a random text; the copies of the transaction have the same header
     kmq-copies-to the topic to which the transaction writes its copies
+    kmq-epoch     the copies have this leader epoch or a lower one (rule R39); not where trackers know none
     kmq-dropped   on a later tick of the transaction: the claimed messages that the transaction leaves alone
 
 A header `kmq-claim` or `kmq-dropped` holds the key and the value of a range end marker that names the
@@ -34,9 +35,14 @@ MAX_CLAIMED_OFFSETS = 1 << 20
 transaction has no more messages. Reading this many offsets takes a second if none follows another."""
 
 
-def naming_tick(partition: int, name: str, offsets: Iterable[int]) -> tuple[bytes, bytes, Headers]:
-    """Key, value and headers of a tick whose headers `name` (CLAIM or DROPPED) hold ascending offsets."""
-    key, value, headers = codec.encode(codec.tick(partition))
+def naming_tick(
+    partition: int, name: str, offsets: Iterable[int], epoch: int | None = None
+) -> tuple[bytes, bytes, Headers]:
+    """Key, value and headers of a tick whose headers `name` (CLAIM or DROPPED) hold ascending offsets.
+
+    `epoch`: the highest leader epoch that the copies of the transaction can have.
+    """
+    key, value, headers = codec.encode(codec.tick(partition, epoch=epoch))
     for marker in codec.ranges(partition, Op.END, offsets):
         range_key, range_value, _ = codec.encode(marker)
         headers.append((name, range_key + range_value))

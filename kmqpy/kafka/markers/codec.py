@@ -89,6 +89,7 @@ _TAKES_FROM = "kmq-takes-from"
 _TAKES_AGAIN = "kmq-takes-again"
 _CUTS = "kmq-cuts"
 _EPOCH = "kmq-epoch"
+_ABOUT_THE_LOG = frozenset((_TAKES_FROM, _CUTS, _EPOCH))
 _DECIMAL = re.compile(rb"[0-9]{1,19}")
 
 
@@ -139,7 +140,8 @@ class Marker:
     cuts."""
     epoch: int | None = None
     """On assignment ticks: the highest leader epoch that the messages have which the client takes. Before it
-    takes one of a higher epoch, it writes another tick."""
+    takes one of a higher epoch, it writes another tick. On other ticks of trackers: the highest leader epoch
+    that the copies have which the end markers behind the tick name, up to the next such tick."""
 
     @property
     def count(self) -> int:
@@ -319,7 +321,7 @@ def decode(
     values = {name: _as_bytes(content) for name, content in headers}
     if redeliver_after_ms is None:
         by_tracker = values.get(_BY) == _BY_TRACKER
-        if offset == TICK_OFFSET and (_TAKES_FROM in values or _CUTS in values):
+        if offset == TICK_OFFSET and not _ABOUT_THE_LOG.isdisjoint(values):
             takes_from, again = _assignment_of(values)
             return Marker(
                 partition,
@@ -347,12 +349,13 @@ def decode(
     )
 
 
-def tick(partition: int, cuts: LogCuts = NO_CUTS) -> Marker:
+def tick(partition: int, cuts: LogCuts = NO_CUTS, *, epoch: int | None = None) -> Marker:
     """A marker of no message, from which its writer learns the broker's time and where the log ends.
 
     `cuts` are those of the queue partition's log; readers drop what they know of the messages cut away.
+    `epoch`: see Marker.
     """
-    return Marker(partition, TICK_OFFSET, Op.END, by_tracker=True, cuts=cuts)
+    return Marker(partition, TICK_OFFSET, Op.END, by_tracker=True, cuts=cuts, epoch=epoch)
 
 
 def assignment_tick(
@@ -368,7 +371,7 @@ def assignment_tick(
     `again`: the client does not know all earlier takes, so it may take some of these messages again. `cuts`
     and `epoch`: see Marker.
     """
-    return replace(tick(partition, cuts), takes_from=takes_from, takes_again=again, epoch=epoch)
+    return replace(tick(partition, cuts, epoch=epoch), takes_from=takes_from, takes_again=again)
 
 
 def encode_count(count: int) -> bytes:

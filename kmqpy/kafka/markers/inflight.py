@@ -23,6 +23,7 @@ from kmqpy.kafka.markers.codec import Marker, Op, Runs
 from kmqpy.kafka.markers.entry import Entry, EntryState, SnapshotRow, TakenRun
 from kmqpy.kafka.markers.finished import FinishedMessages
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, Cut, LogCuts, offset_of
+from kmqpy.kafka.markers.named_copies import NamedCopies
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.open_claims import OpenClaims
 from kmqpy.kafka.markers.packed import PackedEntries
@@ -74,6 +75,7 @@ class InFlight:
                         named by numbers (see log_cuts), which are offsets in a log that was never cut
     cut_away            what those ticks have dropped; for the caller to read and to clear
     highest_taken       the highest message that is known to have been taken; -1: none
+    copies              the highest copy that trackers have written; replay_markers() reads it
 
     The caller may change `latest_ms` and the limits at any time; they apply to markers read later.
     """
@@ -104,6 +106,7 @@ class InFlight:
         """The cuts known from each tick on that told new ones: its markers offset, and the cuts."""
         self.cut_away: list[CutAway] = []
         self.highest_taken = -1
+        self.copies = NamedCopies()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -370,6 +373,7 @@ class InFlight:
             self._entries.discard(number)
         self.finished.drop(is_gone)
         self.claims.drop(is_gone)
+        self.copies.drop(is_gone)
         end = max((offset_of(number) + 1 for number in gone), default=start)
         self.cut_away.append(CutAway(new, len(gone), end))
 

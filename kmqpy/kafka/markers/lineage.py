@@ -42,6 +42,7 @@ MAX_COPIES_BYTES = 1_000_000
 
 _PLACE = re.compile(rb"(?:([a-zA-Z0-9._-]{1,249}):)?([0-9]{1,10}):([0-9]{1,19})")
 _COPIES = re.compile(rb"(?:([a-zA-Z0-9._-]{1,249}):)?([0-9]{1,10}):([0-9,-]+)")
+_LAST_HERE = re.compile(rb"([0-9]{1,10}):(?:[0-9,-]{0,999999}[,-])?([0-9]{1,19})")
 _RUN = re.compile(rb"([0-9]{1,19})(?:-([0-9]{1,19}))?")
 
 
@@ -93,6 +94,14 @@ def read_copies(data: bytes, own_topic: str, count: int) -> list[RecordPlace]:
     if len(offsets) != count:
         raise DecodeError(f"header {COPY}: {len(offsets)} copies of {count} messages", data)
     return [RecordPlace(topic, partition, offset) for offset in offsets]
+
+
+def last_copy_here(data: bytes, partition: int) -> int | None:
+    """The last copy in `kmq-copy` of a marker, if it is in this partition of the messages' own topic."""
+    found = _LAST_HERE.fullmatch(data)
+    if found is None or int(found[1]) != partition:
+        return None
+    return number if (number := int(found[2])) <= INT64_MAX else None
 
 
 def ancestors_header(

@@ -21,7 +21,7 @@ from kmqpy.kafka.markers.inflight import CutAway, InFlight, MarkerRun
 from kmqpy.kafka.markers.lineage import COPY
 from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
-from kmqpy.kafka.markers.records import UNREADABLE, headers_of_each, read_marker
+from kmqpy.kafka.markers.records import UNREADABLE, headers_of_each, read_headers, read_marker
 
 _TOUCHING_OPS = (Op.TAKE, Op.DELAY, Op.END)
 _KEY = struct.Struct(">iq")
@@ -111,7 +111,7 @@ def replay_markers(
     applied = Applied(touched=touched)
     for group in _grouped(partition, records, queue_end, state):
         if isinstance(group, _MarkerSeries):
-            _apply_series(state, applied, group, queue_end)
+            _apply_series(state, applied, group, queue_end, partition)
         elif (most is not None and applied.in_ranges > most) or not _apply_one(
             state, applied, group, queue_end
         ):
@@ -129,6 +129,7 @@ class _MarkerSeries(NamedTuple):
     headers         the headers of each record; for end markers of a tracker, without the header that names
                     the copy: that header may differ from record to record
     runs            the messages that the markers name, with the timestamps of the markers
+    copies          the last header that names a copy; None: none of the markers has one
     """
 
     start: int
@@ -136,6 +137,7 @@ class _MarkerSeries(NamedTuple):
     value: bytes
     headers: Any
     runs: list[MarkerRun]
+    copies: bytes | None
 
 
 def _grouped(
@@ -150,6 +152,7 @@ def _grouped(
     start, end, value, alike = -1, -1, _END_VALUE, None
     runs: list[MarkerRun] = []
     first = count = stamp = -1
+    copies: bytes | None = None
     low = limit = 0  # the series names messages from `low` to before `limit`
     for record, headers in zip(records, headers_of_each(records), strict=True):
         key, found = record.key(), record.value()
@@ -164,6 +167,8 @@ def _grouped(
                     and (headers == alike or (alike is _TRACKER_HEADERS and _is_by_tracker(headers)))
                 ):
                     end += 1
+                    if alike is _TRACKER_HEADERS and len(headers) > 1:
+                        copies = headers[1][1]
                     if offset == first + count and timestamp_ms == stamp:
                         count += 1
                     else:
@@ -178,19 +183,20 @@ def _grouped(
                 if offset < below and _can_be_in_series(offset, found, headers):
                     if end >= 0:
                         runs.append((first, count, stamp))
-                        yield _MarkerSeries(start, end - start, value, alike, runs)
+                        yield _MarkerSeries(start, end - start, value, alike, runs, copies)
                     start, end, value, low, limit = at, at + 1, found, above, below
                     alike = _TRACKER_HEADERS if found == _END_VALUE and headers else headers
+                    copies = headers[1][1] if alike is _TRACKER_HEADERS and len(headers) > 1 else None
                     runs, first, count, stamp = [], offset, 1, timestamp_ms
                     continue
         if end >= 0:
             runs.append((first, count, stamp))
-            yield _MarkerSeries(start, end - start, value, alike, runs)
+            yield _MarkerSeries(start, end - start, value, alike, runs, copies)
             end = -1
         yield record
     if end >= 0:
         runs.append((first, count, stamp))
-        yield _MarkerSeries(start, end - start, value, alike, runs)
+        yield _MarkerSeries(start, end - start, value, alike, runs, copies)
 
 
 def _can_be_in_series(offset: int, value: bytes, headers: Any) -> bool:
@@ -216,7 +222,9 @@ def _is_by_tracker(headers: Any) -> bool:
     )
 
 
-def _apply_series(state: InFlight, applied: Applied, series: _MarkerSeries, queue_end: QueueEnd) -> None:
+def _apply_series(
+    state: InFlight, applied: Applied, series: _MarkerSeries, queue_end: QueueEnd, partition: int
+) -> None:
     if applied.touched is not None:
         runs = ((first, count) for first, count, _ in series.runs)
         applied.touched.add_runs(state.cuts.existing(runs, queue_end.offset))
@@ -228,6 +236,8 @@ def _apply_series(state: InFlight, applied: Applied, series: _MarkerSeries, queu
         ended = state.apply_ends(series.runs, series.start)
         if series.headers is not None:
             state.claims.account_for((first, count) for first, count, _ in series.runs if first >= 0)
+            if series.copies is not None:
+                state.copies.add(series.copies, partition)
         if series.headers is None:
             applied.late_acks += series.length - ended
     applied.records += series.length
@@ -255,6 +265,7 @@ def _apply_one(state: InFlight, applied: Applied, record: Any, queue_end: QueueE
         changed = state.apply(marker, at, timestamp_ms)
         if marker.op is Op.END and marker.by_tracker and is_new:
             state.claims.read(marker, record, state.now_ms)
+            state.copies.read(marker, read_headers(record)[0])
     except UnsupportedMarker as error:
         state.observe(at, timestamp_ms)
         state.pin(at)
