@@ -84,6 +84,8 @@ class FakeMember:
     """Gives a batch of so many messages, once."""
 
     size = 0
+    consumer = None
+    partitions = ()
 
     def __init__(self, *_, **__):
         self._coming = [Record(topic="q", value=b"", partition=0, offset=at) for at in range(self.size)]
