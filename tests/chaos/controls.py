@@ -9,12 +9,11 @@ import signal
 import struct
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kmqpy.core.clock import wait_until
 from kmqpy.dev.cluster import Cluster
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin.admin import Admin
@@ -46,8 +45,6 @@ _PRODUCED_LAST = 3
 """Of a transaction: claim, copies, end markers. What is sent before its first AddPartitionsToTxn is
 no part of it, but a tick."""
 _HOST = b"127.0.0.1"
-_QUIET_S = 12.0
-"""More than it takes with the safeguard in place: a takeover, a lease, a killed consumer's session of 6 s."""
 
 
 def run_with_cluster(name: str, out: Path, *, sabotaged: bool) -> list[str]:
@@ -106,9 +103,13 @@ class _Scene:
         )
         make_queue(self.connection, self.zookeeper, self.queue, 1)
         self.seen = Seen(max_in_flight=_COUNT, interruptions=1)
-        self.seen.attempted = self.seen.sent = set(range(_COUNT))
+        self.send(range(_COUNT))
+
+    def send(self, numbers: Sequence[int]) -> None:
+        self.seen.attempted.update(numbers)
         with KmqProducer(self.queue, self.connection) as producer:
-            producer.send_many([str(number) for number in self.seen.sent])
+            producer.send_many([str(number) for number in numbers])
+        self.seen.sent.update(numbers)
 
     def changes(self, *more: str) -> str:
         """What is changed in a process: `more`, and the safeguard taken out if it is to be."""
@@ -149,17 +150,28 @@ class _Scene:
         self.ends.callback(slot.kill)
 
     def all_are_taken(self) -> None:
-        until(lambda: self._in_journals("d") == _COUNT, _WAIT_S, "all messages are taken")
+        until(lambda: self._delivered() == _COUNT, _WAIT_S, "all messages are taken")
 
     def rest(self) -> None:
-        """Wait until every message is acknowledged; without the safeguard that may never be."""
+        """Wait until nothing is left to do; one more message, behind all others, is finished by then."""
+        self.send([_COUNT])
         self.consumer("acks")
-        timeout_s = _QUIET_S if self.sabotaged else _WAIT_S
-        wait_until(lambda: self._in_journals("a") >= _COUNT, timeout_s, every_s=0.1)
-        time.sleep(1.0)  # for the acks to be in the log, and for copies too many
+        self.until_empty()
+        time.sleep(1.0)  # for copies too many
 
-    def _in_journals(self, what: str) -> int:
-        return len({fields[-1] for fields in Tail(self.folder).lines() if fields[0] == what})
+    def until_empty(self) -> None:
+        """Wait until no message waits or is in flight; some may be lost by then."""
+        with Admin(self.connection, self.zookeeper) as admin:
+
+            def is_empty() -> bool:
+                stats = admin.stats(self.queue)
+                return stats.depth == stats.in_flight == 0
+
+            until(is_empty, _WAIT_S, "the queue is empty")
+
+    def _delivered(self) -> int:
+        """How many of the messages consumers were given."""
+        return len({fields[-1] for fields in Tail(self.folder).lines() if fields[0] == "d"})
 
     def committed(self) -> int:
         ids = Topics(self.connection).check(self.queue).ids
@@ -241,7 +253,7 @@ def _late_end_txn(scene: _Scene) -> None:
     gate.holder = holder = _LateEnd()
     until(lambda: holder.met > 0, _WAIT_S, "a transaction was met by a late EndTxn")
     gate.holder = None
-    dropper.kill()
+    dropper.stop()
     scene.rest()
 
 
@@ -250,7 +262,7 @@ def _two_sends(scene: _Scene) -> None:
     victim = scene.tracker("victim", scene.changes("die-within-transaction"))
     dropper = scene.consumer("drops", drop=1000)
     until(lambda: victim.died, _WAIT_S, "the tracker died")
-    dropper.kill()
+    dropper.stop()
     scene.tracker("successor", scene.changes())
     scene.rest()
 
@@ -260,11 +272,13 @@ def _no_fencing(scene: _Scene) -> None:
     victim = scene.tracker("victim", scene.changes("stop-before-transaction"))
     dropper = scene.consumer("drops", drop=1000)
     until(lambda: is_stopped(victim.pid), _WAIT_S, "the tracker stopped")
-    dropper.kill()
+    dropper.stop()
     scene.tracker("successor")
     until(lambda: scene.copies() > 0, _WAIT_S, "the successor redelivers")
     os.kill(victim.pid, signal.SIGCONT)
     until(lambda: victim.get("/readyz")[0] == 200, _WAIT_S, "the halted tracker is a member again")
+    if scene.sabotaged:
+        until(lambda: scene.copies() >= 2 * _COUNT, _WAIT_S, "it has redelivered, too")
     scene.rest()
 
 
@@ -279,8 +293,9 @@ def _safe_offset(scene: _Scene) -> None:
         lambda: (scene.stored_offset() or 0) >= end, _WAIT_S, "an offset behind the start markers is stored"
     )
     victim.kill()
-    dropper.kill()
-    scene.tracker("successor")
+    dropper.stop()
+    successor = scene.tracker("successor")
+    until(successor.has_taken_over, _WAIT_S, "the successor has read that offset")
     scene.rest()
 
 
@@ -312,13 +327,7 @@ def _no_late_look(scene: _Scene) -> None:
         journal.write(*(("a", *place) for place in places(taken)))
         client.ack(*taken)
     scene.consumer("acks", scene.changes())
-    with Admin(scene.connection, scene.zookeeper) as admin:
-
-        def is_empty() -> bool:
-            stats = admin.stats(scene.queue)
-            return stats.depth == 0 and stats.in_flight == 0
-
-        until(is_empty, _WAIT_S, "the queue is empty")
+    scene.until_empty()
 
 
 SCENARIOS: dict[str, Callable[[_Scene], None]] = {

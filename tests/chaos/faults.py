@@ -135,7 +135,7 @@ class SecondQueue:
         self._client: KmqClient | None = None
 
     def delete_in_flight(self, count: int = 30) -> None:
-        """Take `count` messages, acknowledge a third, delete half; see that the rest comes again."""
+        """Take `count` messages, acknowledge a third, delete half; `finish` sees the rest come again."""
         if self._client is None:
             self._client = KmqClient(self._queue, self._connection)
         self.finish()
@@ -153,7 +153,6 @@ class SecondQueue:
         self._topics.delete_records(self._queue.name, {0: below})
         self.seen.deleted.update((message.partition, message.offset) for message in deleted)
         self.seen.deleted_bodies.update(int(message.body) for message in taken if message.offset < below)
-        self._ack(self._receive(len(kept) - len(deleted)))
         # What was deleted is finished when the tracker has seen that it is gone: judged at the end.
 
     def finish(self) -> None:

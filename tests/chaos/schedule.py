@@ -225,7 +225,7 @@ TINY = Level(
     session_ms=3_000,
     group_ms=6_000,
     calm_s=4.0,
-    tail_s=12.0,
+    tail_s=8.0,
 )
 QUICK = Level(
     name="quick",

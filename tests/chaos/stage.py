@@ -1,6 +1,7 @@
 """The servers and processes of a run."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -143,6 +144,10 @@ class TrackerSlot(Slot):
 
     def wait_until_it_lives(self) -> None:
         until(lambda: not self.running or self.get("/livez")[0] > 0, 60, f"{self.name} answers")
+
+    def has_taken_over(self) -> bool:
+        """Whether it reads the markers of a partition."""
+        return re.search(r"^kmq_takeovers_total{.*} [1-9]", self.get("/metrics")[1], re.MULTILINE) is not None
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and text of an answer; 0 while there is none."""

@@ -13,6 +13,7 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
@@ -22,6 +23,7 @@ from support import Collector, LiveQueue, bodies, collect, stopped_after, until
 from kmqpy.cli.app import run
 from kmqpy.dev import Cluster
 from kmqpy.dev import cluster as dev_cluster
+from kmqpy.dev.class_archive import ClassArchive, archive_for
 from kmqpy.dev.jars import jar_set
 from kmqpy.dev.java import find_java
 from kmqpy.kafka import hanging
@@ -82,13 +84,18 @@ WITH_OLD = pytest.mark.parametrize("cluster", ["kafka", "kafka-3.5"], indirect=T
 @pytest.fixture(scope="module")
 def cluster(request) -> Iterator[Cluster]:
     """One of the sets of jars, running."""
+    old = request.param != "kafka"
+
+    def jars_of(kind: str) -> list[Path]:
+        return jar_set(request.param, JARS) if old and kind == "kafka" else jar_set(kind)
+
+    def archive_of(kind: str, *where: Any) -> ClassArchive | None:
+        # Of a kind of its own: a new archive replaces those of its kind, without which servers start slowly.
+        return archive_for("old-kafka" if old and kind == "kafka" else kind, *where)
+
     with pytest.MonkeyPatch.context() as patch:
-        if request.param != "kafka":
-            patch.setattr(
-                dev_cluster,
-                "jar_set",
-                lambda kind: jar_set(request.param, JARS) if kind == "kafka" else jar_set(kind),
-            )
+        patch.setattr(dev_cluster, "jar_set", jars_of)
+        patch.setattr(dev_cluster, "archive_for", archive_of)
         with Cluster() as started:
             yield started
 

@@ -19,7 +19,7 @@ from .kafka import Module
 from .log_readers import LogReader, RepeatedReader
 from .model import Process, Steps
 from .stepwise import stepwise
-from .surroundings import CLOCK, QUEUE, NoWatch, Threading, Topics, number_of, records
+from .surroundings import CLOCK, QUEUE, NothingHangsWatch, NoWatch, Threading, Topics, number_of, records
 
 _identity = stepwise("kmqpy.kafka.topic_identity", set(), librdkafka=Module)
 
@@ -122,6 +122,7 @@ _receiver = stepwise(
     CopyCheck=lambda connection, *rest: connection.world.controls.copy_check(connection, *rest),
     GroupMember=lambda connection, *rest, **more: connection.world.controls.member(connection, *rest, **more),
     have_headers=records.have_headers,
+    HangingWatch=NothingHangsWatch,
 )
 
 

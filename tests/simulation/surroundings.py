@@ -87,6 +87,19 @@ class NothingHangs:
         return 0
 
 
+class NothingHangsWatch:
+    """Stands where a client's HangingWatch is imported: the broker ends each transaction."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def note_positions(self, *_: object) -> None:
+        pass
+
+    def look(self) -> None:
+        pass
+
+
 class NoMirror:
     """Clients are given their settings here."""
 

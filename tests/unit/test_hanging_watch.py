@@ -36,7 +36,8 @@ class Standing:
 
     def asks(self) -> bool:
         before = self.asked
-        self.watch.look(self, [0])  # type: ignore[arg-type]
+        self.watch.note_positions(self, [0])  # type: ignore[arg-type]
+        self.watch.look()
         return self.asked > before
 
 

@@ -10,16 +10,17 @@ from confluent_kafka import Consumer, TopicPartition
 from kmqpy.core.clock import Clock
 from kmqpy.kafka import hanging
 from kmqpy.kafka.hanging import HangingTransactions
+from kmqpy.kafka.log_ends import TopicPlace
 from kmqpy.kafka.settings import KafkaConnection
 
 _log = logging.getLogger(__name__)
 
 
 class HangingWatch:
-    """Looks for transactions that nobody ends, in partitions where a client stands still; for one thread.
+    """Looks for transactions that nobody ends, in partitions where a client stands still.
 
     Logs each of them once. Asks Kafka only about partitions in which the client's position is below the end
-    of the log and where it was in the last look. (Control records with which a log ends move the position.)
+    of the log and where it was the last time. (Control records with which a log ends move the position.)
     """
 
     def __init__(self, connection: KafkaConnection, topic: str, clock: Clock) -> None:
@@ -28,18 +29,30 @@ class HangingWatch:
         self._search = HangingTransactions(connection, clock)
         self._next_look = clock.monotonic() + hanging.LOOK_EVERY_S
         self._positions: dict[int, int] = {}
-        """By partition: the client's position in the last look, if it was below the end of the log."""
+        """By partition: the client's position the last time, if it was below the end of the log."""
+        self._standing: list[TopicPlace] = []
+        """The partitions to look at next."""
         self._logged: dict[int, int] = {}
         """By partition: the offset of the hanging transaction that was logged."""
 
-    def look(self, consumer: Consumer, partitions: Iterable[int]) -> None:
-        """Look for hanging transactions in these partitions of `consumer`, if that is due."""
+    def note_positions(self, consumer: Consumer, partitions: Iterable[int]) -> None:
+        """Note in which of these partitions of `consumer` the client stands still, if that is due.
+
+        For the thread that uses the consumer: confluent-kafka lets calls of one consumer wait for each other,
+        so that another thread could wait for seconds while this one receives again and again.
+        """
         if self._clock.monotonic() < self._next_look:
             return
         self._next_look = self._clock.monotonic() + hanging.LOOK_EVERY_S
         places = [TopicPartition(self._topic, p) for p in partitions]
         before, self._positions = self._positions, _positions_behind(consumer, places)
-        standing = [(self._topic, p) for p, position in self._positions.items() if before.get(p) == position]
+        self._standing = [
+            (self._topic, p) for p, position in self._positions.items() if before.get(p) == position
+        ]
+
+    def look(self) -> None:
+        """Look for hanging transactions in the partitions that were noted; for one thread at a time."""
+        standing, self._standing = self._standing, []
         if not standing:
             return
         for one in self._search.look(standing):

@@ -153,7 +153,7 @@ class Receiver:
             member.start_over()
             raise
         # This may commit messages that are given back below: trackers know them by their start markers.
-        member.maintain()
+        self._maintain(member)
         leases_run = started.messages and self._begin_leases(started, lease_ms)
         self._start_batch = None
         if not leases_run:
@@ -183,9 +183,13 @@ class Receiver:
         """
         if self._member is not None:
             self.give_back_interrupted()
-            self._member.maintain()
+            self._maintain(self._member)
             self._member.keep_alive()
             self._topics.writer.give_back(self._member.pop_orphaned_starts())
+
+    def _maintain(self, member: GroupMember) -> None:
+        member.maintain()
+        self._hanging.note_positions(member.consumer, member.partitions)
 
     def find_cut_off(self) -> list[Client]:
         """Return the clients of librdkafka that are cut off: that never reach Kafka again.
@@ -197,8 +201,7 @@ class Receiver:
 
     def look_for_hanging(self) -> None:
         """Log transactions that nobody ends and that hold back the client's messages; see HangingWatch."""
-        if self._member is not None:
-            self._hanging.look(self._member.consumer, self._member.partitions)
+        self._hanging.look()
 
     def replace(self, cut_off: Collection[Client]) -> None:
         """Go on with new clients of librdkafka instead of these, which are cut off."""
