@@ -118,7 +118,7 @@ def test_r37_torn_transactions_are_mended_and_their_ends_read_before_anything_is
     monkeypatch.setattr(part.state.claims, "torn", lambda: torn)
     asked: list[object] = []
     monkeypatch.setattr(
-        tracked.lifecycle._redelivery, "mend", lambda _, torn: len(asked.append(torn) or torn)
+        tracked.lifecycle._redelivery, "mend", lambda _, torn, log: len(asked.append(torn) or torn)
     )
     tracked.lifecycle.advance(part, now=1.0)
     tracked.take_one_result()
@@ -153,7 +153,7 @@ def test_queues_with_one_markers_topic_do_not_end_the_tracker(tracked: Tracked) 
     first = part_of(tracked, QueueSettings(name="a"))
     second = part_of(tracked, QueueSettings(name="b", markers_topic="a__markers"))
     begin = StartPosition(StoredOffset(0, "markers-id", now_ms=0))
-    takeover = TakeoverResult(("queue-id", "markers-id"), Tick(0, 0, 0.0), LogEnd(0), 0, begin, 0)
+    takeover = TakeoverResult(("queue-id", "markers-id"), Tick(0, 0, 0.0), LogEnd(0), 0, LogEnd(0), begin, 0)
     tracked.lifecycle._taken_over(first, takeover)
     tracked.lifecycle._taken_over(second, takeover)
     assert (first.phase, second.phase) == (TrackingPhase.CATCHING_UP, TrackingPhase.FENCING)
