@@ -9,7 +9,7 @@ from kmqpy.kafka.copies.end_markers import end_markers
 from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.claim_headers import CLAIM, CLAIM_ID, COPIES_TO, naming_tick
-from kmqpy.kafka.markers.codec import assignment_tick, tick
+from kmqpy.kafka.markers.codec import Marker, Op, assignment_tick, tick
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, Cut
 from kmqpy.kafka.markers.named_copies import NamedCopy
@@ -51,7 +51,7 @@ def read_by_tracker(*encoded: tuple) -> NamedCopy | None:
 def read_by_client(*encoded: tuple) -> NamedCopy | None:
     found = StartsFound()
     for record in records(*encoded):
-        _read_marker(record, 0, 9, found, lambda: 1_000)
+        _read_marker(record, 0, 0, 9, found, lambda: 1_000)
     assert found.epoch is None or found.epoch == 7, "claims say nothing of messages that were taken"
     return found.copies.highest
 
@@ -86,6 +86,18 @@ def test_r39_assignment_ticks_limit_no_epochs_of_copies_and_ticks_of_menders_do(
     assert read(claim, codec.encode(assignment_tick(0, 5, epoch=7)), end) == NamedCopy(11, 2, b"c")
     assert read(claim, codec.encode(tick(0)), end) == NamedCopy(11, 2, b"c")
     assert read(claim, codec.encode(tick(0, epoch=4)), end) == NamedCopy(11, 4)
+
+
+def test_r39_of_markers_before_those_that_a_commit_leads_to_only_the_copies_count() -> None:
+    found = StartsFound()
+    take = codec.encode(Marker(0, 4, Op.TAKE, 300))
+    for record in records(take, *transaction(2, {1: (0, 11)}), take):
+        _read_marker(record, 3, 0, 9, found, lambda: 1_000)
+    assert found.copies.highest == NamedCopy(11, 2, b"c")
+    assert list(found.started.runs()) == [(4, 1)]
+    before = StartsFound()
+    _read_marker(*records(take), 1, 0, 9, before, lambda: 1_000)
+    assert not before.started
 
 
 def test_r39_a_copy_that_was_cut_away_is_forgotten() -> None:
