@@ -69,6 +69,14 @@ def test_r39_the_highest_copy_has_an_epoch_that_its_claim_limits(read, ranges) -
     assert read(*first, *last) == (NamedCopy(14, 2, b"c") if ranges else NamedCopy(17, 4, b"d"))
 
 
+def test_r39_transactions_that_were_aborted_do_not_hide_the_one_before() -> None:
+    found = StartsFound()
+    made = transaction(2, {1: (0, 11), 2: (0, 12)}) + transaction(2, {3: (0, 14)}, claim_id=b"d")
+    for record in records(*made):
+        _read_marker(record, 0, 0, 9, found, lambda: 1_000)
+    assert found.copies.last == [NamedCopy(12, 2, b"c"), NamedCopy(14, 2, b"d")]
+
+
 @BY
 def test_r39_copies_elsewhere_and_without_epochs_prove_nothing(read) -> None:
     assert read(*transaction(2, {1: (0, 11)}, topic="q__undelivered")) is None

@@ -156,11 +156,11 @@ class CrashRecovery:
         found = self._find_starts(partition, commit.markers_offset, commit.offset, epoch, look_back)
         found.complete &= not lost_markers
         commit = replace(commit, cuts=commit.cuts.merged(found.cuts))
-        copy = found.copies.highest
-        if copy is not None and commit.cuts.is_current(copy.number):
-            commit = self._log_check.cut_back(
-                partition, commit, offset_of(copy.number), copy.epoch, ends.queue, copy.claim_id
-            )
+        for copy in found.copies.last:
+            if commit.cuts.is_current(copy.number):
+                commit = self._log_check.cut_back(
+                    partition, commit, offset_of(copy.number), copy.epoch, ends.queue, copy.claim_id
+                )
         started = commit.cuts.current_runs(found.started.runs())
         last = max((offset_of(first) + count - 1 for first, count in started), default=-1)
         epochs = [epoch for epoch in (found.epoch, commit.epoch) if epoch is not None]
