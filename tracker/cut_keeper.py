@@ -43,6 +43,8 @@ class CutKeeper:
 
     def end_told(self, part: OwnedPartition, end: LogEnd) -> None:
         """Kafka has told where the queue ends; after an election the log may have been cut."""
+        if part.absence is not None:
+            return  # a marker waits that names a message behind the end: it may have been cut away
         seen = part.last_known
         if seen.epoch < end.epoch and (seen.offset < 0 or seen.epoch < 0):
             part.is_intact(seen, end.epoch)

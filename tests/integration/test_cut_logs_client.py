@@ -12,6 +12,8 @@ from kmqpy.dev import Cluster
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.group_member import GroupMember
+from kmqpy.kafka.copies.end_markers import end_markers
+from kmqpy.kafka.markers.claim_headers import CLAIM, naming_tick
 from kmqpy.kafka.markers.log_cuts import Cut, offset_of
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.message import Message
@@ -56,6 +58,18 @@ class Scene:
         return send(self.queue, count, "new")
 
 
+def copied(scene: Scene) -> Scene:
+    """A tracker has made a copy of the last message behind five others, and nobody has taken any of these."""
+    queue = scene.queue
+    scene.client.close()
+    send(queue, 5, "more")
+    copy = queue.append(None, b"old19", topic=queue.name)
+    queue.append(*naming_tick(0, CLAIM, [COUNT - 1], epoch=0))
+    (end,) = end_markers(queue.name, 0, {COUNT - 1: (0, copy)}, copy_topic=queue.name)
+    queue.append(end.key, end.value, list(end.headers))
+    return scene
+
+
 def send(queue: LiveQueue, count: int, kind: str) -> list[str]:
     """Send messages in batches of their own, between which a log can be cut."""
     texts = [f"{kind}{number}" for number in range(count)]
@@ -76,6 +90,7 @@ def scenes() -> Iterator[Callable[[str], Scene]]:
             made[name] = Scene(cluster, name)
         made["few-successor"] = Scene(cluster, "few-successor")
         made["few-successor"].client.close()
+        made["copied"] = copied(Scene(cluster, "copied"))
         made["uncommitted"] = Scene(cluster, "uncommitted")
         made["markers-successor"] = Scene(cluster, "markers-successor")
         made["markers-successor"].client.close()
@@ -87,7 +102,7 @@ def scenes() -> Iterator[Callable[[str], Scene]]:
         made["uncommitted"].client.close()
         patch.undo()
         keep = {(name, 0): CUT_AT for name in made}
-        keep |= {("elected", 0): COUNT, ("uncommitted", 0): COUNT + 2}
+        keep |= {("copied", 0): COUNT + 2, ("elected", 0): COUNT, ("uncommitted", 0): COUNT + 2}
         for name in MARKERS:
             keep[made[name].queue.settings.markers_topic, 0] = made[name].marked_to
             if name != "markers-both":
@@ -155,6 +170,16 @@ def test_r39_messages_that_were_started_and_not_committed(scenes) -> None:
         assert bodies(taken) == new
         assert numbers(taken) == [Cut(2, 22).base + 22 + index for index in range(5)]
         assert client.receive(100, wait=0.3) == []
+
+
+def test_r39_copies_that_nobody_had_taken(scenes) -> None:
+    scene = scenes("copied")
+    new = scene.new(COUNT)
+    taken = collect(scene.queue.client(), 2 + COUNT, ack=True)
+    assert bodies(taken) == ["more0", "more1", *new]
+    assert numbers(taken[:2]) == [COUNT, COUNT + 1]
+    base = Cut(2, COUNT + 2).base
+    assert numbers(taken[2:]) == [base + COUNT + 2 + index for index in range(COUNT)]
 
 
 def test_r39_an_election_alone_changes_nothing(scenes) -> None:

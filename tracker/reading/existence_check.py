@@ -146,13 +146,13 @@ class ExistenceCheck:
         part.asked_at = now
         part.epoch_told(end.epoch, question.below, question.highest)
         self._reader.apply(part, [], now)
-        self._cuts.end_told(part, end)
         if (
             part.unread
             and part.unread[0].offset() < absence.below
             and _is_beyond(part.unread[0], part.queue_end, part.state.cuts)
         ):
             part.absence, part.ask_at = absence._replace(end=end), now + ABSENCE_RECHECK_S
+        self._cuts.end_told(part, end)
 
 
 def _is_beyond(record: Any, queue_end: QueueEnd, cuts: LogCuts) -> bool:

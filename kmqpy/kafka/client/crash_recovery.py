@@ -43,6 +43,10 @@ _READ_MARKERS_TIMEOUT_S = 2.0
 """If Kafka gives no marker of a partition for this long, that partition backs off (rule R18). The other
 partitions wait meanwhile."""
 
+_LOOK_BACK = 10_000
+"""After an election, so many markers before those that a commit leads to are read, too: the last copy that a
+tracker has made may be named there."""
+
 WriteAssignmentTicks = Callable[[Sequence[Marker]], Collection[int]]
 """Writes assignment ticks; returns the partitions whose tick Kafka has not confirmed yet.
 
@@ -147,13 +151,16 @@ class CrashRecovery:
         commit = self._log_check.cut_back(partition, commit, commit.offset - 1, commit.epoch, ends.queue)
         with_markers = self._log_check.with_markers_cut_back(partition, commit, ends.markers)
         lost_markers, commit = with_markers is not commit, with_markers
-        found = self._find_starts(partition, commit.markers_offset, commit.offset, ends.queue.epoch or 0)
+        epoch = ends.queue.epoch or 0
+        look_back = _LOOK_BACK if epoch > (commit.epoch or 0) else 0
+        found = self._find_starts(partition, commit.markers_offset, commit.offset, epoch, look_back)
         found.complete &= not lost_markers
         commit = replace(commit, cuts=commit.cuts.merged(found.cuts))
-        copy = found.copies.highest
-        if copy is not None and commit.cuts.is_current(copy.number):
-            at, epoch, claim_id = offset_of(copy.number), copy.epoch, copy.claim_id
-            commit = self._log_check.cut_back(partition, commit, at, epoch, ends.queue, claim_id)
+        for copy in found.copies.last:
+            if commit.cuts.is_current(copy.number):
+                commit = self._log_check.cut_back(
+                    partition, commit, offset_of(copy.number), copy.epoch, ends.queue, copy.claim_id
+                )
         started = commit.cuts.current_runs(found.started.runs())
         last = max((offset_of(first) + count - 1 for first, count in started), default=-1)
         epochs = [epoch for epoch in (found.epoch, commit.epoch) if epoch is not None]
@@ -196,7 +203,12 @@ class CrashRecovery:
         return to_seek
 
     def _find_starts(
-        self, partition: int, markers_offset: int | None, first_offset: int, latest_epoch: int = 0
+        self,
+        partition: int,
+        markers_offset: int | None,
+        first_offset: int,
+        latest_epoch: int = 0,
+        look_back: int = 0,
     ) -> StartsFound:
         return find_starts(
             self._connection,
@@ -205,6 +217,7 @@ class CrashRecovery:
             markers_offset=markers_offset,
             first_offset=first_offset,
             latest_epoch=latest_epoch,
+            look_back=look_back,
             clock=self._clock,
         )
 
@@ -226,34 +239,37 @@ def find_starts(
     first_offset: int,
     latest_epoch: int,
     clock: Clock,
+    look_back: int = 0,
 ) -> StartsFound:
     """Return the start markers from `markers_offset` on, for queue offsets >= `first_offset`.
 
     Ticks that name leader epochs above `latest_epoch`, the highest that the queue partition has had, are not
     believed. If `markers_offset` is None, finds no start marker and is not complete. If `markers_offset` lies
-    beyond the end, reads all markers, because the topic was recreated. Raises Unavailable, TopicError.
+    beyond the end, reads all markers, because the topic was recreated. Of `look_back` markers before these it
+    finds only the copies that they name. Raises Unavailable, TopicError.
     """
     found = StartsFound()
+    visit = partial(
+        _read_marker,
+        first_offset=first_offset,
+        latest_epoch=latest_epoch,
+        found=found,
+        # Asked only after the end of the markers is known, so valid for all markers (rule R22).
+        queue_end=cache(partial(_queue_end, connection, queue, partition)),
+    )
     scan = partial(
         partition_reader.scan,
         connection,
         queue.markers_topic,
-        visit=partial(
-            _read_marker,
-            first_offset=first_offset,
-            latest_epoch=latest_epoch,
-            found=found,
-            # Asked only after the end of the markers is known, so valid for all markers (rule R22).
-            queue_end=cache(partial(_queue_end, connection, queue, partition)),
-        ),
         # Start markers are never part of a transaction, and an open transaction must not hold up this read.
         uncommitted=True,
         timeout_s=_READ_MARKERS_TIMEOUT_S,
         clock=clock,
     )
-    reached = scan({partition: INT64_MAX if markers_offset is None else markers_offset})
+    begin = INT64_MAX if markers_offset is None else max(0, markers_offset - look_back)
+    reached = scan({partition: begin}, visit=partial(visit, markers_offset=markers_offset or 0))
     if markers_offset is not None and markers_offset > reached[partition].end:  # the topic was recreated
-        reached = scan({partition: 0})
+        reached = scan({partition: 0}, visit=partial(visit, markers_offset=0))
         markers_offset = 0
     found.end = reached[partition].end
     found.complete = markers_offset is not None and markers_offset >= reached[partition].low
@@ -268,18 +284,25 @@ def _queue_end(connection: KafkaConnection, queue: QueueSettings, partition: int
 
 
 def _read_marker(
-    record: Any, first_offset: int, latest_epoch: int, found: StartsFound, queue_end: Callable[[], int]
+    record: Any,
+    markers_offset: int,
+    first_offset: int,
+    latest_epoch: int,
+    found: StartsFound,
+    queue_end: Callable[[], int],
 ) -> None:
     try:
         marker = read_marker(record)
     except DecodeError:
         return
+    if marker.op is Op.END and marker.by_tracker:
+        found.copies.read(marker, read_headers(record)[0])
+    if record.offset() < markers_offset:
+        return
     if max([marker.epoch or 0, *(cut.epoch for cut in marker.cuts.cuts)]) <= latest_epoch:
         found.cuts = found.cuts.merged(marker.cuts)
         if marker.epoch is not None and marker.takes_from is not None:
             found.epoch = max(marker.epoch, found.epoch or 0)
-    if marker.op is Op.END and marker.by_tracker:
-        found.copies.read(marker, read_headers(record)[0])
     if marker.op not in (Op.TAKE, Op.DELAY, Op.END) or offset_of(marker.highest) < first_offset:
         return
     runs = list(_from_offset(first_offset, marker.offset_runs))

@@ -13,6 +13,9 @@ from kmqpy.kafka.markers.claim_headers import CLAIM, CLAIM_ID
 from kmqpy.kafka.markers.codec import Headers, Marker
 from kmqpy.kafka.markers.lineage import COPY, last_copy_here
 
+_MAX_LAST = 4
+"""So many transactions in a row that were aborted after an election do not hide the copy before them."""
+
 
 class NamedCopy(NamedTuple):
     """The copy with this number has leader epoch `epoch` or a lower one.
@@ -28,14 +31,19 @@ class NamedCopy(NamedTuple):
 class NamedCopies:
     """Reads the end markers and ticks of one markers partition, in the order of their log.
 
-    highest  the highest copy whose leader epoch is limited by the tick before its end marker; None: there is
-             none. Trackers of older versions don't tell epochs
+    last  the highest copies of the last transactions whose copies have a leader epoch that is limited by the
+          tick before their end markers; ascending. Trackers of older versions don't tell epochs
     """
 
     def __init__(self) -> None:
-        self.highest: NamedCopy | None = None
+        self.last: list[NamedCopy] = []
         self._epoch: int | None = None
         self._claim_id = b""
+
+    @property
+    def highest(self) -> NamedCopy | None:
+        """The highest copy; None: there is none."""
+        return self.last[-1] if self.last else None
 
     def read(self, marker: Marker, headers: Headers) -> None:
         """Take in an end marker of a tracker, or a tick."""
@@ -51,15 +59,19 @@ class NamedCopies:
         if self._epoch is None:
             return
         number = last_copy_here(copies, partition)
-        if number is not None and (self.highest is None or number > self.highest.number):
-            self.highest = NamedCopy(number, self._epoch, self._claim_id)
+        if number is None or (self.last and number <= self.last[-1].number):
+            return
+        if self.last and self.last[-1][1:] == (self._epoch, self._claim_id):
+            self.last.pop()
+        self.last = [*self.last, NamedCopy(number, self._epoch, self._claim_id)][-_MAX_LAST:]
 
     def is_intact(self, number: int, epoch: int) -> None:
-        """Note that no cut before this leader epoch took away the copy, if it is at most this one."""
-        if self.highest is not None and self.highest.number <= number and self.highest.epoch < epoch:
-            self.highest = self.highest._replace(epoch=epoch)
+        """Note that no cut before this leader epoch took away the copies up to this number."""
+        self.last = [
+            copy._replace(epoch=epoch) if copy.number <= number and copy.epoch < epoch else copy
+            for copy in self.last
+        ]
 
     def drop(self, is_gone: Callable[[int], bool]) -> None:
-        """Forget the copy if it was cut away, which is known now."""
-        if self.highest is not None and is_gone(self.highest.number):
-            self.highest = None
+        """Forget copies that were cut away, which is known now."""
+        self.last = [copy for copy in self.last if not is_gone(copy.number)]
