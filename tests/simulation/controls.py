@@ -1,17 +1,19 @@
 """Negative controls: kmqpy with one of its safeguards taken out. The checker must find each of them."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+from kmqpy.errors import KmqError
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.assigned_partition import ReceivePhase
 from kmqpy.kafka.copies.copy_check import CheckedCopies
 from kmqpy.kafka.copies.copy_transaction import NewRecord
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.finished import StoredFinished
 from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts
@@ -162,6 +164,9 @@ class CommitsUnled(Redeliverer):
         return (yield from super()._transact(batch, gone, may_go_on if looks else lambda: True))
 
 
+_TICKS_LATER_MS = 500
+
+
 class TicksLater(MarkerWriter):
     """Takes messages before it is written from where it takes them (rule R30)."""
 
@@ -169,8 +174,12 @@ class TicksLater(MarkerWriter):
         again = [tick for tick in ticks if tick.takes_again]
         for tick in ticks:
             if not tick.takes_again:
-                self._put_unflushed(tick)
+                self._connection.world.at(_TICKS_LATER_MS, partial(self._put_late, tick))
         return (yield from super().write_assignments(again, timeout_s))
+
+    def _put_late(self, tick: Marker) -> None:
+        with suppress(KmqError):  # it is closed
+            self._put_unflushed(tick)
 
 
 class NoClaim(TrackerClaim):

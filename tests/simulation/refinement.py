@@ -19,7 +19,7 @@ from functools import singledispatchmethod
 
 from kmqpy import message as m
 from kmqpy.kafka.markers.claim_headers import CLAIM, DROPPED, named_offsets
-from kmqpy.kafka.markers.codec import ACKNOWLEDGED, Op
+from kmqpy.kafka.markers.codec import ACKNOWLEDGED, TICK_OFFSET, Op
 from kmqpy.kafka.markers.entry import SnapshotRow, TakenRun
 from kmqpy.kafka.markers.finished import WINDOW
 from kmqpy.kafka.markers.late_operations import PLANNED_AT, read_planned_at
@@ -151,6 +151,8 @@ class _Replay:
 
     def _mend(self, record: Record) -> None:
         for marker in decoded(record):
+            if marker.offset == TICK_OFFSET:
+                continue  # the leader epoch of the copies
             copy = record.copies.get(marker.offset)
             part = self._at("TrackerMends", record.by, record.partition())
             part.tracker_mends(marker.offset, copy and self._in_queue(copy), record.at, record.by)
