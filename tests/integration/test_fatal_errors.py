@@ -71,7 +71,8 @@ def a_client(queue: LiveQueue, _: Cluster, fmt: str) -> Iterator[Mapping[tuple[s
     held = take(MANY)
     yield {(queue.settings.markers_topic, 0): share(0.5)}
     rest = take(2 * MANY)
-    assert sorted(message.offset for message in acked + held + rest) == list(range(5 * MANY))
+    while {message.offset for message in acked + held + rest} < set(range(5 * MANY)):
+        rest += take(1)  # messages whose start markers are cut away come again (rule R40)
     client.ack(*held, *rest, wait=True)
     assert queue.started() >= {message.offset for message in rest}
     assert queue.ended() >= {message.offset for message in held + rest}

@@ -19,7 +19,7 @@ from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Kind
 from kmqpy.kafka.client import settings_mirror
-from kmqpy.kafka.client.offset_commits import commit_metadata
+from kmqpy.kafka.client.offset_commits import Commit, commit_metadata
 from kmqpy.kafka.client.settings_mirror import SettingsMirror, check_topics, settings_of
 from kmqpy.kafka.dead_letters import KafkaDeadLetters
 from kmqpy.kafka.markers.codec import Marker, Op
@@ -117,7 +117,7 @@ def test_r24_commits_count_for_the_topic_that_they_name(queue, of, left):
     sent = [f"m{i}" for i in range(5)]
     queue.send(*sent)
     ids = TopicIds("of-another-topic", queue.found.markers.topic_id) if of == "old" else queue.found.ids
-    commit(queue, 3, "kmq1:0" if of == "unknown" else commit_metadata(0, ids))
+    commit(queue, 3, "kmq1:0" if of == "unknown" else commit_metadata(Commit(3, 0), ids))
     assert stats.queue_stats(queue.connection, queue.settings).depth == left
     assert bodies(collect(queue.client(), left)) == sent[-left:]
 
@@ -418,7 +418,7 @@ def test_r24_what_clients_took_that_could_not_know_comes_again_when_the_markers_
     for body in sent:
         queue.append(None, body.encode(), topic=queue.name)
     queue.mark(Marker(0, 5, Op.TAKE, 600_000))
-    commit(queue, 6, commit_metadata(1, queue.topics.check(queue.settings, 0).ids))
+    commit(queue, 6, commit_metadata(Commit(6, 1), queue.topics.check(queue.settings, 0).ids))
     with pytest.raises(TopicError, match="not its markers topic"):
         queue.client()
 

@@ -307,7 +307,8 @@ def _read_marker(
         return
     runs = list(_from_offset(first_offset, marker.offset_runs))
     if marker.op is not Op.END:
-        runs = list(_below_offset(queue_end(), runs))  # of the others nobody knows whether they ever existed
+        if offset_of(marker.highest) >= queue_end():
+            return  # the marker names messages that don't exist
         found.started.add_runs(runs)
     if marker.op is Op.TAKE:
         found.in_flight.add_runs(runs)
@@ -321,10 +322,3 @@ def _from_offset(first_offset: int, runs: Iterable[tuple[int, int]]) -> Iterable
         skipped = max(0, first_offset - offset_of(first))
         if skipped < count:
             yield first + skipped, count - skipped
-
-
-def _below_offset(end: int, runs: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
-    """Yield the parts of runs of numbers whose messages stand below the offset `end`."""
-    for first, count in runs:
-        if offset_of(first) < end:
-            yield first, min(count, end - offset_of(first))

@@ -431,6 +431,7 @@ NEITHER_SETTING_NOR_COMMAND = {
     Kind.TRACKER_WITHOUT_KAFKA: "whoever runs it must look",
     Kind.SETTINGS_TOPIC_UNREADABLE: "whoever gives rights must",
     Kind.HANGING_TRANSACTION: "test_hanging.py follows it, on a Kafka of its own",
+    Kind.LOG_CUT: "what is lost is lost; test_cut_logs_readers.py shows that kmqpy goes on",
 }
 
 TOLD_OF_ALL = {
