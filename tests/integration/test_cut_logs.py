@@ -110,7 +110,7 @@ def test_r39_messages_in_flight_behind_a_cut_are_lost_and_no_others_are_copied(s
     only_the_old_ones_are_redelivered(scenes(name))
 
 
-@pytest.mark.parametrize("name", ["starting", "restarted"])
+@pytest.mark.parametrize("name", ["starting"])
 def test_r39_a_tracker_that_starts_after_a_cut(scenes, name: str) -> None:
     only_the_old_ones_are_redelivered(scenes(name))
 
