@@ -82,12 +82,10 @@ class OffsetKeeper:
         state, oldest = part.state, part.state.oldest()
         if (state.now_ms if oldest is None else oldest.since_ms) > part.missed_until_ms:
             state.missed_markers = False
-        if state.position == part.stored_position:
+        end, told_below = part.log_evidence
+        if state.position == part.stored_position and end == part.stored_end:
             return None  # no marker was read since the last store, so the state is the same
         (queue_id, markers_id), missed = part.topic_ids, state.missed_markers
-        end, told_below = LogEnd(part.last_known.offset + 1, part.last_known.epoch), part.told_below
-        if end.epoch != part.log.last_epoch:  # an election, and nobody has looked yet
-            told_below = 0
         at = state.safe_offset()
         safe = StoredOffset(
             at,

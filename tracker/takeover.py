@@ -7,7 +7,7 @@ every older producer with this id.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from kmqpy.kafka.admin.admin import Admin
@@ -105,6 +105,8 @@ class Takeover:
         markers_end = self._kafka.ends.end_of((queue.markers_topic, number))
         markers_cut = self._markers_cut_since(stored, topics.markers.topic_id, markers_end, part)
         begin = start_position(stored, topics.markers.topic_id, log_start, tick.markers_offset, markers_cut)
+        if markers_cut is None:
+            begin = begin._replace(at=_with_own_evidence(begin.at, part, topic_ids))
         queue_end = self._kafka.ends.end_beyond((queue.name, number), begin.highest)
         cut = self._cut_since(begin.at, queue_end, part)
         known_end = LogEnd(0 if cut else begin.at.taken_end, max(queue_end.epoch, begin.at.queue_epoch))
@@ -203,3 +205,20 @@ class Takeover:
         for finding in findings:
             if finding.severity is not Severity.OK:
                 _log.warning(finding.what, extra={"queue": queue, "to_do": finding.to_do})
+
+
+def _with_own_evidence(
+    stored: StoredOffset, part: OwnedPartition, topic_ids: tuple[str, str]
+) -> StoredOffset:
+    """The stored offset with what this tracker knows of the queue's log, if it has read the partition before.
+
+    It was stored seconds before, and messages that were taken since may have been cut away.
+    """
+    end, told_below = part.log_evidence
+    if (
+        part.topic_ids != topic_ids
+        or end.epoch < max(0, stored.queue_epoch)
+        or end.offset <= stored.taken_end
+    ):
+        return stored
+    return replace(stored, taken_end=end.offset, queue_epoch=end.epoch, told_below=told_below)

@@ -209,6 +209,13 @@ class OwnedPartition:
         """It is known which epochs the messages can have whose takes stand before this markers offset."""
         return self._log.epochs[-1][0] if self._log.epochs else 0
 
+    @property
+    def log_evidence(self) -> tuple[LogEnd, int]:
+        """What tells a successor whether the log was cut back: StoredOffset's `taken_end`, `told_below`."""
+        end = LogEnd(self.last_known.offset + 1, self.last_known.epoch)
+        elected = end.epoch != self.log.last_epoch  # and nobody has looked yet
+        return end, 0 if elected else self.told_below
+
     def epoch_told(self, epoch: int, below: int, highest_taken: int) -> None:
         """Note the partition's leader epoch, asked for when the markers before `below` were written.
 

@@ -146,6 +146,8 @@ class ExistenceCheck:
         part.asked_at = now
         part.epoch_told(end.epoch, question.below, question.highest)
         self._reader.apply(part, [], now)
+        if part.state.position <= question.below:  # all that are applied were written before the question
+            part.epoch_told(end.epoch, question.below, part.state.highest_taken)
         if (
             part.unread
             and part.unread[0].offset() < absence.below
