@@ -28,7 +28,7 @@ from kmqpy.kafka.client.log_check import LogCheck
 from kmqpy.kafka.client.offset_commits import Commit, commit_of
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.markers.log_cuts import offset_of
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts, offset_of
 from kmqpy.kafka.markers.records import read_headers, read_marker
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -153,18 +153,25 @@ class CrashRecovery:
         lost_markers, commit = with_markers is not commit, with_markers
         epoch = ends.queue.epoch or 0
         look_back = _LOOK_BACK if epoch > (commit.epoch or 0) else 0
-        found = self._find_starts(partition, commit.markers_offset, commit.offset, epoch, look_back)
-        found.complete &= not lost_markers
+        cuts = commit.cuts
+        found = self._find_starts(partition, commit.markers_offset, commit.offset, epoch, cuts, look_back)
         commit = replace(commit, cuts=commit.cuts.merged(found.cuts))
         for copy in found.copies.last:
             if commit.cuts.is_current(copy.number):
                 commit = self._log_check.cut_back(
                     partition, commit, offset_of(copy.number), copy.epoch, ends.queue, copy.claim_id
                 )
-        started = commit.cuts.current_runs(found.started.runs())
-        last = max((offset_of(first) + count - 1 for first, count in started), default=-1)
-        epochs = [epoch for epoch in (found.epoch, commit.epoch) if epoch is not None]
-        commit = self._log_check.cut_back(partition, commit, last, max(epochs, default=None), ends.queue)
+        known = max((one for one in (found.epoch, commit.epoch) if one is not None), default=None)
+        started = list(found.started.runs())
+        if known is not None and epoch > known and found.absent >= 0:  # cut away, rather than a lie
+            offset = offset_of(found.absent)
+            started.append((found.absent - offset, offset + 1))
+        current = commit.cuts.current_runs(started)
+        last = max((offset_of(first) + count - 1 for first, count in current), default=-1)
+        commit = self._log_check.cut_back(partition, commit, last, known, ends.queue)
+        if commit.cuts != cuts:
+            found = self._find_starts(partition, commit.markers_offset, commit.offset, epoch, commit.cuts)
+        found.complete &= not lost_markers
         found.markers_epoch = ends.markers.epoch
         if commit.markers_epoch is not None:  # the marker before commit.markers_offset is still there
             commit = replace(commit, markers_epoch=ends.markers.epoch)
@@ -208,6 +215,7 @@ class CrashRecovery:
         markers_offset: int | None,
         first_offset: int,
         latest_epoch: int = 0,
+        cuts: LogCuts = NO_CUTS,
         look_back: int = 0,
     ) -> StartsFound:
         return find_starts(
@@ -217,6 +225,7 @@ class CrashRecovery:
             markers_offset=markers_offset,
             first_offset=first_offset,
             latest_epoch=latest_epoch,
+            cuts=cuts,
             look_back=look_back,
             clock=self._clock,
         )
@@ -239,20 +248,24 @@ def find_starts(
     first_offset: int,
     latest_epoch: int,
     clock: Clock,
+    cuts: LogCuts = NO_CUTS,
     look_back: int = 0,
 ) -> StartsFound:
     """Return the start markers from `markers_offset` on, for queue offsets >= `first_offset`.
 
     Ticks that name leader epochs above `latest_epoch`, the highest that the queue partition has had, are not
     believed. If `markers_offset` is None, finds no start marker and is not complete. If `markers_offset` lies
-    beyond the end, reads all markers, because the topic was recreated. Of `look_back` markers before these it
-    finds only the copies that they name. Raises Unavailable, TopicError.
+    beyond the end, reads all markers, because the topic was recreated. Start markers that name messages on
+    both sides of one of the `cuts` don't count: a tracker that read them before new messages came, and found
+    that some don't exist, has skipped them. Of `look_back` markers before these it finds only the copies that
+    they name. Raises Unavailable, TopicError.
     """
     found = StartsFound()
     visit = partial(
         _read_marker,
         first_offset=first_offset,
         latest_epoch=latest_epoch,
+        cuts=cuts,
         found=found,
         # Asked only after the end of the markers is known, so valid for all markers (rule R22).
         queue_end=cache(partial(_queue_end, connection, queue, partition)),
@@ -288,6 +301,7 @@ def _read_marker(
     markers_offset: int,
     first_offset: int,
     latest_epoch: int,
+    cuts: LogCuts,
     found: StartsFound,
     queue_end: Callable[[], int],
 ) -> None:
@@ -308,7 +322,10 @@ def _read_marker(
     runs = list(_from_offset(first_offset, marker.offset_runs))
     if marker.op is not Op.END:
         if offset_of(marker.highest) >= queue_end():
-            return  # the marker names messages that don't exist
+            found.absent = max(found.absent, marker.highest)
+            return
+        if cuts.is_current(marker.offset) and not cuts.is_current(marker.highest):
+            return
         found.started.add_runs(runs)
     if marker.op is Op.TAKE:
         found.in_flight.add_runs(runs)
