@@ -277,7 +277,9 @@ class CopyTransaction:
         for record in records:
             self._produce_one(topic, record, report)
 
-    def _produce_one(self, topic: str, record: NewRecord, report: Any, *more_headers: tuple[str, bytes]) -> None:
+    def _produce_one(
+        self, topic: str, record: NewRecord, report: Any, *more_headers: tuple[str, bytes]
+    ) -> None:
         headers: Any = [*record.headers, *more_headers]
         while True:
             try:
