@@ -198,13 +198,14 @@ class CrashRecovery:
         to_seek = []
         for partition, one in to_activate.items():
             assigned, commit, _, found, begins_at = one
+            if partition in unconfirmed:
+                self._back_off(partition, assigned, Unavailable("its assignment tick is not confirmed"))
+                continue
             try:
-                if partition in unconfirmed:
-                    raise Unavailable("its assignment tick is not confirmed")
                 if not self._has_told(partition, one):
                     raise Unavailable("somebody else has told a cut of its log before")
-            except KmqError as exception:
-                self._back_off(partition, assigned, exception)
+            except KmqError as error:
+                self._back_off(partition, assigned, error)
                 continue
             assigned.finish_recovery(commit, found)
             # librdkafka begins at the committed offset, even if that is of a former topic of this name.
