@@ -130,7 +130,7 @@ class _Search:
                 low = record.offset() + 1
             else:
                 end, behind = middle, record
-        return Cut(max(log.epoch, epoch + 1) if behind is None else _epoch_of(behind), low)
+        return Cut(max(log.epoch, epoch + 1) if behind is None else _epoch_of(behind), low, max(0, epoch))
 
     def _ask(self) -> _Log:
         start = librdkafka.retrying(

@@ -25,9 +25,9 @@ from tracker.partition.start_position import StartPosition
 from tracker.redelivery.known_log import KnownLog, LastSeen
 from tracker.redelivery.redelivery_plan import Original
 
-CUT = Cut(3, 10)
+CUT = Cut(3, 10, 2)
 ONCE = NO_CUTS.with_cut(CUT)
-AGAIN = ONCE.with_cut(Cut(7, 15))
+AGAIN = ONCE.with_cut(Cut(7, 15, 6))
 NEW = CUT.base
 END = QueueEnd(20, 0, epoch=3)
 
@@ -87,7 +87,7 @@ def test_r39_what_was_in_flight_behind_a_cut_is_dropped() -> None:
     assert markers.state.cuts == ONCE
     assert markers.read(tick(0, ONCE), assignment_tick(0, NEW + 10, cuts=ONCE)).cut_away == []
     markers.take(NEW + 10, NEW + 11)
-    assert markers.read(tick(0, AGAIN)).cut_away == [CutAway((Cut(7, 15),), 0, 15)]
+    assert markers.read(tick(0, AGAIN)).cut_away == [CutAway((Cut(7, 15, 6),), 0, 15)]
     assert markers.in_flight() == [2, 8, 9, NEW + 10, NEW + 11]
 
 
@@ -270,11 +270,11 @@ def test_r39_a_stored_offset_names_cuts_and_the_queue() -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        {"cuts": "7@15,3@10"},
+        {"cuts": "6<7@15,2<3@10"},
         {"cuts": "x"},
         {"cuts": 3},
         {"cuts": None},
-        {"cuts": "1@1," * 100_000},
+        {"cuts": "0<1@1," * 100_000},
         {"taken_end": -1},
         {"taken_end": "20"},
         {"queue_epoch": -1},

@@ -21,7 +21,7 @@ from tracker.redelivery.redeliverer import Redeliverer
 from tracker.redelivery.tick_writer import Tick
 from tracker.settings import TrackerSettings
 
-CUT = Cut(3, 10)
+CUT = Cut(3, 10, 2)
 CUTS = NO_CUTS.with_cut(CUT)
 NEW = CUT.base
 
@@ -110,7 +110,7 @@ def test_r39_of_markers_before_those_that_a_commit_leads_to_only_the_copies_coun
 
 def test_r39_a_copy_that_was_cut_away_is_forgotten() -> None:
     made = transaction(2, {1: (0, 11)})
-    assert read_by_tracker(*made, codec.encode(tick(0, NO_CUTS.with_cut(Cut(3, 12))))) is not None
+    assert read_by_tracker(*made, codec.encode(tick(0, NO_CUTS.with_cut(Cut(3, 12, 2))))) is not None
     told = codec.encode(tick(0, CUTS))
     assert read_by_tracker(*made, told) is None
     behind = transaction(3, {1: (0, NEW + 10)})

@@ -227,7 +227,7 @@ class OwnedPartition:
 
     def log_was_cut(self, end: int, lost: int, now: float) -> None:
         """Show it for a while; what Kafka told of the former log's end does not count any more."""
-        epoch, start = self.state.cuts.cuts[-1]
+        epoch, start, _ = self.state.cuts.cuts[-1]
         self.taken_end = LogEnd(start, epoch)
         self.queue_end = QueueEnd(0, 0, self.queue_end.epoch)
         self.problems.log_was_cut(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.markers.entry import Entry
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts, offset_of
 from tracker.redelivery.redelivery_plan import Original
@@ -73,13 +74,19 @@ class KnownLog:
         behind the tick that told the cut, by a client which knows no cuts, the record that stands there now
         is the message that it took.
         """
+        lowest = self.epochs[0][1] if self.epochs else INT64_MAX
         for entry in entries:
             original = found.get(offset_of(entry.offset))
             if original is None:
                 continue
-            epoch = self.epoch_of(entry)
-            if 0 <= epoch < original.epoch and self.cuts.is_current(entry.offset):
+            if (
+                original.epoch > lowest
+                and 0 <= self.epoch_of(entry) < original.epoch
+                and self.cuts.is_current(entry.offset)
+            ):
                 yield entry, None
+            elif original.offset == entry.offset:
+                yield entry, original
             else:
                 yield entry, original._replace(offset=entry.offset)
 

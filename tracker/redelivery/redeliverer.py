@@ -453,8 +453,8 @@ class Redeliverer:
 
         def ends(places: Sequence[Place | None]) -> Iterable[NewRecord]:
             made.extend(-1 if place is None else place[1] for place in places)
-            in_queue = topic == self.queue.name
-            numbered = [self._numbered(place) for place in places] if in_queue else places
+            cut = topic == self.queue.name and self._log.cuts
+            numbered = [self._numbered(place) for place in places] if cut else places
             copied = dict(
                 zip((copy.entry.offset for copy in _copies_to_make(batch, claim)), numbered, strict=True)
             )
@@ -530,7 +530,8 @@ class Redeliverer:
 
 def _numbers(entries: Iterable[Entry], offsets: Collection[int]) -> list[int]:
     """The numbers of the messages that stand, or stood, at these offsets."""
-    among = set(offsets)
+    if not (among := set(offsets)):
+        return []
     return [entry.offset for entry in entries if offset_of(entry.offset) in among]
 
 

@@ -28,7 +28,7 @@ from kmqpy.kafka.client.log_check import LogCheck
 from kmqpy.kafka.client.offset_commits import Commit, commit_of
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.markers.log_cuts import offset_of
+from kmqpy.kafka.markers.log_cuts import LogCuts, offset_of
 from kmqpy.kafka.markers.records import read_headers, read_marker
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -60,12 +60,14 @@ class _PartitionToActivate(NamedTuple):
 
     assigned   the state of the partition
     commit     from where the client takes messages
+    told       the cuts of the log that all readers of the markers know
     found      the start markers of messages at or after the commit
     begins_at  the queue offset at which librdkafka begins to read
     """
 
     assigned: AssignedPartition
     commit: Commit
+    told: LogCuts
     found: StartsFound
     begins_at: int
 
@@ -139,7 +141,8 @@ class CrashRecovery:
         except (KafkaException, KmqError) as exception:
             self._back_off(partition, assigned, exception)
             return None
-        return _PartitionToActivate(assigned, commit, found, max(committed.offset, 0))
+        told = before.cuts.merged(found.cuts)
+        return _PartitionToActivate(assigned, commit, told, found, max(committed.offset, 0))
 
     def _find_in_log(self, partition: int, commit: Commit, consumer: Consumer) -> tuple[Commit, StartsFound]:
         """Find start markers, and cuts of the logs; returns the commit for the logs as they are, too.
@@ -147,6 +150,7 @@ class CrashRecovery:
         Three messages may have stood where the log has others now: that before the commit, the last copy, and
         the last message that was started.
         """
+        known = commit.cuts
         ends = self._log_check.ask(consumer, [partition], _READ_COMMIT_TIMEOUT_S)[partition]
         commit = self._log_check.cut_back(partition, commit, commit.offset - 1, commit.epoch, ends.queue)
         with_markers = self._log_check.with_markers_cut_back(partition, commit, ends.markers)
@@ -155,7 +159,7 @@ class CrashRecovery:
         look_back = _LOOK_BACK if epoch > (commit.epoch or 0) else 0
         found = self._find_starts(partition, commit.markers_offset, commit.offset, epoch, look_back)
         found.complete &= not lost_markers
-        commit = replace(commit, cuts=commit.cuts.merged(found.cuts))
+        commit = replace(commit, cuts=known.merged(found.cuts).merged(commit.cuts))
         for copy in found.copies.last:
             if commit.cuts.is_current(copy.number):
                 commit = self._log_check.cut_back(
@@ -192,15 +196,31 @@ class CrashRecovery:
         except KmqError:  # the writer is closed, or the topic was recreated
             unconfirmed = to_activate.keys()
         to_seek = []
-        for partition, (assigned, commit, found, begins_at) in to_activate.items():
-            if partition in unconfirmed:
-                self._back_off(partition, assigned, Unavailable("its assignment tick is not confirmed"))
+        for partition, one in to_activate.items():
+            assigned, commit, _, found, begins_at = one
+            try:
+                if partition in unconfirmed:
+                    raise Unavailable("its assignment tick is not confirmed")
+                if not self._has_told(partition, one):
+                    raise Unavailable("somebody else has told a cut of its log before")
+            except KmqError as exception:
+                self._back_off(partition, assigned, exception)
                 continue
             assigned.finish_recovery(commit, found)
             # librdkafka begins at the committed offset, even if that is of a former topic of this name.
             if assigned.seek_to is not None or commit.offset != begins_at:
                 to_seek.append(partition)
         return to_seek
+
+    def _has_told(self, partition: int, one: _PartitionToActivate) -> bool:
+        """Return True if all readers of the markers know the cuts of the commit now, by the assignment tick.
+
+        Somebody else may have told the same cut before, with another epoch; the first one counts for readers.
+        """
+        if one.commit.cuts == one.told:
+            return True
+        since = self._find_starts(partition, one.found.end, INT64_MAX, latest_epoch=INT64_MAX)
+        return one.told.merged(since.cuts) == one.commit.cuts
 
     def _find_starts(
         self,
