@@ -470,9 +470,9 @@ class Log:
             self.forgotten.discard(txn)
             self.append(None, CONTROL, [], "broker", txn)
             self.tell()
-        if (hangs := self.hanging.pop(txn.transactional_id, None)) is not None:
-            hangs.state = txn.state
-            self.finish(hangs)
+            if (hangs := self.hanging.pop(txn.transactional_id, None)) is not None:
+                hangs.state = txn.state
+                self.finish(hangs)
 
     def read(
         self, position: int, limit: int, *, uncommitted: bool = False, cautious: bool = True
@@ -705,8 +705,8 @@ class Group:
             other.wake()
 
     def target(self, partition: int) -> Any:
-        """Who is to have the partition."""
-        return self.members[partition % len(self.members)]
+        """Who is to have the partition; None: there is nobody."""
+        return self.members[partition % len(self.members)] if self.members else None
 
     def assign(self, partition: int, member: Any) -> None:
         """Give a partition that nobody has to `member`."""

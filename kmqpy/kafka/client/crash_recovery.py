@@ -326,10 +326,10 @@ def _read_marker(
             found.epoch = max(marker.epoch, found.epoch or 0)
     if marker.op not in (Op.TAKE, Op.DELAY, Op.END) or offset_of(marker.highest) < first_offset:
         return
-    runs = list(_from_offset(first_offset, marker.offset_runs))
+    # A marker may name messages that don't exist, all or, where the log was cut back, some.
+    end = INT64_MAX if marker.op is Op.END else queue_end()
+    runs = list(_between(first_offset, end, marker.offset_runs))
     if marker.op is not Op.END:
-        if offset_of(marker.highest) >= queue_end():
-            return  # the marker names messages that don't exist
         found.started.add_runs(runs)
     if marker.op is Op.TAKE:
         found.in_flight.add_runs(runs)
@@ -337,9 +337,10 @@ def _read_marker(
         found.in_flight.discard_runs(runs)
 
 
-def _from_offset(first_offset: int, runs: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
-    """Yield the parts of runs of numbers whose messages stand at `first_offset` or behind it."""
+def _between(begin: int, end: int, runs: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
+    """Yield the parts of runs of numbers whose messages stand from offset `begin` to before `end`."""
     for first, count in runs:
-        skipped = max(0, first_offset - offset_of(first))
+        offset = offset_of(first)
+        skipped, count = max(0, begin - offset), min(count, end - offset)
         if skipped < count:
             yield first + skipped, count - skipped

@@ -10,6 +10,7 @@ raises the epoch of a partition with each election, and each record keeps the ep
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -114,7 +115,7 @@ class LogCheck:
             return commit
         topic = self._queue.markers_topic
         cut = find_cut(self._connection, topic, partition, offset=at - 1, epoch=epoch, clock=self._clock)
-        if cut is None:
+        if cut is None or self._is_start_of(partition, at - 1, commit.offset - 1):
             return commit
         taken_to = min(commit.offset, self._taken_to(partition, cut.start))
         self._tell(
@@ -122,19 +123,29 @@ class LogCheck:
         )
         return replace(commit, offset=taken_to, markers_offset=cut.start, markers_epoch=None)
 
+    def _is_start_of(self, partition: int, at: int, offset: int) -> bool:
+        """Return True if the last start marker of a client stands at markers offset `at`: that of `offset`.
+
+        It may have a higher epoch than its commit says: its client does not know of an election yet. If it
+        was cut away, and stands there again, so do those of the messages before.
+        """
+        found = False
+
+        def visit(_partition: int, records: list[Any]) -> bool:
+            nonlocal found
+            found = records[0].offset() == at and _started(records[0]) == offset
+            return True
+
+        with closing(self._reader()) as reader:
+            reader.scan({partition: at}, visit)
+        return found
+
     def _taken_to(self, partition: int, before: int) -> int:
         """Up to which queue offset messages were taken, by the markers before this markers offset.
 
         Clients take messages in the order of their offsets, so the last start markers tell. So do assignment
         ticks. 0 if there is neither.
         """
-        reader = RepeatedReader(
-            self._connection,
-            self._queue.markers_topic,
-            uncommitted=True,
-            timeout_s=_READ_MARKERS_TIMEOUT_S,
-            clock=self._clock,
-        )
         taken_to = 0
 
         def visit(_partition: int, records: list[Any]) -> bool:
@@ -144,7 +155,7 @@ class LogCheck:
                     taken_to = _taken_to(record, taken_to)
             return bool(records[-1].offset() + 1 >= before)
 
-        try:
+        with closing(self._reader()) as reader:
             begin, span = before, _FIRST_LOOK_BACK
             while begin > 0 and not taken_to:
                 end, begin = begin, max(0, begin - span)
@@ -152,15 +163,32 @@ class LogCheck:
                 if reached[partition].low >= end:
                     break
                 span *= 8
-        finally:
-            reader.close()
         return taken_to
+
+    def _reader(self) -> RepeatedReader:
+        return RepeatedReader(
+            self._connection,
+            self._queue.markers_topic,
+            uncommitted=True,
+            timeout_s=_READ_MARKERS_TIMEOUT_S,
+            clock=self._clock,
+        )
 
     def _tell(self, what: str, partition: int, first: int, last: int) -> None:
         _log.error(
             "%s", what, extra={"queue": self._queue.name, "partition": partition, "from": first, "to": last}
         )
         self._telemetry.failed(self._queue.name, "cut log")
+
+
+def _started(record: Any) -> int:
+    """The last message of which this is the start marker that a client wrote; -1: it is none."""
+    try:
+        marker = read_marker(record)
+    except DecodeError:
+        return -1
+    is_start = marker.op in (Op.TAKE, Op.DELAY) and not marker.by_tracker
+    return offset_of(marker.highest) if is_start else -1
 
 
 def _taken_to(record: Any, before: int) -> int:
