@@ -43,6 +43,8 @@ class StartsFound:
     """The start markers that a client has read in one partition, for messages from some queue offset on.
 
     started    offsets of the messages that have a start marker
+    absent     the highest message that has a start marker and does not exist; -1: none. The start marker does
+               not count (rule R22), but the message may have been cut away
     in_flight  offsets of the messages whose last take is followed by neither an end marker nor a delay marker
     end        the markers offset at which the markers partition ended
     complete   False: start markers may be missing, because the markers offset to begin at was unknown, or
@@ -56,6 +58,7 @@ class StartsFound:
 
     started: OffsetRuns = field(default_factory=OffsetRuns)
     in_flight: OffsetRuns = field(default_factory=OffsetRuns)
+    absent: int = -1
     end: int = 0
     complete: bool = True
     epoch: int | None = None

@@ -150,7 +150,7 @@ class CrashRecovery:
         Three messages may have stood where the log has others now: that before the commit, the last copy, and
         the last message that was started.
         """
-        known = commit.cuts
+        given = commit.cuts
         ends = self._log_check.ask(consumer, [partition], _READ_COMMIT_TIMEOUT_S)[partition]
         commit = self._log_check.cut_back(partition, commit, commit.offset - 1, commit.epoch, ends.queue)
         with_markers = self._log_check.with_markers_cut_back(partition, commit, ends.markers)
@@ -159,16 +159,20 @@ class CrashRecovery:
         look_back = _LOOK_BACK if epoch > (commit.epoch or 0) else 0
         found = self._find_starts(partition, commit.markers_offset, commit.offset, epoch, look_back)
         found.complete &= not lost_markers
-        commit = replace(commit, cuts=known.merged(found.cuts).merged(commit.cuts))
+        commit = replace(commit, cuts=given.merged(found.cuts).merged(commit.cuts))
         for copy in found.copies.last:
             if commit.cuts.is_current(copy.number):
                 commit = self._log_check.cut_back(
                     partition, commit, offset_of(copy.number), copy.epoch, ends.queue, copy.claim_id
                 )
-        started = commit.cuts.current_runs(found.started.runs())
-        last = max((offset_of(first) + count - 1 for first, count in started), default=-1)
-        epochs = [epoch for epoch in (found.epoch, commit.epoch) if epoch is not None]
-        commit = self._log_check.cut_back(partition, commit, last, max(epochs, default=None), ends.queue)
+        known = max((one for one in (found.epoch, commit.epoch) if one is not None), default=None)
+        started = list(found.started.runs())
+        if known is not None and epoch > known and found.absent >= 0:  # cut away, rather than a lie
+            offset = offset_of(found.absent)
+            started.append((found.absent - offset, offset + 1))
+        current = commit.cuts.current_runs(started)
+        last = max((offset_of(first) + count - 1 for first, count in current), default=-1)
+        commit = self._log_check.cut_back(partition, commit, last, known, ends.queue)
         found.markers_epoch = ends.markers.epoch
         if commit.markers_epoch is not None:  # the marker before commit.markers_offset is still there
             commit = replace(commit, markers_epoch=ends.markers.epoch)
@@ -198,13 +202,14 @@ class CrashRecovery:
         to_seek = []
         for partition, one in to_activate.items():
             assigned, commit, _, found, begins_at = one
+            if partition in unconfirmed:
+                self._back_off(partition, assigned, Unavailable("its assignment tick is not confirmed"))
+                continue
             try:
-                if partition in unconfirmed:
-                    raise Unavailable("its assignment tick is not confirmed")
                 if not self._has_told(partition, one):
                     raise Unavailable("somebody else has told a cut of its log before")
-            except KmqError as exception:
-                self._back_off(partition, assigned, exception)
+            except KmqError as error:
+                self._back_off(partition, assigned, error)
                 continue
             assigned.finish_recovery(commit, found)
             # librdkafka begins at the committed offset, even if that is of a former topic of this name.
@@ -220,7 +225,7 @@ class CrashRecovery:
         if one.commit.cuts == one.told:
             return True
         since = self._find_starts(partition, one.found.end, INT64_MAX, latest_epoch=INT64_MAX)
-        return one.told.merged(since.cuts) == one.commit.cuts
+        return one.told.merged(since.cuts).merged(one.commit.cuts) == one.commit.cuts
 
     def _find_starts(
         self,
@@ -330,6 +335,8 @@ def _read_marker(
     end = INT64_MAX if marker.op is Op.END else queue_end()
     runs = list(_between(first_offset, end, marker.offset_runs))
     if marker.op is not Op.END:
+        if offset_of(marker.highest) >= end:
+            found.absent = max(found.absent, marker.highest)
         found.started.add_runs(runs)
     if marker.op is Op.TAKE:
         found.in_flight.add_runs(runs)
