@@ -44,7 +44,7 @@ _READ_MARKERS_TIMEOUT_S = 2.0
 partitions wait meanwhile."""
 
 _LOOK_BACK = 10_000
-"""After an election, so many markers before those that a commit leads to are read, too: there may be told cuts
+"""After an election, so many markers before those that a commit leads to are read, too: these may tell cuts
 that the commit does not know, and the last copy that a tracker has made."""
 
 WriteAssignmentTicks = Callable[[Sequence[Marker]], Collection[int]]
