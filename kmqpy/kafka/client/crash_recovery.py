@@ -44,8 +44,8 @@ _READ_MARKERS_TIMEOUT_S = 2.0
 partitions wait meanwhile."""
 
 _LOOK_BACK = 10_000
-"""After an election, so many markers before those that a commit leads to are read, too: the last copy that a
-tracker has made may be named there."""
+"""After an election, so many markers before those that a commit leads to are read, too: these may tell cuts
+that the commit does not know, and the last copy that a tracker has made."""
 
 WriteAssignmentTicks = Callable[[Sequence[Marker]], Collection[int]]
 """Writes assignment ticks; returns the partitions whose tick Kafka has not confirmed yet.
@@ -271,7 +271,7 @@ def find_starts(
     Ticks that name leader epochs above `latest_epoch`, the highest that the queue partition has had, are not
     believed. If `markers_offset` is None, finds no start marker and is not complete. If `markers_offset` lies
     beyond the end, reads all markers, because the topic was recreated. Of `look_back` markers before these it
-    finds only the copies that they name. Raises Unavailable, TopicError.
+    finds only the cuts and copies that they name. Raises Unavailable, TopicError.
     """
     found = StartsFound()
     visit = partial(
@@ -322,12 +322,13 @@ def _read_marker(
         return
     if marker.op is Op.END and marker.by_tracker:
         found.copies.read(marker, read_headers(record)[0])
-    if record.offset() < markers_offset:
-        return
+    is_before = record.offset() < markers_offset
     if max([marker.epoch or 0, *(cut.epoch for cut in marker.cuts.cuts)]) <= latest_epoch:
         found.cuts = found.cuts.merged(marker.cuts)
-        if marker.epoch is not None and marker.takes_from is not None:
+        if marker.epoch is not None and marker.takes_from is not None and not is_before:
             found.epoch = max(marker.epoch, found.epoch or 0)
+    if is_before:
+        return
     if marker.op not in (Op.TAKE, Op.DELAY, Op.END) or offset_of(marker.highest) < first_offset:
         return
     # A marker may name messages that don't exist, all or, where the log was cut back, some.
