@@ -113,7 +113,15 @@ class LogCheck:
         if not at or epoch is None or (end.epoch or 0) <= epoch:
             return commit
         topic = self._queue.markers_topic
-        cut = find_cut(self._connection, topic, partition, offset=at - 1, epoch=epoch, clock=self._clock)
+        cut = find_cut(
+            self._connection,
+            topic,
+            partition,
+            offset=at - 1,
+            epoch=epoch,
+            starts=commit.offset - 1,
+            clock=self._clock,
+        )
         if cut is None:
             return commit
         taken_to = min(commit.offset, self._taken_to(partition, cut.start))
