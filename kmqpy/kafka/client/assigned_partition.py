@@ -47,8 +47,10 @@ class StartsFound:
     end        the markers offset at which the markers partition ended
     complete   False: start markers may be missing, because the markers offset to begin at was unknown, or
                because Kafka has deleted markers at or after it
-    epoch      the highest leader epoch in an assignment tick: that of the messages in `started`, or a higher
-               one; None if no tick says so
+    epoch      the highest leader epoch in an assignment tick so far: messages that are taken behind it have
+               this one or a lower one; None if no tick says so
+    by_epoch   the messages in `started`, by this epoch
+    beyond     by this epoch, a message of a start marker soon behind the end of the log: cut away or forged
     cuts       the cuts of the queue partition's log that ticks name
     copies     the highest copy that trackers have written, as their end markers say
     markers_epoch  the latest leader epoch of the markers partition; None: not known
@@ -59,6 +61,8 @@ class StartsFound:
     end: int = 0
     complete: bool = True
     epoch: int | None = None
+    by_epoch: dict[int | None, OffsetRuns] = field(default_factory=dict)
+    beyond: dict[int | None, int] = field(default_factory=dict)
     cuts: LogCuts = NO_CUTS
     copies: NamedCopies = field(default_factory=NamedCopies)
     markers_epoch: int | None = None
