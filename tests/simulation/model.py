@@ -261,8 +261,9 @@ class Record:
         self.queue_end = 0
         # Of a client that stood still and lost the partition meanwhile.
         self.is_of_halted = False
-        # It was cut away; or the end of its transaction was, which then had another one.
-        self.is_cut = self.hung = False
+        self.is_cut = False  # away with the end of its log
+        # Of what transaction it was whose end was cut away.
+        self.hung: Txn | None = None
         # Of a start marker, where logs may be cut back: which messages it may have meant, by number.
         self.meant: dict[int, tuple[Record, ...]] = {}
 
@@ -450,7 +451,7 @@ class Log:
             self.hanging[ended.transactional_id] = hangs
         self.open[hangs] = min(left[0].at, self.open.get(hangs, left[0].at))
         for record in left:
-            record.txn, record.hung = hangs, True
+            record.txn, record.hung = hangs, record.hung or ended
 
     def end_hanging(self) -> None:
         """An operator ends what hangs, as the other partitions of the transaction show it."""
