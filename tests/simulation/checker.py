@@ -157,7 +157,8 @@ def _begin_of_transaction(markers: Log, copy: Record) -> int:
 
 def _are_together(record: Record, copy: Record) -> bool:
     """Whether they are of one transaction."""
-    return record.txn is not None and copy.txn is not None and record.txn.is_part_of(copy.txn)
+    ours, theirs = record.hung or record.txn, copy.hung or copy.txn
+    return ours is not None and theirs is not None and ours.is_part_of(theirs)
 
 
 def _is_torn(copy: Record) -> bool:
@@ -271,7 +272,7 @@ class Checker:
                 continue
             markers = self._log(self.queue.markers_topic, partition)
             for record in log.records:
-                is_gone = record.hung or (
+                is_gone = record.hung is not None or (
                     _is_torn(record)  # with the topics of its original, or with its claim
                     and (bool(self.broker.past) or _begin_of_transaction(markers, record) < markers.start)
                 )
@@ -315,7 +316,7 @@ class Checker:
         place = named and read_copies(named, self.queue.name, len(ended))[ended.index(number)]
         if not place or (*place[:2], offset_of(place.offset)) != (copy.topic(), copy.partition(), copy.at):
             self.problems.append(f"lineage: the end of {what} names {named!r}, not its copy {copy.at}")
-        elif copy.topic() == self.queue.name:
+        elif copy.topic() == self.queue.name and not self.history.markers_deleted:
             names = self.history.names
             names.copied((copy.partition(), place.offset), copy, end.by)
             self.stats["copies named otherwise than taken"] += names.number_of(copy) not in (
@@ -717,7 +718,7 @@ class Checker:
                 seen = self.history.delivered[record.value()]
                 what = f"{record.value()!r} at {partition}@{record.at}, epoch {record.epoch}"
                 if not self.history.names.knows(record):
-                    if record.hung and record.txn.hangs_of.state == "aborted":
+                    if record.hung is not None and record.hung.state == "aborted":
                         self.stats["aborted copies that came back"] += 1
                         continue
                     self.problems.append(f"lost: {what} was never taken, delivered {seen} times")

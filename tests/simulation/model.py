@@ -263,8 +263,8 @@ class Record:
         self.is_of_halted = False
         # When it was cut away, in ms of virtual time.
         self.cut_at: float | None = None
-        # The end of its transaction was cut away, which then had another one.
-        self.hung = False
+        # Of what transaction it was whose end was cut away.
+        self.hung: Txn | None = None
         # Of a start marker, where logs may be cut back: which messages it may have meant, by number.
         self.meant: dict[int, tuple[Record, ...]] = {}
 
@@ -457,7 +457,7 @@ class Log:
             self.hanging[ended.transactional_id] = hangs
         self.open[hangs] = min(left[0].at, self.open.get(hangs, left[0].at))
         for record in left:
-            record.txn, record.hung = hangs, True
+            record.txn, record.hung = hangs, record.hung or ended
 
     def end_hanging(self) -> None:
         """An operator ends what hangs, as the other partitions of the transaction show it."""
