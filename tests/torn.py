@@ -24,8 +24,7 @@ def tear(monkeypatch: Any, copies: int, *, after: int = 0) -> list[bool]:
             return
         producer = transaction._producer
         producer.begin_transaction()
-        record = transaction._completed(claim.record)
-        transaction._produce_one(transaction.markers_topic, record, transaction._on_claim_delivery)
+        transaction._produce_claim(claim.record)
         producer.flush(10)
         claim.decide(transaction._claim_position)
         transaction._produce_copies(islice(made, copies))

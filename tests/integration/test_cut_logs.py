@@ -19,7 +19,7 @@ from tracker.tracker import Tracker
 
 COUNT = 20
 CUT_AT = 12
-BASE = Cut(2, CUT_AT).base
+BASE = Cut(2, CUT_AT, 1).base
 LEASE_MS = 600_000
 HIDDEN = ("living", "starting", "elected", "taken")
 """Queues in which new messages are at the offsets of the old ones before anybody can notice."""

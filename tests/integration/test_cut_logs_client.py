@@ -123,7 +123,7 @@ def all_new_come(scene: Scene, client: KmqClient, new: list[str]) -> None:
     assert bodies(taken) == new
     assert client.receive(100, wait=0.3) == []
     client.flush()
-    assert numbers(taken) == [Cut(2, CUT_AT).base + CUT_AT + index for index in range(len(new))]
+    assert numbers(taken) == [Cut(2, CUT_AT, 1).base + CUT_AT + index for index in range(len(new))]
     assert set(numbers(taken)) <= scene.queue.ended()
 
 
@@ -168,7 +168,7 @@ def test_r39_messages_that_were_started_and_not_committed(scenes) -> None:
     with scene.queue.client() as client:
         taken = collect(client, 5)
         assert bodies(taken) == new
-        assert numbers(taken) == [Cut(2, 22).base + 22 + index for index in range(5)]
+        assert numbers(taken) == [Cut(2, 22, 1).base + 22 + index for index in range(5)]
         assert client.receive(100, wait=0.3) == []
 
 
@@ -178,7 +178,7 @@ def test_r39_copies_that_nobody_had_taken(scenes) -> None:
     taken = collect(scene.queue.client(), 2 + COUNT, ack=True)
     assert bodies(taken) == ["more0", "more1", *new]
     assert numbers(taken[:2]) == [COUNT, COUNT + 1]
-    base = Cut(2, COUNT + 2).base
+    base = Cut(2, COUNT + 2, 1).base
     assert numbers(taken[2:]) == [base + COUNT + 2 + index for index in range(COUNT)]
 
 

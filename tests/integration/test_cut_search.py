@@ -59,7 +59,7 @@ def in_transaction(cluster: Cluster, partition: int, count: int) -> None:
 
 @pytest.mark.parametrize("known", [6, 7, 8, 9, 100])
 def test_a_log_that_was_written_anew(connection: KafkaConnection, known: int) -> None:
-    assert find_cut(connection, TOPIC, NEW, offset=known, epoch=0) == Cut(2, 6)
+    assert find_cut(connection, TOPIC, NEW, offset=known, epoch=0) == Cut(2, 6, 0)
 
 
 @pytest.mark.parametrize("partition", [NEW, EMPTY])
@@ -68,14 +68,14 @@ def test_what_lies_below_a_cut_is_still_there(connection: KafkaConnection, parti
 
 
 def test_a_log_that_ends_earlier(connection: KafkaConnection) -> None:
-    assert find_cut(connection, TOPIC, EMPTY, offset=6, epoch=0) == Cut(2, 6)
-    assert find_cut(connection, TOPIC, EMPTY, offset=9, epoch=0) == Cut(2, 6)
-    assert find_cut(connection, TOPIC, ALL, offset=9, epoch=0) == Cut(2, 0)
+    assert find_cut(connection, TOPIC, EMPTY, offset=6, epoch=0) == Cut(2, 6, 0)
+    assert find_cut(connection, TOPIC, EMPTY, offset=9, epoch=0) == Cut(2, 6, 0)
+    assert find_cut(connection, TOPIC, ALL, offset=9, epoch=0) == Cut(2, 0, 0)
 
 
 def test_a_log_that_ends_earlier_while_no_leader_was_elected(connection: KafkaConnection) -> None:
     """A leader that answers late says that, too; it was asked again."""
-    assert find_cut(connection, TOPIC, EMPTY, offset=9, epoch=7) == Cut(8, 6)
+    assert find_cut(connection, TOPIC, EMPTY, offset=9, epoch=7) == Cut(8, 6, 7)
 
 
 def test_a_new_leader_alone_is_no_cut(connection: KafkaConnection) -> None:
@@ -85,8 +85,8 @@ def test_a_new_leader_alone_is_no_cut(connection: KafkaConnection) -> None:
 
 
 def test_where_a_message_stood_a_transaction_ends_now(connection: KafkaConnection) -> None:
-    assert find_cut(connection, TOPIC, CONTROL, offset=3, epoch=0) == Cut(2, 1)
-    assert find_cut(connection, TOPIC, CONTROL, offset=2, epoch=0) == Cut(2, 1)
+    assert find_cut(connection, TOPIC, CONTROL, offset=3, epoch=0) == Cut(2, 1, 0)
+    assert find_cut(connection, TOPIC, CONTROL, offset=2, epoch=0) == Cut(2, 1, 0)
     assert find_cut(connection, TOPIC, CONTROL, offset=0, epoch=0) is None
 
 

@@ -163,7 +163,8 @@ def _begin_of_transaction(markers: Log, copy: Record) -> int:
 
 def _are_together(record: Record, copy: Record) -> bool:
     """Whether they are of one transaction."""
-    return record.txn is not None and copy.txn is not None and record.txn.is_part_of(copy.txn)
+    ours, theirs = record.hung or record.txn, copy.hung or copy.txn
+    return ours is not None and theirs is not None and ours.is_part_of(theirs)
 
 
 def _is_torn(copy: Record) -> bool:
@@ -277,7 +278,7 @@ class Checker:
                 continue
             markers = self._log(self.queue.markers_topic, partition)
             for record in log.records:
-                is_gone = record.hung or (
+                is_gone = record.hung is not None or (
                     _is_torn(record)  # with the topics of its original, or with its claim
                     and (bool(self.broker.past) or _begin_of_transaction(markers, record) < markers.start)
                 )
@@ -337,7 +338,7 @@ class Checker:
         place = named and read_copies(named, self.queue.name, len(ended))[ended.index(number)]
         if not place or (*place[:2], offset_of(place.offset)) != (copy.topic(), copy.partition(), copy.at):
             self.problems.append(f"lineage: the end of {what} names {named!r}, not its copy {copy.at}")
-        elif copy.topic() == self.queue.name:
+        elif copy.topic() == self.queue.name and not self.history.markers_deleted:
             names = self.history.names
             names.copied((copy.partition(), place.offset), copy, end.by)
             self.stats["copies named otherwise than taken"] += names.number_of(copy) not in (
@@ -407,12 +408,10 @@ class Checker:
     def _is_of_none(self, record: Record, marker: Marker) -> bool:
         """Whether a marker of a message of the topics before speaks of one that did not exist yet.
 
-        A tracker believes it or not, and so does a client: it depends on when they read it (rule R22). They
-        judge a range marker by its highest message.
+        A tracker believes it or not, and so does a client: it depends on when they read it (rule R22).
         """
         speaks = marker.op in (Op.TAKE, Op.DELAY) and record.believed < self._number
-        highest = max(one.offset for one in decoded(record))
-        return speaks and not record.by.startswith("tracker") and highest >= record.queue_end
+        return speaks and not record.by.startswith("tracker") and marker.offset >= record.queue_end
 
     def _set_backs(self, partition: int) -> list[SetBack]:
         return [one for one in self.history.set_backs if one[:2] == (self._number, partition)]
@@ -727,7 +726,9 @@ class Checker:
     def _check_loss_where_cut(self) -> None:
         """Each message in the log at the end was taken; it was finished as itself, or a copy of it was made.
 
-        What was cut away is lost; so is a message whose last copy was.
+        What was cut away is lost; so is a message whose last copy was. A copy that was aborted may be visible
+        later, when clients have passed it: the abort was cut away, and the next transaction of its producer
+        has committed it.
         """
         if self.history.markers_deleted:
             return
@@ -740,6 +741,9 @@ class Checker:
                 seen = self.history.delivered[record.value()]
                 what = f"{record.value()!r} at {partition}@{record.at}, epoch {record.epoch}"
                 if not self.history.names.knows(record):
+                    if record.hung is not None and record.hung.state == "aborted":
+                        self.stats["aborted copies that came back"] += 1
+                        continue
                     self.problems.append(f"lost: {what} was never taken, delivered {seen} times")
                 elif record.value() not in done and record not in self._originals:
                     self.problems.append(f"lost: {what} was never finished, delivered {seen} times")

@@ -57,7 +57,7 @@ _log_check = stepwise(
 )
 _crash_recovery = stepwise(
     "kmqpy.kafka.client.crash_recovery",
-    {"find_starts", "recover", "check", "_recover", "_activate", "_find_starts", "_find_in_log"},
+    {"find_starts", "recover", "check", "_recover", "_activate", "_has_told", "_find_starts", "_find_in_log"},
     LogCheck=_log_check.LogCheck,
     partition_reader=LogReader,
 )

@@ -263,8 +263,8 @@ class Record:
         self.is_of_halted = False
         # When it was cut away, in ms of virtual time.
         self.cut_at: float | None = None
-        # The end of its transaction was cut away, which then had another one.
-        self.hung = False
+        # Of what transaction it was whose end was cut away.
+        self.hung: Txn | None = None
         # Of a start marker, where logs may be cut back: which messages it may have meant, by number.
         self.meant: dict[int, tuple[Record, ...]] = {}
 
@@ -422,6 +422,7 @@ class Log:
     def elect(self) -> None:
         """The leader is another broker from now on, or the same once more."""
         self.epoch += 1
+        self.broker.world.trace("broker", f"{self.topic} {self.partition} has epoch {self.epoch}")
 
     def cut(self, at: int) -> list[Record]:
         """Cut the log back to this offset; returns what was cut away. The next leader has another epoch.
@@ -456,7 +457,7 @@ class Log:
             self.hanging[ended.transactional_id] = hangs
         self.open[hangs] = min(left[0].at, self.open.get(hangs, left[0].at))
         for record in left:
-            record.txn, record.hung = hangs, True
+            record.txn, record.hung = hangs, record.hung or ended
 
     def end_hanging(self) -> None:
         """An operator ends what hangs, as the other partitions of the transaction show it."""
@@ -477,9 +478,9 @@ class Log:
             self.forgotten.discard(txn)
             self.append(None, CONTROL, [], "broker", txn)
             self.tell()
-        if (hangs := self.hanging.pop(txn.transactional_id, None)) is not None:
-            hangs.state = txn.state
-            self.finish(hangs)
+            if (hangs := self.hanging.pop(txn.transactional_id, None)) is not None:
+                hangs.state = txn.state
+                self.finish(hangs)
 
     def read(
         self, position: int, limit: int, *, uncommitted: bool = False, cautious: bool = True
@@ -712,8 +713,8 @@ class Group:
             other.wake()
 
     def target(self, partition: int) -> Any:
-        """Who is to have the partition."""
-        return self.members[partition % len(self.members)]
+        """Who is to have the partition; None: there is nobody."""
+        return self.members[partition % len(self.members)] if self.members else None
 
     def assign(self, partition: int, member: Any) -> None:
         """Give a partition that nobody has to `member`."""

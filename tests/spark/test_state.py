@@ -393,7 +393,7 @@ def test_r39_messages_behind_a_cut_are_told_from_those_that_stood_there(spark):
     3 and 4 of the former log were acknowledged. Of the new log, a client has acknowledged 3, taken 5 and
     lost 6, and a client that knows no cuts has acknowledged 7 by its offset. 8 is beyond the end.
     """
-    cuts = LogCuts.parse("4@3")
+    cuts = LogCuts.parse("3<4@3")
 
     def marked(at, marker, partition=0):
         key, value, headers = codec.encode(replace(marker, partition=partition))

@@ -8,6 +8,8 @@ from confluent_kafka import Message as Record
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.admin.registry_entries import StoredOffset, parse_offset
+from kmqpy.kafka.client.assigned_partition import StartsFound
+from kmqpy.kafka.client.crash_recovery import _read_marker
 from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.claim_headers import CLAIM, CLAIM_ID, COPIES_TO, DROPPED, naming_tick
@@ -23,9 +25,9 @@ from tracker.partition.start_position import StartPosition
 from tracker.redelivery.known_log import KnownLog, LastSeen
 from tracker.redelivery.redelivery_plan import Original
 
-CUT = Cut(3, 10)
+CUT = Cut(3, 10, 2)
 ONCE = NO_CUTS.with_cut(CUT)
-AGAIN = ONCE.with_cut(Cut(7, 15))
+AGAIN = ONCE.with_cut(Cut(7, 15, 6))
 NEW = CUT.base
 END = QueueEnd(20, 0, epoch=3)
 
@@ -36,6 +38,7 @@ class Markers:
     def __init__(self, state: InFlight | None = None) -> None:
         self.state = InFlight() if state is None else state
         self.written = 0
+        self.records: list[Record] = []
 
     def read(self, *markers: Marker, end: QueueEnd = ALL_EXIST, touched: OffsetRuns | None = None) -> Applied:
         return self.read_encoded(*map(codec.encode, markers), end=end, touched=touched)
@@ -55,6 +58,7 @@ class Markers:
             )
             for index, (key, value, headers) in enumerate(encoded)
         ]
+        self.records += records
         applied = replay_markers(self.state, 0, records, end, touched)
         self.written += applied.records
         return applied
@@ -83,7 +87,7 @@ def test_r39_what_was_in_flight_behind_a_cut_is_dropped() -> None:
     assert markers.state.cuts == ONCE
     assert markers.read(tick(0, ONCE), assignment_tick(0, NEW + 10, cuts=ONCE)).cut_away == []
     markers.take(NEW + 10, NEW + 11)
-    assert markers.read(tick(0, AGAIN)).cut_away == [CutAway((Cut(7, 15),), 0, 15)]
+    assert markers.read(tick(0, AGAIN)).cut_away == [CutAway((Cut(7, 15, 6),), 0, 15)]
     assert markers.in_flight() == [2, 8, 9, NEW + 10, NEW + 11]
 
 
@@ -152,9 +156,40 @@ def test_r39_messages_behind_a_cut_exist_by_their_offsets() -> None:
     forged = [NEW + 20, NEW + 9, (5 << 44) + 12, 20]
     applied = markers.take(*forged, NEW + 12, end=decided)
     assert [at for at, _ in applied.skipped] == [11, 12, 13, 14]
-    run = Marker(0, NEW + 15, Op.TAKE, 300, runs=((NEW + 15, 6),))
+    run = Marker(0, NEW + 20, Op.TAKE, 300, runs=((NEW + 20, 6),))
     assert len(markers.read(run, end=decided).skipped) == 1
     assert markers.in_flight() == [9, *range(NEW + 10, NEW + 20)]
+
+
+def test_r39_of_a_range_that_was_cut_back_what_is_there_is_in_flight() -> None:
+    """Else nobody would redeliver the messages below the cut, which were taken by the same marker."""
+    taken = Marker(0, 6, Op.TAKE, 300, runs=((6, 1), (8, 4)))
+    markers = Markers()
+    assert markers.read(taken, end=QueueEnd(10, 0)).records == 0, "a broker may say so that lags"
+    applied = markers.read(taken, end=QueueEnd(10, 1))
+    assert (applied.records, applied.skipped) == (1, [])
+    assert markers.in_flight() == [6, 8, 9]
+    assert markers.state.highest_taken == 9
+    assert len(markers.read(taken, end=QueueEnd(6, 2)).skipped) == 1
+    found = StartsFound()
+    _read_marker(markers.records[-1], 0, 8, 0, found, lambda: 10)
+    assert list(found.by_epoch[None].runs()) == list(found.in_flight.runs()) == [(8, 2)]
+
+
+def test_r39_what_was_taken_before_a_tick_has_no_epoch_of_it() -> None:
+    """Of takes soon behind the end some message may have been cut away; others are forged."""
+    found = StartsFound(epoch=1)
+    markers = Markers()
+    markers.read(
+        Marker(0, 8, Op.TAKE, 300, runs=((8, 3),)),
+        Marker(0, 9_999, Op.TAKE, 300),
+        assignment_tick(0, 6, epoch=3),
+        *takes(6),
+    )
+    for record in markers.records:
+        _read_marker(record, 0, 0, 3, found, lambda: 9)
+    assert {epoch: list(numbers) for epoch, numbers in found.by_epoch.items()} == {1: [8], 3: [6]}
+    assert found.beyond == {1: 9}
 
 
 def test_r39_a_series_ends_where_the_numbers_of_a_cut_do() -> None:
@@ -251,11 +286,11 @@ def test_r39_a_stored_offset_names_cuts_and_the_queue() -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        {"cuts": "7@15,3@10"},
+        {"cuts": "6<7@15,2<3@10"},
         {"cuts": "x"},
         {"cuts": 3},
         {"cuts": None},
-        {"cuts": "1@1," * 100_000},
+        {"cuts": "0<1@1," * 100_000},
         {"taken_end": -1},
         {"taken_end": "20"},
         {"queue_epoch": -1},

@@ -72,7 +72,7 @@ def test_a_healthy_queue_is_ok():
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 
 
-CUT = LogCuts.parse("2@3,4@6")
+CUT = LogCuts.parse("1<2@3,3<4@6")
 """Of the first, retention has deleted the place; see facts()."""
 
 HANGING = HangingTransaction("q__markers", 1, 7, 3, 1_000, ())

@@ -540,7 +540,7 @@ def test_the_oldest_and_the_counts_of_many_cost_little():
 
 def test_r39_who_reads_on_from_a_safe_offset_drops_what_was_cut_away():
     """The tick that tells of the cut stands behind it, because of an older message in flight."""
-    cuts = LogCuts.parse("3@10")
+    cuts = LogCuts.parse("2<3@10")
     log = [Marker(0, offset, Op.TAKE, 60_000) for offset in (9, 15)]
     log += [tick(0, cuts), Marker(0, cuts.number_of(15), Op.TAKE, 60_000), tick(0, cuts)]
     first = InFlight()

@@ -105,7 +105,7 @@ def test_rejected_dead_and_redriven():
 
 
 def test_what_a_cut_log_has_lost_is_lost_unless_it_was_finished():
-    now_there = RecordPlace("jobs", 0, LogCuts.parse("3@5").number_of(9))
+    now_there = RecordPlace("jobs", 0, LogCuts.parse("2<3@5").number_of(9))
     redelivered = {ORIGINAL: markers(TAKE, MOVED, copy=COPY)}
     found = life([ORIGINAL, COPY], redelivered, lost={COPY})
     assert (found.state, found.records, found.lost) == (

@@ -5,8 +5,8 @@ import pytest
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, Cut, LogCuts, cuts_behind, offset_of
 
-ONCE = NO_CUTS.with_cut(Cut(3, 450))
-TWICE = ONCE.with_cut(Cut(7, 900))
+ONCE = NO_CUTS.with_cut(Cut(3, 450, 2))
+TWICE = ONCE.with_cut(Cut(7, 900, 6))
 
 
 def test_r39_without_a_cut_a_number_is_the_offset() -> None:
@@ -16,7 +16,7 @@ def test_r39_without_a_cut_a_number_is_the_offset() -> None:
 
 
 def test_r39_no_number_names_two_messages() -> None:
-    logs = [NO_CUTS, ONCE, TWICE, TWICE.with_cut(Cut(9, 300))]
+    logs = [NO_CUTS, ONCE, TWICE, TWICE.with_cut(Cut(9, 300, 8))]
     seen: dict[int, tuple[int, int]] = {}
     epochs = [lambda o: 0, lambda o: 3 * (o >= 450), lambda o: 7 if o >= 900 else 3 * (o >= 450)]
     epochs.append(lambda o: 9 * (o >= 300))
@@ -41,16 +41,22 @@ def test_r39_what_lies_below_a_cut_keeps_its_number() -> None:
 
 
 def test_r39_a_later_cut_that_lies_lower_supersedes_the_former() -> None:
-    assert TWICE.with_cut(Cut(9, 500)).cuts == (Cut(3, 450), Cut(9, 500))
-    assert TWICE.with_cut(Cut(9, 450)).cuts == (Cut(9, 450),)
+    assert TWICE.with_cut(Cut(9, 500, 8)).cuts == (Cut(3, 450, 2), Cut(9, 500, 8))
+    assert TWICE.with_cut(Cut(9, 450, 8)).cuts == (Cut(9, 450, 8),)
 
 
 @pytest.mark.parametrize(
-    "cut", [Cut(7, 1), Cut(6, 2_000), Cut(0, 0), Cut(2**19, 0), Cut(8, 2**44), Cut(8, -1)]
+    "cut", [Cut(7, 1, 6), Cut(6, 2_000, 5), Cut(0, 0, 0), Cut(2**19, 0, 8), Cut(8, 2**44, 7), Cut(8, -1, 7)]
 )
 def test_r39_older_cuts_and_those_that_have_no_numbers_are_left_out(cut: Cut) -> None:
     assert TWICE.knows(cut)
     assert TWICE.with_cut(cut) is TWICE
+
+
+def test_r39_a_cut_that_is_found_again_after_an_election_is_the_same() -> None:
+    assert ONCE.knows(Cut(4, 450, 2))
+    assert ONCE.with_cut(Cut(4, 450, 3)).cuts == (Cut(4, 450, 3),)  # what stood behind the first is gone
+    assert ONCE.with_cut(Cut(4, 300, 2)).cuts == (Cut(4, 300, 2),)
 
 
 def test_numbers_of_ascending_offsets() -> None:
@@ -60,15 +66,23 @@ def test_numbers_of_ascending_offsets() -> None:
 
 def test_merged() -> None:
     assert NO_CUTS.merged(TWICE) == TWICE.merged(ONCE) == ONCE.merged(TWICE) == TWICE
-    assert ONCE.new_in(TWICE) == (Cut(7, 900),)
-    assert LogCuts((Cut(2, 5),)).merged(TWICE).cuts == (Cut(2, 5), Cut(3, 450), Cut(7, 900))
+    assert ONCE.new_in(TWICE) == (Cut(7, 900, 6),)
+    assert LogCuts((Cut(2, 5, 1),)).merged(TWICE).cuts == (Cut(2, 5, 1), Cut(3, 450, 2), Cut(7, 900, 6))
 
 
 def test_text() -> None:
-    assert str(TWICE) == "3@450,7@900"
+    assert str(TWICE) == "2<3@450,6<7@900"
     for cuts in (NO_CUTS, ONCE, TWICE):
         assert LogCuts.parse(str(cuts)) == cuts
-    for text in ("x", "3@450,", "7@900,3@450", "3@900,7@450", "0@4", "600000@4", "3@99999999999999"):
+    for text in (
+        "x",
+        "2<3@450,",
+        "6<7@900,2<3@450",
+        "2<3@900,6<7@450",
+        "0<0@4",
+        "3<600000@4",
+        "2<3@99999999999999",
+    ):
         with pytest.raises(ValueError, match="cuts"):
             LogCuts.parse(text)
 

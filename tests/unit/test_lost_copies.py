@@ -12,7 +12,7 @@ from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, Cut
 from tracker.redelivery.lost_copies import LostCopies
 
-CUTS = NO_CUTS.with_cut(Cut(3, 100))
+CUTS = NO_CUTS.with_cut(Cut(3, 100, 2))
 NEW = CUTS.number_of(100)
 
 

@@ -21,7 +21,7 @@ from tracker.redelivery.redeliverer import Redeliverer
 from tracker.redelivery.tick_writer import Tick
 from tracker.settings import TrackerSettings
 
-CUT = Cut(3, 10)
+CUT = Cut(3, 10, 2)
 CUTS = NO_CUTS.with_cut(CUT)
 NEW = CUT.base
 
@@ -66,7 +66,7 @@ def test_r39_the_highest_copy_has_an_epoch_that_its_claim_limits(read, ranges) -
     assert read(*first) == NamedCopy(14, 2, b"c")
     assert read(*first, *transaction(2, {5: (0, 13)})) == NamedCopy(14, 2, b"c")
     last = transaction(4, {5: (0, 17), 6: None}, ranges=ranges, claim_id=b"d")
-    assert read(*first, *last) == (NamedCopy(14, 2, b"c") if ranges else NamedCopy(17, 4, b"d"))
+    assert read(*first, *last) == (NamedCopy(14, 4, b"c") if ranges else NamedCopy(17, 4, b"d"))
 
 
 def test_r39_transactions_that_were_aborted_do_not_hide_the_one_before() -> None:
@@ -75,6 +75,15 @@ def test_r39_transactions_that_were_aborted_do_not_hide_the_one_before() -> None
     for record in records(*made):
         _read_marker(record, 0, 0, 9, found, lambda: 1_000)
     assert found.copies.last == [NamedCopy(12, 2, b"c"), NamedCopy(14, 2, b"d")]
+
+
+def test_r39_a_later_claim_says_that_nothing_is_missing_that_was_copied_before() -> None:
+    """Who reads uncommitted markers may know copies that were aborted, and would find a cut by them."""
+    found = StartsFound()
+    made = transaction(2, {1: (0, 11)}) + transaction(3, {2: (0, 14)}, claim_id=b"d")
+    for record in records(*made):
+        _read_marker(record, 0, 0, 9, found, lambda: 1_000)
+    assert found.copies.last == [NamedCopy(11, 3, b"c"), NamedCopy(14, 3, b"d")]
 
 
 @BY
@@ -96,21 +105,23 @@ def test_r39_assignment_ticks_limit_no_epochs_of_copies_and_ticks_of_menders_do(
     assert read(claim, codec.encode(tick(0, epoch=4)), end) == NamedCopy(11, 4)
 
 
-def test_r39_of_markers_before_those_that_a_commit_leads_to_only_the_copies_count() -> None:
+def test_r39_of_markers_before_those_that_a_commit_leads_to_only_cuts_and_copies_count() -> None:
     found = StartsFound()
     take = codec.encode(Marker(0, 4, Op.TAKE, 300))
-    for record in records(take, *transaction(2, {1: (0, 11)}), take):
-        _read_marker(record, 3, 0, 9, found, lambda: 1_000)
+    told = codec.encode(assignment_tick(0, 5, cuts=CUTS, epoch=3))
+    for record in records(take, told, *transaction(2, {1: (0, 11)}), take):
+        _read_marker(record, 4, 0, 9, found, lambda: 1_000)
     assert found.copies.highest == NamedCopy(11, 2, b"c")
-    assert list(found.started.runs()) == [(4, 1)]
+    assert (found.cuts, found.epoch) == (CUTS, None)
+    assert list(found.by_epoch[None].runs()) == [(4, 1)]
     before = StartsFound()
     _read_marker(*records(take), 1, 0, 9, before, lambda: 1_000)
-    assert not before.started
+    assert not before.by_epoch
 
 
 def test_r39_a_copy_that_was_cut_away_is_forgotten() -> None:
     made = transaction(2, {1: (0, 11)})
-    assert read_by_tracker(*made, codec.encode(tick(0, NO_CUTS.with_cut(Cut(3, 12))))) is not None
+    assert read_by_tracker(*made, codec.encode(tick(0, NO_CUTS.with_cut(Cut(3, 12, 2))))) is not None
     told = codec.encode(tick(0, CUTS))
     assert read_by_tracker(*made, told) is None
     behind = transaction(3, {1: (0, NEW + 10)})
@@ -155,3 +166,28 @@ def test_r39_a_takeover_keeps_what_was_stored(part) -> None:
     part.catch_up_to(Tick(0, 0, 0.0), LogEnd(20, 2), known_end=LogEnd(15, 2))
     part.epoch_told(2, 1, highest_taken=3)
     assert part.last_known == LastSeen(14, 2)
+
+
+def test_r39_takes_have_at_most_the_epoch_of_the_tick_before_them(part) -> None:
+    """A tracker may read them long after the log was cut back; what Kafka tells then says nothing."""
+    part.catch_up_to(Tick(0, 0, 0.0), LogEnd(20, 4))
+    taken = codec.encode(Marker(0, 12, Op.TAKE, 300))
+    read(part, taken)
+    assert part.last_taken is None, "the taker may be a client that knows no epochs"
+    told = codec.encode(assignment_tick(0, 3, epoch=2))
+    replay_markers(part.state, 0, records(taken, told, taken))
+    assert (part.last_taken, part.log.epoch) == (LastSeen(12, 2, is_sure=False), 2)
+    assert part.log_evidence[0] == LogEnd(0, 4), "a successor does not take it for sure"
+    part.is_intact(part.last_taken, 4)
+    assert (part.last_taken, part.log.epoch) == (LastSeen(12, 4, is_sure=False), 4)
+    behind = codec.encode(Marker(0, 13, Op.TAKE, 300))
+    replay_markers(part.state, 0, records(taken, told, taken, behind))
+    assert part.last_taken == LastSeen(13, 2, is_sure=False)
+
+
+def test_r39_ticks_without_an_epoch_are_of_clients_that_may_take_any_message(part) -> None:
+    read(part, codec.encode(assignment_tick(0, 0, epoch=2)), codec.encode(Marker(0, 1, Op.TAKE, 300)))
+    assert part.last_taken == LastSeen(1, 2, is_sure=False)
+    ticks = [codec.encode(assignment_tick(0, 0))] * 3
+    read(part, *ticks)
+    assert part.last_taken is None

@@ -22,8 +22,8 @@ IDS = TopicIds("Q", "M")
         ("", Commit(5, None)),  # of the JVM library
         ("kmq2:9223372036854775808:Q:M", Commit(5, None)),
         ("kmq3:7:Q:M:2::", Commit(5, 7, 2)),
-        ("kmq3:7:Q:M:2:9@4,8@5:", Commit(5, 7)),  # cuts that can't be
-        ("kmq3:7:Q:M:4:2@5,4@9:3", Commit(5, 7, 4, LogCuts((Cut(2, 5), Cut(4, 9))), 3)),
+        ("kmq3:7:Q:M:2:8<9@4,7<8@5:", Commit(5, 7)),  # cuts that can't be
+        ("kmq3:7:Q:M:4:1<2@5,3<4@9:3", Commit(5, 7, 4, LogCuts((Cut(2, 5, 1), Cut(4, 9, 3))), 3)),
         ("kmq3:7:another:M:2::", None),
         ("kmq4:7:Q:M", Commit(5, None)),
     ],
@@ -34,7 +34,10 @@ def test_r24_a_commit_counts_for_the_topic_that_it_names(metadata, expected):
 
 @pytest.mark.parametrize("markers_offset", [None, 0, 7, 2**63 - 1])
 def test_a_commit_is_read_as_it_was_written(markers_offset):
-    for commit in (Commit(5, markers_offset), Commit(5, markers_offset, 7, NO_CUTS.with_cut(Cut(3, 4)), 8)):
+    for commit in (
+        Commit(5, markers_offset),
+        Commit(5, markers_offset, 7, NO_CUTS.with_cut(Cut(3, 4, 2)), 8),
+    ):
         place = TopicPartition("q", 0, 5, commit_metadata(commit, IDS))
         assert commit_of(place, IDS) == commit
 

@@ -64,7 +64,7 @@ def test_what_is_delayed_and_overdue_goes_by_the_time_carried_forward():
 
 def test_r39_what_is_in_flight_is_found_by_its_offset():
     """Behind a cut, a client of kmqpy has taken 4, and one that knows no cuts 5."""
-    queue, cuts = QueueSettings(name="q"), LogCuts.parse("2@4")
+    queue, cuts = QueueSettings(name="q"), LogCuts.parse("1<2@4")
     part = OwnedPartition(("q", 0), 1, queue, Redeliverer(KafkaConnection(), queue, 0, TrackerSettings()))
     part.start_reading(InFlight(cuts=cuts), now=100.0)
     for at, number in enumerate((1, cuts.number_of(4), 5)):

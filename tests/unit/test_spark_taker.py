@@ -102,7 +102,7 @@ def test_tasks_share_a_reader_of_markers_and_ask_for_their_partition_alone(taker
 
 def test_what_markers_say_of_messages_that_were_cut_away_is_forgotten():
     """Offsets 10 to 12 are given once more: 10 was acknowledged before, a client takes the new 11."""
-    cuts = LogCuts.parse("3@10")
+    cuts = LogCuts.parse("2<3@10")
     number = cuts.number_of(11)
     log = [Marker(0, offset, Op.TAKE, LEASE_MS) for offset in (8, 9, 10, 11, 12)]
     log += [Marker(0, 9, Op.END), Marker(0, 10, Op.END), tick(0, cuts)]
@@ -115,6 +115,6 @@ def test_what_markers_say_of_messages_that_were_cut_away_is_forgotten():
     assert found.taken(range(8, 13)) == [8, 9, 11]
     assert found.sort_out(range(8, 13)).finished == {9, 11}
     assert (found.highest, [entry.offset for entry in found.state]) == (11, [8])
-    found.note(tick(0, cuts.with_cut(Cut(7, 9))), len(log), 1_000)
+    found.note(tick(0, cuts.with_cut(Cut(7, 9, 6))), len(log), 1_000)
     assert found.by_offset(Marker(0, number, Op.END)) is None
     assert (found.taken(range(8, 13)), found.highest) == ([8], 8)

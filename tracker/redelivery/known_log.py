@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.markers.entry import Entry
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts, offset_of
 from tracker.redelivery.redelivery_plan import Original
@@ -23,11 +24,14 @@ class LastSeen:
     """A record with leader epoch `epoch` is known to have stood at `offset`; -1: none is.
 
     claim_id  if the record is a copy: the claim that it names
+    is_sure   False: the epoch is that of clients that write ticks, but another kind of client, which may meet
+              higher ones, perhaps took the record
     """
 
     offset: int
     epoch: int
     claim_id: bytes = b""
+    is_sure: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +77,19 @@ class KnownLog:
         behind the tick that told the cut, by a client which knows no cuts, the record that stands there now
         is the message that it took.
         """
+        lowest = self.epochs[0][1] if self.epochs else INT64_MAX
         for entry in entries:
             original = found.get(offset_of(entry.offset))
             if original is None:
                 continue
-            epoch = self.epoch_of(entry)
-            if 0 <= epoch < original.epoch and self.cuts.is_current(entry.offset):
+            if (
+                original.epoch > lowest
+                and 0 <= self.epoch_of(entry) < original.epoch
+                and self.cuts.is_current(entry.offset)
+            ):
                 yield entry, None
+            elif original.offset == entry.offset:
+                yield entry, original
             else:
                 yield entry, original._replace(offset=entry.offset)
 

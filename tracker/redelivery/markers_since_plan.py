@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.message_filter import MessageFilter
@@ -81,4 +82,5 @@ class MarkersSincePlan:
             self._changed.update(new)
             self._state.restore(self._entries[offset] for offset in new)
             self._state.apply(marker, record.offset(), record.timestamp()[1])
-            self._ended.update(offset for offset in about if self._state.get(offset) is None)
+            if marker.op is Op.END:
+                self._ended.update(about)

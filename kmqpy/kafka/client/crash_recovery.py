@@ -28,7 +28,8 @@ from kmqpy.kafka.client.log_check import LogCheck
 from kmqpy.kafka.client.offset_commits import Commit, commit_of
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts, offset_of
+from kmqpy.kafka.markers.log_cuts import LogCuts, offset_of
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import read_headers, read_marker
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -44,8 +45,11 @@ _READ_MARKERS_TIMEOUT_S = 2.0
 partitions wait meanwhile."""
 
 _LOOK_BACK = 10_000
-"""After an election, so many markers before those that a commit leads to are read, too: the last copy that a
-tracker has made may be named there."""
+"""After an election, so many markers before those that a commit leads to are read, too: these may tell cuts
+that the commit does not know, and the last copy that a tracker has made."""
+_MAX_GAP = 100
+"""A start marker of a message at least so far beyond the end of the log is forged, or of another log: the
+first message that a cut takes away stands at the end of the log, or behind a few control records."""
 
 WriteAssignmentTicks = Callable[[Sequence[Marker]], Collection[int]]
 """Writes assignment ticks; returns the partitions whose tick Kafka has not confirmed yet.
@@ -60,12 +64,14 @@ class _PartitionToActivate(NamedTuple):
 
     assigned   the state of the partition
     commit     from where the client takes messages
+    told       the cuts of the log that all readers of the markers know
     found      the start markers of messages at or after the commit
     begins_at  the queue offset at which librdkafka begins to read
     """
 
     assigned: AssignedPartition
     commit: Commit
+    told: LogCuts
     found: StartsFound
     begins_at: int
 
@@ -139,7 +145,8 @@ class CrashRecovery:
         except (KafkaException, KmqError) as exception:
             self._back_off(partition, assigned, exception)
             return None
-        return _PartitionToActivate(assigned, commit, found, max(committed.offset, 0))
+        told = before.cuts.merged(found.cuts)
+        return _PartitionToActivate(assigned, commit, told, found, max(committed.offset, 0))
 
     def _find_in_log(self, partition: int, commit: Commit, consumer: Consumer) -> tuple[Commit, StartsFound]:
         """Find start markers, and cuts of the logs; returns the commit for the logs as they are, too.
@@ -147,31 +154,30 @@ class CrashRecovery:
         Three messages may have stood where the log has others now: that before the commit, the last copy, and
         the last message that was started.
         """
+        given = commit.cuts
         ends = self._log_check.ask(consumer, [partition], _READ_COMMIT_TIMEOUT_S)[partition]
         commit = self._log_check.cut_back(partition, commit, commit.offset - 1, commit.epoch, ends.queue)
         with_markers = self._log_check.with_markers_cut_back(partition, commit, ends.markers)
         lost_markers, commit = with_markers is not commit, with_markers
         epoch = ends.queue.epoch or 0
         look_back = _LOOK_BACK if epoch > (commit.epoch or 0) else 0
-        cuts = commit.cuts
-        found = self._find_starts(partition, commit.markers_offset, commit.offset, epoch, cuts, look_back)
-        commit = replace(commit, cuts=commit.cuts.merged(found.cuts))
+        found = self._find_starts(
+            partition, commit.markers_offset, commit.offset, epoch, look_back, commit.epoch
+        )
+        found.complete &= not lost_markers
+        commit = replace(commit, cuts=given.merged(found.cuts).merged(commit.cuts))
         for copy in found.copies.last:
             if commit.cuts.is_current(copy.number):
                 commit = self._log_check.cut_back(
                     partition, commit, offset_of(copy.number), copy.epoch, ends.queue, copy.claim_id
                 )
-        known = max((one for one in (found.epoch, commit.epoch) if one is not None), default=None)
-        started = list(found.started.runs())
-        if known is not None and epoch > known and found.absent >= 0:  # cut away, rather than a lie
-            offset = offset_of(found.absent)
-            started.append((found.absent - offset, offset + 1))
-        current = commit.cuts.current_runs(started)
-        last = max((offset_of(first) + count - 1 for first, count in current), default=-1)
-        commit = self._log_check.cut_back(partition, commit, last, known, ends.queue)
-        if commit.cuts != cuts:
-            found = self._find_starts(partition, commit.markers_offset, commit.offset, epoch, commit.cuts)
-        found.complete &= not lost_markers
+        for of_epoch, numbers in found.by_epoch.items():
+            started = commit.cuts.current_runs(numbers.runs())
+            last = max((offset_of(first) + count - 1 for first, count in started), default=-1)
+            beyond = found.beyond.get(of_epoch)
+            if beyond is not None and (of_epoch or 0) < epoch and commit.cuts.is_current(beyond):
+                last = offset_of(beyond)
+            commit = self._log_check.cut_back(partition, commit, last, of_epoch, ends.queue)
         found.markers_epoch = ends.markers.epoch
         if commit.markers_epoch is not None:  # the marker before commit.markers_offset is still there
             commit = replace(commit, markers_epoch=ends.markers.epoch)
@@ -199,9 +205,16 @@ class CrashRecovery:
         except KmqError:  # the writer is closed, or the topic was recreated
             unconfirmed = to_activate.keys()
         to_seek = []
-        for partition, (assigned, commit, found, begins_at) in to_activate.items():
+        for partition, one in to_activate.items():
+            assigned, commit, _, found, begins_at = one
             if partition in unconfirmed:
                 self._back_off(partition, assigned, Unavailable("its assignment tick is not confirmed"))
+                continue
+            try:
+                if not self._has_told(partition, one):
+                    raise Unavailable("somebody else has told a cut of its log before")
+            except KmqError as error:
+                self._back_off(partition, assigned, error)
                 continue
             assigned.finish_recovery(commit, found)
             # librdkafka begins at the committed offset, even if that is of a former topic of this name.
@@ -209,14 +222,24 @@ class CrashRecovery:
                 to_seek.append(partition)
         return to_seek
 
+    def _has_told(self, partition: int, one: _PartitionToActivate) -> bool:
+        """Return True if all readers of the markers know the cuts of the commit now, by the assignment tick.
+
+        Somebody else may have told the same cut before, with another epoch; the first one counts for readers.
+        """
+        if one.commit.cuts == one.told:
+            return True
+        since = self._find_starts(partition, one.found.end, INT64_MAX, latest_epoch=INT64_MAX)
+        return one.told.merged(since.cuts).merged(one.commit.cuts) == one.commit.cuts
+
     def _find_starts(
         self,
         partition: int,
         markers_offset: int | None,
         first_offset: int,
         latest_epoch: int = 0,
-        cuts: LogCuts = NO_CUTS,
         look_back: int = 0,
+        epoch: int | None = None,
     ) -> StartsFound:
         return find_starts(
             self._connection,
@@ -225,8 +248,8 @@ class CrashRecovery:
             markers_offset=markers_offset,
             first_offset=first_offset,
             latest_epoch=latest_epoch,
-            cuts=cuts,
             look_back=look_back,
+            epoch=epoch,
             clock=self._clock,
         )
 
@@ -248,24 +271,22 @@ def find_starts(
     first_offset: int,
     latest_epoch: int,
     clock: Clock,
-    cuts: LogCuts = NO_CUTS,
     look_back: int = 0,
+    epoch: int | None = None,
 ) -> StartsFound:
     """Return the start markers from `markers_offset` on, for queue offsets >= `first_offset`.
 
     Ticks that name leader epochs above `latest_epoch`, the highest that the queue partition has had, are not
     believed. If `markers_offset` is None, finds no start marker and is not complete. If `markers_offset` lies
-    beyond the end, reads all markers, because the topic was recreated. Start markers that name messages on
-    both sides of one of the `cuts` don't count: a tracker that read them before new messages came, and found
-    that some don't exist, has skipped them. Of `look_back` markers before these it finds only the copies that
-    they name. Raises Unavailable, TopicError.
+    beyond the end, reads all markers, because the topic was recreated. Of `look_back` markers before these it
+    finds only the cuts and copies that they name. `epoch`: the highest of the messages that were taken
+    before, if it is known. Raises Unavailable, TopicError.
     """
-    found = StartsFound()
+    found = StartsFound(epoch=epoch)
     visit = partial(
         _read_marker,
         first_offset=first_offset,
         latest_epoch=latest_epoch,
-        cuts=cuts,
         found=found,
         # Asked only after the end of the markers is known, so valid for all markers (rule R22).
         queue_end=cache(partial(_queue_end, connection, queue, partition)),
@@ -284,6 +305,8 @@ def find_starts(
     if markers_offset is not None and markers_offset > reached[partition].end:  # the topic was recreated
         reached = scan({partition: 0}, visit=partial(visit, markers_offset=0))
         markers_offset = 0
+    for numbers in found.by_epoch.values():
+        found.started.update(numbers)
     found.end = reached[partition].end
     found.complete = markers_offset is not None and markers_offset >= reached[partition].low
     return found
@@ -301,7 +324,6 @@ def _read_marker(
     markers_offset: int,
     first_offset: int,
     latest_epoch: int,
-    cuts: LogCuts,
     found: StartsFound,
     queue_end: Callable[[], int],
 ) -> None:
@@ -311,31 +333,32 @@ def _read_marker(
         return
     if marker.op is Op.END and marker.by_tracker:
         found.copies.read(marker, read_headers(record)[0])
-    if record.offset() < markers_offset:
-        return
+    is_before = record.offset() < markers_offset
     if max([marker.epoch or 0, *(cut.epoch for cut in marker.cuts.cuts)]) <= latest_epoch:
         found.cuts = found.cuts.merged(marker.cuts)
-        if marker.epoch is not None and marker.takes_from is not None:
+        if marker.epoch is not None and marker.takes_from is not None and not is_before:
             found.epoch = max(marker.epoch, found.epoch or 0)
+    if is_before:
+        return
     if marker.op not in (Op.TAKE, Op.DELAY, Op.END) or offset_of(marker.highest) < first_offset:
         return
-    runs = list(_from_offset(first_offset, marker.offset_runs))
+    # A marker may name messages that don't exist, all or, where the log was cut back, some.
+    end = INT64_MAX if marker.op is Op.END else queue_end()
+    runs = list(_between(first_offset, end, marker.offset_runs))
     if marker.op is not Op.END:
-        if offset_of(marker.highest) >= queue_end():
-            found.absent = max(found.absent, marker.highest)
-            return
-        if cuts.is_current(marker.offset) and not cuts.is_current(marker.highest):
-            return
-        found.started.add_runs(runs)
+        found.by_epoch.setdefault(found.epoch, OffsetRuns()).add_runs(runs)
+        for first, _ in _between(end, end + _MAX_GAP, marker.offset_runs):
+            found.beyond.setdefault(found.epoch, first)
     if marker.op is Op.TAKE:
         found.in_flight.add_runs(runs)
     else:
         found.in_flight.discard_runs(runs)
 
 
-def _from_offset(first_offset: int, runs: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
-    """Yield the parts of runs of numbers whose messages stand at `first_offset` or behind it."""
+def _between(begin: int, end: int, runs: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
+    """Yield the parts of runs of numbers whose messages stand from offset `begin` to before `end`."""
     for first, count in runs:
-        skipped = max(0, first_offset - offset_of(first))
+        offset = offset_of(first)
+        skipped, count = max(0, begin - offset), min(count, end - offset)
         if skipped < count:
             yield first + skipped, count - skipped

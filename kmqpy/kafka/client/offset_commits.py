@@ -25,7 +25,7 @@ COMMIT_EVERY_MESSAGES = 10_000
 _METADATA = re.compile(
     r"kmq1:(?P<v1>[0-9]{1,19})"
     r"|kmq[23]:(?P<v2>[0-9]{1,19}|-):(?P<queue>[^:]+):(?P<markers>[^:]+)"
-    r"(:(?P<epoch>[0-9]{1,10}):(?P<cuts>[0-9@,]*):(?P<markers_epoch>[0-9]{0,10}))?"
+    r"(:(?P<epoch>[0-9]{1,10}):(?P<cuts>[0-9<@,]*):(?P<markers_epoch>[0-9]{0,10}))?"
 )
 """The markers offset, or `-` where it is not known, the ids of the queue topic and the markers topic, and if
 it is known, the leader epoch of the queue partition with its cuts, and that of the markers partition. Older

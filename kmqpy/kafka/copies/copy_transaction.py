@@ -184,7 +184,7 @@ class CopyTransaction:
             producer.begin_transaction()
             if claim is not None:
                 topic = self.markers_topic
-                self._produce_one(topic, self._completed(claim.record), self._on_claim_delivery)
+                self._produce_claim(claim.record)
                 if decide_first:
                     self._flush_claim()
                     self._produce(topic, claim.decide(self._claim_position))
@@ -261,26 +261,26 @@ class CopyTransaction:
             if self._clock.monotonic() - began >= librdkafka.REPEATED_END_S:
                 self._producer.may_end_again = True
 
-    def _with_claim_id(self, record: NewRecord) -> NewRecord:
-        return record._replace(headers=(*record.headers, (CLAIM_ID, self.claim_id)))
-
-    def _completed(self, claim: NewRecord) -> NewRecord:
-        """The record of the claim, with the headers by which its copies are found."""
-        record = self._with_claim_id(claim)
-        return record._replace(headers=(*record.headers, (COPIES_TO, self.topic.encode())))
+    def _produce_claim(self, claim: NewRecord) -> None:
+        """Produce the claim, with the headers by which its copies are found."""
+        found_by = (CLAIM_ID, self.claim_id), (COPIES_TO, self.topic.encode())
+        self._produce_one(self.markers_topic, claim, self._on_claim_delivery, *found_by)
 
     def _produce_copies(self, copies: Iterable[NewRecord]) -> None:
+        claim_id = CLAIM_ID, self.claim_id
         for index, copy in enumerate(copies):
             self._places.append(None)
-            self._produce_one(self.topic, self._with_claim_id(copy), partial(self._on_copy_delivery, index))
+            self._produce_one(self.topic, copy, partial(self._on_copy_delivery, index), claim_id)
 
     def _produce(self, topic: str, records: Iterable[NewRecord]) -> None:
         report = partial(self._on_delivery, topic)
         for record in records:
             self._produce_one(topic, record, report)
 
-    def _produce_one(self, topic: str, record: NewRecord, report: Any) -> None:
-        headers: Any = list(record.headers)
+    def _produce_one(
+        self, topic: str, record: NewRecord, report: Any, *more_headers: tuple[str, bytes]
+    ) -> None:
+        headers: Any = [*record.headers, *more_headers]
         while True:
             try:
                 self._producer.produce(

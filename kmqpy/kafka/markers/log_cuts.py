@@ -26,19 +26,29 @@ _MAX_EPOCH = (1 << 63 - _OFFSET_BITS) - 1
 """Numbers are below 2^63. A partition with more elections can't be cut back without confusion."""
 _MAX_CUTS = 100
 """A text with more cuts is refused."""
-_TEXT = re.compile(r"[0-9]{1,6}@[0-9]{1,14}(,[0-9]{1,6}@[0-9]{1,14})*")
+_CUT = r"[0-9]{1,6}<[0-9]{1,6}@[0-9]{1,14}"
+_TEXT = re.compile(f"{_CUT}(,{_CUT})*")
 
 
 class Cut(NamedTuple):
-    """From offset `start` on, the log was written anew; the record there has the leader epoch `epoch`."""
+    """From offset `start` on, the log was written anew; the record there has the leader epoch `epoch`.
+
+    The cut took away a record of epoch `above` or lower, which is how somebody knows of it. If somebody else
+    finds the same cut after another election, and no record stands behind it yet, he gives it a higher epoch;
+    `above` tells that from another cut, which takes away what was written behind this one.
+    """
 
     epoch: int
     start: int
+    above: int
 
     @property
     def base(self) -> int:
         """What is added to the offsets behind the cut."""
         return self.epoch << _OFFSET_BITS
+
+
+_UNCUT = Cut(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +63,8 @@ class LogCuts:
     def knows(self, cut: Cut) -> bool:
         """Return True if this cut, or a later one, is known; False also if it can't be numbered."""
         known = self.cuts[-1].epoch if self.cuts else 0
-        return not (known < cut.epoch <= _MAX_EPOCH and 0 <= cut.start <= _MAX_OFFSET)
+        can_be_new = known < cut.epoch <= _MAX_EPOCH and 0 <= cut.start <= _MAX_OFFSET
+        return not can_be_new or any(one.start <= cut.start and one.epoch > cut.above for one in self.cuts)
 
     def with_cut(self, cut: Cut) -> LogCuts:
         """These cuts and `cut`, unless it is known; those that it has cut away are left out."""
@@ -106,22 +117,22 @@ class LogCuts:
     def cut_of(self, number: int) -> Cut | None:
         """The cut behind which the message with this number stands.
 
-        Cut(0, 0) stands for the log before the first cut; None: no cut that is known has given this number.
+        Cut(0, 0, 0) stands for the log before the first cut; None: no known cut has given this number.
         """
         base = number - offset_of(number)
         if not base:
-            return Cut(0, 0)
+            return _UNCUT
         return next((cut for cut in self.cuts if cut.base == base and number >= base + cut.start), None)
 
     def existing(self, runs: Iterable[tuple[int, int]], end: int) -> Iterator[tuple[int, int]]:
         """What of these runs (first, count) of numbers lies below the log's end, and behind a known cut."""
         for first, count in runs:
-            cut = Cut(0, 0) if first < end else self.cut_of(first)
+            cut = _UNCUT if first < end else self.cut_of(first)
             if cut is not None and first < cut.base + end:
                 yield first, min(count, cut.base + end - first)
 
     def __str__(self) -> str:
-        return ",".join(f"{cut.epoch}@{cut.start}" for cut in self.cuts)
+        return ",".join(f"{cut.above}<{cut.epoch}@{cut.start}" for cut in self.cuts)
 
     @classmethod
     def parse(cls, text: str) -> LogCuts:
@@ -129,12 +140,12 @@ class LogCuts:
         if not text:
             return NO_CUTS
         if not _TEXT.fullmatch(text):
-            raise ValueError("cuts: not of the form epoch@start,epoch@start,...")
+            raise ValueError("cuts: not of the form above<epoch@start,above<epoch@start,...")
         found = NO_CUTS
         parts = text.split(",")
         for part in parts:
-            epoch, start = part.split("@")
-            found = found.with_cut(Cut(int(epoch), int(start)))
+            above, epoch, start = map(int, re.split("[<@]", part))
+            found = found.with_cut(Cut(epoch, start, above))
         if len(found.cuts) != len(parts) or len(parts) > _MAX_CUTS:
             raise ValueError("cuts: too many, not ascending, or out of range")
         return found
@@ -147,7 +158,8 @@ NO_CUTS = LogCuts()
 def cuts_behind(number: int) -> LogCuts:
     """Cuts by which the message at the offset of this number has this number."""
     offset = offset_of(number)
-    return NO_CUTS if offset == number else LogCuts((Cut(number >> _OFFSET_BITS, offset),))
+    epoch = number >> _OFFSET_BITS
+    return NO_CUTS if offset == number else LogCuts((Cut(epoch, offset, epoch - 1),))
 
 
 def offset_of(number: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from kmqpy.core.int64 import INT64_MAX
@@ -60,6 +60,18 @@ class QueueEnd:
         cut = cuts.cut_of(marker.offset)
         return cut is None or marker.highest >= cut.base + self.offset
 
+    def existing(self, marker: Marker, cuts: LogCuts) -> Marker:
+        """Return a marker that is_beyond() without what did not exist; raises DecodeError if nothing did.
+
+        The log may have been cut back within the messages of a range marker: those below the cut are there.
+        """
+        runs = () if marker.op is Op.END else tuple(cuts.existing(marker.offset_runs, self.offset))
+        if not runs:
+            what = f"cuts {marker.cuts}" if marker.cuts else f"message {marker.highest}"
+            key = codec.encode_key(marker.partition, marker.offset)
+            raise DecodeError(f"marker of {what}, which did not exist", key)
+        return replace(marker, offset=runs[0][0], runs=runs)
+
 
 ALL_EXIST = QueueEnd(INT64_MAX + 1, INT64_MAX + 1)
 """With this end, every message that a marker names counts as existing; for callers that do not check."""
@@ -75,7 +87,7 @@ class Applied:
     in_ranges       the number of messages that range markers named
     newer           markers offset and error of each marker that only a newer kmqpy can read
     skipped         markers offset and error of each record that was skipped: the record can't be decoded, or
-                    it is a marker other than an end marker, of a message that did not exist
+                    it is a marker other than an end marker, and none of its messages existed
     failed          markers offset and error of each marker that a bug of kmqpy kept from being applied
     touched         the set that the caller gave, to which all existing messages were added that markers
                     took, delayed or ended, even if that did not change the state; else None
@@ -259,8 +271,7 @@ def _apply_one(state: InFlight, applied: Applied, record: Any, queue_end: QueueE
         if queue_end.is_beyond(marker, state.cuts):
             if at >= queue_end.decides_markers_below:
                 return False
-            what = f"cuts {marker.cuts}" if marker.cuts else f"message {marker.highest}"
-            raise DecodeError(f"marker of {what}, which did not exist", record.key())
+            marker = queue_end.existing(marker, state.cuts)
         is_new = at >= state.position
         changed = state.apply(marker, at, timestamp_ms)
         if marker.op is Op.END and marker.by_tracker and is_new:
