@@ -71,12 +71,6 @@ class History:
     )
     """By the id of the markers topic, partition and offset, when a tracker planned to redeliver a message:
     the end of the markers then, and how far the tracker had read them."""
-    epochs_told: defaultdict[Any, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
-    """By partition of a tracker, the leader epochs of the queue that Kafka has told since the takes before a
-    markers offset were read."""
-    limits: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    """By partition and number of a message, when a tracker planned to redeliver it: the leader epochs that
-    were told since its take."""
     unread: set[tuple[int, int]] = field(default_factory=set)
     """Partition and offset of copies of which a tracker could not find out whether they were acknowledged."""
     problems: list[str] = field(default_factory=list)
@@ -291,21 +285,19 @@ class Checker:
             return self._names.of((queue.partition, offset))
         return queue.records[offset] if offset < len(queue.records) else None
 
-    def _mistaken_for(self, original: Record, copy: Record, epochs: list[int]) -> Record:
+    def _mistaken_for(self, original: Record, copy: Record) -> Record:
         """The message behind the cut of which a tracker made this copy, taking it for one that was cut away.
 
-        It can't know better if Kafka told it no epoch between the take and the cut: a second copy comes of
-        that, a gap of rule R39.
+        It can't know better where ticks that told leader epochs, or the cut, were deleted before their time:
+        a second copy comes of that, a gap of rule R39.
         """
-        if original.value() == copy.value():
+        if original.value() == copy.value() or not self.history.markers_deleted:
             return original
         written = [event.record for event in self.broker.world.journal if isinstance(event, Written)]
         there = [one for one in written if one.log is original.log and one.at == original.at]
-        for record in there:
-            if record.value() == copy.value() and record.epoch <= min(epochs, default=record.epoch):
-                self.stats["copied for what was cut away"] += 1
-                return record
-        return original
+        found = next((one for one in there if one.value() == copy.value()), original)
+        self.stats["copied for what was cut away"] += found is not original
+        return found
 
     def _check_is_whole(self, original: Record, copy: Record, what: str) -> None:
         if (copy.key(), copy.value()) != (original.key(), original.value()):
@@ -537,7 +529,7 @@ class Checker:
         self._originals.add(original)
         if original.is_cut:
             self.stats["copies of what was cut away"] += 1
-            original = self._mistaken_for(original, copy, self.history.limits.get((partition, offset), []))
+            original = self._mistaken_for(original, copy)
         self._check_is_whole(original, copy, what)
         self._check_lineage(original, copy, record, offset, what)
         takers = {taken.by for taken, _ in takes[offset]}
