@@ -140,6 +140,10 @@ class _Search:
                 low = record.offset() + 1
             else:
                 end, behind = middle, record
+        if behind is not None and 0 <= log.epoch < _epoch_of(behind):
+            raise Unavailable(  # some of the records may be of the log before a second cut
+                f"{self._topic}, partition {self._partition}: a leader was elected meanwhile; try again"
+            )
         return Cut(max(log.epoch, epoch + 1) if behind is None else _epoch_of(behind), low, max(0, epoch))
 
     def _ask(self) -> _Log:
