@@ -318,6 +318,7 @@ def test_r39_what_is_stored_is_taken_over_by_numbers() -> None:
     assert begin.highest == 19
     found = begin.corrected(0, QueueSettings(name="q"), 17, 0)
     assert [row[0] for row in found.at.in_flight] == [4, NEW + 14, (7 << 44) + 16]
+    assert found.state().highest_taken == (7 << 44) + 17  # which shows that the log may have been cut back
     assert found.at.in_flight[1].bits == 0b111
     assert found.at.finished.runs == ((3, 2), (NEW + 15, 2))
     assert found.problem is not None

@@ -20,12 +20,14 @@ class StartPosition(NamedTuple):
     problem       what was wrong with the stored offset, or with its snapshot; None: nothing
     markers_lost  True if Kafka has deleted markers from the stored offset on
     ahead_s       by how many seconds the stored time was ahead of the broker's clock; 0 if that is allowed
+    taken         the highest message in flight in the snapshot as it was stored, there or not; -1: none
     """
 
     at: StoredOffset
     problem: str | None = None
     markers_lost: bool = False
     ahead_s: float = 0.0
+    taken: int = -1
 
     def corrected(self, now_ms: int, queue: QueueSettings, queue_end: int, lead_ms: int) -> StartPosition:
         """Return this position, corrected by the broker's time `now_ms` and by the end of the queue.
@@ -39,7 +41,7 @@ class StartPosition(NamedTuple):
         ahead_ms = at.now_ms - now_ms
         latest_ms = now_ms + queue.longest_ms
         rows: list[SnapshotRow] = []
-        beyond = False
+        beyond, taken = False, -1
         for row in at.in_flight:
             if ahead_ms > lead_ms:
                 # A clock that was ahead has set this deadline if the lease had not ended at the stored time,
@@ -49,6 +51,8 @@ class StartPosition(NamedTuple):
                 row = row._replace(since_ms=min(row.since_ms, now_ms), due_ms=due_ms)
             row = row._replace(due_ms=min(row.due_ms, latest_ms))
             bits = row.bits if isinstance(row, TakenRun) else 1
+            if at.cuts.cut_of(row[0]) is not None:
+                taken = max(taken, row[0] + bits.bit_length() - 1)
             existing = dict(at.cuts.existing([(row[0], bits.bit_length())], queue_end)).get(row[0], 0)
             if isinstance(row, TakenRun) and 0 < existing < bits.bit_length():
                 beyond = True
@@ -63,7 +67,7 @@ class StartPosition(NamedTuple):
             at = replace(at, now_ms=now_ms)
         ahead_s = ahead_ms / 1000 if ahead_ms > lead_ms else 0.0
         at = replace(at, in_flight=tuple(rows), finished=finished)
-        return self._replace(at=at, problem=problem, ahead_s=ahead_s)
+        return self._replace(at=at, problem=problem, ahead_s=ahead_s, taken=taken)
 
     @property
     def highest(self) -> int:
@@ -81,6 +85,7 @@ class StartPosition(NamedTuple):
         state = InFlight(now_ms=at.now_ms, position=at.offset, missed_markers=at.missed_markers, cuts=at.cuts)
         state.takes_epoch = at.takes_epoch
         state.restore(at.in_flight)
+        state.highest_taken = max(state.highest_taken, self.taken)  # it may have been cut away
         state.finished.restore(at.finished)
         return state
 
