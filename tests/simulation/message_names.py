@@ -65,9 +65,10 @@ class MessageNames:
         return self._records.get(place)
 
     def copied(self, place: Number, copy: Record, by: str) -> None:
-        """An end marker calls a copy by this number."""
+        """An end marker calls a copy by this number; by another once a cut is told before which it stands."""
         known = self._records.get(place)
-        if known is not None and known is not copy:
+        was_renamed = self._numbers.get(copy, place[1]) != place[1]
+        if known is not None and known is not copy and not (known.is_cut and was_renamed):
             self._tell(f"{_shown(place)} is a copy of {copy.value()!r} to {by}, and is {known.value()!r}")
 
     def knows(self, record: Record) -> bool:
