@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 _PAUSE_S = 2.0
 """A partition's log is looked at again this long after the last time, at the earliest."""
+_CLIENTS_TELL_S = 10.0
+"""Clients that know of cuts look for them every 5 s, and tell of one before they take messages behind it."""
 
 
 class CutKeeper:
@@ -52,6 +54,8 @@ class CutKeeper:
         if seen.epoch < end.epoch:
             # Somebody may have written the marker of a record that ends a transaction.
             self.look(part, seen, may_be_control=not seen.claim_id, epoch=end.epoch)
+        elif (taken := part.last_taken) is not None and taken.epoch < end.epoch:
+            self.look(part, taken, epoch=end.epoch)
 
     def look(
         self,
@@ -154,10 +158,25 @@ class CutKeeper:
             elif isinstance(found, Exception):
                 raise found
             elif found is None or part.state.cuts.knows(found):
-                if epoch is not None and part.last_known == seen:
+                if epoch is not None and seen in (part.last_known, part.last_taken):
                     part.is_intact(seen, epoch)
-            else:
+            elif seen.is_sure:
                 self._tell(part, found)
+            else:
+                self._doubt(part, seen, epoch)
+
+    def _doubt(self, part: OwnedPartition, seen: LastSeen, epoch: int | None) -> None:
+        """Redeliver nothing until clients tell the cut, or have had the time to.
+
+        If none does, another kind of client has taken what was seen, after an election.
+        """
+        now = self._clock.monotonic()
+        if part.doubted_since is None:
+            part.doubted_since = now
+        elif now - part.doubted_since >= _CLIENTS_TELL_S and epoch is not None and seen == part.last_taken:
+            part.is_intact(seen, epoch)
+            return
+        part.problems.election = "the queue's log was perhaps cut back; waiting for what its clients find"
 
     def _tell(self, part: OwnedPartition, cut: Cut) -> None:
         cuts = part.state.cuts.with_cut(cut)

@@ -97,6 +97,7 @@ class OffsetKeeper:
             taken_end=end.offset,
             queue_epoch=end.epoch,
             told_below=told_below,
+            takes_epoch=state.takes_epoch,
             markers_read=state.position,
             markers_epoch=part.markers_epoch,
         )

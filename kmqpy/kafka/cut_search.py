@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
-from kmqpy.errors import Unavailable
+from kmqpy.errors import DecodeError, Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.markers.claim_headers import CLAIM_ID
-from kmqpy.kafka.markers.log_cuts import Cut
-from kmqpy.kafka.markers.records import read_headers
+from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.markers.log_cuts import Cut, offset_of
+from kmqpy.kafka.markers.records import read_headers, read_marker
 from kmqpy.kafka.settings import KafkaConnection
 
 _POLL_S = 0.1
@@ -46,6 +47,7 @@ def find_cut(
     epoch: int,
     may_be_control: bool = False,
     claim_id: bytes = b"",
+    starts: int | None = None,
     timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Cut | None:
@@ -60,6 +62,8 @@ def find_cut(
                     is seen at `offset` proves nothing
     claim_id        the record is a copy that names this claim: then it is still there, whatever its epoch is;
                     a transaction that was aborted after an election may have written it
+    starts          the record is the start marker of the message at this queue offset, perhaps with a higher
+                    epoch: its writer does not know in which epoch Kafka wrote it
 
     Raises Unavailable when Kafka does not answer for `timeout_s` seconds, TopicError when the topic is gone.
     """
@@ -67,7 +71,7 @@ def find_cut(
     search = _Search(connection, topic, partition, timeout_s, clock)
     try:
         with librdkafka.kafka_errors(doing, connection):
-            return search.find(offset, epoch, may_be_control=may_be_control, claim_id=claim_id)
+            return search.find(offset, epoch, may_be_control=may_be_control, claim_id=claim_id, starts=starts)
     finally:
         search.close()
 
@@ -99,7 +103,9 @@ class _Search:
         """Release the connection."""
         self._consumer.close()
 
-    def find(self, offset: int, epoch: int, *, may_be_control: bool, claim_id: bytes) -> Cut | None:
+    def find(
+        self, offset: int, epoch: int, *, may_be_control: bool, claim_id: bytes, starts: int | None
+    ) -> Cut | None:
         """See find_cut(). Raises KafkaException, Unavailable."""
         log = self._ask()
         confirmed_at = self._clock.monotonic() + _SHORT_END_CONFIRMED_S
@@ -116,7 +122,11 @@ class _Search:
                     return None
                 if (log.epoch if found is None else _epoch_of(found)) <= epoch:
                     return None  # a gap that no cut has made: behind one, epochs are higher
-            elif _epoch_of(found) <= epoch or (claim_id and (CLAIM_ID, claim_id) in read_headers(found)[0]):
+            elif (
+                _epoch_of(found) <= epoch
+                or (claim_id and (CLAIM_ID, claim_id) in read_headers(found)[0])
+                or (starts is not None and _starts(found, starts))
+            ):
                 return None
         return self._cut_before(min(offset, log.end), found, epoch, log)
 
@@ -175,6 +185,15 @@ class _Search:
             f"{self._topic}, partition {self._partition}: Kafka at {self._connection.bootstrap} sends no "
             f"record from offset {offset} on; try again"
         )
+
+
+def _starts(record: Any, offset: int) -> bool:
+    """Return True if the record is a start marker, and the last message that it names stands at `offset`."""
+    try:
+        marker = read_marker(record)
+    except DecodeError:
+        return False
+    return marker.op in (Op.TAKE, Op.DELAY) and offset_of(marker.highest) == offset
 
 
 def _epoch_of(record: Any) -> int:

@@ -50,7 +50,7 @@ cut_search = stepwise(
 )
 _log_check = stepwise(
     "kmqpy.kafka.client.log_check",
-    {"ask", "cut_back", "with_markers_cut_back", "_is_start_of", "_taken_to"},
+    {"ask", "cut_back", "with_markers_cut_back", "_taken_to"},
     find_cut=cut_search.find_cut,
     RepeatedReader=RepeatedReader,
     _taken_to=log_check._taken_to,  # that of a record, which does not wait

@@ -422,6 +422,7 @@ class Log:
     def elect(self) -> None:
         """The leader is another broker from now on, or the same once more."""
         self.epoch += 1
+        self.broker.world.trace("broker", f"{self.topic} {self.partition} has epoch {self.epoch}")
 
     def cut(self, at: int) -> list[Record]:
         """Cut the log back to this offset; returns what was cut away. The next leader has another epoch.

@@ -173,7 +173,23 @@ def test_r39_of_a_range_that_was_cut_back_what_is_there_is_in_flight() -> None:
     assert len(markers.read(taken, end=QueueEnd(6, 2)).skipped) == 1
     found = StartsFound()
     _read_marker(markers.records[-1], 0, 8, 0, found, lambda: 10)
-    assert list(found.started.runs()) == list(found.in_flight.runs()) == [(8, 2)]
+    assert list(found.by_epoch[None].runs()) == list(found.in_flight.runs()) == [(8, 2)]
+
+
+def test_r39_what_was_taken_before_a_tick_has_no_epoch_of_it() -> None:
+    """Of takes soon behind the end some message may have been cut away; others are forged."""
+    found = StartsFound(epoch=1)
+    markers = Markers()
+    markers.read(
+        Marker(0, 8, Op.TAKE, 300, runs=((8, 3),)),
+        Marker(0, 9_999, Op.TAKE, 300),
+        assignment_tick(0, 6, epoch=3),
+        *takes(6),
+    )
+    for record in markers.records:
+        _read_marker(record, 0, 0, 3, found, lambda: 9)
+    assert {epoch: list(numbers) for epoch, numbers in found.by_epoch.items()} == {1: [8], 3: [6]}
+    assert found.beyond == {1: 9}
 
 
 def test_r39_a_series_ends_where_the_numbers_of_a_cut_do() -> None:

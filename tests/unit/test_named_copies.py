@@ -113,10 +113,10 @@ def test_r39_of_markers_before_those_that_a_commit_leads_to_only_cuts_and_copies
         _read_marker(record, 4, 0, 9, found, lambda: 1_000)
     assert found.copies.highest == NamedCopy(11, 2, b"c")
     assert (found.cuts, found.epoch) == (CUTS, None)
-    assert list(found.started.runs()) == [(4, 1)]
+    assert list(found.by_epoch[None].runs()) == [(4, 1)]
     before = StartsFound()
     _read_marker(*records(take), 1, 0, 9, before, lambda: 1_000)
-    assert not before.started
+    assert not before.by_epoch
 
 
 def test_r39_a_copy_that_was_cut_away_is_forgotten() -> None:
@@ -166,3 +166,28 @@ def test_r39_a_takeover_keeps_what_was_stored(part) -> None:
     part.catch_up_to(Tick(0, 0, 0.0), LogEnd(20, 2), known_end=LogEnd(15, 2))
     part.epoch_told(2, 1, highest_taken=3)
     assert part.last_known == LastSeen(14, 2)
+
+
+def test_r39_takes_have_at_most_the_epoch_of_the_tick_before_them(part) -> None:
+    """A tracker may read them long after the log was cut back; what Kafka tells then says nothing."""
+    part.catch_up_to(Tick(0, 0, 0.0), LogEnd(20, 4))
+    taken = codec.encode(Marker(0, 12, Op.TAKE, 300))
+    read(part, taken)
+    assert part.last_taken is None, "the taker may be a client that knows no epochs"
+    told = codec.encode(assignment_tick(0, 3, epoch=2))
+    replay_markers(part.state, 0, records(taken, told, taken))
+    assert (part.last_taken, part.log.epoch) == (LastSeen(12, 2, is_sure=False), 2)
+    assert part.log_evidence[0] == LogEnd(0, 4), "a successor does not take it for sure"
+    part.is_intact(part.last_taken, 4)
+    assert (part.last_taken, part.log.epoch) == (LastSeen(12, 4, is_sure=False), 4)
+    behind = codec.encode(Marker(0, 13, Op.TAKE, 300))
+    replay_markers(part.state, 0, records(taken, told, taken, behind))
+    assert part.last_taken == LastSeen(13, 2, is_sure=False)
+
+
+def test_r39_ticks_without_an_epoch_are_of_clients_that_may_take_any_message(part) -> None:
+    read(part, codec.encode(assignment_tick(0, 0, epoch=2)), codec.encode(Marker(0, 1, Op.TAKE, 300)))
+    assert part.last_taken == LastSeen(1, 2, is_sure=False)
+    ticks = [codec.encode(assignment_tick(0, 0))] * 3
+    read(part, *ticks)
+    assert part.last_taken is None

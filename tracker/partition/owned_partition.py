@@ -72,6 +72,10 @@ class OwnedPartition:
     queue_end         the end offset of the queue that Kafka told last
     taken_end         the offset after the highest message that was taken, and the latest leader epoch in
                       which no unknown cut (rule R39) had taken it away; -1: not known
+    intact_end        the log below this offset is the same since the partition had this leader epoch; -1: not
+                      known
+    doubted_since     the monotonic time since which the log seems to have been cut back, by `last_taken`
+                      only; None: it does not
     looks_for_cut     True while a job looks whether the log was cut back
     look_for_cut_at   the monotonic time before which no such job begins
     lost_copies_of    cuts whose lost copies are looked for; None: no job looks
@@ -112,6 +116,8 @@ class OwnedPartition:
         self.markers_epoch = -1
         self.queue_end = ALL_EXIST
         self.taken_end = LogEnd(0)
+        self.intact_end = LogEnd(0)
+        self.doubted_since: float | None = None
         self.looks_for_cut = False
         self.look_for_cut_at = 0.0
         self.lost_copies_of: LogCuts | None = None
@@ -150,7 +156,8 @@ class OwnedPartition:
         self.state = state
         self.markers_epoch = markers_epoch
         self.lost_copies_of = None
-        self.taken_end = LogEnd(0)
+        self.taken_end = self.intact_end = LogEnd(0)
+        self.doubted_since = None
         self._log = KnownLog().told(below, epoch)
         self.follow(self.queue)
         self.unread = []
@@ -183,7 +190,10 @@ class OwnedPartition:
     @property
     def log(self) -> KnownLog:
         """What is known of the queue's log now."""
-        return replace(self._log, cuts=self.state.cuts, epoch=self.last_known.epoch)
+        epoch, by_clients = self.last_known.epoch, self.last_taken
+        if by_clients is not None:
+            epoch = min(epoch, by_clients.epoch)
+        return replace(self._log, cuts=self.state.cuts, epoch=epoch)
 
     @property
     def last_known(self) -> LastSeen:
@@ -197,8 +207,23 @@ class OwnedPartition:
             return copied
         return min(taken, copied, key=lambda seen: (seen.epoch, -seen.offset))
 
+    @property
+    def last_taken(self) -> LastSeen | None:
+        """The highest message taken, with the epoch that clients tell who write ticks; None: none does."""
+        number, epoch = self.state.highest_taken, self.state.takes_epoch
+        if number < 0 or epoch < 0:
+            return None
+        offset = offset_of(number)
+        if offset < self.intact_end.offset:
+            epoch = max(epoch, self.intact_end.epoch)
+        return LastSeen(offset, epoch, is_sure=False)
+
     def is_intact(self, seen: LastSeen, epoch: int) -> None:
         """Note that no cut before this leader epoch took away this record, which was the last known."""
+        self.doubted_since = None
+        if not seen.is_sure:
+            self.intact_end = LogEnd(seen.offset + 1, epoch)
+            return
         if self.taken_end.offset <= seen.offset + 1 and self.taken_end.epoch < epoch:
             self.taken_end = self.taken_end._replace(epoch=epoch)
         if seen.offset >= 0:
@@ -228,7 +253,8 @@ class OwnedPartition:
     def log_was_cut(self, end: int, lost: int, now: float) -> None:
         """Show it for a while; what Kafka told of the former log's end does not count any more."""
         epoch, start, _ = self.state.cuts.cuts[-1]
-        self.taken_end = LogEnd(start, epoch)
+        self.taken_end = self.intact_end = LogEnd(start, epoch)
+        self.doubted_since = None
         self.queue_end = QueueEnd(0, 0, self.queue_end.epoch)
         self.problems.log_was_cut(
             f"the log of topic {self.queue.name} was cut back: messages from offset {start} to before {end} "
@@ -253,6 +279,7 @@ class OwnedPartition:
         # Redeliveries from before the fencing were committed and are read by now, or never will be.
         self.state.claims.end_all()
         self.state.claims.expects = self.redeliverer.expects_claim
+        self.state.claims.aborted = self.redeliverer.aborted_claims
         if self.state.claims:
             self.failures = failures  # what is torn may be impossible to mend for a while
         self.state.retry_all()

@@ -79,6 +79,7 @@ class StartPosition(NamedTuple):
         """Build the in-flight state to which markers from this position on are applied."""
         at = self.at
         state = InFlight(now_ms=at.now_ms, position=at.offset, missed_markers=at.missed_markers, cuts=at.cuts)
+        state.takes_epoch = at.takes_epoch
         state.restore(at.in_flight)
         state.finished.restore(at.finished)
         return state

@@ -24,11 +24,14 @@ class LastSeen:
     """A record with leader epoch `epoch` is known to have stood at `offset`; -1: none is.
 
     claim_id  if the record is a copy: the claim that it names
+    is_sure   False: the epoch is that of clients that write ticks, but another kind of client, which may meet
+              higher ones, perhaps took the record
     """
 
     offset: int
     epoch: int
     claim_id: bytes = b""
+    is_sure: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,8 @@ class StoredOffset:
     queue_epoch     the latest leader epoch of the partition when all of them were in its log; -1: both
                     are not known, as in the data of older versions
     told_below      Kafka told this epoch after the takes before this markers offset were written
+    takes_epoch     the highest leader epoch of the messages that clients take, as the ticks told that were
+                    read before the store; -1: not known
     markers_read    the offset after the last marker that was read before the store
     markers_epoch   the latest leader epoch of the markers partition when it had that marker; -1: both are
                     not known, as in the data of older versions
@@ -103,6 +105,7 @@ class StoredOffset:
     taken_end: int = 0
     queue_epoch: int = -1
     told_below: int = 0
+    takes_epoch: int = -1
     markers_read: int = 0
     markers_epoch: int = -1
 
@@ -132,6 +135,8 @@ class StoredOffset:
                 "queue_epoch": self.queue_epoch,
                 "told_below": self.told_below,
             }
+        if self.takes_epoch >= 0:
+            values["takes_epoch"] = self.takes_epoch
         if self.markers_epoch >= 0:
             values |= {"markers_read": self.markers_read, "markers_epoch": self.markers_epoch}
         return _dumps(values)
@@ -206,6 +211,7 @@ def parse_offset(data: bytes) -> StoredOffset:
             taken_end=_number({"taken_end": 0, **values}, "taken_end", "stored offset"),
             told_below=_number({"told_below": 0, **values}, "told_below", "stored offset"),
             queue_epoch=_epoch(values, "queue_epoch"),
+            takes_epoch=_epoch(values, "takes_epoch"),
             markers_read=_number({"markers_read": 0, **values}, "markers_read", "stored offset"),
             markers_epoch=_epoch(values, "markers_epoch"),
         )

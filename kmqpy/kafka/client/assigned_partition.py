@@ -43,14 +43,14 @@ class StartsFound:
     """The start markers that a client has read in one partition, for messages from some queue offset on.
 
     started    offsets of the messages that have a start marker
-    absent     the highest message that has a start marker and does not exist; -1: none. The start marker does
-               not count (rule R22), but the message may have been cut away
     in_flight  offsets of the messages whose last take is followed by neither an end marker nor a delay marker
     end        the markers offset at which the markers partition ended
     complete   False: start markers may be missing, because the markers offset to begin at was unknown, or
                because Kafka has deleted markers at or after it
-    epoch      the highest leader epoch in an assignment tick: that of the messages in `started`, or a higher
-               one; None if no tick says so
+    epoch      the highest leader epoch in an assignment tick so far: messages that are taken behind it have
+               this one or a lower one; None if no tick says so
+    by_epoch   the messages in `started`, by this epoch
+    beyond     by this epoch, a message of a start marker soon behind the end of the log: cut away or forged
     cuts       the cuts of the queue partition's log that ticks name
     copies     the highest copy that trackers have written, as their end markers say
     markers_epoch  the latest leader epoch of the markers partition; None: not known
@@ -58,10 +58,11 @@ class StartsFound:
 
     started: OffsetRuns = field(default_factory=OffsetRuns)
     in_flight: OffsetRuns = field(default_factory=OffsetRuns)
-    absent: int = -1
     end: int = 0
     complete: bool = True
     epoch: int | None = None
+    by_epoch: dict[int | None, OffsetRuns] = field(default_factory=dict)
+    beyond: dict[int | None, int] = field(default_factory=dict)
     cuts: LogCuts = NO_CUTS
     copies: NamedCopies = field(default_factory=NamedCopies)
     markers_epoch: int | None = None

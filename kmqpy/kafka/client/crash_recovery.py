@@ -29,6 +29,7 @@ from kmqpy.kafka.client.offset_commits import Commit, commit_of
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.log_cuts import LogCuts, offset_of
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import read_headers, read_marker
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -46,6 +47,9 @@ partitions wait meanwhile."""
 _LOOK_BACK = 10_000
 """After an election, so many markers before those that a commit leads to are read, too: these may tell cuts
 that the commit does not know, and the last copy that a tracker has made."""
+_MAX_GAP = 100
+"""A start marker of a message at least so far beyond the end of the log is forged, or of another log: the
+first message that a cut takes away stands at the end of the log, or behind a few control records."""
 
 WriteAssignmentTicks = Callable[[Sequence[Marker]], Collection[int]]
 """Writes assignment ticks; returns the partitions whose tick Kafka has not confirmed yet.
@@ -157,7 +161,9 @@ class CrashRecovery:
         lost_markers, commit = with_markers is not commit, with_markers
         epoch = ends.queue.epoch or 0
         look_back = _LOOK_BACK if epoch > (commit.epoch or 0) else 0
-        found = self._find_starts(partition, commit.markers_offset, commit.offset, epoch, look_back)
+        found = self._find_starts(
+            partition, commit.markers_offset, commit.offset, epoch, look_back, commit.epoch
+        )
         found.complete &= not lost_markers
         commit = replace(commit, cuts=given.merged(found.cuts).merged(commit.cuts))
         for copy in found.copies.last:
@@ -165,14 +171,13 @@ class CrashRecovery:
                 commit = self._log_check.cut_back(
                     partition, commit, offset_of(copy.number), copy.epoch, ends.queue, copy.claim_id
                 )
-        known = max((one for one in (found.epoch, commit.epoch) if one is not None), default=None)
-        started = list(found.started.runs())
-        if known is not None and epoch > known and found.absent >= 0:  # cut away, rather than a lie
-            offset = offset_of(found.absent)
-            started.append((found.absent - offset, offset + 1))
-        current = commit.cuts.current_runs(started)
-        last = max((offset_of(first) + count - 1 for first, count in current), default=-1)
-        commit = self._log_check.cut_back(partition, commit, last, known, ends.queue)
+        for of_epoch, numbers in found.by_epoch.items():
+            started = commit.cuts.current_runs(numbers.runs())
+            last = max((offset_of(first) + count - 1 for first, count in started), default=-1)
+            beyond = found.beyond.get(of_epoch)
+            if beyond is not None and (of_epoch or 0) < epoch and commit.cuts.is_current(beyond):
+                last = offset_of(beyond)
+            commit = self._log_check.cut_back(partition, commit, last, of_epoch, ends.queue)
         found.markers_epoch = ends.markers.epoch
         if commit.markers_epoch is not None:  # the marker before commit.markers_offset is still there
             commit = replace(commit, markers_epoch=ends.markers.epoch)
@@ -234,6 +239,7 @@ class CrashRecovery:
         first_offset: int,
         latest_epoch: int = 0,
         look_back: int = 0,
+        epoch: int | None = None,
     ) -> StartsFound:
         return find_starts(
             self._connection,
@@ -243,6 +249,7 @@ class CrashRecovery:
             first_offset=first_offset,
             latest_epoch=latest_epoch,
             look_back=look_back,
+            epoch=epoch,
             clock=self._clock,
         )
 
@@ -265,15 +272,17 @@ def find_starts(
     latest_epoch: int,
     clock: Clock,
     look_back: int = 0,
+    epoch: int | None = None,
 ) -> StartsFound:
     """Return the start markers from `markers_offset` on, for queue offsets >= `first_offset`.
 
     Ticks that name leader epochs above `latest_epoch`, the highest that the queue partition has had, are not
     believed. If `markers_offset` is None, finds no start marker and is not complete. If `markers_offset` lies
     beyond the end, reads all markers, because the topic was recreated. Of `look_back` markers before these it
-    finds only the cuts and copies that they name. Raises Unavailable, TopicError.
+    finds only the cuts and copies that they name. `epoch`: the highest of the messages that were taken
+    before, if it is known. Raises Unavailable, TopicError.
     """
-    found = StartsFound()
+    found = StartsFound(epoch=epoch)
     visit = partial(
         _read_marker,
         first_offset=first_offset,
@@ -296,6 +305,8 @@ def find_starts(
     if markers_offset is not None and markers_offset > reached[partition].end:  # the topic was recreated
         reached = scan({partition: 0}, visit=partial(visit, markers_offset=0))
         markers_offset = 0
+    for numbers in found.by_epoch.values():
+        found.started.update(numbers)
     found.end = reached[partition].end
     found.complete = markers_offset is not None and markers_offset >= reached[partition].low
     return found
@@ -335,9 +346,9 @@ def _read_marker(
     end = INT64_MAX if marker.op is Op.END else queue_end()
     runs = list(_between(first_offset, end, marker.offset_runs))
     if marker.op is not Op.END:
-        if offset_of(marker.highest) >= end:
-            found.absent = max(found.absent, marker.highest)
-        found.started.add_runs(runs)
+        found.by_epoch.setdefault(found.epoch, OffsetRuns()).add_runs(runs)
+        for first, _ in _between(end, end + _MAX_GAP, marker.offset_runs):
+            found.beyond.setdefault(found.epoch, first)
     if marker.op is Op.TAKE:
         found.in_flight.add_runs(runs)
     else:

@@ -114,31 +114,22 @@ class LogCheck:
         if not at or epoch is None or (end.epoch or 0) <= epoch:
             return commit
         topic = self._queue.markers_topic
-        cut = find_cut(self._connection, topic, partition, offset=at - 1, epoch=epoch, clock=self._clock)
-        if cut is None or self._is_start_of(partition, at - 1, commit.offset - 1):
+        cut = find_cut(
+            self._connection,
+            topic,
+            partition,
+            offset=at - 1,
+            epoch=epoch,
+            starts=commit.offset - 1,
+            clock=self._clock,
+        )
+        if cut is None:
             return commit
         taken_to = min(commit.offset, self._taken_to(partition, cut.start))
         self._tell(
             "markers of a queue were cut away: messages are taken again", partition, taken_to, commit.offset
         )
         return replace(commit, offset=taken_to, markers_offset=cut.start, markers_epoch=None)
-
-    def _is_start_of(self, partition: int, at: int, offset: int) -> bool:
-        """Return True if the last start marker of a client stands at markers offset `at`: that of `offset`.
-
-        It may have a higher epoch than its commit says: its client does not know of an election yet. If it
-        was cut away, and stands there again, so do those of the messages before.
-        """
-        found = False
-
-        def visit(_partition: int, records: list[Any]) -> bool:
-            nonlocal found
-            found = records[0].offset() == at and _started(records[0]) == offset
-            return True
-
-        with closing(self._reader()) as reader:
-            reader.scan({partition: at}, visit)
-        return found
 
     def _taken_to(self, partition: int, before: int) -> int:
         """Up to which queue offset messages were taken, by the markers before this markers offset.

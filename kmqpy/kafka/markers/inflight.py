@@ -75,6 +75,8 @@ class InFlight:
                         named by numbers (see log_cuts), which are offsets in a log that was never cut
     cut_away            what those ticks have dropped; for the caller to read and to clear
     highest_taken       the highest message that is known to have been taken; -1: none
+    takes_epoch         the highest leader epoch of the messages that clients take now, as their assignment
+                        ticks tell; -1: not known, as with clients of other versions
     copies              the highest copy that trackers have written; replay_markers() reads it
 
     The caller may change `latest_ms` and the limits at any time; they apply to markers read later.
@@ -106,6 +108,7 @@ class InFlight:
         """The cuts known from each tick on that told new ones: its markers offset, and the cuts."""
         self.cut_away: list[CutAway] = []
         self.highest_taken = -1
+        self.takes_epoch = -1
         self.copies = NamedCopies()
 
     def __len__(self) -> int:
@@ -178,6 +181,7 @@ class InFlight:
             if marker.cuts:
                 self._cut(marker.cuts, at)
             if marker.takes_from is not None:
+                self.takes_epoch = -1 if marker.epoch is None else max(marker.epoch, self.takes_epoch)
                 self.finished.assigned(marker.takes_from, again=marker.takes_again)
                 return 0
             return self._end_range(marker.runs) if marker.runs else self._end(marker.offset)
