@@ -27,6 +27,9 @@ class MessageNames:
         self._numbers: dict[Record, int] = {}
         self._unsure: dict[Number, tuple[Record, ...]] = {}
         """Numbers of which only the taker knows which of these messages it meant; it died, perhaps."""
+        self._halted: set[tuple[Number, Record]] = set()
+        """What clients took when they had stood still and lost the partition, perhaps from a log that was cut
+        back since: a gap of rule R39."""
 
     def meant_by(self, marker: Record, process: Process, decoded: Any) -> None:
         """Keep with a start marker that is about to be sent which messages its client may mean."""
@@ -40,6 +43,8 @@ class MessageNames:
         by = f"{marker.by}, who stood still," if marker.is_of_halted else marker.by
         for number, candidates in marker.meant.items():
             place = marker.partition(), number
+            if marker.is_of_halted:
+                self._halted.update((place, one) for one in candidates)
             if len(candidates) == 1:
                 self.note(place, candidates[0], by)
             elif candidates and place not in self._records:
@@ -52,6 +57,11 @@ class MessageNames:
         if known is not record and known is not None and record in self._unsure.pop(place, ()):
             known = None
         if known is not None and known is not record:
+            if self._is_of_former(place, record):
+                return
+            if self._is_of_former(place, known):
+                known = None
+        if known is not None and known is not record:
             self._tell(f"{_shown(place)} is {record.value()!r} to {by}, and was {known.value()!r} before")
             return
         self._records[place] = record
@@ -59,6 +69,9 @@ class MessageNames:
         if number != place[1]:
             self._tell(f"{record.value()!r} is {_shown(place)} to {by}, and was {number} before")
             self._numbers[record] = place[1]
+
+    def _is_of_former(self, place: Number, record: Record) -> bool:
+        return record.is_cut and (place, record) in self._halted
 
     def of(self, place: Number) -> Record | None:
         """The message that this number names; None if nobody took one of that number."""
