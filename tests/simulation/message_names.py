@@ -90,7 +90,8 @@ class MessageNames:
 
     def number_of(self, record: Record) -> int | None:
         """The number that a message had last."""
-        return self._numbers.get(record)
+        unsure = (place[1] for place in self._unsure if self._records[place] is record)
+        return self._numbers.get(record, next(unsure, None))
 
     def _tell(self, problem: str) -> None:
         self.problems.append(f"R39: {problem}")
