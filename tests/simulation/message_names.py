@@ -30,6 +30,8 @@ class MessageNames:
         self._halted: set[tuple[Number, Record]] = set()
         """What clients took when they had stood still and lost the partition, perhaps from a log that was cut
         back since: a gap of rule R39."""
+        self._gone: set[tuple[Number, Record]] = set()
+        """What clients took that they had fetched before it was cut away: another gap."""
 
     def meant_by(self, marker: Record, process: Process, decoded: Any) -> None:
         """Keep with a start marker that is about to be sent which messages its client may mean."""
@@ -43,6 +45,7 @@ class MessageNames:
         by = f"{marker.by}, who stood still," if marker.is_of_halted else marker.by
         for number, candidates in marker.meant.items():
             place = marker.partition(), number
+            self._gone.update((place, one) for one in candidates if one.is_cut)
             if marker.is_of_halted:
                 self._halted.update((place, one) for one in candidates)
             if len(candidates) == 1:
@@ -72,6 +75,10 @@ class MessageNames:
 
     def _is_of_former(self, place: Number, record: Record) -> bool:
         return record.is_cut and (place, record) in self._halted
+
+    def was_gone(self, place: Number, record: Record) -> bool:
+        """Whether somebody took this message by this number when it was cut away already."""
+        return (place, record) in self._gone
 
     def of(self, place: Number) -> Record | None:
         """The message that this number names; None if nobody took one of that number."""
