@@ -18,7 +18,7 @@ from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import QueueSettings
 
 from .invariants import is_of_the_model, model_state, violations
-from .journal import Acked, Decided, HandedOut
+from .journal import Acked, Decided, HandedOut, Written
 from .late_ack_judge import LateAckJudge
 from .message_names import MessageNames
 from .model import LIAR, Broker, Log, Process, Record, decoded
@@ -71,6 +71,12 @@ class History:
     )
     """By the id of the markers topic, partition and offset, when a tracker planned to redeliver a message:
     the end of the markers then, and how far the tracker had read them."""
+    epochs_told: defaultdict[Any, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    """By partition of a tracker, the leader epochs of the queue that Kafka has told since the takes before a
+    markers offset were read."""
+    limits: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    """By partition and number of a message, when a tracker planned to redeliver it: the leader epochs that
+    were told since its take."""
     unread: set[tuple[int, int]] = field(default_factory=set)
     """Partition and offset of copies of which a tracker could not find out whether they were acknowledged."""
     problems: list[str] = field(default_factory=list)
@@ -284,6 +290,22 @@ class Checker:
         if self._names is not None:
             return self._names.of((queue.partition, offset))
         return queue.records[offset] if offset < len(queue.records) else None
+
+    def _mistaken_for(self, original: Record, copy: Record, epochs: list[int]) -> Record:
+        """The message behind the cut of which a tracker made this copy, taking it for one that was cut away.
+
+        It can't know better if Kafka told it no epoch between the take and the cut: a second copy comes of
+        that, a gap of rule R39.
+        """
+        if original.value() == copy.value():
+            return original
+        written = [event.record for event in self.broker.world.journal if isinstance(event, Written)]
+        there = [one for one in written if one.log is original.log and one.at == original.at]
+        for record in there:
+            if record.value() == copy.value() and record.epoch <= min(epochs, default=record.epoch):
+                self.stats["copied for what was cut away"] += 1
+                return record
+        return original
 
     def _check_is_whole(self, original: Record, copy: Record, offset: int, what: str) -> None:
         is_another = (copy.key(), copy.value()) != (original.key(), original.value())
@@ -525,6 +547,7 @@ class Checker:
         self._originals.add(original)
         if original.is_cut:
             self.stats["copies of what was cut away"] += 1
+            original = self._mistaken_for(original, copy, self.history.limits.get((partition, offset), []))
         self._check_is_whole(original, copy, offset, what)
         self._check_lineage(original, copy, record, offset, what)
         takers = {taken.by for taken, _ in takes[offset]}

@@ -380,6 +380,13 @@ class AnyEpoch(OriginalsReader):
         return fetched
 
 
+class CommitsInAnyEpoch(PartitionRedelivery):
+    """Looks not whether a leader was elected since the log was known to be whole (rule R39)."""
+
+    def _may_go_on(self, part: Any, _check: Any) -> bool:
+        return self._leadership.may_redeliver() and self._probe.has_its_topics(part)
+
+
 class CutsUnseen(CrashRecovery):
     """Looks not whether the log was cut back (rule R39)."""
 
@@ -523,5 +530,7 @@ CONTROLS = {
     "cut ticks ignored by trackers": Controls(takeover=CutsNotApplied, cut_logs=True),
     "numbers are offsets": Controls(member=OffsetsForNumbers, cut_logs=True),
     "takes before the cut tick is confirmed": Controls(marker_writer=CutsToldLater, cut_logs=True),
-    "originals of another epoch copied": Controls(reader=AnyEpoch, cut_logs=True),
+    "originals of another epoch copied": Controls(  # each of the two would notice
+        reader=AnyEpoch, redelivery=CommitsInAnyEpoch, cut_logs=True
+    ),
 }

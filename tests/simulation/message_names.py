@@ -93,12 +93,12 @@ class MessageNames:
 
     def knows(self, record: Record) -> bool:
         """Whether somebody took this message."""
-        return record in self._numbers or any(record is self._records[place] for place in self._unsure)
+        return self.number_of(record) is not None
 
     def number_of(self, record: Record) -> int | None:
-        """The number that a message had last."""
-        unsure = (place[1] for place in self._unsure if self._records[place] is record)
-        return self._numbers.get(record, next(unsure, None))
+        """The number that a message had last, perhaps only for a taker of whom nobody knows what it meant."""
+        unsure = (place[1] for place in self._unsure if record is self._records[place])
+        return self._numbers[record] if record in self._numbers else next(unsure, None)
 
     def _tell(self, problem: str) -> None:
         self.problems.append(f"R39: {problem}")

@@ -112,6 +112,7 @@ _originals_readers = stepwise(
 )
 _offset_keeper = stepwise("tracker.offset_keeper", {"read_offset"}, threading=Threading)
 _marker_reader = stepwise("tracker.reading.marker_reader", set(), replay_markers=_replay.replay_markers)
+_existence_check = stepwise("tracker.reading.existence_check", set())
 _topic_probe = stepwise("tracker.topic_probe", set())
 _takeover = stepwise(
     "tracker.takeover", {"prepare", "_cut_since", "_markers_cut_since"}, find_cut=cut_search.find_cut
@@ -177,6 +178,23 @@ class Takeover(_takeover.Takeover):
         super().__init__(*arguments)
         self._diagnosed.add(QUEUE)
 
+    def _start_reading(self, part: Any, result: Any) -> None:
+        super()._start_reading(part, result)
+        at = result.begin.at
+        self._connection.world.history.epochs_told[part] = [(at.told_below, at.queue_epoch)]
+
+
+class ExistenceCheck(_existence_check.ExistenceCheck):
+    """tracker.reading.existence_check.ExistenceCheck; the history notes which epochs Kafka has told."""
+
+    def __init__(self, context: Any, *rest: Any) -> None:
+        super().__init__(context, *rest)
+        self._history = context.connection.world.history
+
+    def _end_known(self, part: Any, question: Any, end: Any) -> None:
+        super()._end_known(part, question, end)
+        self._history.epochs_told[part].append((question.below, end.epoch))
+
 
 class LastAttempts(_last_attempts.LastAttempts):
     """tracker.redelivery.last_attempts.LastAttempts; the history notes what could not be read in time."""
@@ -201,7 +219,10 @@ class PartitionRedelivery(_partition_redelivery.PartitionRedelivery):
         self, part: Any, entries: Any, position: int, taken_late: frozenset[int], log: Any
     ) -> Steps:
         markers_end = self._broker.logs[part.queue.markers_topic, part.number].end
+        told = self._history.epochs_told[part]
         for entry in entries:
+            place = part.number, entry.offset
+            self._history.limits[place] = [epoch for below, epoch in told if entry.taken_at < below]
             plans = self._history.plans[part.topic_ids[1], part.number, entry.offset]
             plans.append((markers_end, position))
         offsets = [entry.offset for entry in entries]
@@ -229,6 +250,7 @@ _main_loop = stepwise(
     MarkerReader=_controlled("marker_reader"),
     CutKeeper=_cut_keeper.CutKeeper,
     CutOffKeeper=NothingCutOff,
+    ExistenceCheck=ExistenceCheck,
     HangingKeeper=NothingHangs,
     MirrorKeeper=stepwise("tracker.mirror_keeper", set(), SettingsMirror=NoMirror).MirrorKeeper,
     OffsetKeeper=_controlled("offset_keeper"),
