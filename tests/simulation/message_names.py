@@ -25,8 +25,13 @@ class MessageNames:
         self.problems: list[str] = []
         self._records: dict[Number, Record] = {}
         self._numbers: dict[Record, int] = {}
+        self._named: dict[Record, int] = {}
+        """Of copies, as end markers name them."""
         self._unsure: dict[Number, tuple[Record, ...]] = {}
         """Numbers of which only the taker knows which of these messages it meant; it died, perhaps."""
+        self._late: set[Record] = set()
+        """Messages that were cut away before a client took them that stood still, and had lost the partition:
+        nobody can know that their numbers are used up."""
 
     def meant_by(self, marker: Record, process: Process, decoded: Any) -> None:
         """Keep with a start marker that is about to be sent which messages its client may mean."""
@@ -40,6 +45,8 @@ class MessageNames:
         by = f"{marker.by}, who stood still," if marker.is_of_halted else marker.by
         for number, candidates in marker.meant.items():
             place = marker.partition(), number
+            if marker.is_of_halted:
+                self._late.update(one for one in candidates if one.is_cut)
             if len(candidates) == 1:
                 self.note(place, candidates[0], by)
             elif candidates and place not in self._records:
@@ -51,6 +58,10 @@ class MessageNames:
         known = self._records.get(place)
         if known is not record and known is not None and record in self._unsure.pop(place, ()):
             known = None
+        if known in self._late:
+            known = None
+        if known is not None and record in self._late:
+            return
         if known is not None and known is not record:
             self._tell(f"{_shown(place)} is {record.value()!r} to {by}, and was {known.value()!r} before")
             return
@@ -66,8 +77,9 @@ class MessageNames:
 
     def copied(self, place: Number, copy: Record, by: str) -> None:
         """An end marker calls a copy by this number."""
+        self._named[copy] = place[1]
         known = self._records.get(place)
-        if known is not None and known is not copy:
+        if known is not None and known is not copy and known not in self._late:
             self._tell(f"{_shown(place)} is a copy of {copy.value()!r} to {by}, and is {known.value()!r}")
 
     def knows(self, record: Record) -> bool:
@@ -75,8 +87,8 @@ class MessageNames:
         return record in self._numbers or any(record is self._records[place] for place in self._unsure)
 
     def number_of(self, record: Record) -> int | None:
-        """The number that a message had last."""
-        return self._numbers.get(record)
+        """The number that a message had last, or that of a copy in its end marker."""
+        return self._numbers.get(record, self._named.get(record))
 
     def _tell(self, problem: str) -> None:
         self.problems.append(f"R39: {problem}")
