@@ -17,6 +17,7 @@ from kmqpy.errors import DecodeError, KmqError
 from kmqpy.kafka.copies.copy_transaction import NewRecord, TransactionCancelled
 from kmqpy.kafka.markers.claim_headers import CLAIM, DROPPED, naming_tick
 from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import read_marker
 from kmqpy.kafka.partition_reader import RepeatedReader
@@ -79,22 +80,35 @@ class FinishedDeadLetters:
 class DeadLetterClaim:
     """The claim of one transaction of a redrive or purge; see Claim for what its methods are for.
 
+    numbers  those of the dead letters, see log_cuts
+    epoch    they have this leader epoch or a lower one; None: not known
+    cuts     those of the dead letters' log
     dropped  once decide() has returned: the dead letters of the claim that others finished before the claim
     """
 
     def __init__(
-        self, partition: int, offsets: Sequence[int], finished: FinishedDeadLetters, within_s: float
+        self,
+        partition: int,
+        numbers: Sequence[int],
+        finished: FinishedDeadLetters,
+        within_s: float,
+        *,
+        epoch: int | None,
+        cuts: LogCuts,
     ) -> None:
         self.dropped: frozenset[int] = frozenset()
         self._partition = partition
-        self._offsets = offsets
+        self._numbers = numbers
+        self._epoch = epoch
+        self._cuts = cuts
         self._finished_letters = finished
         self._within_s = within_s
 
     @property
     def record(self) -> NewRecord:
-        """The claim: the record with which the transaction begins; it names all `offsets`."""
-        return NewRecord(self._partition, *naming_tick(self._partition, CLAIM, self._offsets))
+        """The claim: the record with which the transaction begins; it names all `numbers`."""
+        tick = naming_tick(self._partition, CLAIM, self._numbers, self._epoch, self._cuts)
+        return NewRecord(self._partition, *tick)
 
     def decide(self, position: int) -> list[NewRecord]:
         """Find out which dead letters others finished before the claim, which has markers offset `position`.
@@ -102,7 +116,7 @@ class DeadLetterClaim:
         Returns a record that names these dead letters, or no record if there are none; see Claim.decide.
         """
         ended = self._finished_letters.ended_before(position, self._partition, self._within_s)
-        self.dropped = frozenset(offset for offset in self._offsets if offset in ended)
+        self.dropped = frozenset(number for number in self._numbers if number in ended)
         if not self.dropped:
             return []
         named = naming_tick(self._partition, DROPPED, sorted(self.dropped))

@@ -39,6 +39,7 @@ from kmqpy.errors import (
 )
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.client.settings_mirror import settings_of
+from kmqpy.kafka.group_commits import add_cuts_of_letters
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.log_cuts import offset_of
 from kmqpy.kafka.markers.records import message_headers, read_marker
@@ -52,7 +53,14 @@ from kmqpy.kafka.message_headers import (
     is_dead_letter_of,
 )
 from kmqpy.kafka.places import message_id
-from kmqpy.kafka.redrive import DeadLetterMove, RedriveRun, int_header_or_none, redrive_move
+from kmqpy.kafka.redrive import (
+    DeadLetterMove,
+    KnownEnds,
+    RedriveRun,
+    int_header_or_none,
+    move_of,
+    redrive_move,
+)
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.topic_names import dead_letter_queue
 from kmqpy.kafka.topics import Topics
@@ -205,14 +213,15 @@ class KafkaDeadLetters:
                     for record in self._own_records(part):
                         if wanted is not None:
                             found.add((record.partition(), record.offset()))
-                        yield redrive_move(record, self._queue, partitions[self._queue.name])
+                        cuts = part.ended.cuts
+                        yield redrive_move(record, self._queue, partitions[self._queue.name], cuts)
 
             def report() -> None:
                 if progress is not None:
                     left = sum(len(part.offsets) for part in waiting)
                     progress(run.done, run.done + len(run.refused) + left)
 
-            known = {part.partition: part.read_to for part in waiting}
+            known = {part.partition: KnownEnds(part.read_to, part.ended.cuts) for part in waiting}
             run.move(steps(), known=known, at_once=at_once, rate=rate, progress=report)
         self._wait_until_visible(partitions[self._dead.name])
         _log.info("dead letters redriven", extra={"queue": self._queue.name, "count": run.done})
@@ -237,9 +246,13 @@ class KafkaDeadLetters:
             def keep(record: Any) -> None:
                 ends[record.partition()] = min(ends[record.partition()], record.offset())
 
-            records = (record for part in waiting for record in self._own_records(part, keep))
-            steps = (DeadLetterMove(record.partition(), record.offset()) for record in records)
-            run.move(steps, known={part.partition: part.read_to for part in waiting}, at_once=_PURGE_BATCH)
+            steps = (
+                move_of(record, part.ended.cuts)
+                for part in waiting
+                for record in self._own_records(part, keep)
+            )
+            known = {part.partition: KnownEnds(part.read_to, part.ended.cuts) for part in waiting}
+            run.move(steps, known=known, at_once=_PURGE_BATCH)
             self._topics.delete_records(self._dead.name, ends)
         self._wait_until_visible(partitions)
         _log.info("dead letters purged", extra={"queue": self._queue.name, "count": run.done})
@@ -327,8 +340,15 @@ class KafkaDeadLetters:
                     f"{sorted(starts)}, so what is finished is not known; try again later"
                 )
             self._clock.sleep(_POLL_S if starts else 0)
+        ended = {part.partition: part.ended for part in found}
+        cut = add_cuts_of_letters(self._connection, self._dead, ended)
+        if cut:
+            _log.error(
+                "the log of the dead letters was cut back: some are lost",
+                extra={"topic": self._dead.name, "partitions": cut},
+            )
         for part in found:
-            part.claims.end_all()
+            part.settle()
         return found
 
     def _mend(self, run: RedriveRun, waiting: Iterable[UnfinishedLetters]) -> None:
@@ -341,7 +361,7 @@ class KafkaDeadLetters:
         topics = self._topics.describe([self._queue.name])  # a queue that is deleted has no copies
         redriven = run.mend(torn, sum(topic.partitions for topic in topics.values()))
         for part in waiting:
-            for offset in redriven.get(part.partition, ()):
+            for offset in map(offset_of, redriven.get(part.partition, ())):
                 part.discard(offset, offset + 1)
         _log.warning(
             "a late request had ended transactions of a redrive or purge before they were complete; mended",
@@ -379,7 +399,7 @@ class KafkaDeadLetters:
             _log.debug("undecodable marker", extra={"topic": record.topic(), "offset": record.offset()})
         else:
             if marker.op is Op.END and marker.partition < len(waiting):
-                waiting[marker.partition].finish(marker, record)
+                waiting[marker.partition].read(marker, record)
 
     def _own_records(
         self, waiting: UnfinishedLetters, others: Callable[[Any], None] = lambda _: None

@@ -15,6 +15,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, To
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.client.offset_commits import Commit, commit_of
 from kmqpy.kafka.cut_search import find_cut
+from kmqpy.kafka.ended_letters import EndedLetters
 from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, Cut, LogCuts
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -72,6 +73,27 @@ def new_cuts(
         for partition, cut in _find_cuts(connection, queue, ends, records).items():
             found[partition] = found.get(partition, NO_CUTS).with_cut(cut)
     return found
+
+
+def add_cuts_of_letters(
+    connection: KafkaConnection, dead_letters: QueueSettings, ended: Mapping[int, EndedLetters]
+) -> list[int]:
+    """Add the cuts of the dead letters' log that nobody has told yet; returns their partitions.
+
+    Raises TopicError, Unavailable.
+    """
+    known = [
+        {partition: KnownRecord(offset, epoch)}
+        for partition, letters in ended.items()
+        for epoch, offset in letters.claimed.items()
+    ]
+    changed = []
+    for partition, cuts in (new_cuts(connection, dead_letters, *known) if known else {}).items():
+        merged = ended[partition].cuts.merged(cuts)
+        if merged != ended[partition].cuts:
+            ended[partition].cuts = merged
+            changed.append(partition)
+    return changed
 
 
 def last_taken(commits: Mapping[int, Commit]) -> dict[int, KnownRecord]:

@@ -36,6 +36,7 @@ from kmqpy.kafka.dead_letter_claims import DeadLetterClaim, FinishedDeadLetters
 from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.markers.claim_headers import DROPPED, naming_tick
 from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts, offset_of
 from kmqpy.kafka.markers.open_claims import TornClaim
 from kmqpy.kafka.markers.records import message_headers
 from kmqpy.kafka.message_headers import (
@@ -69,11 +70,14 @@ _ancestors_throttle = Throttle(60.0)
 class DeadLetterMove(NamedTuple):
     """One dead letter to be finished by an end marker.
 
-    copy  the message that a redrive appends to the queue in the same transaction; None: a purge drops it
+    number  that of the dead letter in its partition, see log_cuts
+    epoch   the leader epoch of its record; None: Kafka names none
+    copy    the message that a redrive appends to the queue in the same transaction; None: a purge drops it
     """
 
     partition: int
-    offset: int
+    number: int
+    epoch: int | None
     copy: NewRecord | None = None
 
     @property
@@ -84,7 +88,23 @@ class DeadLetterMove(NamedTuple):
         return size_of(self.copy.key, self.copy.value, self.copy.headers)
 
 
-def redrive_move(record: Any, queue: QueueSettings, partitions: int) -> DeadLetterMove:
+class KnownEnds(NamedTuple):
+    """What the caller of a run knows of a partition of the dead letters.
+
+    read_to  the markers offset up to which it has read which dead letters are finished
+    cuts     those of the dead letters' log
+    """
+
+    read_to: int
+    cuts: LogCuts = NO_CUTS
+
+
+def move_of(record: Any, cuts: LogCuts, copy: NewRecord | None = None) -> DeadLetterMove:
+    """The move of a dead letter whose log has these cuts."""
+    return DeadLetterMove(record.partition(), cuts.number_of(record.offset()), record.leader_epoch(), copy)
+
+
+def redrive_move(record: Any, queue: QueueSettings, partitions: int, cuts: LogCuts) -> DeadLetterMove:
     """Make the move that sends a dead letter (`record`) back to `queue`, as if it was never delivered.
 
     The copy goes to the partition from which the dead letter came or, without a header that says so, to the
@@ -97,7 +117,7 @@ def redrive_move(record: Any, queue: QueueSettings, partitions: int) -> DeadLett
         partition = record.partition()
     if not 0 <= partition < partitions:
         partition = -1
-    place = RecordPlace(record.topic(), record.partition(), record.offset())
+    place = RecordPlace(record.topic(), record.partition(), cuts.number_of(record.offset()))
     try:
         ancestors = read_ancestors(m.last_header(headers, ANCESTORS), place)
     except DecodeError as error:
@@ -106,7 +126,7 @@ def redrive_move(record: Any, queue: QueueSettings, partitions: int) -> DeadLett
             _log.warning("dead letter %d-%d: ignored: %s", place.partition, place.offset, error)
     new_headers = redriven_headers(headers, place, queue, ancestors)
     copy = NewRecord(partition, record.key(), record.value(), new_headers)
-    return DeadLetterMove(record.partition(), record.offset(), copy)
+    return move_of(record, cuts, copy)
 
 
 def origin_partition(headers: m.Headers, queue: str) -> int | None:
@@ -145,6 +165,7 @@ class RedriveRun:
         self._connection = connection
         self._clock = clock
         self._finished_letters: FinishedDeadLetters | None = None
+        self._known: Mapping[int, KnownEnds] = {}
         self._producer = self._open_producer()
 
     def __enter__(self) -> Self:
@@ -192,23 +213,25 @@ class RedriveRun:
         self,
         steps: Iterable[DeadLetterMove],
         *,
-        known: Mapping[int, int],
+        known: Mapping[int, KnownEnds],
         at_once: int,
         rate: float | None = None,
         progress: Callable[[], None] = lambda: None,
     ) -> None:
         """Execute these moves; calls `progress` after each batch.
 
-        known    by partition of the dead-letter topic, the markers offset up to which the caller has read
-                 which dead letters are finished. Dead letters that others have finished since are left out
+        known    by partition of the dead-letter topic. Dead letters that others have finished since the
+                 caller has read the markers are left out
         at_once  the most moves in one transaction
         rate     the most moves in a second, on average; None: no limit
 
         Raises Unfinished when the run can't go on. Moves whose transaction was not committed did not happen.
         """
         next_at = self._clock.monotonic()
+        self._known = known
+        read_to = {partition: one.read_to for partition, one in known.items()}
         self._finished_letters = FinishedDeadLetters(
-            self._connection, self._markers_topic, known, self._clock
+            self._connection, self._markers_topic, read_to, self._clock
         )
         try:
             for batch in _batches(steps, at_once):
@@ -253,7 +276,7 @@ class RedriveRun:
             self._commit_batch(batch[:middle])
             self._commit_batch(batch[middle:])
         else:
-            self.refused.append((batch[0].partition, batch[0].offset))
+            self.refused.append((batch[0].partition, offset_of(batch[0].number)))
             _log.error(
                 "%s: dead letter %d-%d is refused: %s", self._doing, *self.refused[-1], error.cause.str()
             )
@@ -266,9 +289,15 @@ class RedriveRun:
         unknown and this run may write nothing more (rules R1, R6).
         """
         assert self._finished_letters is not None
-        offsets = [step.offset for step in batch]
-        claim = DeadLetterClaim(batch[0].partition, offsets, self._finished_letters, _TIMEOUT_S / 2)
-        kept = (step for step in batch if step.offset not in claim.dropped)  # read after claim.decide()
+        claim = DeadLetterClaim(
+            batch[0].partition,
+            [step.number for step in batch],
+            self._finished_letters,
+            _TIMEOUT_S / 2,
+            epoch=max((step.epoch for step in batch if step.epoch is not None), default=None),
+            cuts=self._known[batch[0].partition].cuts,
+        )
+        kept = (step for step in batch if step.number not in claim.dropped)  # read after claim.decide()
         copies = (step.copy for step in kept if step.copy is not None)
         with self._transaction() as transaction:
             transaction.execute(copies, partial(self._end_markers, batch, claim), claim=claim)
@@ -314,9 +343,9 @@ class RedriveRun:
     ) -> Iterator[NewRecord]:
         copied = iter(places)
         for step in batch:
-            if step.offset in claim.dropped:
+            if step.number in claim.dropped:
                 continue
-            copies = {step.offset: None if step.copy is None else next(copied)}
+            copies = {step.number: None if step.copy is None else next(copied)}
             yield from end_markers(self._dead_letters, step.partition, copies, copy_topic=self._queue.name)
 
     def _stopped(self, *errors: KafkaError | None) -> KmqError:

@@ -1,4 +1,4 @@
-"""Which dead letters of a partition are not finished, as the end markers say. Pure: no I/O."""
+"""Which dead letters of a partition are not finished, as the end markers say."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from kmqpy.errors import DecodeError
+from kmqpy.kafka.ended_letters import EndedLetters
 from kmqpy.kafka.markers.codec import Marker
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.open_claims import OpenClaims
@@ -18,8 +19,10 @@ _MAX_READ_GAP = 1_000
 class UnfinishedLetters:
     """The unfinished offsets of one partition of the dead-letter topic.
 
-    offsets  the offsets from `first` to before `end` without an end marker; not all of them hold a message
+    offsets  once settle() was called: the offsets from `first` to before `end` without an end marker; not all
+             of them hold a message
     read_to  the markers offset up to which end markers were read
+    ended    the dead letters with end markers
     claims   the claims of redrives and purges whose transactions may be torn (rule R37 of docs/rules.md)
     """
 
@@ -29,14 +32,21 @@ class UnfinishedLetters:
         self.first = first
         self.end = end
         self.claims = OpenClaims()
+        self.ended = EndedLetters()
         self.offsets = OffsetRuns()
-        if first < end:
-            self.offsets.add_runs([(first, end - first)])
 
-    def finish(self, marker: Marker, record: Any) -> None:
-        """Remove the dead letters that `marker`, an end marker, finishes; `record` is that of the marker."""
-        for start, count in marker.offset_runs:
-            self.discard(start, start + count)
+    def settle(self) -> None:
+        """Find out which offsets are not finished, by the markers that were read and the cuts of the log."""
+        self.claims.end_all()
+        cuts = self.ended.cuts
+        if cuts:
+            self.claims.drop(lambda number: not cuts.is_current(number))
+        if self.first < self.end:
+            self.offsets = OffsetRuns([(self.first, self.end - self.first)]) - self.ended.offsets()
+
+    def read(self, marker: Marker, record: Any) -> None:
+        """Take in an end marker; `record` is that of the marker."""
+        self.ended.read(marker, record)
         if marker.by_tracker:
             with suppress(DecodeError):  # each record is judged alone (rule R21)
                 self.claims.read(marker, record, now_ms=0)

@@ -648,6 +648,7 @@ class Checker:
                 r
                 for r, _ in takes[offset]
                 if r.at >= after and r.believed >= self._number and not r.is_of_halted
+                if not self._is_parted(r)
             ]
             if any(record.at < recovered for record in starts_of_it):
                 self.problems.append(f"R10: {name} was given {partition}@{offset}, which had been started")
@@ -663,6 +664,16 @@ class Checker:
             own = [record.ms + lease_ms for record, lease_ms in takes[offset] if record.by == name]
             if self.strict_time and (not own or at_ms >= max(own)):
                 self.problems.append(f"R11: {name} was given {partition}@{offset} when its lease was over")
+
+    def _is_parted(self, start: Record) -> bool:
+        """Whether some of the messages that a start marker names were cut away, and others were not.
+
+        Who reads it later takes it for a lie (rule R22), or leaves it out since others may have done that.
+        """
+        if self._names is None:
+            return False
+        named = [self._names.of((start.partition(), one.offset)) for one in decoded(start)]
+        return len({one is None or one.is_cut for one in named}) > 1
 
     def _check_deliveries(self) -> None:
         for body in self.history.delivered:

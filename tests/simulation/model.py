@@ -218,11 +218,11 @@ class Record:
         "by",
         "confirmed",
         "copies",
+        "cut_at",
         "decoded",
         "epoch",
         "has_end",
         "hung",
-        "is_cut",
         "is_of_halted",
         "meant",
         "ms",
@@ -261,7 +261,8 @@ class Record:
         self.queue_end = 0
         # Of a client that stood still and lost the partition meanwhile.
         self.is_of_halted = False
-        self.is_cut = False  # away with the end of its log
+        # When it was cut away, in ms of virtual time.
+        self.cut_at: float | None = None
         # Of what transaction it was whose end was cut away.
         self.hung: Txn | None = None
         # Of a start marker, where logs may be cut back: which messages it may have meant, by number.
@@ -281,6 +282,11 @@ class Record:
     def log(self) -> "Log":
         """Where it stands."""
         return self._log
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it was cut away."""
+        return self.cut_at is not None
 
     @property
     def copied(self) -> bool:
@@ -428,7 +434,7 @@ class Log:
         del self.records[at:]
         self.elect()
         for record in gone:
-            record.is_cut = True
+            record.cut_at = self.broker.world.now
         for txn, first in list(self.open.items()):
             if first >= at:
                 del self.open[txn]

@@ -71,7 +71,8 @@ def test_where_logs_are_cut_back_what_is_left_is_delivered():
 def test_an_election_alone_changes_nothing(monkeypatch):
     monkeypatch.setattr(CutLogs, "cut", lambda cut_logs: cut_logs.due.clear())
     cut_logs = Controls(cut_logs=True)
-    assert {seed: problems for seed in range(40) if (problems := simulate(seed, cut_logs).problems)} == {}
+    seeds = (*range(40), 1237, 1325)  # the last two: commits after elections of markers
+    assert {seed: problems for seed in seeds if (problems := simulate(seed, cut_logs).problems)} == {}
 
 
 @pytest.mark.parametrize("seed", FOUND)

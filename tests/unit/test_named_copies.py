@@ -66,7 +66,7 @@ def test_r39_the_highest_copy_has_an_epoch_that_its_claim_limits(read, ranges) -
     assert read(*first) == NamedCopy(14, 2, b"c")
     assert read(*first, *transaction(2, {5: (0, 13)})) == NamedCopy(14, 2, b"c")
     last = transaction(4, {5: (0, 17), 6: None}, ranges=ranges, claim_id=b"d")
-    assert read(*first, *last) == (NamedCopy(14, 2, b"c") if ranges else NamedCopy(17, 4, b"d"))
+    assert read(*first, *last) == (NamedCopy(14, 4, b"c") if ranges else NamedCopy(17, 4, b"d"))
 
 
 def test_r39_transactions_that_were_aborted_do_not_hide_the_one_before() -> None:
@@ -75,6 +75,15 @@ def test_r39_transactions_that_were_aborted_do_not_hide_the_one_before() -> None
     for record in records(*made):
         _read_marker(record, 0, 0, 9, found, lambda: 1_000)
     assert found.copies.last == [NamedCopy(12, 2, b"c"), NamedCopy(14, 2, b"d")]
+
+
+def test_r39_a_later_claim_says_that_nothing_is_missing_that_was_copied_before() -> None:
+    """Who reads uncommitted markers may know copies that were aborted, and would find a cut by them."""
+    found = StartsFound()
+    made = transaction(2, {1: (0, 11)}) + transaction(3, {2: (0, 14)}, claim_id=b"d")
+    for record in records(*made):
+        _read_marker(record, 0, 0, 9, found, lambda: 1_000)
+    assert found.copies.last == [NamedCopy(11, 3, b"c"), NamedCopy(14, 3, b"d")]
 
 
 @BY
@@ -96,12 +105,14 @@ def test_r39_assignment_ticks_limit_no_epochs_of_copies_and_ticks_of_menders_do(
     assert read(claim, codec.encode(tick(0, epoch=4)), end) == NamedCopy(11, 4)
 
 
-def test_r39_of_markers_before_those_that_a_commit_leads_to_only_the_copies_count() -> None:
+def test_r39_of_markers_before_those_that_a_commit_leads_to_only_cuts_and_copies_count() -> None:
     found = StartsFound()
     take = codec.encode(Marker(0, 4, Op.TAKE, 300))
-    for record in records(take, *transaction(2, {1: (0, 11)}), take):
-        _read_marker(record, 3, 0, 9, found, lambda: 1_000)
+    told = codec.encode(assignment_tick(0, 5, cuts=CUTS, epoch=3))
+    for record in records(take, told, *transaction(2, {1: (0, 11)}), take):
+        _read_marker(record, 4, 0, 9, found, lambda: 1_000)
     assert found.copies.highest == NamedCopy(11, 2, b"c")
+    assert (found.cuts, found.epoch) == (CUTS, None)
     assert list(found.by_epoch[None].runs()) == [(4, 1)]
     before = StartsFound()
     _read_marker(*records(take), 1, 0, 9, before, lambda: 1_000)

@@ -92,6 +92,14 @@ def test_a_later_claim_or_a_takeover_says_that_the_transaction_is_over(markers):
     assert markers.torn() == {}
 
 
+def test_what_is_seen_of_an_aborted_transaction_is_torn(markers):
+    markers.state.claims.aborted = {b"b"}
+    markers.claim(b"a", 1)
+    assert markers.torn() == {}
+    markers.claim(b"b", 2, 3)
+    assert markers.torn() == {b"a": {1}, b"b": {2, 3}}
+
+
 @pytest.mark.parametrize("more", [{}, {"reason": "why"}])
 def test_acknowledgements_by_clients_say_nothing_of_copies(markers, more):
     """With and without headers, since markers without are applied in series."""

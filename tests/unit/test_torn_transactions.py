@@ -6,6 +6,7 @@ from confluent_kafka import Message as Record
 
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import partition_reader
+from kmqpy.kafka.copies.copy_transaction import TransactionCancelled
 from kmqpy.kafka.copies.torn_transactions import find_copies
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.claim_headers import CLAIM_ID
@@ -202,3 +203,9 @@ def test_a_redeliverer_expects_each_of_its_claims_once(mending):
         True,
         False,
     ]
+
+
+def test_a_redeliverer_knows_which_claims_it_has_aborted(mending):
+    with pytest.raises(TransactionCancelled), mending.redeliverer._transaction("q") as transaction:
+        raise TransactionCancelled
+    assert transaction.claim_id in mending.redeliverer.aborted_claims

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ from kmqpy.errors import DecodeError, KmqError
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.offset_commits import commit_of
 from kmqpy.kafka.cut_off import may_be_cut_off
-from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.ended_letters import EndedLetters
 from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import read_marker
@@ -123,27 +123,23 @@ class _DeadLetters:
     position: int = OFFSET_BEGINNING
     markers_position: int = OFFSET_BEGINNING
     seen: OffsetRuns = field(default_factory=OffsetRuns)
-    finished: OffsetRuns = field(default_factory=OffsetRuns)
+    ended: EndedLetters = field(default_factory=EndedLetters)
 
     def add(self, letters: _Reading, markers: _Reading) -> None:
         """Add the dead letters and the markers that were read."""
         if letters.position < self.position:  # the topic was recreated
             self.seen = OffsetRuns()
         if markers.position < self.markers_position:
-            self.finished = OffsetRuns()
+            self.ended = EndedLetters()
         self.position, self.markers_position = letters.position, markers.position
         self.seen.add_runs((record.offset(), 1) for record in letters.records)
         for record in markers.records:
-            try:
-                marker = read_marker(record)
-            except DecodeError:
-                continue
-            if marker.op is Op.END:
-                self.finished.add_runs(marker.runs or ((marker.offset, 1),))
+            with suppress(DecodeError):
+                self.ended.read(read_marker(record), record)
 
     def count_unfinished(self) -> int:
         """The number of dead letters that are not finished."""
-        return len(self.seen - self.finished)
+        return len(self.seen - self.ended.offsets())
 
 
 class QueueCounts:

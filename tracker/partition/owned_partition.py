@@ -279,6 +279,7 @@ class OwnedPartition:
         # Redeliveries from before the fencing were committed and are read by now, or never will be.
         self.state.claims.end_all()
         self.state.claims.expects = self.redeliverer.expects_claim
+        self.state.claims.aborted = self.redeliverer.aborted_claims
         if self.state.claims:
             self.failures = failures  # what is torn may be impossible to mend for a while
         self.state.retry_all()

@@ -158,6 +158,8 @@ class Redeliverer:
         self._taken_late: frozenset[int] = frozenset()
         self._log = KnownLog()
         self._claim_ids: dict[bytes, bool] = {}
+        self.aborted_claims: dict[bytes, bool] = {}
+        """The claims of the last transactions that were aborted. A late request may have committed a part."""
         """The claims of the last transactions that were not read yet, the last one last; each with True."""
         self._last_copies: dict[str, int] = {}
         """By topic, the offset of the last copy there. None in topics where an earlier transaction of this
@@ -481,12 +483,14 @@ class Redeliverer:
             raise ProducerUnusable("no producer")
         timeout_s = self._settings.effective_transaction_timeout_ms / 1000
         transaction = CopyTransaction(self._producer, topic, self.queue.markers_topic, timeout_s, self._clock)
-        self._claim_ids[transaction.claim_id] = True
-        for oldest in list(self._claim_ids)[:-_MAX_CLAIM_IDS]:
-            self._claim_ids.pop(oldest, None)
+        _add_last(self._claim_ids, transaction.claim_id)
         try:
             yield transaction
+        except TransactionCancelled:
+            _add_last(self.aborted_claims, transaction.claim_id)
+            raise
         except TransactionAborted as error:
+            _add_last(self.aborted_claims, transaction.claim_id)
             cause = KafkaException(error.cause)
             librdkafka.refresh_partition(self._producer, self.queue.dead_letter_topic, self._partition, cause)
             raise
@@ -526,6 +530,12 @@ class Redeliverer:
     def _backoff(self, offset: int) -> float:
         tries = self._tries[offset] = self._tries.get(offset, 0) + 1
         return _RETRY_PAUSE.delay(tries)
+
+
+def _add_last(ids: dict[bytes, bool], claim_id: bytes) -> None:
+    ids[claim_id] = True
+    for oldest in list(ids)[:-_MAX_CLAIM_IDS]:
+        ids.pop(oldest, None)
 
 
 def _numbers(entries: Iterable[Entry], offsets: Collection[int]) -> list[int]:

@@ -19,9 +19,9 @@ from kmqpy.errors import DecodeError
 from kmqpy.kafka import hanging, partition_reader
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.offset_commits import Commit
-from kmqpy.kafka.group_commits import commits_in_log, log_ends
+from kmqpy.kafka.ended_letters import EndedLetters
+from kmqpy.kafka.group_commits import add_cuts_of_letters, commits_in_log, log_ends
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, offset_of
@@ -410,25 +410,25 @@ def _dead_letters(
         return {}
     dead = dead_letter_queue(queue)
     partitions = range(there.dead_letters.partitions)
-    ended = {partition: OffsetRuns() for partition in partitions}
+    ended = {partition: EndedLetters() for partition in partitions}
 
     def visit(record: Any) -> None:
         try:
             marker = read_marker(record)
         except DecodeError:
             return
-        if marker.op is Op.END:
-            ended[record.partition()].add_runs(marker.offset_runs)
+        ended[record.partition()].read(marker, record)
 
     info = topics.describe([dead.markers_topic]).get(dead.markers_topic)
     if info is not None:
         read = {p: 0 for p in partitions if p < info.partitions}
         partition_reader.scan(connection, dead.markers_topic, read, visit)
+    add_cuts_of_letters(connection, dead, ended)
     return _count(
         connection,
         dead.name,
         dict.fromkeys(partitions, 0),
-        ended,
+        {partition: letters.offsets() for partition, letters in ended.items()},
         now_ms,
         lambda record: is_dead_letter_of(message_headers(record), queue),
     )

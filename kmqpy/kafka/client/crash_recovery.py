@@ -45,8 +45,8 @@ _READ_MARKERS_TIMEOUT_S = 2.0
 partitions wait meanwhile."""
 
 _LOOK_BACK = 10_000
-"""After an election, so many markers before those that a commit leads to are read, too: the last copy that a
-tracker has made may be named there."""
+"""After an election, so many markers before those that a commit leads to are read, too: these may tell cuts
+that the commit does not know, and the last copy that a tracker has made."""
 _MAX_GAP = 100
 """A start marker of a message at least so far beyond the end of the log is forged, or of another log: the
 first message that a cut takes away stands at the end of the log, or behind a few control records."""
@@ -154,7 +154,7 @@ class CrashRecovery:
         Three messages may have stood where the log has others now: that before the commit, the last copy, and
         the last message that was started.
         """
-        known = commit.cuts
+        given = commit.cuts
         ends = self._log_check.ask(consumer, [partition], _READ_COMMIT_TIMEOUT_S)[partition]
         commit = self._log_check.cut_back(partition, commit, commit.offset - 1, commit.epoch, ends.queue)
         with_markers = self._log_check.with_markers_cut_back(partition, commit, ends.markers)
@@ -165,7 +165,7 @@ class CrashRecovery:
             partition, commit.markers_offset, commit.offset, epoch, look_back, commit.epoch
         )
         found.complete &= not lost_markers
-        commit = replace(commit, cuts=known.merged(found.cuts).merged(commit.cuts))
+        commit = replace(commit, cuts=given.merged(found.cuts).merged(commit.cuts))
         for copy in found.copies.last:
             if commit.cuts.is_current(copy.number):
                 commit = self._log_check.cut_back(
@@ -207,13 +207,14 @@ class CrashRecovery:
         to_seek = []
         for partition, one in to_activate.items():
             assigned, commit, _, found, begins_at = one
+            if partition in unconfirmed:
+                self._back_off(partition, assigned, Unavailable("its assignment tick is not confirmed"))
+                continue
             try:
-                if partition in unconfirmed:
-                    raise Unavailable("its assignment tick is not confirmed")
                 if not self._has_told(partition, one):
                     raise Unavailable("somebody else has told a cut of its log before")
-            except KmqError as exception:
-                self._back_off(partition, assigned, exception)
+            except KmqError as error:
+                self._back_off(partition, assigned, error)
                 continue
             assigned.finish_recovery(commit, found)
             # librdkafka begins at the committed offset, even if that is of a former topic of this name.
@@ -229,7 +230,7 @@ class CrashRecovery:
         if one.commit.cuts == one.told:
             return True
         since = self._find_starts(partition, one.found.end, INT64_MAX, latest_epoch=INT64_MAX)
-        return one.told.merged(since.cuts) == one.commit.cuts
+        return one.told.merged(since.cuts).merged(one.commit.cuts) == one.commit.cuts
 
     def _find_starts(
         self,
@@ -278,8 +279,8 @@ def find_starts(
     Ticks that name leader epochs above `latest_epoch`, the highest that the queue partition has had, are not
     believed. If `markers_offset` is None, finds no start marker and is not complete. If `markers_offset` lies
     beyond the end, reads all markers, because the topic was recreated. Of `look_back` markers before these it
-    finds only the copies that they name. `epoch`: the highest of the messages that were taken before, if it
-    is known. Raises Unavailable, TopicError.
+    finds only the cuts and copies that they name. `epoch`: the highest of the messages that were taken
+    before, if it is known. Raises Unavailable, TopicError.
     """
     found = StartsFound(epoch=epoch)
     visit = partial(
@@ -332,12 +333,13 @@ def _read_marker(
         return
     if marker.op is Op.END and marker.by_tracker:
         found.copies.read(marker, read_headers(record)[0])
-    if record.offset() < markers_offset:
-        return
+    is_before = record.offset() < markers_offset
     if max([marker.epoch or 0, *(cut.epoch for cut in marker.cuts.cuts)]) <= latest_epoch:
         found.cuts = found.cuts.merged(marker.cuts)
-        if marker.epoch is not None and marker.takes_from is not None:
+        if marker.epoch is not None and marker.takes_from is not None and not is_before:
             found.epoch = max(marker.epoch, found.epoch or 0)
+    if is_before:
+        return
     if marker.op not in (Op.TAKE, Op.DELAY, Op.END) or offset_of(marker.highest) < first_offset:
         return
     # A marker may name messages that don't exist, all or, where the log was cut back, some.

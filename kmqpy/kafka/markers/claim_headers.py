@@ -7,7 +7,9 @@ message, so readers that don't know claims ignore it. A claim, or a later tick, 
     kmq-claim     the messages that the transaction may end
     kmq-claim-id  which claim it is: a random text; the copies of the transaction have the same header
     kmq-copies-to the topic to which the transaction writes its copies
-    kmq-epoch     the copies have this leader epoch or a lower one (rule R39); not where trackers know none
+    kmq-epoch     the copies have this leader epoch or a lower one (rule R39); not where trackers know none.
+                  On claims of redrives and purges, that of the dead letters
+    kmq-cuts      on these, too: the cuts of the dead letters' log
     kmq-dropped   on a later tick of the transaction: the claimed messages that the transaction leaves alone
 
 A header `kmq-claim` or `kmq-dropped` holds the key and the value of a range end marker that names the
@@ -22,6 +24,7 @@ from collections.abc import Iterable
 from kmqpy.errors import DecodeError
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Headers, Op
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 
 CLAIM = "kmq-claim"
@@ -36,13 +39,13 @@ transaction has no more messages. Reading this many offsets takes a second if no
 
 
 def naming_tick(
-    partition: int, name: str, offsets: Iterable[int], epoch: int | None = None
+    partition: int, name: str, offsets: Iterable[int], epoch: int | None = None, cuts: LogCuts = NO_CUTS
 ) -> tuple[bytes, bytes, Headers]:
     """Key, value and headers of a tick whose headers `name` (CLAIM or DROPPED) hold ascending offsets.
 
-    `epoch`: the highest leader epoch that the copies of the transaction can have.
+    `epoch`, `cuts`: see the headers kmq-epoch and kmq-cuts.
     """
-    key, value, headers = codec.encode(codec.tick(partition, epoch=epoch))
+    key, value, headers = codec.encode(codec.tick(partition, cuts, epoch=epoch))
     for marker in codec.ranges(partition, Op.END, offsets):
         range_key, range_value, _ = codec.encode(marker)
         headers.append((name, range_key + range_value))

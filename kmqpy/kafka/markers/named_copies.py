@@ -53,6 +53,9 @@ class NamedCopies:
                 self.add(copies, marker.partition)
         elif CLAIM in named or (marker.epoch is not None and marker.takes_from is None):
             self._epoch, self._claim_id = marker.epoch, named.get(CLAIM_ID) or b""
+            if CLAIM in named and marker.epoch is not None and self.last:
+                # Its tracker knew the log to be whole: what is not there any more, nobody could read.
+                self.is_intact(self.last[-1].number, marker.epoch)
 
     def add(self, copies: bytes, partition: int) -> None:
         """Take in the header `kmq-copy` of an end marker."""

@@ -10,7 +10,7 @@ that it names (rule R37 of docs/rules.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from typing import Any, NamedTuple
 
 from kmqpy.kafka.markers.claim_headers import CLAIM, CLAIM_ID, COPIES_TO, DROPPED, named_offsets
@@ -61,10 +61,12 @@ class OpenClaims:
     expects  called with the id of each claim that is new: tells whether it is worth reading; None: all are.
              Once a tracker has read the claims of its predecessors, it expects only its own, each once:
              others are forged
+    aborted  the ids of claims whose transactions the tracker has aborted: what readers see of one is torn
     """
 
     def __init__(self) -> None:
         self.expects: Callable[[bytes], bool] | None = None
+        self.aborted: Container[bytes] = ()
         self._claims: dict[bytes, _OpenClaim] = {}  # in the order of the log
         self._last: bytes | None = None
         """The last claim that was read, if its transaction may be going on."""
@@ -124,7 +126,7 @@ class OpenClaims:
         return [
             TornClaim(claim.id, claim.topic, claim.at_ms, OffsetRuns(claim.offsets.runs()))
             for claim in self._claims.values()
-            if claim.id != self._last
+            if claim.id != self._last or claim.id in self.aborted
         ]
 
     def forget(self, ids: Collection[bytes]) -> None:

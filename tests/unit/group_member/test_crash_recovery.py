@@ -17,8 +17,10 @@ from group_members import (
 
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import partition_reader
+from kmqpy.kafka.client import log_check
 from kmqpy.kafka.client.assigned_partition import AssignedPartition
 from kmqpy.kafka.client.group_member import GroupMember
+from kmqpy.kafka.markers.log_cuts import Cut
 from kmqpy.testing import ManualClock
 
 
@@ -96,6 +98,26 @@ def test_r22_a_marker_of_a_message_that_does_not_exist_hides_none_that_comes_lat
     assign(member, consumer, 0)
     consumer.offsets = [2, 3, 1_000]
     assert member.poll(3, 0)[1] == {0: [2, 1_000]}
+
+
+def _after_an_election(monkeypatch, consumer, cut):
+    """The log ends at 4 and has leader epoch 1 since; the commit is of epoch 0."""
+    ends = [TopicPartition(topic, 0, 4, leader_epoch=epoch) for topic, epoch in (("q", 1), ("q__markers", 0))]
+    consumer.offsets_for_times = lambda places, timeout: ends
+    consumer.of_predecessor = TopicPartition("q", 0, 3, "kmq3:0:Q:M:0::0")
+    monkeypatch.setattr(partition_reader, "bounds", lambda *_, **__: {0: (0, 4)})
+    monkeypatch.setattr(log_check, "find_cut", lambda *_, offset, **__: cut if offset >= cut.start else None)
+
+
+def test_r39_a_take_of_what_is_not_there_after_an_election_has_the_log_searched(
+    member, consumer, takes, monkeypatch
+):
+    """The message was cut away, and nobody has sent one to its offset yet."""
+    takes.update({0: 3, 1: 5})
+    _after_an_election(monkeypatch, consumer, Cut(1, 4, 0))
+    assign(member, consumer, 0)
+    consumer.offsets = [4]
+    assert member.poll(1, 0)[1] == {0: range(Cut(1, 0, 0).base + 4, Cut(1, 0, 0).base + 5)}
 
 
 def test_r24_where_the_markers_end_before_a_commit_they_are_read_from_their_beginning(
