@@ -13,19 +13,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from kmqpy.core import logs
 from kmqpy.core.clock import wait_until
 from kmqpy.dev import Cluster
-from kmqpy.errors import KmqError
+from kmqpy.errors import DecodeError, KmqError
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.markers.records import read_marker
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.cut_logs import CutLog, cut_logs, share
@@ -166,7 +168,7 @@ def run(count: int, seed: int, out: Path, tell: Callable[[str], None]) -> list[s
                 quiet = wait_until(lambda: _is_quiet(admin), _QUIET_S, every_s=1.0)
                 found = admin.stats(QUEUE)
             load.stop()
-        problems = _judge(connection, load)
+        problems = _judge(connection, load, out / "evidence.txt")
         if not quiet:
             problems.append(f"not quiet after {_QUIET_S} s: {found}")
         return problems
@@ -180,12 +182,11 @@ def _is_quiet(admin: Admin) -> bool:
     return found.depth == 0 and found.in_flight == 0
 
 
-def _judge(connection: KafkaConnection, load: _Load) -> list[str]:
-    records: list[bytes] = []
-    partition_reader.scan(
-        connection, QUEUE.name, dict.fromkeys(range(_PARTITIONS), 0), lambda one: records.append(one.value())
-    )
-    there = set(records)
+def _judge(connection: KafkaConnection, load: _Load, evidence: Path) -> list[str]:
+    everything = dict.fromkeys(range(_PARTITIONS), 0)
+    records: dict[bytes, list[Any]] = defaultdict(list)
+    partition_reader.scan(connection, QUEUE.name, everything, lambda one: records[one.value()].append(one))
+    there = records.keys()
     problems = list(load.errors)
     for what, bodies in (
         ("in the log, and never delivered", there - load.delivered.keys()),
@@ -193,4 +194,34 @@ def _judge(connection: KafkaConnection, load: _Load) -> list[str]:
     ):
         if bodies:
             problems.append(f"{len(bodies)} {what}: {sorted(bodies)[:10]}")
+    if problems:
+        wrong = {
+            (one.partition(), one.offset()) for body in there - load.acknowledged for one in records[body]
+        }
+        _write_evidence(connection, evidence, wrong)
     return problems
+
+
+def _write_evidence(connection: KafkaConnection, out: Path, wrong: set[tuple[int, int]]) -> None:
+    """Write down the records at these places and their neighbours, and all markers of their partitions."""
+    partitions = dict.fromkeys({partition for partition, _ in wrong}, 0)
+    near = {(partition, offset + step) for partition, offset in wrong for step in (-1, 0, 1)}
+    with out.open("w") as file:
+
+        def tell(record: Any) -> None:
+            if (record.partition(), record.offset()) in near:
+                place = f"{record.partition()}@{record.offset()}"
+                file.write(
+                    f"message {place} epoch {record.leader_epoch()}: {record.value()!r} {record.headers()}\n"
+                )
+
+        def tell_marker(record: Any) -> None:
+            place, at_ms = f"{record.partition()}@{record.offset()}", record.timestamp()[1]
+            with suppress(DecodeError):
+                marker = read_marker(record)
+                file.write(
+                    f"marker {place} epoch {record.leader_epoch()} at {at_ms}: {marker} {record.headers()}\n"
+                )
+
+        partition_reader.scan(connection, QUEUE.name, partitions, tell)
+        partition_reader.scan(connection, QUEUE.markers_topic, partitions, tell_marker)

@@ -285,13 +285,17 @@ class Checker:
             return self._names.of((queue.partition, offset))
         return queue.records[offset] if offset < len(queue.records) else None
 
-    def _mistaken_for(self, original: Record, copy: Record) -> Record:
+    def _mistaken_for(self, original: Record, copy: Record, number: int) -> Record:
         """The message behind the cut of which a tracker made this copy, taking it for one that was cut away.
 
-        It can't know better where ticks that told leader epochs, or the cut, were deleted before their time:
-        a second copy comes of that, a gap of rule R39.
+        It can't know better where the tick that told the cut, or a leader epoch, was deleted before its time.
+        And who takes a message behind that tick by its former number may know no cuts, and mean the new one.
+        A second copy comes of that, a gap of rule R39.
         """
-        if original.value() == copy.value() or not self.history.markers_deleted:
+        known = not (
+            self.history.markers_deleted or self.history.names.was_gone((copy.partition(), number), original)
+        )
+        if original.value() == copy.value() or known:
             return original
         written = [event.record for event in self.broker.world.journal if isinstance(event, Written)]
         there = [one for one in written if one.log is original.log and one.at == original.at]
@@ -529,7 +533,7 @@ class Checker:
         self._originals.add(original)
         if original.is_cut:
             self.stats["copies of what was cut away"] += 1
-            original = self._mistaken_for(original, copy)
+            original = self._mistaken_for(original, copy, offset)
         self._check_is_whole(original, copy, what)
         self._check_lineage(original, copy, record, offset, what)
         takers = {taken.by for taken, _ in takes[offset]}

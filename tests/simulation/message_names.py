@@ -27,6 +27,11 @@ class MessageNames:
         self._numbers: dict[Record, int] = {}
         self._unsure: dict[Number, tuple[Record, ...]] = {}
         """Numbers of which only the taker knows which of these messages it meant; it died, perhaps."""
+        self._halted: set[tuple[Number, Record]] = set()
+        """What clients took when they had stood still and lost the partition, perhaps from a log that was cut
+        back since: a gap of rule R39."""
+        self._gone: set[tuple[Number, Record]] = set()
+        """What clients took that they had fetched before it was cut away: another gap."""
 
     def meant_by(self, marker: Record, process: Process, decoded: Any) -> None:
         """Keep with a start marker that is about to be sent which messages its client may mean."""
@@ -40,6 +45,9 @@ class MessageNames:
         by = f"{marker.by}, who stood still," if marker.is_of_halted else marker.by
         for number, candidates in marker.meant.items():
             place = marker.partition(), number
+            self._gone.update((place, one) for one in candidates if one.is_cut)
+            if marker.is_of_halted:
+                self._halted.update((place, one) for one in candidates)
             if len(candidates) == 1:
                 self.note(place, candidates[0], by)
             elif candidates and place not in self._records:
@@ -52,6 +60,11 @@ class MessageNames:
         if known is not record and known is not None and record in self._unsure.pop(place, ()):
             known = None
         if known is not None and known is not record:
+            if self._is_of_former(place, record):
+                return
+            if self._is_of_former(place, known):
+                known = None
+        if known is not None and known is not record:
             self._tell(f"{_shown(place)} is {record.value()!r} to {by}, and was {known.value()!r} before")
             return
         self._records[place] = record
@@ -60,14 +73,22 @@ class MessageNames:
             self._tell(f"{record.value()!r} is {_shown(place)} to {by}, and was {number} before")
             self._numbers[record] = place[1]
 
+    def _is_of_former(self, place: Number, record: Record) -> bool:
+        return record.is_cut and (place, record) in self._halted
+
+    def was_gone(self, place: Number, record: Record) -> bool:
+        """Whether somebody took this message by this number when it was cut away already."""
+        return (place, record) in self._gone
+
     def of(self, place: Number) -> Record | None:
         """The message that this number names; None if nobody took one of that number."""
         return self._records.get(place)
 
     def copied(self, place: Number, copy: Record, by: str) -> None:
-        """An end marker calls a copy by this number."""
+        """An end marker calls a copy by this number; by another once a cut is told before which it stands."""
         known = self._records.get(place)
-        if known is not None and known is not copy:
+        was_renamed = self._numbers.get(copy, place[1]) != place[1]
+        if known is not None and known is not copy and not (known.is_cut and was_renamed):
             self._tell(f"{_shown(place)} is a copy of {copy.value()!r} to {by}, and is {known.value()!r}")
 
     def knows(self, record: Record) -> bool:

@@ -144,13 +144,13 @@ class PlainProducer:
     def _write(self, request: _Request, *, confirmed: bool, late: bool = False) -> None:
         for record, _ in request.records:
             record.append(confirmed=confirmed)
-            if record.meant:
-                self._world.history.names.taken(record)
             queue = self._connection.queue_topic, record.partition()
             record.queue_end = self._connection.broker.logs[queue].end
             owner, process = self._connection.group.owner.get(record.partition()), self._connection.process
             halted = process.stood_still or (late and process.silent_to_kafka)
             record.is_of_halted = halted and (owner is None or owner.process is not process)
+            if record.meant:
+                self._world.history.names.taken(record)
             if self._world.tracing:
                 what = shown(record.key(), record.value(), record.headers())
                 self._world.trace(record.by, f"wrote {record.partition()}@{record.at} {what}")

@@ -7,6 +7,7 @@ from confluent_kafka import Message
 
 from kmqpy.kafka.copies.end_markers import end_markers
 from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.claim_headers import CLAIM, naming_tick
 from kmqpy.kafka.markers.codec import Headers, Marker, Op
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, Cut
@@ -43,6 +44,16 @@ def found(*markers: Iterator[Message]) -> list[int]:
 def test_r39_whose_copy_is_cut_away_is_redelivered() -> None:
     assert found(copied({5: 105, 6: 99, 7: NEW})) == [5]
     assert found(copied({5: 105, 6: 106}, ranges=True)) == [5, 6]
+
+
+def claimed(epoch: int | None) -> Iterator[Message]:
+    yield record(*naming_tick(0, CLAIM, [5], epoch))
+
+
+def test_r39_what_was_copied_behind_a_cut_before_it_was_told_is_not_lost() -> None:
+    for epoch, lost in ((3, []), (4, []), (2, [5]), (None, [5])):
+        assert found(claimed(epoch), copied({5: 105})) == lost
+    assert found(claimed(3), copied({5: 105}), claimed(4), copied({NEW + 5: 150})) == []
 
 
 def test_r39_the_last_copy_decides() -> None:

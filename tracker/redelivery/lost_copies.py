@@ -13,6 +13,7 @@ from typing import Any
 from kmqpy.core.clock import Clock
 from kmqpy.errors import DecodeError
 from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka.markers.claim_headers import CLAIM
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.lineage import COPY, RecordPlace, read_copies
 from kmqpy.kafka.markers.log_cuts import LogCuts
@@ -39,15 +40,20 @@ class LostCopies:
         self._cuts = cuts
         self._copies: dict[int, RecordPlace] = {}
         """By number of each message whose last marker so far says that it was copied: its copy."""
+        self._epoch: int | None = None
+        """That of the copies which the next end markers name, as the claim before these says."""
         self._acknowledged = OffsetRuns()
 
     def read(self, record: Any) -> None:
         """Read the next marker."""
         try:
             marker = read_marker(record)
-            places = self._named(marker, record)
+            headers = dict(read_headers(record)[0])
+            places = self._named(marker, headers.get(COPY))
         except DecodeError:
             return
+        if CLAIM in headers:
+            self._epoch = marker.epoch
         if marker.op not in (Op.TAKE, Op.DELAY, Op.END):
             return
         if marker.op is Op.END and not marker.by_tracker:
@@ -64,11 +70,13 @@ class LostCopies:
         """The numbers of the messages that are to be redelivered once more."""
         return sorted(number for number in self._copies if self._is_lost(number))
 
-    def _named(self, marker: Marker, record: Any) -> dict[int, RecordPlace]:
-        data = dict(read_headers(record)[0]).get(COPY)
-        if marker.op is not Op.END or not marker.by_tracker or not isinstance(data, bytes):
+    def _named(self, marker: Marker, data: bytes | None) -> dict[int, RecordPlace]:
+        if marker.op is not Op.END or not marker.by_tracker or data is None:
             return {}
-        copies = read_copies(data, self._topic, marker.count)
+        copies = [
+            copy._replace(offset=self._cuts.number_in(self._epoch, copy.offset))
+            for copy in read_copies(data, self._topic, marker.count)
+        ]
         return dict(zip(marker.offsets(), copies, strict=True))
 
     def _is_lost(self, number: int) -> bool:

@@ -40,10 +40,11 @@ class MarkersSincePlan:
         self._position = position
         self._filter: MessageFilter | None = None
         self._changed: set[int] = set()
-        """Planned messages that a marker after the plan names; only these were put into `_state`."""
+        """Planned messages that another marker after the plan names than an end marker; only these were put
+        into `_state`."""
         self._ended: set[int] = set()
-        """Those of them that one has ended. If a client took one again since, the next plan tells whether it
-        took it late (rule R30)."""
+        """Planned messages that an end marker after the plan has ended. If a client took one again since, the
+        next plan tells whether it took it late (rule R30)."""
         self._state = InFlight(
             now_ms=max((entry.due_ms for entry in entries.values()), default=0),
             position=position,
@@ -62,15 +63,19 @@ class MarkersSincePlan:
         Markers that give a message no more time change nothing: a client that writes them without end must
         not put the redelivery off for ever.
         """
-        return frozenset(offset for offset in offsets if offset in self._changed and not self._is_due(offset))
+        return frozenset(
+            offset
+            for offset in offsets
+            if offset in self._ended or (offset in self._changed and not self._is_due(offset))
+        )
 
     def named(self, offsets: Iterable[int]) -> frozenset[int]:
         """Return which of `offsets` a marker after the plan names, whatever it says."""
-        return frozenset(offset for offset in offsets if offset in self._changed)
+        return frozenset(one for one in offsets if one in self._changed or one in self._ended)
 
     def _is_due(self, offset: int) -> bool:
         entry = self._state.get(offset)
-        if entry is None or offset in self._ended or entry.due_ms > self._state.now_ms:
+        if entry is None or entry.due_ms > self._state.now_ms:
             return False
         return entry.state is not EntryState.DEAD or self._entries[offset].state is EntryState.DEAD
 
@@ -78,9 +83,11 @@ class MarkersSincePlan:
         if self._filter is None:
             self._filter = MessageFilter(self._partition, self._entries)
         for record, marker, about in self._filter.pick(records):
+            if marker.op is Op.END:  # most are the tracker's own, of its last transactions
+                self._ended.update(about)
+                self._state.observe(record.offset(), record.timestamp()[1])
+                continue
             new = [offset for offset in about if offset not in self._changed]
             self._changed.update(new)
             self._state.restore(self._entries[offset] for offset in new)
             self._state.apply(marker, record.offset(), record.timestamp()[1])
-            if marker.op is Op.END:
-                self._ended.update(about)

@@ -91,6 +91,15 @@ class LogCuts:
         """The number of the message at this offset of the log."""
         return offset + self.base_at(offset) if self.cuts else offset
 
+    def number_in(self, epoch: int | None, number: int) -> int:
+        """The number of the record that was called `number` while the log had this leader epoch.
+
+        It may have been written behind a cut that nobody had told yet. None: the epoch is not known.
+        """
+        offset = offset_of(number)
+        known = (cut for cut in reversed(self.cuts) if epoch is not None and cut.epoch <= epoch)
+        return next((cut.base + offset for cut in known if cut.start <= offset), number)
+
     def numbers_of(self, offsets: Sequence[int]) -> Sequence[int]:
         """The numbers of the messages at these offsets, which ascend."""
         if not self.cuts or not offsets:
