@@ -16,6 +16,7 @@ from kmqpy.kafka.topic_names import topics_of
 from tracker.background import Pool
 from tracker.context import TrackerContext
 from tracker.leadership.assignment import Partition
+from tracker.partition.owned_partition import TrackingPhase
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ class HangingKeeper:
         self._problems = context.problems
         self._search = HangingTransactions(context.connection, context.clock)
         self._found: dict[TopicPlace, HangingTransaction] = {}
+        self._taken_over: dict[TopicPlace, int] = {}
+        """Offsets at which a transaction stood still when a takeover was begun because of it."""
         self._looking = False
         self._next_look = 0.0
 
@@ -67,6 +70,7 @@ class HangingKeeper:
         for place, key in wanted.items():
             if key not in self._partitions:
                 continue
+            self._take_over_again(place, key)
             one = self._found.get(place)
             lasts_s = None if one is None else one.lasts_s(self._clock)
             self._metrics.show_hanging(*key, place[0], lasts_s)
@@ -85,6 +89,21 @@ class HangingKeeper:
                 offset=one.offset,
                 lasts_s=lasts_s,
             )
+
+    def _take_over_again(self, place: TopicPlace, key: Partition) -> None:
+        """A takeover ends transactions of trackers that hang, for example where their end was cut away."""
+        stands_at = self._search.stands_still_at(place)
+        part = self._partitions[key]
+        if (
+            stands_at is None
+            or stands_at == self._taken_over.get(place)
+            or part.phase is TrackingPhase.FENCING
+        ):
+            return
+        if place[0] in (part.queue.name, part.queue.markers_topic):
+            self._taken_over[place] = stands_at
+            part.copies_hang_at = stands_at if place[0] == part.queue.name else part.copies_hang_at
+            part.take_over_again(self._clock.monotonic())
 
 
 def _problem(place: TopicPlace) -> str:

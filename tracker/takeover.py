@@ -13,8 +13,10 @@ from functools import partial
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Severity
 from kmqpy.kafka.admin.registry_entries import StoredOffset
+from kmqpy.kafka.copies.own_hanging import end_transaction, open_transactions_of_tracker, original_of
 from kmqpy.kafka.cut_search import find_cut
 from kmqpy.kafka.log_ends import LogEnd
+from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.log_cuts import Cut
 from kmqpy.kafka.topic_identity import TopicIds, stale_markers_error
 from tracker.background import Pool
@@ -100,14 +102,19 @@ class Takeover:
             raise stale_markers_error(queue)
         # The tick comes after all markers of fenced owners: whoever has read the tick has read those, too.
         tick = self._kafka.tick_writer.send_tick(queue.markers_topic, number, _FENCING_TIMEOUT_S)
-        with self._originals.lend() as reader:
-            log_start = reader.log_start(queue.markers_topic, number)
         markers_end = self._kafka.ends.end_of((queue.markers_topic, number))
+        with self._originals.lend() as reader:
+            log_start, markers_stable = reader.bounds(queue.markers_topic, number)
         markers_cut = self._markers_cut_since(stored, topics.markers.topic_id, markers_end, part)
         begin = start_position(stored, topics.markers.topic_id, log_start, tick.markers_offset, markers_cut)
         if markers_cut is None:
             begin = begin._replace(at=_with_own_evidence(begin.at, part, topic_ids))
         queue_end = self._kafka.ends.end_beyond((queue.name, number), begin.highest)
+        with self._originals.lend() as reader:
+            _, stable = reader.bounds(queue.name, number)
+        if markers_stable < markers_end.offset or stable < queue_end.offset:
+            if self._end_hanging(part, stored):
+                return self.prepare(part)
         cut = self._cut_since(begin.at, queue_end, part)
         known_end = LogEnd(0 if cut else begin.at.taken_end, max(queue_end.epoch, begin.at.queue_epoch))
         if cut is not None and begin.at.cuts.knows(cut):
@@ -123,6 +130,32 @@ class Takeover:
         if begin.markers_lost:
             self._metrics.markers_lost.labels(queue.name).inc()
         return TakeoverResult(topic_ids, tick, queue_end, existed, known_end, begin, markers_end.epoch)
+
+    def _end_hanging(self, part: OwnedPartition, stored: StoredOffset | None) -> bool:
+        """End a transaction of an earlier owner that hangs (rule R38); True if others are to be looked for.
+
+        After the fencing, none of them is going on. End markers that were read when the offset was stored had
+        been committed. Copies whose end markers are committed are committed by the next transaction with a
+        copy; if they stand still, one of their messages is redelivered once more.
+        """
+        read_to = 0 if stored is None else stored.markers_read
+        for own in open_transactions_of_tracker(self._connection, part.queue, part.number):
+            topic, offset = own.hanging.topic, own.hanging.offset
+            about = {**self._problems.about(part.key), "topic": topic, "offset": offset}
+            if own.may_be_ended:
+                _log.warning("a transaction of an earlier tracker hangs: ending it", extra=about)
+                was_read = topic == part.queue.markers_topic and offset < read_to
+                return end_transaction(self._connection, replace(own, commits=own.commits or was_read))
+            if offset == part.copies_hang_at:  # no redelivery has come
+                _log.warning("copies of an earlier tracker hang: copying one of them again", extra=about)
+                again = Marker(
+                    *(part.number, original_of(own), Op.DELAY, 0),
+                    counts=False,
+                    reason="copies hang",
+                    by_tracker=True,
+                )
+                self._kafka.tick_writer.post(part.queue.markers_topic, again)
+        return False
 
     def _markers_cut_since(
         self, stored: StoredOffset | None, markers_id: str, end: LogEnd, part: OwnedPartition

@@ -118,7 +118,7 @@ class HangingTransactions:
         now_ms = self._clock.wall_ms()
         seen, self._seen = self._seen, {}
         found = []
-        for place, (stable, end) in self._behind(list(places)).items():
+        for place, (stable, end) in _behind(self._connection, list(places)).items():
             known = seen.get(place)
             if known is None or known.offset != stable:
                 self._seen[place] = _Standstill(stable, now_ms)
@@ -137,13 +137,10 @@ class HangingTransactions:
         """Return True if the last look has met an open transaction in this partition, hanging or not."""
         return place in self._seen
 
-    def _behind(self, places: list[TopicPlace]) -> dict[TopicPlace, tuple[int, int]]:
-        """Last stable offset and end of each partition in which the one is below the other."""
-        with closing(LogEnds(self._connection, committed=True)) as asks:
-            stable = _known(asks.each_of(places))
-        with closing(LogEnds(self._connection)) as asks:
-            ends = _known(asks.each_of(stable))
-        return {place: (stable[place], end) for place, end in ends.items() if stable[place] < end}
+    def stands_still_at(self, place: TopicPlace) -> int | None:
+        """The offset of a transaction of a tracker or redrive that the last two looks have met, or None."""
+        seen = self._seen.get(place)
+        return seen.offset if seen is not None and _is_ours(seen.headers or ()) else None
 
     def _hangs(self, place: TopicPlace, known: _Standstill, now_ms: int) -> bool:
         if known.headers is None:
@@ -175,6 +172,35 @@ class HangingTransactions:
             except KmqError as error:
                 _log.debug("Kafka does not tell transaction.max.timeout.ms: %s", error)
         return self._longest_ms or _KAFKAS_DEFAULT_MS
+
+
+def open_transactions(connection: KafkaConnection, places: Iterable[TopicPlace]) -> list[HangingTransaction]:
+    """The transactions that are open in these partitions, whether they hang or not.
+
+    Of each partition the first. Leaves out partitions that do not answer. Raises Unavailable, TopicError.
+    """
+    return [
+        HangingTransaction(
+            *place,
+            stable,
+            end - stable,
+            record.timestamp()[1],
+            message_headers(record),
+            told_by_producer=True,
+        )
+        for place, (stable, end) in _behind(connection, list(places)).items()
+        for record in _first_records(connection, place[0], {place[1]: stable}, _TIMEOUT_S)
+        if record.offset() == stable
+    ]
+
+
+def _behind(connection: KafkaConnection, places: list[TopicPlace]) -> dict[TopicPlace, tuple[int, int]]:
+    """Last stable offset and end of each partition in which the one is below the other."""
+    with closing(LogEnds(connection, committed=True)) as asks:
+        stable = _known(asks.each_of(places))
+    with closing(LogEnds(connection)) as asks:
+        ends = _known(asks.each_of(stable))
+    return {place: (stable[place], end) for place, end in ends.items() if stable[place] < end}
 
 
 def open_since_before(

@@ -38,7 +38,6 @@ IO = {
     "find_cut",
     "find_starts",
     "flush",
-    "log_start",
     "mend",
     "offsets_for_times",
     "open",
@@ -64,7 +63,7 @@ IO = {
     "write",
 }
 
-SOMETIMES_IO = {"_cut_since", "_markers_cut_since", "ask", "cut_back"}
+SOMETIMES_IO = {"_cut_since", "_markers_cut_since", "ask", "bounds", "cut_back"}
 """Names of functions that wait, and of others."""
 
 

@@ -37,7 +37,7 @@ _replay = stepwise("kmqpy.kafka.markers.replay", set(), headers_of_each=records.
 
 _originals = stepwise(
     "tracker.redelivery.originals",
-    {"fetch", "_fetch", "log_start", "_bounds", "read_between", "_read_up_to", "_read"},
+    {"fetch", "_fetch", "bounds", "read_between", "_read_up_to", "_read"},
     librdkafka=Module,
     SYSTEM_CLOCK=CLOCK,
 )
@@ -176,6 +176,9 @@ class Takeover(_takeover.Takeover):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._diagnosed.add(QUEUE)
+
+    def _end_hanging(self, _part: Any, _stored: Any) -> bool:
+        return False  # an operator does
 
 
 class LastAttempts(_last_attempts.LastAttempts):

@@ -82,6 +82,7 @@ class OwnedPartition:
     ask_at            the monotonic time before which Kafka is not asked for the end again
     asked_at          the monotonic time of the last answer
     ask_failures      how often in a row Kafka did not tell the end
+    copies_hang_at    the queue offset at which copies of a tracker's transaction have stood still for long
     missed_until_ms   start markers that were never read don't matter any more once the oldest message in
                       flight was taken after this time
     """
@@ -127,6 +128,7 @@ class OwnedPartition:
         self.ask_failures = 0
         self.absence: UnconfirmedAbsence | None = None
         self.missed_until_ms = INT64_MAX
+        self.copies_hang_at: int | None = None
         self._read_to = -1
 
     @property

@@ -86,7 +86,7 @@ class OriginalsReader:
             raise
 
     def _fetch(self, topic: str, partition: int, offsets: Sequence[int]) -> FetchResult:
-        low, end = self._bounds(topic, partition)
+        low, end = self.bounds(topic, partition)
         fetched = FetchResult(end=end)
         fetched.gone = [offset for offset in offsets if offset < low]
         wanted = list(offsets[len(fetched.gone) :])
@@ -99,11 +99,8 @@ class OriginalsReader:
             self._consumer.unassign()
         return fetched
 
-    def log_start(self, topic: str, partition: int) -> int:
-        """The first offset that the partition still has. Raises KafkaException."""
-        return self._bounds(topic, partition)[0]
-
-    def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
+    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        """The first offset of the partition, and its last stable offset. Raises KafkaException."""
         try:
             return librdkafka.watermarks(self._consumer, topic, partition, _FETCH_TIMEOUT_S)
         except KafkaException as exception:

@@ -17,7 +17,7 @@ from kmqpy.core.clock import wait_until
 from kmqpy.errors import DecodeError
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.copies.copy_transaction import open_producer
-from kmqpy.kafka.hanging import HangingTransaction
+from kmqpy.kafka.hanging import HangingTransaction, open_transactions
 from kmqpy.kafka.log_ends import LogEnds
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.lineage import ANCESTORS, COPY, RecordPlace, read_ancestors, read_copies
@@ -49,6 +49,25 @@ class OwnTransaction:
     transactional_id: str
     commits: bool
     may_be_ended: bool
+
+
+def open_transactions_of_tracker(
+    connection: KafkaConnection, queue: QueueSettings, partition: int
+) -> list[OwnTransaction]:
+    """Return the open transactions of the tracker that owns this partition.
+
+    They hang if the caller has fenced the partition's former owners and has begun none. Raises Unavailable.
+    """
+    name = _transactional_id(queue, queue.name, partition)
+    places = ((queue.markers_topic, partition), (queue.name, partition))
+    found = (own_transaction(connection, queue, one) for one in open_transactions(connection, places))
+    return [own for own in found if own is not None and own.transactional_id == name]
+
+
+def original_of(own: OwnTransaction) -> int:
+    """The number of the message whose copy is the first record of a transaction in its queue topic."""
+    copy = RecordPlace(own.hanging.topic, own.hanging.partition, own.hanging.offset)
+    return read_ancestors(last_header(own.hanging.headers, ANCESTORS), copy)[-1].offset
 
 
 def own_transaction(

@@ -1,0 +1,79 @@
+"""Logs whose last records were those that end a tracker's transaction, and were cut away (rule R38).
+
+Kafka takes the transaction for ended, so nobody ends it, and readers wait for it: in the queue the clients,
+in the markers the tracker. On a Kafka of this file's own.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from support import LiveQueue, bodies, collect, until
+
+from kmqpy.dev import Cluster
+from kmqpy.kafka import hanging, partition_reader
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.zookeeper.settings import ZooKeeperConnection
+from tests.cut_logs import Batch, cut_logs
+from tracker.tracker import Tracker
+
+COUNT = 5
+CUT = {"markers": [False, True], "queue": [True, False], "both": [True, True]}
+"""Queues by name: whether the end of the transaction is cut away in the queue topic, and in the markers."""
+
+
+def before_the_last_end(batches: Sequence[Batch]) -> int:
+    """Keep all before the last control record."""
+    return max(index for index, batch in enumerate(batches) if batch.control)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as made, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hanging, "LOOK_EVERY_S", 1.0)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def queues(cluster: Cluster) -> Iterator[dict[str, LiveQueue]]:
+    """Queues whose `COUNT` messages were redelivered in one transaction, before logs were cut back."""
+    connection = KafkaConnection(bootstrap=cluster.bootstrap)
+    zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
+    made = {name: LiveQueue(connection, zookeeper, name, root="/cut-transactions") for name in CUT}
+    for queue in made.values():
+        queue.send(*(f"{number}" for number in range(COUNT)))
+        queue.mark_all(Marker(0, number, Op.TAKE, 1) for number in range(COUNT))
+    tracker = running(made)
+    until(lambda: all(sum(queue.copies().values()) == 2 * COUNT for queue in made.values()))
+    tracker.stop()
+    keep = {}
+    for name, (in_queue, in_markers) in CUT.items():
+        if in_queue:
+            keep[name, 0] = before_the_last_end
+        if in_markers:
+            keep[made[name].settings.markers_topic, 0] = before_the_last_end
+    cut_logs(cluster, keep)
+    running(made)
+    yield made
+    for queue in made.values():
+        queue.__exit__(None, None, None)
+
+
+def running(queues: dict[str, LiveQueue]) -> Tracker:
+    tracker = next(iter(queues.values())).tracker(wait=False)
+    until(lambda: len(tracker.owned()) == len(queues), what=tracker.problems)
+    return tracker
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_r38_a_tracker_ends_what_its_predecessor_has_left_hanging(
+    queues: dict[str, LiveQueue], name: str
+) -> None:
+    queue = queues[name]
+    with queue.client() as client:
+        taken = collect(client, COUNT + CUT[name][0], ack=True)  # copies in the queue: one is made twice
+        assert set(bodies(taken)) == {f"{number}" for number in range(COUNT)}
+        assert client.receive(10, wait=0.5) == []
+    topic = queue.settings.markers_topic
+    stable = partition_reader.bounds(queue.connection, topic, [0])[0][1]
+    assert stable == partition_reader.bounds(queue.connection, topic, [0], uncommitted=True)[0][1]
