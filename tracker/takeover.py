@@ -112,9 +112,9 @@ class Takeover:
         queue_end = self._kafka.ends.end_beyond((queue.name, number), begin.highest)
         with self._originals.lend() as reader:
             _, stable = reader.bounds(queue.name, number)
-        if markers_stable < markers_end.offset or stable < queue_end.offset:
-            if self._end_hanging(part, stored):
-                return self.prepare(part)
+        is_open = markers_stable < markers_end.offset or stable < queue_end.offset
+        if is_open and self._end_hanging(part, stored):
+            return self.prepare(part)
         cut = self._cut_since(begin.at, queue_end, part)
         known_end = LogEnd(0 if cut else begin.at.taken_end, max(queue_end.epoch, begin.at.queue_epoch))
         if cut is not None and begin.at.cuts.knows(cut):

@@ -274,6 +274,7 @@ class TestOwn:
 
     def test_a_redelivery_that_is_overtaken_loses_no_copies(self, own, monkeypatch):
         """Copies written before the acknowledgement is known are aborted, and what hangs with them."""
+        monkeypatch.setattr(hanging, "LOOK_EVERY_S", 30.0)  # the redelivery is due before
         queue = own["overtaken"]
         commit_in(queue, queue.settings.markers_topic)
         execute, overtaken = CopyTransaction.execute, []
