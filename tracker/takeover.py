@@ -117,11 +117,13 @@ class Takeover:
             return self.prepare(part)
         cut = self._cut_since(begin.at, queue_end, part)
         known_end = LogEnd(0 if cut else begin.at.taken_end, max(queue_end.epoch, begin.at.queue_epoch))
-        if cut is not None and begin.at.cuts.knows(cut):
+        # Where markers were cut away, the ticks that have told cuts may be lost.
+        known = begin.at.cuts if markers_cut is None or stored is None else stored.cuts
+        if cut is not None and known.knows(cut):
             cut = None
-        if cut is not None:
-            # Its messages are dropped, and counted, when this tick is read.
-            cuts = begin.at.cuts.with_cut(cut)
+        cuts = known if cut is None else known.with_cut(cut)
+        if cuts != begin.at.cuts:
+            # Messages that stood behind them are dropped, and counted, when this tick is read.
             tick = self._kafka.tick_writer.send_tick(queue.markers_topic, number, _FENCING_TIMEOUT_S, cuts)
         existed = queue_end.offset if cut is None else max(queue_end.offset, begin.at.taken_end)
         begin = begin.corrected(tick.now_ms, queue, existed, self._max_clock_lead_ms)

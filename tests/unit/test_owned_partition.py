@@ -8,9 +8,9 @@ from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.claim_headers import CLAIM, CLAIM_ID, COPIES_TO, naming_tick
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.markers.entry import Entry, EntryState
+from kmqpy.kafka.markers.entry import Entry, EntryState, TakenRun
 from kmqpy.kafka.markers.inflight import InFlight
-from kmqpy.kafka.markers.log_cuts import LogCuts
+from kmqpy.kafka.markers.log_cuts import Cut, LogCuts
 from kmqpy.kafka.markers.replay import replay_markers
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
@@ -50,6 +50,24 @@ def test_r2_an_operation_counts_as_a_take_only_where_markers_were_deleted_unread
 def test_r2_that_markers_were_missed_before_is_not_forgotten():
     stored = StoredOffset(50, "id", now_ms=7_000, missed_markers=True)
     assert start_position(stored, "id", log_start=3, end=90).at.missed_markers
+
+
+def test_r40_markers_that_were_cut_back_are_all_read_again():
+    """End markers that were cut away may name copies that are gone, too."""
+    cuts = LogCuts((Cut(4, 20, 3),))
+    rows = (
+        Entry(7, 48, 6_000, 8_000, EntryState.LEASED),
+        TakenRun(cuts.number_of(21), 0b11, 49, 1, 6_000, 8_000, None),
+    )
+    stored = StoredOffset(50, "id", now_ms=7_000, in_flight=rows, cuts=cuts)
+    begin = start_position(stored, "id", 3, 90, Cut(2, 45, 1))
+    state = begin.corrected(7_000, QueueSettings(name="q"), 1_000, 0).state()
+    assert [entry.offset for entry in state.in_order()] == [7]
+    state.apply(Marker(0, 5, Op.TAKE, 1_000), at=3, timestamp_ms=1_000)
+    state.apply(Marker(0, 7, Op.END), at=4, timestamp_ms=1_000)
+    assert (5 in state, 7 in state) == (True, False)
+    state.apply(codec.tick(0, cuts), at=5, timestamp_ms=1_000)
+    assert state.cut_away, "so it is looked for copies that are gone"
 
 
 def test_what_is_delayed_and_overdue_goes_by_the_time_carried_forward():

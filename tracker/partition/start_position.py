@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.markers.entry import Entry, SnapshotRow, TakenRun
 from kmqpy.kafka.markers.finished import StoredFinished
 from kmqpy.kafka.markers.inflight import InFlight
-from kmqpy.kafka.markers.log_cuts import Cut, offset_of
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, Cut, offset_of
 from kmqpy.kafka.settings import QueueSettings
 
 
@@ -107,7 +108,7 @@ def start_position(
         return StartPosition(fresh, "markers topic was recreated; reading all of it")
     if cut is not None:
         return StartPosition(
-            _without_cut_markers(stored, cut.start),
+            _in_what_is_left(stored, log_start),
             f"markers were cut back to markers offset {cut.start}; messages whose start markers are lost "
             "are taken again",
         )
@@ -123,13 +124,15 @@ def start_position(
     return StartPosition(stored)
 
 
-def _without_cut_markers(stored: StoredOffset, start: int) -> StoredOffset:
-    """The stored offset for a markers log that was cut back to `start`, and written anew.
+def _in_what_is_left(stored: StoredOffset, log_start: int) -> StoredOffset:
+    """The stored offset for a markers log that was cut back: all that is left of it is read again.
 
-    The snapshot stays: it knows more than the log. Its takes count as older than all that is read.
+    What the snapshot takes for finished may be lost: of end markers that were cut away, the copies may be
+    gone, too. What it has in flight stays, because its start markers may be lost. Its takes count as older
+    than all that is read. Behind cuts of the queue's log, clients take again what was lost.
     """
-    offset = min(stored.offset, start)
-    last = max(0, offset - 1)
+    last = max(0, log_start - 1)
+    below = min((cut.start for cut in stored.cuts.cuts), default=INT64_MAX)
     rows: list[SnapshotRow] = []
     for row in stored.in_flight:
         if isinstance(row, Entry):
@@ -137,5 +140,11 @@ def _without_cut_markers(stored: StoredOffset, start: int) -> StoredOffset:
         else:
             rows.append(row._replace(taken_at=min(row.taken_at, last), stride=0))
     return replace(
-        stored, offset=offset, in_flight=tuple(rows), missed_markers=True, finished=StoredFinished()
+        stored,
+        offset=log_start,
+        in_flight=tuple(row for row in rows if row[0] < below),
+        missed_markers=True,
+        finished=StoredFinished(),
+        cuts=NO_CUTS,
+        takes_epoch=-1,
     )
