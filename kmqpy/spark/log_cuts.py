@@ -33,7 +33,7 @@ def with_told(markers: DataFrame, cuts: Cuts) -> DataFrame:
     told = {}
     for partition, of_partition in cuts.items():
         for cut in of_partition.cuts:
-            tells = (F.col("partition") == partition) & F.col("cuts").rlike(rf"(^|,){cut.epoch}@")
+            tells = (F.col("partition") == partition) & F.col("cuts").rlike(rf"<{cut.epoch}@")
             told[_told_name(partition, cut)] = F.min(F.when(tells, F.col("at"))).over(log)
     return markers.withColumns(told)
 

@@ -165,14 +165,16 @@ def test_r39_of_a_range_that_was_cut_back_what_is_there_is_in_flight() -> None:
     """Else nobody would redeliver the messages below the cut, which were taken by the same marker."""
     taken = Marker(0, 6, Op.TAKE, 300, runs=((6, 1), (8, 4)))
     markers = Markers()
-    assert markers.read(taken, end=QueueEnd(10, 0)).records == 0, "a broker may say so that lags"
-    applied = markers.read(taken, end=QueueEnd(10, 1))
+    assert markers.read(taken, end=QueueEnd(10, 0, epoch=1)).records == 0, "a broker may say so that lags"
+    applied = markers.read(taken, end=QueueEnd(10, 1, epoch=1))
     assert (applied.records, applied.skipped) == (1, [])
     assert markers.in_flight() == [6, 8, 9]
     assert markers.state.highest_taken == 9
-    assert len(markers.read(taken, end=QueueEnd(6, 2)).skipped) == 1
+    assert len(markers.read(taken, end=QueueEnd(6, 2, epoch=1)).skipped) == 1
+    lie = Markers().read(taken, end=QueueEnd(10, 1, epoch=0))
+    assert len(lie.skipped) == 1, "no leader was elected"
     found = StartsFound()
-    _read_marker(markers.records[-1], 0, 8, 0, found, lambda: 10)
+    _read_marker(markers.records[-1], 0, 8, 1, found, lambda: 10)
     assert list(found.by_epoch[None].runs()) == list(found.in_flight.runs()) == [(8, 2)]
 
 

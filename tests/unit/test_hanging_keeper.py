@@ -21,6 +21,9 @@ class Keeping:
     def look(self, places: Iterable[TopicPlace]) -> list[HangingTransaction]:
         return [HangingTransaction(*place, 5, 4, 0, ()) for place in self.hanging.intersection(places)]
 
+    def stands_still_at(self, _place: TopicPlace) -> None:
+        """Nothing of a tracker does."""
+
     def look_again(self) -> None:
         self.keeper._next_look = 0.0
         self.keeper.look(1.0)

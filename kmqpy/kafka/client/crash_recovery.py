@@ -237,7 +237,7 @@ class CrashRecovery:
         partition: int,
         markers_offset: int | None,
         first_offset: int,
-        latest_epoch: int = 0,
+        latest_epoch: int = -1,
         look_back: int = 0,
         epoch: int | None = None,
     ) -> StartsFound:
@@ -344,6 +344,8 @@ def _read_marker(
         return
     # A marker may name messages that don't exist, all or, where the log was cut back, some.
     end = INT64_MAX if marker.op is Op.END else queue_end()
+    if offset_of(marker.highest) >= end and latest_epoch == 0:  # no leader was elected, so it is a lie
+        return
     runs = list(_between(first_offset, end, marker.offset_runs))
     if marker.op is not Op.END:
         found.by_epoch.setdefault(found.epoch, OffsetRuns()).add_runs(runs)

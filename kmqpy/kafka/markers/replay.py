@@ -63,9 +63,12 @@ class QueueEnd:
     def existing(self, marker: Marker, cuts: LogCuts) -> Marker:
         """Return a marker that is_beyond() without what did not exist; raises DecodeError if nothing did.
 
-        The log may have been cut back within the messages of a range marker: those below the cut are there.
+        Once a leader was elected, the log may have been cut back within the messages of a range marker: those
+        below the cut are there. Before, the marker is a lie as a whole.
         """
-        runs = () if marker.op is Op.END else tuple(cuts.existing(marker.offset_runs, self.offset))
+        runs: tuple[tuple[int, int], ...] = ()
+        if marker.op is not Op.END and self.epoch > 0:
+            runs = tuple(cuts.existing(marker.offset_runs, self.offset))
         if not runs:
             what = f"cuts {marker.cuts}" if marker.cuts else f"message {marker.highest}"
             key = codec.encode_key(marker.partition, marker.offset)
