@@ -134,7 +134,7 @@ class Takeover:
         return TakeoverResult(topic_ids, tick, queue_end, existed, known_end, begin, markers_end.epoch)
 
     def _end_hanging(self, part: OwnedPartition, stored: StoredOffset | None) -> bool:
-        """End a transaction of an earlier owner that hangs (rule R38); True if others are to be looked for.
+        """End a transaction of an earlier owner that hangs (rule R38); True if it was tried: take over again.
 
         After the fencing, none of them is going on. End markers that were read when the offset was stored had
         been committed. Copies whose end markers are committed are committed by the next transaction with a
@@ -144,10 +144,14 @@ class Takeover:
         for own in open_transactions_of_tracker(self._connection, part.queue, part.number):
             topic, offset = own.hanging.topic, own.hanging.offset
             about = {**self._problems.about(part.key), "topic": topic, "offset": offset}
+            if (topic, offset) in part.not_ended:
+                continue  # Kafka has forgotten its producer, or it is forged: kmq doctor names the command
             if own.may_be_ended:
                 _log.warning("a transaction of an earlier tracker hangs: ending it", extra=about)
                 was_read = topic == part.queue.markers_topic and offset < read_to
-                return end_transaction(self._connection, replace(own, commits=own.commits or was_read))
+                if not end_transaction(self._connection, replace(own, commits=own.commits or was_read)):
+                    part.not_ended.add((topic, offset))
+                return True
             if offset == part.copies_hang_at:  # no redelivery has come
                 _log.warning("copies of an earlier tracker hang: copying one of them again", extra=about)
                 again = Marker(

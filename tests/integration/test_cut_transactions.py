@@ -10,8 +10,9 @@ import pytest
 from support import LiveQueue, bodies, collect, until
 
 from kmqpy.dev import Cluster
-from kmqpy.kafka import hanging, partition_reader
+from kmqpy.kafka import hanging, librdkafka, partition_reader
 from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.lineage import ANCESTORS
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.cut_logs import Batch, cut_logs
@@ -77,3 +78,21 @@ def test_r38_a_tracker_ends_what_its_predecessor_has_left_hanging(
     topic = queue.settings.markers_topic
     stable = partition_reader.bounds(queue.connection, topic, [0])[0][1]
     assert stable == partition_reader.bounds(queue.connection, topic, [0], uncommitted=True)[0][1]
+
+
+def test_r38_a_transaction_that_can_not_be_ended_keeps_no_tracker_from_its_work(cluster: Cluster) -> None:
+    """It looks like a tracker's, but its producer is somebody else's: redelivery goes on without it."""
+    connection = KafkaConnection(bootstrap=cluster.bootstrap)
+    zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
+    with LiveQueue(connection, zookeeper, "forged", root="/forged") as queue:
+        queue.send("message")
+        queue.mark(Marker(0, 0, Op.TAKE, 1))
+        forger = librdkafka.new_producer(connection, {"transactional.id": "forger"})
+        forger.init_transactions(30)
+        forger.begin_transaction()
+        forger.produce(queue.name, b"forged", partition=0, headers={ANCESTORS: b"0:0"})
+        assert forger.flush(30) == 0
+        tracker = queue.tracker(wait=False)
+        until(lambda: queue.ended() == {0}, what=tracker.problems)
+        forger.abort_transaction(30)
+        until(lambda: queue.copies() == {"message": 2})

@@ -83,6 +83,7 @@ class OwnedPartition:
     asked_at          the monotonic time of the last answer
     ask_failures      how often in a row Kafka did not tell the end
     copies_hang_at    the queue offset at which copies of a tracker's transaction have stood still for long
+    not_ended         topic and offset of hanging transactions that a takeover has tried to end in vain
     missed_until_ms   start markers that were never read don't matter any more once the oldest message in
                       flight was taken after this time
     """
@@ -129,6 +130,7 @@ class OwnedPartition:
         self.absence: UnconfirmedAbsence | None = None
         self.missed_until_ms = INT64_MAX
         self.copies_hang_at: int | None = None
+        self.not_ended: set[tuple[str, int]] = set()
         self._read_to = -1
 
     @property

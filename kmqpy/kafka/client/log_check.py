@@ -10,7 +10,6 @@ raises the epoch of a partition with each election, and each record keeps the ep
 from __future__ import annotations
 
 import logging
-from contextlib import closing
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -137,6 +136,13 @@ class LogCheck:
         Clients take messages in the order of their offsets, so the last start markers tell. So do assignment
         ticks. 0 if there is neither.
         """
+        reader = RepeatedReader(
+            self._connection,
+            self._queue.markers_topic,
+            uncommitted=True,
+            timeout_s=_READ_MARKERS_TIMEOUT_S,
+            clock=self._clock,
+        )
         taken_to = 0
 
         def visit(_partition: int, records: list[Any]) -> bool:
@@ -146,7 +152,7 @@ class LogCheck:
                     taken_to = _taken_to(record, taken_to)
             return bool(records[-1].offset() + 1 >= before)
 
-        with closing(self._reader()) as reader:
+        try:
             begin, span = before, _FIRST_LOOK_BACK
             while begin > 0 and not taken_to:
                 end, begin = begin, max(0, begin - span)
@@ -154,32 +160,15 @@ class LogCheck:
                 if reached[partition].low >= end:
                     break
                 span *= 8
+        finally:
+            reader.close()
         return taken_to
-
-    def _reader(self) -> RepeatedReader:
-        return RepeatedReader(
-            self._connection,
-            self._queue.markers_topic,
-            uncommitted=True,
-            timeout_s=_READ_MARKERS_TIMEOUT_S,
-            clock=self._clock,
-        )
 
     def _tell(self, what: str, partition: int, first: int, last: int) -> None:
         _log.error(
             "%s", what, extra={"queue": self._queue.name, "partition": partition, "from": first, "to": last}
         )
         self._telemetry.failed(self._queue.name, "cut log")
-
-
-def _started(record: Any) -> int:
-    """The last message of which this is the start marker that a client wrote; -1: it is none."""
-    try:
-        marker = read_marker(record)
-    except DecodeError:
-        return -1
-    is_start = marker.op in (Op.TAKE, Op.DELAY) and not marker.by_tracker
-    return offset_of(marker.highest) if is_start else -1
 
 
 def _taken_to(record: Any, before: int) -> int:
