@@ -6,8 +6,8 @@ import logging
 from functools import partial
 
 from kmqpy.errors import KmqError, TopicError
-from kmqpy.kafka.client.settings_mirror import SettingsMirror
 from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.settings_mirror import SettingsMirror
 from tracker.background import Pool
 from tracker.context import TrackerContext
 

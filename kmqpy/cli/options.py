@@ -25,7 +25,6 @@ from kmqpy.core.settings import nearest, read_file
 from kmqpy.errors import AccessDenied, ConfigError, KmqError, TopicError, Unavailable
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.registry import Registry
-from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.queue import KafkaQueue
 from kmqpy.kafka.settings import (
     OTHER_TABLES,
@@ -36,6 +35,7 @@ from kmqpy.kafka.settings import (
     is_secret,
     unknown_in_environment,
 )
+from kmqpy.kafka.settings_mirror import settings_of
 from kmqpy.queue import Queue
 from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection

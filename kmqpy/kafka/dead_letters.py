@@ -38,7 +38,6 @@ from kmqpy.errors import (
     UnsupportedMarker,
 )
 from kmqpy.kafka import librdkafka, partition_reader
-from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.group_commits import add_cuts_of_letters
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.log_cuts import offset_of
@@ -62,6 +61,7 @@ from kmqpy.kafka.redrive import (
     redrive_move,
 )
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
+from kmqpy.kafka.settings_mirror import settings_of
 from kmqpy.kafka.topic_names import dead_letter_queue
 from kmqpy.kafka.topics import Topics
 from kmqpy.kafka.unfinished_letters import UnfinishedLetters

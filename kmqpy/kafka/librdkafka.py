@@ -31,7 +31,7 @@ from kmqpy.errors import (
     Unavailable,
     UnknownOutcome,
 )
-from kmqpy.kafka.admin_client import CollectableAdminClient, free_dropped
+from kmqpy.kafka.collectable_admin import CollectableAdminClient, free_dropped
 from kmqpy.kafka.settings import KafkaConnection, KafkaSettings
 
 T = TypeVar("T")
@@ -155,10 +155,6 @@ causes the same message for a moment."""
 _MAX_RESPONSE_BYTES = 2**31 - 1
 """The most bytes of a decompressed batch of records. With librdkafka's default (100 MB), a zstd record of
 5 kB could make itself and all records after it unreadable."""
-
-COPY_SETTINGS: KafkaSettings = {"message.max.bytes": 100_000_000, "compression.type": "zstd"}
-"""Settings of producers that copy messages: only the topics' limits count (rule R7 of docs/rules.md).
-Topics limit compressed bytes, and zstd makes a copy about as small as its original with any codec."""
 
 REPEATED_END_S = 0.75
 """A commit or abort that lasts this many seconds may have sent its request EndTxn twice, a shorter one not.

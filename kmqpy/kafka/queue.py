@@ -24,7 +24,6 @@ from kmqpy.kafka.client.client_options import ClientOptions, check_options
 from kmqpy.kafka.client.lazy_client import LazyClient
 from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.client.record_message import KafkaMessage, ReceiveContext
-from kmqpy.kafka.client.settings_mirror import check_topics, settings_of
 from kmqpy.kafka.dead_letters import KafkaDeadLetter, KafkaDeadLetters
 from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.markers.life import MessageLife
@@ -32,6 +31,7 @@ from kmqpy.kafka.markers.log_cuts import cuts_behind
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.settings_mirror import check_topics, settings_of
 from kmqpy.kafka.shared_connections import SharedConnections
 from kmqpy.kafka.topics import MAX_MESSAGE_BYTES
 from kmqpy.kafka.trace import trace

@@ -32,7 +32,6 @@ from kmqpy.kafka.copies.copy_transaction import (
 )
 from kmqpy.kafka.copies.end_markers import end_markers
 from kmqpy.kafka.copies.torn_transactions import Copies, find_copies
-from kmqpy.kafka.dead_letter_claims import DeadLetterClaim, FinishedDeadLetters
 from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.markers.claim_headers import DROPPED, naming_tick
 from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
@@ -46,6 +45,7 @@ from kmqpy.kafka.message_headers import (
     size_of,
 )
 from kmqpy.kafka.places import Place
+from kmqpy.kafka.redrive_claims import FinishedDeadLetters, RedriveClaim
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_names import dead_letter_queue
 
@@ -289,7 +289,7 @@ class RedriveRun:
         unknown and this run may write nothing more (rules R1, R6).
         """
         assert self._finished_letters is not None
-        claim = DeadLetterClaim(
+        claim = RedriveClaim(
             batch[0].partition,
             [step.number for step in batch],
             self._finished_letters,
@@ -339,7 +339,7 @@ class RedriveRun:
         )
 
     def _end_markers(
-        self, batch: list[DeadLetterMove], claim: DeadLetterClaim, places: Sequence[Place | None]
+        self, batch: list[DeadLetterMove], claim: RedriveClaim, places: Sequence[Place | None]
     ) -> Iterator[NewRecord]:
         copied = iter(places)
         for step in batch:

@@ -42,7 +42,7 @@ OTHER_TABLES = ("tracker", "gateway")
 _FORMER_SETTINGS = ("claims",)
 """Settings of queues that earlier versions stored, ignored where they are read."""
 SETTINGS_TOPIC = "kmq.queues"
-"""The topic that tells clients the settings of all queues; see kmqpy.kafka.client.settings_mirror."""
+"""The topic that tells clients the settings of all queues; see kmqpy.kafka.settings_mirror."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,19 +224,6 @@ def check_topic_name(name: str, field_name: str) -> None:
     """Raise ConfigError unless Kafka accepts `name` as the name of a topic."""
     if not is_topic_name(name):
         raise ConfigError(f"{field_name}: {name!r} is no topic name; 1 to 249 of a-z A-Z 0-9 . _ - are")
-
-
-def check_new_queue_name(name: str) -> None:
-    """Raise ConfigError if `name` ends like the name of a markers topic or a dead-letter topic.
-
-    Only new queues are checked. Existing queues may have such names, so QueueSettings accepts them.
-    """
-    for suffix in (MARKERS_SUFFIX, DEAD_LETTERS_SUFFIX):
-        if name.endswith(suffix):
-            raise ConfigError(
-                f"name: {name!r} is that of another topic of queue {name.removesuffix(suffix)!r}; "
-                f"choose a name that does not end in {suffix}"
-            )
 
 
 def connection_layers() -> tuple[dict[str, Any], dict[str, Any]]:

@@ -19,7 +19,6 @@ from kmqpy.errors import Closed, ConfigError, NotSupported, QueueNotFound
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.foreign_topics import refuse_foreign_topics
 from kmqpy.kafka.client.client_options import ClientOptions, check_options
-from kmqpy.kafka.client.settings_mirror import SettingsMirror
 from kmqpy.kafka.queue import CAPABILITIES, KafkaQueue
 from kmqpy.kafka.settings import (
     KafkaConnection,
@@ -28,6 +27,7 @@ from kmqpy.kafka.settings import (
     connection_layers,
     is_topic_name,
 )
+from kmqpy.kafka.settings_mirror import SettingsMirror
 from kmqpy.kafka.shared_connections import SharedConnections
 from kmqpy.queue import Capabilities, Codec, QueueDescription, QueueUrl, Storage
 from kmqpy.telemetry.base import Telemetry

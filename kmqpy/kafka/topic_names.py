@@ -1,11 +1,25 @@
-"""Names the four topics of a queue, and finds the topics that two queues share. Pure: no I/O."""
+"""Names the four topics of a queue, refuses reserved names, finds topics that two queues share. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kmqpy.kafka.settings import QueueSettings
+from kmqpy.errors import ConfigError
+from kmqpy.kafka.settings import DEAD_LETTERS_SUFFIX, MARKERS_SUFFIX, QueueSettings
+
+
+def check_new_queue_name(name: str) -> None:
+    """Raise ConfigError if `name` ends like the name of a markers topic or a dead-letter topic.
+
+    Only new queues are checked. Existing queues may have such names, so QueueSettings accepts them.
+    """
+    for suffix in (MARKERS_SUFFIX, DEAD_LETTERS_SUFFIX):
+        if name.endswith(suffix):
+            raise ConfigError(
+                f"name: {name!r} is that of another topic of queue {name.removesuffix(suffix)!r}; "
+                f"choose a name that does not end in {suffix}"
+            )
 
 
 def dead_letter_queue(queue: QueueSettings) -> QueueSettings:

@@ -40,7 +40,7 @@ FrameFunction = Callable[[pd.DataFrame], pd.DataFrame]
 
 
 @dataclass(slots=True)
-class Outcome:
+class FunctionOutcome:
     """The result of a function on one batch: its output, and failures by row number in the batch."""
 
     output: list[pa.RecordBatch] = field(default_factory=list)
@@ -55,13 +55,13 @@ class FrameCaller:
     schema: StructType
     failures: FailurePolicy
 
-    def call(self, batch: pa.RecordBatch) -> Outcome:
+    def call(self, batch: pa.RecordBatch) -> FunctionOutcome:
         """Call the function until each message of the batch has succeeded or failed.
 
         Raises ConfigError for a result that is no frame, lacks or repeats a column, or has another index.
         """
         attempts = batch.column("attempts")
-        outcome = Outcome()
+        outcome = FunctionOutcome()
         parts, calls = [range(batch.num_rows)], 0
         while parts:
             rows = parts.pop()
@@ -92,7 +92,7 @@ class FrameCaller:
         attempts: pa.Array,
         error: BaseException,
         parts: list[range],
-        outcome: Outcome,
+        outcome: FunctionOutcome,
         *,
         may_split: bool,
     ) -> None:

@@ -23,10 +23,10 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.core.durations import MIN_LEASE_MS, Duration, duration_ms
 from kmqpy.errors import ConfigError
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.client.settings_mirror import check_topics
 from kmqpy.kafka.group_commits import commits_in_log
 from kmqpy.kafka.message_headers import DELIVER_AT, ORIGINAL_OFFSET, ORIGINAL_PARTITION
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.settings_mirror import check_topics
 from kmqpy.kafka.topics import Topics
 from kmqpy.spark.acknowledge import Acknowledger
 from kmqpy.spark.checkpoint import RememberedFailures, bind_checkpoint, error_line

@@ -11,8 +11,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import TopicError
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.settings_mirror import settings_of
 from kmqpy.kafka.topic_names import dead_letter_queue
 from kmqpy.kafka.topics import Topics
 from kmqpy.spark import state

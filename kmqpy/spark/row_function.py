@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from kmqpy.spark.failures import FailurePolicy
-from kmqpy.spark.frame_function import Outcome
+from kmqpy.spark.frame_function import FunctionOutcome
 from kmqpy.spark.values import NotOfSchema, array_of, converted, named_fields
 
 RowFunction = Callable[[Row], Any]
@@ -29,12 +29,12 @@ class RowCaller:
     schema: StructType
     failures: FailurePolicy
 
-    def call(self, batch: pa.RecordBatch) -> Outcome:
+    def call(self, batch: pa.RecordBatch) -> FunctionOutcome:
         """Call the function with each message. Those for which it raises or returns bad rows have failed."""
         make = partial(tuple.__new__, _row_class(tuple(batch.schema.names)))
         columns = [column.to_pylist() for column in batch.columns]
         attempts = columns[batch.schema.names.index("attempts")]
-        outcome = Outcome()
+        outcome = FunctionOutcome()
         results: list[tuple[int, list[Any]]] = []
         for row, message in enumerate(map(make, zip(*columns, strict=True))):
             try:
@@ -68,7 +68,9 @@ class RowCaller:
         columns = zip(self.schema, row, strict=True)
         return [converted(column.name, value, column.dataType) for column, value in columns]
 
-    def _convert(self, results: list[tuple[int, list[Any]]], attempts: list[int], outcome: Outcome) -> None:
+    def _convert(
+        self, results: list[tuple[int, list[Any]]], attempts: list[int], outcome: FunctionOutcome
+    ) -> None:
         """Add the rows of several messages to the output, in halves if some row does not fit the schema."""
         rows = [one for _, ones in results for one in ones]
         if not rows:

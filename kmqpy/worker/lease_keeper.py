@@ -11,7 +11,7 @@ from kmqpy.core.clock import Clock
 from kmqpy.errors import Unavailable
 from kmqpy.message import Message
 from kmqpy.queue import Queue
-from kmqpy.worker.failures import Failures
+from kmqpy.worker.failure_log import FailureLog
 
 
 @dataclass(eq=False, slots=True)
@@ -52,7 +52,7 @@ class LeaseKeeper:
         queue: Queue,
         lease_s: float,
         clock: Clock,
-        failures: Failures,
+        failures: FailureLog,
         on_lost: Callable[[Sequence[Message]], None] = lambda _: None,
     ) -> None:
         self._queue = queue

@@ -61,7 +61,7 @@ class GiveBack:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class SetAside:
     """The outcome of a message that becomes a dead letter."""
 
     reason: str
@@ -71,7 +71,7 @@ class DeadLetter:
         queue.dead_letter(*messages, reason=self.reason)
 
 
-Outcome = Acknowledge | GiveBack | DeadLetter
+Outcome = Acknowledge | GiveBack | SetAside
 """An outcome says what becomes of a message. Its apply() finishes several messages of equal outcome."""
 
 ACKNOWLEDGE = Acknowledge()
@@ -84,7 +84,7 @@ back, and this delivery does not count as an attempt."""
 def failed_outcome(error: BaseException, attempts: int, backoff: Backoff) -> Outcome:
     """The outcome of a message whose handler raised `error` in delivery number `attempts`."""
     if isinstance(error, Reject):
-        return DeadLetter(shortened(error.reason))
+        return SetAside(shortened(error.reason))
     if isinstance(error, Retry):
         try:
             # As a float: outcomes must be hashable, and the delay of a handler need not be.

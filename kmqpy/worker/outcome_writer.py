@@ -8,7 +8,7 @@ from contextvars import Context
 from functools import partial
 
 from kmqpy.queue import Queue
-from kmqpy.worker.failures import Failures
+from kmqpy.worker.failure_log import FailureLog
 from kmqpy.worker.lease_keeper import LeasedMessage, LeaseKeeper, call_for_all
 from kmqpy.worker.outcome import Acknowledge, Outcome
 
@@ -28,7 +28,7 @@ class OutcomeWriter:
         self,
         queue: Queue,
         keeper: LeaseKeeper,
-        failures: Failures,
+        failures: FailureLog,
         written: Callable[[Sequence[LeasedMessage]], None],
     ) -> None:
         self._queue = queue

@@ -28,7 +28,7 @@ from kmqpy.message import Message
 from kmqpy.queue import Queue
 from kmqpy.queue.arguments import check_queue
 from kmqpy.telemetry.base import Telemetry
-from kmqpy.worker.failures import Failures
+from kmqpy.worker.failure_log import FailureLog
 from kmqpy.worker.keyed_fifo import KeyedFifo
 from kmqpy.worker.lease_keeper import LeasedMessage, LeaseKeeper
 from kmqpy.worker.outcome import (
@@ -148,7 +148,7 @@ class Worker:
         self._on_lost = on_lost
         self._telemetry = telemetry or Telemetry()
         self._clock = clock
-        self._failures = Failures(queue.name, self._telemetry)
+        self._failures = FailureLog(queue.name, self._telemetry)
         self._changed = threading.Condition()
         self._ready: KeyedFifo[LeasedMessage] = KeyedFifo()
         self._unfinished = 0

@@ -14,8 +14,8 @@ from typing import Any
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.start_markers import StartMarkerWriter, StartOutcome
-from kmqpy.kafka.copies.copy_check import CheckedCopies, CopyCheck
 from kmqpy.kafka.copies.copy_transaction import CopyTransaction, NewRecord
+from kmqpy.kafka.copies.late_acks import CheckedCopies, LateAckCheck
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.open_claims import OpenClaims
 from tracker.offset_keeper import OffsetKeeper
@@ -115,7 +115,7 @@ def no_start_wait() -> None:
 
 def no_late_look() -> None:
     """Who takes a copy hands it out, whatever was acknowledged."""
-    CopyCheck.examine = lambda *_: CheckedCopies()  # type: ignore[method-assign]
+    LateAckCheck.examine = lambda *_: CheckedCopies()  # type: ignore[method-assign]
 
 
 def producers_used_on() -> None:

@@ -8,7 +8,7 @@ SCENE = """
 import gc, sys, threading
 from confluent_kafka.admin import AdminClient, NewTopic
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.admin_client import _dropped
+from kmqpy.kafka.collectable_admin import _dropped
 from kmqpy.kafka.settings import KafkaConnection
 
 hand_over = AdminClient._make_topics_result

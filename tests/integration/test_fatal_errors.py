@@ -15,7 +15,7 @@ from support import LiveQueue, collect, until, value
 
 from kmqpy.dev import Cluster
 from kmqpy.errors import Fenced, Unavailable, Unfinished, UnknownOutcome
-from kmqpy.kafka.client import start_barrier
+from kmqpy.kafka.client import unconfirmed_starts
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.copies.copy_transaction import (
     CopyTransaction,
@@ -237,7 +237,7 @@ def cut():
     topics = "transaction.state.log", "offsets.topic"
     settings = {f"{topic}.num.partitions": f"{INTERNAL_PARTITIONS}" for topic in topics}
     with ExitStack() as stack:
-        stack.enter_context(pytest.MonkeyPatch.context()).setattr(start_barrier, "_LATE_REQUEST_S", 0.5)
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(unconfirmed_starts, "_LATE_REQUEST_S", 0.5)
         cluster = stack.enter_context(Cluster(broker_settings=settings))
         # No member of a group joins anew because the broker was away.
         kafka = {"session.timeout.ms": 60_000}

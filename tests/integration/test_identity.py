@@ -14,16 +14,15 @@ from support import bodies, collect, delete_topic, until
 from kmqpy.cli.app import run
 from kmqpy.core.backoff import Backoff
 from kmqpy.errors import AccessDenied, Closed, Fenced, ReceiptError, TopicError
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import librdkafka, settings_mirror
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Kind
-from kmqpy.kafka.client import settings_mirror
 from kmqpy.kafka.client.offset_commits import Commit, commit_metadata
-from kmqpy.kafka.client.settings_mirror import SettingsMirror, check_topics, settings_of
 from kmqpy.kafka.dead_letters import KafkaDeadLetters
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings import SETTINGS_TOPIC, QueueSettings
+from kmqpy.kafka.settings_mirror import SettingsMirror, check_topics, settings_of
 from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.kafka.topic_names import topics_of
 from kmqpy.kafka.topics import Topics

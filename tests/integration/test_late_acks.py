@@ -11,8 +11,8 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin.stats import in_flight, queue_stats
-from kmqpy.kafka.copies import copy_check
-from kmqpy.kafka.copies.copy_check import CopyCheck
+from kmqpy.kafka.copies import late_acks
+from kmqpy.kafka.copies.late_acks import LateAckCheck
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.claim_headers import CLAIM, naming_tick
 from kmqpy.kafka.markers.codec import Marker, Op
@@ -188,15 +188,15 @@ def test_r32_an_acknowledged_copy_whose_taker_dies_in_its_last_attempt_is_no_dea
 def test_r32_a_copy_planned_long_ago_is_examined_while_newer_ones_come(make_queue, monkeypatch):
     """Neither can be read to the end at once; what was read for one must not be read again for the other."""
     monkeypatch.setattr(partition_reader, "_BATCH_RECORDS", 10)
-    monkeypatch.setattr(copy_check, "_MAX_KNOWN_MARKERS", 40)
-    monkeypatch.setattr(copy_check, "_MAX_GAP_MARKERS", 5)
+    monkeypatch.setattr(late_acks, "_MAX_KNOWN_MARKERS", 40)
+    monkeypatch.setattr(late_acks, "_MAX_GAP_MARKERS", 5)
     queue = make_queue(late_acks=True)
     claim = queue.append(*naming_tick(0, CLAIM, [0]))
     key, value_, headers = codec.encode(Marker(0, 0, Op.END, by_tracker=True))
     queue.append(key, value_, [*headers, (COPY, b"0:500")])
     queue.mark_all(Marker(0, 1_000 + n, Op.END) for n in range(150))
     queue.mark(Marker(0, 0, Op.END))  # of the original, late
-    with contextlib.closing(CopyCheck(queue.connection, queue.settings, SYSTEM_CLOCK)) as check:
+    with contextlib.closing(LateAckCheck(queue.connection, queue.settings, SYSTEM_CLOCK)) as check:
         for _ in range(40):
             found = check.examine({0: {500: claim}}, within_s=0).acknowledged
             if found:

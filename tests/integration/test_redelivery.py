@@ -13,8 +13,8 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError, MessageError
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.marker_writer import MarkerWriter
-from kmqpy.kafka.client.settings_mirror import SettingsMirror
 from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.settings_mirror import SettingsMirror
 from kmqpy.message import Message
 
 LEASE_MS = int(LEASE_S * 1000)

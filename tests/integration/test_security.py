@@ -32,15 +32,14 @@ from support import LiveQueue, until, value
 from kmqpy.core import logs
 from kmqpy.dev.ports import free_ports
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import librdkafka, settings_mirror
 from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.admin.znode_paths import ZnodePaths
-from kmqpy.kafka.client import settings_mirror
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
-from kmqpy.kafka.client.settings_mirror import SettingsMirror, settings_of
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.settings_mirror import SettingsMirror, settings_of
 from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper import session
 from kmqpy.zookeeper.session import connect
@@ -108,7 +107,7 @@ def test_without_the_right_to_read_the_settings_of_queues_they_are_as_given(
     sender = secured.connection("sender", root=live.connection.root)
     rights = producer_acls(live.name)[:3]  # but for that
     grant(secured, "sender", *rights)
-    with caplog.at_level(logging.WARNING, "kmqpy.kafka.client.settings_mirror"):
+    with caplog.at_level(logging.WARNING, "kmqpy.kafka.settings_mirror"):
         for _ in range(2):
             with KmqProducer(live.settings, sender) as producer:
                 producer.send("as before")

@@ -15,14 +15,13 @@ from kmqpy import KmqClient, KmqProducer, queue_for
 from kmqpy.cli.app import run
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, MessageError, QueueNotFound, TopicError
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import librdkafka, settings_mirror
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Kind
 from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.admin.znode_paths import ZnodePaths
-from kmqpy.kafka.client import settings_mirror
-from kmqpy.kafka.client.settings_mirror import SettingsMirror, settings_of
 from kmqpy.kafka.settings import SETTINGS_TOPIC, KafkaConnection, QueueSettings
+from kmqpy.kafka.settings_mirror import SettingsMirror, settings_of
 from kmqpy.kafka.topic_names import topics_of
 from kmqpy.kafka.topics import Topics
 

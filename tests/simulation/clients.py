@@ -7,7 +7,7 @@ from typing import Any
 
 from kmqpy.core.durations import MIN_LEASE_MS
 from kmqpy.errors import Closed, ReceiptError, TopicError, Unavailable
-from kmqpy.kafka.client import assigned_partition, log_check
+from kmqpy.kafka.client import assigned_partition, commit_check
 from kmqpy.kafka.message_headers import DELIVER_AT
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import QueueSettings
@@ -48,17 +48,17 @@ cut_search = stepwise(
     librdkafka=Module,
     SYSTEM_CLOCK=CLOCK,
 )
-_log_check = stepwise(
-    "kmqpy.kafka.client.log_check",
+_commit_check = stepwise(
+    "kmqpy.kafka.client.commit_check",
     {"ask", "cut_back", "with_markers_cut_back", "_taken_to"},
     find_cut=cut_search.find_cut,
     RepeatedReader=RepeatedReader,
-    _taken_to=log_check._taken_to,  # that of a record, which does not wait
+    _taken_to=commit_check._taken_to,  # that of a record, which does not wait
 )
 _crash_recovery = stepwise(
     "kmqpy.kafka.client.crash_recovery",
     {"find_starts", "recover", "check", "_recover", "_activate", "_has_told", "_find_starts", "_find_in_log"},
-    LogCheck=_log_check.LogCheck,
+    CommitCheck=_commit_check.CommitCheck,
     partition_reader=LogReader,
 )
 CrashRecovery = _crash_recovery.CrashRecovery
@@ -78,17 +78,17 @@ _group_member = stepwise(
     ascending_offsets=records.ascending_offsets,
     records_by_partition=records.records_by_partition,
     CrashRecovery=lambda connection, *rest: connection.world.controls.recovery(connection, *rest),
-    LogCheck=_log_check.LogCheck,
+    CommitCheck=_commit_check.CommitCheck,
     RecordFetcher=_record_fetcher.RecordFetcher,
     leave_group=_leave_group.leave_group,
     returns_in_time=_leave_group.returns_in_time,
 )
-_start_barrier = stepwise("kmqpy.kafka.client.start_barrier", set(), librdkafka=Module)
+_unconfirmed_starts = stepwise("kmqpy.kafka.client.unconfirmed_starts", set(), librdkafka=Module)
 _start_markers = stepwise(
     "kmqpy.kafka.client.start_markers",
     {"wait_until_confirmed", "start"},
     librdkafka=Module,
-    StartBarrier=_start_barrier.StartBarrier,
+    UnconfirmedStarts=_unconfirmed_starts.UnconfirmedStarts,
 )
 _start_markers._MANY = 3  # batches are small here
 _writer = stepwise(
@@ -109,17 +109,17 @@ _topics_in_use = stepwise(
     TopicWatch=watch,
     check_topics=lambda *_: None,
 )
-_copy_check = stepwise(
-    "kmqpy.kafka.copies.copy_check",
+_late_acks = stepwise(
+    "kmqpy.kafka.copies.late_acks",
     {"examine", "find_acknowledged", "_read"},
     partition_reader=SimpleNamespace(RepeatedReader=RepeatedReader),
     threading=Threading,
 )
-CopyCheck = _copy_check.CopyCheck
+LateAckCheck = _late_acks.LateAckCheck
 _receiver = stepwise(
     "kmqpy.kafka.client.receiver",
     {"receive", "keep_alive", "_start", "find_acknowledged"},
-    CopyCheck=lambda connection, *rest: connection.world.controls.copy_check(connection, *rest),
+    LateAckCheck=lambda connection, *rest: connection.world.controls.late_ack_check(connection, *rest),
     GroupMember=lambda connection, *rest, **more: connection.world.controls.member(connection, *rest, **more),
     have_headers=records.have_headers,
     HangingWatch=NothingHangsWatch,
@@ -308,7 +308,7 @@ def client(
         for _ in range(20):
             if not (own._topics.writer.idle and own._topics.writer._starts.all_outcomes_known()):
                 yield 100.0
-        own._topics.writer._starts._barriers.clear()  # a close() that waits in vain comes to its end
+        own._topics.writer._starts._unconfirmed.clear()  # a close() that waits in vain comes to its end
         own.close()
         world.trace(process.name, "closed")
     finally:
@@ -461,13 +461,13 @@ def producer(
 
 
 STEPWISE = (
-    _log_check,
+    _commit_check,
     _crash_recovery,
     _group_member,
     _start_markers,
     _writer,
     _topics_in_use,
-    _copy_check,
+    _late_acks,
     _receiver,
     _client,
 )

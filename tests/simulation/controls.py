@@ -10,8 +10,8 @@ from typing import Any
 from kmqpy.errors import KmqError
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.assigned_partition import ReceivePhase
-from kmqpy.kafka.copies.copy_check import CheckedCopies
 from kmqpy.kafka.copies.copy_transaction import NewRecord
+from kmqpy.kafka.copies.late_acks import CheckedCopies
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.finished import StoredFinished
@@ -21,7 +21,7 @@ from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.replay import ALL_EXIST
 from kmqpy.message import headers_of, last_header
 
-from .clients import Claim, CopyCheck, CrashRecovery, GroupMember, MarkerWriter
+from .clients import Claim, CrashRecovery, GroupMember, LateAckCheck, MarkerWriter
 from .connection import Connection
 from .model import Steps, decoded
 from .producers import Transactions
@@ -201,7 +201,7 @@ class ClaimsAfterReading(TrackerClaim):
         return (yield from super().decide(self._since_plan._position))
 
 
-class HandsOutAll(CopyCheck):
+class HandsOutAll(LateAckCheck):
     """Hands every copy out, whatever was acknowledged (rule R32)."""
 
     def examine(self, _copies: Any, _within_s: float) -> Steps:
@@ -209,7 +209,7 @@ class HandsOutAll(CopyCheck):
         return CheckedCopies()
 
 
-class IgnoresLate(CopyCheck):
+class IgnoresLate(LateAckCheck):
     """Takes no notice of one kind of late operations (rule R32)."""
 
     ignored: Op
@@ -233,7 +233,7 @@ class IgnoresLateNacks(IgnoresLate):
     ignored = Op.NACK
 
 
-class LosesAll(CopyCheck):
+class LosesAll(LateAckCheck):
     """Says of each copy whose lease is extended that it is acknowledged (rule R33)."""
 
     def find_acknowledged(self, copies: Any, _within_s: float) -> Steps:
@@ -241,7 +241,7 @@ class LosesAll(CopyCheck):
         return [(partition, offset) for partition, ones in copies.items() for offset in ones]
 
 
-class LooksFromItsTake(CopyCheck):
+class LooksFromItsTake(LateAckCheck):
     """Looks for acknowledgements behind its own start marker only (rule R31)."""
 
     def examine(self, copies: Any, within_s: float) -> Steps:
@@ -252,7 +252,7 @@ class LooksFromItsTake(CopyCheck):
         return (yield from super().examine(later, within_s))
 
 
-class BelievesAncestors(CopyCheck):
+class BelievesAncestors(LateAckCheck):
     """Takes the ancestors that a message names for its own (rule R33)."""
 
     believed = Op.END
@@ -391,7 +391,7 @@ class CutsUnseen(CrashRecovery):
     """Looks not whether the log was cut back (rule R39)."""
 
     def _find_in_log(self, partition: int, commit: Any, consumer: Any) -> Steps:
-        ends = (yield from self._log_check.ask(consumer, [partition], 1.0))[partition]
+        ends = (yield from self._commit_check.ask(consumer, [partition], 1.0))[partition]
         found = yield from self._find_starts(partition, commit.markers_offset, commit.offset)
         found.cuts = NO_CUTS
         return replace(commit, epoch=ends.queue.epoch, markers_epoch=ends.markers.epoch), found
@@ -507,17 +507,19 @@ CONTROLS = {
     "finished messages forgotten at takeover": Controls(offset_keeper=ForgetsFinished),
     "ticks of assignments not waited for": Controls(marker_writer=TicksLater),
     "taken again unsaid": Controls(recovery=TakesAgainUnsaid, set_back=True),
-    "copies handed out whatever was acknowledged": Controls(copy_check=HandsOutAll, late_acks=True),
+    "copies handed out whatever was acknowledged": Controls(late_ack_check=HandsOutAll, late_acks=True),
     "dead letters made whatever was acknowledged": Controls(last_attempts=DeadLettersAll, late_acks=True),
-    "late acks looked for from the own take on only": Controls(copy_check=LooksFromItsTake, late_acks=True),
-    "every ancestor believed": Controls(copy_check=BelievesAncestors, late_acks=True),
-    "every ancestor of a dead letter believed": Controls(
-        copy_check=BelievesAncestorsOfDeadLetters, late_acks=True
+    "late acks looked for from the own take on only": Controls(
+        late_ack_check=LooksFromItsTake, late_acks=True
     ),
-    "late dead letters ignored": Controls(copy_check=IgnoresLateDeadLetters, late_acks=True),
-    "late extensions ignored": Controls(copy_check=IgnoresLateExtensions, late_acks=True),
-    "late nacks ignored": Controls(copy_check=IgnoresLateNacks, late_acks=True),
-    "every copy lost": Controls(copy_check=LosesAll, late_acks=True),
+    "every ancestor believed": Controls(late_ack_check=BelievesAncestors, late_acks=True),
+    "every ancestor of a dead letter believed": Controls(
+        late_ack_check=BelievesAncestorsOfDeadLetters, late_acks=True
+    ),
+    "late dead letters ignored": Controls(late_ack_check=IgnoresLateDeadLetters, late_acks=True),
+    "late extensions ignored": Controls(late_ack_check=IgnoresLateExtensions, late_acks=True),
+    "late nacks ignored": Controls(late_ack_check=IgnoresLateNacks, late_acks=True),
+    "every copy lost": Controls(late_ack_check=LosesAll, late_acks=True),
     "predecessors forgotten": Controls(recovery=ForgetsPredecessors),
     "failed starts taken again unread": Controls(member=TakesAgainUnread),
     "own starts read too early": Controls(member=ReadsTooEarly),

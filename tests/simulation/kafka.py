@@ -63,7 +63,6 @@ class Module:
     """Stands where kmqpy.kafka.librdkafka is imported."""
 
     REQUEST_TIMEOUT_S = real.REQUEST_TIMEOUT_S
-    COPY_SETTINGS = real.COPY_SETTINGS
     REPEATED_END_S = real.REPEATED_END_S
     kafka_errors = staticmethod(real.kafka_errors)
     error_of = staticmethod(real.error_of)

@@ -14,7 +14,7 @@ from tracker.settings import TrackerSettings
 
 from . import clients, trackers
 from .checker import Checker, History, SetBack
-from .clients import CopyCheck, CrashRecovery, GroupMember, MarkerWriter, TopicWatch
+from .clients import CrashRecovery, GroupMember, LateAckCheck, MarkerWriter, TopicWatch
 from .connection import Connection
 from .cut_logs import SHARE as _CUT_LOGS
 from .cut_logs import CutLogs, end_all_hanging
@@ -81,7 +81,7 @@ class Controls:
     reader: Any = OriginalsReader
     watch: Any = TopicWatch
     claim: Any = TrackerClaim
-    copy_check: Any = CopyCheck
+    late_ack_check: Any = LateAckCheck
     last_attempts: Any = LastAttempts
     topics_change: bool = False
     late_requests: bool = False

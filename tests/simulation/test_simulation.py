@@ -167,7 +167,7 @@ def test_all_invariants_of_the_model_are_judged():
 
 
 def test_copies_are_examined_whatever_was_forgotten_of_the_markers(monkeypatch):
-    monkeypatch.setattr(clients._copy_check, "_MAX_KNOWN_MARKERS", 12)
-    monkeypatch.setattr(clients._copy_check, "_MAX_GAP_MARKERS", 4)
+    monkeypatch.setattr(clients._late_acks, "_MAX_KNOWN_MARKERS", 12)
+    monkeypatch.setattr(clients._late_acks, "_MAX_GAP_MARKERS", 4)
     late_acks = Controls(late_acks=True)
     assert {seed: problems for seed in range(40) if (problems := simulate(seed, late_acks).problems)} == {}

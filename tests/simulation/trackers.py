@@ -11,7 +11,7 @@ from kmqpy.kafka.settings import QueueSettings
 from tracker.partition.owned_partition import TrackingPhase
 from tracker.settings import TrackerSettings
 
-from .clients import CopyCheck, cut_search
+from .clients import LateAckCheck, cut_search
 from .connection import Connection
 from .journal import Planned
 from .kafka import Module, TrackerModule
@@ -120,7 +120,7 @@ _lost_copies = stepwise("tracker.redelivery.lost_copies", {"find_lost_copies"}, 
 _cut_keeper = stepwise(
     "tracker.cut_keeper", set(), find_cut=cut_search.find_cut, find_lost_copies=_lost_copies.find_lost_copies
 )
-_last_attempts = stepwise("tracker.redelivery.last_attempts", {"examine"}, CopyCheck=CopyCheck)
+_last_attempts = stepwise("tracker.redelivery.last_attempts", {"examine"}, LateAckCheck=LateAckCheck)
 _partition_redelivery = stepwise(
     "tracker.partition_redelivery", {"redeliver", "mend"}, PartitionAttempts=_last_attempts.PartitionAttempts
 )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kmqpy.kafka.client.settings_mirror import SettingsMirror
+from kmqpy.kafka.settings_mirror import SettingsMirror
 
 
 @pytest.fixture(autouse=True)

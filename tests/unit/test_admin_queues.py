@@ -5,8 +5,8 @@ import pytest
 from kmqpy.errors import AccessDenied, ConfigError, KmqError, QueueNotFound, Unavailable
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
-from kmqpy.kafka.client.settings_mirror import Records, SettingsMirror
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.settings_mirror import Records, SettingsMirror
 from kmqpy.kafka.topic_names import topics_of
 from kmqpy.kafka.topics import QueueTopics, TopicInfo
 from kmqpy.zookeeper.settings import ZooKeeperConnection

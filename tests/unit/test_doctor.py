@@ -13,10 +13,10 @@ from kmqpy.kafka.admin.facts import Facts
 from kmqpy.kafka.admin.findings import Kind, Severity
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset, TrackerInfo
 from kmqpy.kafka.client.offset_commits import Commit
-from kmqpy.kafka.client.settings_mirror import Records
 from kmqpy.kafka.hanging import HangingTransaction
 from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.settings_mirror import Records
 from kmqpy.kafka.topics import TopicInfo
 
 QUEUE = QueueSettings(name="q")

@@ -5,7 +5,7 @@ from typing import ClassVar
 import pytest
 
 from kmqpy.core.clock import SystemClock
-from kmqpy.kafka.copies.copy_check import CheckedCopies
+from kmqpy.kafka.copies.late_acks import CheckedCopies
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from tracker.redelivery import last_attempts
 from tracker.redelivery.last_attempts import LastAttempts
@@ -41,7 +41,7 @@ class Check:
 @pytest.fixture
 def attempts(monkeypatch):
     monkeypatch.setattr(Check, "made", [])
-    monkeypatch.setattr(last_attempts, "CopyCheck", Check)
+    monkeypatch.setattr(last_attempts, "LateAckCheck", Check)
     return LastAttempts(KafkaConnection(), Clock(), 2)
 
 

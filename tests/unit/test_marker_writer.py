@@ -10,8 +10,8 @@ from kmqpy.core.clock import SYSTEM_CLOCK, SystemClock
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client import marker_writer
 from kmqpy.kafka.client.marker_writer import MarkerWriter
-from kmqpy.kafka.client.start_barrier import StartBarrier
 from kmqpy.kafka.client.start_markers import StartBatch, StartOutcome
+from kmqpy.kafka.client.unconfirmed_starts import UnconfirmedStarts
 from kmqpy.kafka.markers.codec import Marker, Op, assignment_tick, decode, decode_key, encode_key
 from kmqpy.kafka.settings import KafkaConnection
 
@@ -384,16 +384,16 @@ def test_start_markers_go_to_another_producer_once_theirs_has_ended(monkeypatch,
 
 def test_r10_what_a_broken_producer_sent_gets_a_while_to_arrive(producer):
     clock = Jumping()
-    barrier = StartBarrier("m", 0, clock)
-    barrier.add(producer)
-    assert not barrier.passed()
+    unconfirmed = UnconfirmedStarts("m", 0, clock)
+    unconfirmed.add(producer)
+    assert not unconfirmed.passed()
     producer.error = KafkaError(KafkaError._FATAL, fatal=True)
     producer.answers.set()
-    assert not barrier.passed()
+    assert not unconfirmed.passed()
     clock.now = 4.0
-    assert not barrier.passed()
+    assert not unconfirmed.passed()
     clock.now = 6.0
-    assert barrier.passed()
+    assert unconfirmed.passed()
 
 
 def test_r10_what_a_producer_sent_that_is_cut_off_gets_a_while_to_arrive(producer):

@@ -14,7 +14,7 @@ from kmqpy.queue import Queue
 from kmqpy.telemetry.base import Telemetry
 from kmqpy.testing import memory_storage
 from kmqpy.worker.asyncio import AsyncQueue
-from kmqpy.worker.failures import Failures as FailureReports
+from kmqpy.worker.failure_log import FailureLog
 from kmqpy.worker.lease_keeper import LeaseKeeper, call_for_all
 from kmqpy.worker.outcome import Reject, Retry, described
 from kmqpy.worker.worker import Worker
@@ -150,7 +150,7 @@ class TestOutcomes:
             made.append(len(messages))
             raise error
 
-        keeper = LeaseKeeper(FakeQueue(), 30, SystemClock(), FailureReports("fake", Telemetry()))
+        keeper = LeaseKeeper(FakeQueue(), 30, SystemClock(), FailureLog("fake", Telemetry()))
         queue = FakeQueue("a", "b", "c")
         held = keeper.add(queue.receive(), lambda _: None)
         assert call_for_all(refuse, held) == dict.fromkeys(held, error)

@@ -10,7 +10,7 @@ from worker_support import Failures, JumpingClock
 from kmqpy.core.clock import SystemClock
 from kmqpy.errors import ConfigError, KmqError, Unavailable
 from kmqpy.telemetry.base import Telemetry
-from kmqpy.worker.failures import Failures as FailureReports
+from kmqpy.worker.failure_log import FailureLog
 from kmqpy.worker.lease_keeper import LeaseKeeper, call_for_all
 from kmqpy.worker.outcome import Retry
 from kmqpy.worker.worker import Worker
@@ -69,7 +69,7 @@ class TestLeases:
         queue = FakeQueue("x")
         (message,) = queue.receive()
         clock = JumpingClock()
-        keeper = LeaseKeeper(queue, 0.6, clock, FailureReports("fake", Telemetry()))
+        keeper = LeaseKeeper(queue, 0.6, clock, FailureLog("fake", Telemetry()))
         held = keeper.add([message], lambda _: None)
         assert keeper.finish(held) == held
         assert keeper.finish(held) == []
@@ -80,7 +80,7 @@ class TestLeases:
     def test_all_leases_that_are_due_are_extended_in_one_call(self):
         queue, clock, calls = FakeQueue(*["x"] * 400), JumpingClock(), []
         queue.before_extend = lambda: calls.append(1)
-        keeper = LeaseKeeper(queue, 30, clock, FailureReports("fake", Telemetry()))
+        keeper = LeaseKeeper(queue, 30, clock, FailureLog("fake", Telemetry()))
         keeper.add(queue.receive(400), lambda _: None)
         keeper.extend_due()
         assert calls == []
@@ -98,7 +98,7 @@ class TestLeases:
             return extend(*messages, lease=lease)
 
         queue.extend = picky
-        keeper = LeaseKeeper(queue, 30, clock, FailureReports("fake", failures))
+        keeper = LeaseKeeper(queue, 30, clock, FailureLog("fake", failures))
         keeper.add(queue.receive(), lambda _: None)
         clock.ahead = 11
         keeper.extend_due()
@@ -113,7 +113,7 @@ class TestLeases:
             if any(message.receipt == "r123" for message in messages):
                 raise KmqError("bad")
 
-        keeper = LeaseKeeper(queue, 30, SystemClock(), FailureReports("fake", Telemetry()))
+        keeper = LeaseKeeper(queue, 30, SystemClock(), FailureLog("fake", Telemetry()))
         held = keeper.add(queue.receive(400), lambda _: None)
         assert [one.message.receipt for one in call_for_all(picky, held)] == ["r123"]
         assert len(calls) < 20

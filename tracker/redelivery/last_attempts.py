@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kmqpy.core.clock import Clock
-from kmqpy.kafka.copies.copy_check import CheckedCopies, CopyCheck
+from kmqpy.kafka.copies.late_acks import CheckedCopies, LateAckCheck
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 
 _PAUSE_FACTOR = 4
@@ -25,9 +25,9 @@ _Key = tuple[str, int, str]
 
 @dataclass(slots=True)
 class _KeptCheck:
-    """The CopyCheck of a partition; it reads markers from the monotonic time `not_before` on."""
+    """The LateAckCheck of a partition; it reads markers from the monotonic time `not_before` on."""
 
-    check: CopyCheck
+    check: LateAckCheck
     not_before: float = 0.0
 
 
@@ -49,7 +49,7 @@ class LastAttempts:
 
     Keeps the markers that were read, and a connection, for each of the `max_kept` partitions that were
     examined last. As a rule one thread examines a partition at a time. If a partition was lost and acquired
-    again, the former job may still run: then both read, and the CopyCheck of the last to end is kept.
+    again, the former job may still run: then both read, and the LateAckCheck of the last to end is kept.
     """
 
     def __init__(self, connection: KafkaConnection, clock: Clock, max_kept: int) -> None:
@@ -68,7 +68,7 @@ class LastAttempts:
         copies: Mapping[int, int],
         within_s: float,
     ) -> CheckedCopies:
-        """Examine copies of one partition, for `within_s` and at most 2 s; see CopyCheck.examine().
+        """Examine copies of one partition, for `within_s` and at most 2 s; see LateAckCheck.examine().
 
         copies  by offset of a copy: the markers offset from which to look for acknowledgements
 
@@ -80,7 +80,7 @@ class LastAttempts:
         with self._lock:
             kept = self._idle.pop(key, None)
         if kept is None:
-            kept = _KeptCheck(CopyCheck(self._connection, queue, self._clock))
+            kept = _KeptCheck(LateAckCheck(self._connection, queue, self._clock))
         begun = self._clock.monotonic()
         try:
             if begun < kept.not_before:

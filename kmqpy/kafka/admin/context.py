@@ -12,8 +12,8 @@ from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset
 from kmqpy.kafka.admin.stats import QueueStats
-from kmqpy.kafka.client.settings_mirror import Records, SettingsMirror, settings_of
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.settings_mirror import Records, SettingsMirror, settings_of
 from kmqpy.kafka.topic_names import topics_of
 from kmqpy.kafka.topics import TopicInfo, Topics
 from kmqpy.zookeeper.session import connect

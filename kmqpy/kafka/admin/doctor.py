@@ -35,12 +35,12 @@ from kmqpy.kafka.admin.facts import Facts
 from kmqpy.kafka.admin.findings import Finding, Kind, Severity
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.client.offset_commits import Commit
-from kmqpy.kafka.client.settings_mirror import Records
 from kmqpy.kafka.copies.own_hanging import OwnTransaction, own_transaction
 from kmqpy.kafka.group_commits import KnownRecord, group_commits, last_taken, new_cuts
 from kmqpy.kafka.hanging import HangingTransaction, HangingTransactions
 from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.kafka.settings import SETTINGS_TOPIC, QueueSettings
+from kmqpy.kafka.settings_mirror import Records
 from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.kafka.topic_names import shared_topics, topics_of
 from kmqpy.kafka.topics import TopicInfo

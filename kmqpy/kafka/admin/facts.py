@@ -9,12 +9,12 @@ from kmqpy.kafka.admin.findings import Kind, Severity
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset, TrackerInfo
 from kmqpy.kafka.admin.unusable_znodes import UnusableZnode
 from kmqpy.kafka.client.offset_commits import Commit
-from kmqpy.kafka.client.settings_mirror import Records
 from kmqpy.kafka.copies.own_hanging import OwnTransaction
 from kmqpy.kafka.hanging import HangingTransaction
 from kmqpy.kafka.log_ends import TopicPlace
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts
 from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.settings_mirror import Records
 from kmqpy.kafka.topic_names import SharedTopic
 from kmqpy.kafka.topics import TopicInfo
 

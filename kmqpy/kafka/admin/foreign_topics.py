@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kmqpy.errors import ConfigError
-from kmqpy.kafka.client.settings_mirror import Records
 from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.settings_mirror import Records
 from kmqpy.kafka.topic_names import topics_of
 from kmqpy.kafka.topics import Topics
 

@@ -20,9 +20,9 @@ from kmqpy.kafka.group_commits import group_commits
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.retention import DEFAULT_RETENTION_MS, ample_retention_ms
-from kmqpy.kafka.settings import QueueSettings, check_new_queue_name
+from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_identity import find_stale_markers
-from kmqpy.kafka.topic_names import markers_topics, shared_topics, topics_of
+from kmqpy.kafka.topic_names import check_new_queue_name, markers_topics, shared_topics, topics_of
 from kmqpy.kafka.topics import QueueTopics, TopicInfo
 
 _log = logging.getLogger(__name__)

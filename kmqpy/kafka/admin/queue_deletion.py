@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.errors import AccessDenied, ConfigError, QueueNotFound, TopicError
 from kmqpy.kafka.admin.context import AdminContext
-from kmqpy.kafka.client.settings_mirror import Records
-from kmqpy.kafka.settings import SETTINGS_TOPIC, QueueSettings, check_new_queue_name
-from kmqpy.kafka.topic_names import topics_of
+from kmqpy.kafka.settings import SETTINGS_TOPIC, QueueSettings
+from kmqpy.kafka.settings_mirror import Records
+from kmqpy.kafka.topic_names import check_new_queue_name, topics_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.log_cuts import offset_of
-from kmqpy.kafka.settings import QueueSettings, check_new_queue_name
-from kmqpy.kafka.topic_names import topics_of
+from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.topic_names import check_new_queue_name, topics_of
 
 _FLUSH_TIMEOUT_S = 10.0
 """purge() raises Unavailable when Kafka has not confirmed the end markers after this time."""

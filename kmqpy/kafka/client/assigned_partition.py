@@ -12,7 +12,7 @@ from enum import Enum, auto
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.int64 import INT64_MAX
-from kmqpy.kafka.client.log_check import LogEnds
+from kmqpy.kafka.client.commit_check import PartitionEnds
 from kmqpy.kafka.client.offset_commits import Commit, PartitionCommits
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts, offset_of
 from kmqpy.kafka.markers.named_copies import NamedCopies
@@ -162,7 +162,7 @@ class AssignedPartition:
         """
         return epoch is not None and self.epoch is not None and epoch > self.epoch
 
-    def shows_new_log(self, ends: LogEnds) -> bool:
+    def shows_new_log(self, ends: PartitionEnds) -> bool:
         """Return True if the log, or that of the markers, may have been cut back, going by their ends."""
         return self.phase is ReceivePhase.ACTIVE and (
             ends.queue.offset < self.position

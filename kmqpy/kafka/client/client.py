@@ -28,11 +28,11 @@ from kmqpy.kafka.client.message_places import MessagePlaces, offsets_by_partitio
 from kmqpy.kafka.client.read_ahead import ReadAhead
 from kmqpy.kafka.client.receiver import Receiver
 from kmqpy.kafka.client.record_message import Acknowledges, KafkaMessage
-from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.client.topics_in_use import TopicsInUse
 from kmqpy.kafka.markers.codec import MAX_REASON, Marker, Op
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
+from kmqpy.kafka.settings_mirror import settings_of
 from kmqpy.kafka.topic_identity import stale_markers_error
 from kmqpy.message import Message, MessagesLike
 from kmqpy.queue.arguments import check_flag
@@ -383,7 +383,7 @@ class KmqClient:
     ) -> dict[Place, Message]:
         """End those of the messages that consumers of earlier deliveries have acknowledged; returns these.
 
-        Reads markers for `within_s` at most, and never for more than 2 s (see CopyCheck).
+        Reads markers for `within_s` at most, and never for more than 2 s (see LateAckCheck).
         """
         if not self._queue.late_acks:
             return {}

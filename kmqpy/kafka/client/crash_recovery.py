@@ -6,7 +6,7 @@ a message, and was not told that Kafka wrote the start marker. A tracker redeliv
 finishes it. A commit says from which markers offset a client must read to find these messages (rule R10 of
 docs/rules.md); see `offset_commits`.
 
-The logs may have been cut back since; see `log_check`.
+The logs may have been cut back since; see `commit_check`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError, KmqError, Unavailable
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.client.assigned_partition import AssignedPartition, StartsFound
-from kmqpy.kafka.client.log_check import LogCheck
+from kmqpy.kafka.client.commit_check import CommitCheck
 from kmqpy.kafka.client.offset_commits import Commit, commit_of
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
@@ -99,7 +99,7 @@ class CrashRecovery:
         self._telemetry = telemetry
         self._write_assignment_ticks = write_assignment_ticks
         self._clock = clock
-        self._log_check = LogCheck(connection, queue, telemetry, clock)
+        self._commit_check = CommitCheck(connection, queue, telemetry, clock)
 
     def recover(
         self, partitions: Mapping[int, AssignedPartition], consumer: Consumer, ids: TopicIds
@@ -155,9 +155,9 @@ class CrashRecovery:
         the last message that was started.
         """
         given = commit.cuts
-        ends = self._log_check.ask(consumer, [partition], _READ_COMMIT_TIMEOUT_S)[partition]
-        commit = self._log_check.cut_back(partition, commit, commit.offset - 1, commit.epoch, ends.queue)
-        with_markers = self._log_check.with_markers_cut_back(partition, commit, ends.markers)
+        ends = self._commit_check.ask(consumer, [partition], _READ_COMMIT_TIMEOUT_S)[partition]
+        commit = self._commit_check.cut_back(partition, commit, commit.offset - 1, commit.epoch, ends.queue)
+        with_markers = self._commit_check.with_markers_cut_back(partition, commit, ends.markers)
         lost_markers, commit = with_markers is not commit, with_markers
         epoch = ends.queue.epoch or 0
         look_back = _LOOK_BACK if epoch > (commit.epoch or 0) else 0
@@ -168,7 +168,7 @@ class CrashRecovery:
         commit = replace(commit, cuts=given.merged(found.cuts).merged(commit.cuts))
         for copy in found.copies.last:
             if commit.cuts.is_current(copy.number):
-                commit = self._log_check.cut_back(
+                commit = self._commit_check.cut_back(
                     partition, commit, offset_of(copy.number), copy.epoch, ends.queue, copy.claim_id
                 )
         for of_epoch, numbers in found.by_epoch.items():
@@ -177,7 +177,7 @@ class CrashRecovery:
             beyond = found.beyond.get(of_epoch)
             if beyond is not None and (of_epoch or 0) < epoch and commit.cuts.is_current(beyond):
                 last = offset_of(beyond)
-            commit = self._log_check.cut_back(partition, commit, last, of_epoch, ends.queue)
+            commit = self._commit_check.cut_back(partition, commit, last, of_epoch, ends.queue)
         found.markers_epoch = ends.markers.epoch
         if commit.markers_epoch is not None:  # the marker before commit.markers_offset is still there
             commit = replace(commit, markers_epoch=ends.markers.epoch)

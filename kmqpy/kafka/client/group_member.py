@@ -21,9 +21,9 @@ from kmqpy.core.throttle import Throttle
 from kmqpy.errors import AccessDenied, Fenced, KmqError, TopicError
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.assigned_partition import AssignedPartition, ReceivePhase
+from kmqpy.kafka.client.commit_check import CommitCheck
 from kmqpy.kafka.client.crash_recovery import CrashRecovery, WriteAssignmentTicks
 from kmqpy.kafka.client.leave_group import leave_group, returns_in_time
-from kmqpy.kafka.client.log_check import LogCheck
 from kmqpy.kafka.client.offset_commits import CommitSchedule, commit_metadata
 from kmqpy.kafka.client.record_fetcher import RecordFetcher
 from kmqpy.kafka.client.start_markers import StartOutcome
@@ -101,7 +101,7 @@ class GroupMember:
         self._awaits_assignment = False  # after partitions were given up, or join_again()
         self._static_settings = {"group.instance.id": instance_id} if instance_id else {}
         self._recovery = CrashRecovery(connection, queue, telemetry, write_assignment_ticks, clock)
-        self._log_check = LogCheck(connection, queue, telemetry, clock)
+        self._commit_check = CommitCheck(connection, queue, telemetry, clock)
         self._look_at = clock.monotonic() + _LOOK_FOR_CUTS_EVERY_S
         self._consumer = self._new_consumer()
         self._fetcher = RecordFetcher(self._consumer, queue.name)
@@ -367,7 +367,7 @@ class GroupMember:
             return
         self._look_at = now + _LOOK_FOR_CUTS_EVERY_S
         try:
-            ends = self._log_check.ask(self._consumer, partitions, _LOOK_TIMEOUT_S)
+            ends = self._commit_check.ask(self._consumer, partitions, _LOOK_TIMEOUT_S)
         except (KafkaException, KmqError):
             return  # the next look is soon
         self._restart([one for one in partitions if self._partitions[one].shows_new_log(ends[one])])

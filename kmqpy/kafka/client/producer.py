@@ -17,12 +17,12 @@ from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import ConfigError, MessageError, NotSupported, Unavailable, Unfinished, shown
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.cut_off import RenewedProducer
 from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.message_headers import DELIVER_AT, size_of
 from kmqpy.kafka.places import message_id
 from kmqpy.kafka.settings import KafkaConnection, KafkaSettings, QueueSettings, check_connection
+from kmqpy.kafka.settings_mirror import settings_of
 from kmqpy.kafka.topics import HEADROOM_BYTES, MAX_MESSAGE_BYTES, Topics
 from kmqpy.telemetry.base import Telemetry
 

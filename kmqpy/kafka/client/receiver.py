@@ -23,7 +23,7 @@ from kmqpy.kafka.client.message_places import offsets_by_partition
 from kmqpy.kafka.client.record_message import Acknowledges, KafkaMessage, ReceiveContext
 from kmqpy.kafka.client.start_markers import StartBatch, StartOutcome
 from kmqpy.kafka.client.topics_in_use import TopicsInUse
-from kmqpy.kafka.copies.copy_check import CheckedCopies, CopyCheck
+from kmqpy.kafka.copies.late_acks import CheckedCopies, LateAckCheck
 from kmqpy.kafka.cut_off import Client, CutOffCheck
 from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.markers.codec import Marker, Op
@@ -108,7 +108,7 @@ class Receiver:
         self._look_for_topics = look_for_topics
         self._telemetry = telemetry
         self._clock = clock
-        self._copy_check = CopyCheck(connection, queue, clock) if queue.late_acks else None
+        self._copy_check = LateAckCheck(connection, queue, clock) if queue.late_acks else None
         self._cut_off = CutOffCheck(connection, self._queue.markers_topic, clock)
         self._hanging = HangingWatch(connection, queue.name, clock)
         self._received_at = clock.monotonic()

@@ -22,7 +22,7 @@ from kmqpy.core.clock import Clock
 from kmqpy.core.throttle import Throttle
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.markers_producer import Report, produce, produce_all
-from kmqpy.kafka.client.start_barrier import StartBarrier
+from kmqpy.kafka.client.unconfirmed_starts import UnconfirmedStarts
 from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
@@ -173,7 +173,8 @@ class StartBatch:
     def wait_until_confirmed(self) -> StartOutcome:
         """Wait until the markers are confirmed, at most until the time-out; returns the outcome.
 
-        A marker that failed is not confirmed: it may be in the log, or be appended later; see StartBarrier.
+        A marker that failed is not confirmed: it may be in the log, or be appended later, see
+        UnconfirmedStarts.
         """
         while self._has_unreported() and (left_s := self.left_s()) > 0:
             self._give_back_when_late()
@@ -245,8 +246,8 @@ class StartMarkerWriter:
         self._errors_only: Producer | None = None
         self._used_at = clock.monotonic()
         self._warnings = Throttle(_WARN_EVERY_S, clock)
-        self._barriers: dict[int, StartBarrier] = {}
-        """By partition: the barrier of the start markers whose outcome is not known."""
+        self._unconfirmed: dict[int, UnconfirmedStarts] = {}
+        """By partition, the start markers whose outcome is not known."""
 
     def get_ready(self) -> None:
         """Make a producer, so that the first start marker does not wait for its connection."""
@@ -269,7 +270,7 @@ class StartMarkerWriter:
         hand_out_until  the messages are given back if they are not confirmed at this monotonic time
         """
         batch = StartBatch(
-            self._reporting_producer(), self._clock, timeout_s, self._drop_producers, self._forget_barrier
+            self._reporting_producer(), self._clock, timeout_s, self._drop_producers, self._forget_unconfirmed
         )
         batch.give_back_at(hand_out_until, partial(self._give_back, batch, takes))
         try:
@@ -283,16 +284,16 @@ class StartMarkerWriter:
         """Return True if Kafka can append no start marker of this partition any more. Does not wait.
 
         After start markers of unknown outcome, each call of outcome_known() sends the missing ticks of
-        StartBarrier: call again until True.
+        UnconfirmedStarts: call again until True.
         """
-        barrier = self._barriers.get(partition)
-        if barrier is not None and barrier.passed():
-            del self._barriers[partition]
-        return partition not in self._barriers
+        unconfirmed = self._unconfirmed.get(partition)
+        if unconfirmed is not None and unconfirmed.passed():
+            del self._unconfirmed[partition]
+        return partition not in self._unconfirmed
 
     def all_outcomes_known(self) -> bool:
         """Return True if outcome_known() holds for every partition."""
-        return not [partition for partition in list(self._barriers) if not self.outcome_known(partition)]
+        return not [partition for partition in list(self._unconfirmed) if not self.outcome_known(partition)]
 
     def poll_unused(self) -> None:
         """Poll producers not used for over 1 s, whose log lines would pile up; for any thread."""
@@ -307,15 +308,15 @@ class StartMarkerWriter:
 
     def producers_in_use(self) -> set[Producer]:
         """Return all producers whose start markers may still be appended, former ones too; for any thread."""
-        barriers = list(self._barriers.values())
-        return {*self.producers(), *(one for barrier in barriers for one in barrier.producers())}
+        unconfirmed = list(self._unconfirmed.values())
+        return {*self.producers(), *(producer for one in unconfirmed for producer in one.producers())}
 
     def replace(self, cut_off: Collection[Producer]) -> None:
         """Use new producers instead of these, which are cut off: they never reach Kafka again."""
         if not set(cut_off).isdisjoint(self.producers()):
             self._drop_producers()
-        for barrier in self._barriers.values():
-            barrier.forget(cut_off)
+        for one in self._unconfirmed.values():
+            one.forget(cut_off)
         for producer in cut_off:
             _purge(producer)  # former producers may hold ticks
 
@@ -329,7 +330,7 @@ class StartMarkerWriter:
     ) -> None:
         reporting = self._reporting_producer()
         for partition in {*takes, *(partition for partition, _ in delays)}:
-            self._barrier(partition).add(reporting)
+            self._unconfirmed_in(partition).add(reporting)
         headers = codec.encode(Marker(0, 0, Op.TAKE, holder=holder))[2] or None
         for partition, offsets in takes.items():
             if self._ranges:
@@ -362,7 +363,7 @@ class StartMarkerWriter:
         self, batch: StartBatch, partition: int, offsets: Sequence[int], value: bytes
     ) -> None:
         producer = self._errors_only_producer()
-        self._barrier(partition).add(producer)
+        self._unconfirmed_in(partition).add(producer)
         report = batch.expect_errors_only(producer, partition, offsets)
         for key in produce_all(producer, self._topic, partition, offsets, value, report):
             refuse = partial(batch.refuse_errors_only, key=key)
@@ -416,13 +417,13 @@ class StartMarkerWriter:
                 except (BufferError, KafkaException):
                     return
 
-    def _barrier(self, partition: int) -> StartBarrier:
-        if partition not in self._barriers:
-            self._barriers[partition] = StartBarrier(self._topic, partition, self._clock)
-        return self._barriers[partition]
+    def _unconfirmed_in(self, partition: int) -> UnconfirmedStarts:
+        if partition not in self._unconfirmed:
+            self._unconfirmed[partition] = UnconfirmedStarts(self._topic, partition, self._clock)
+        return self._unconfirmed[partition]
 
-    def _forget_barrier(self, partition: int) -> None:
-        self._barriers.pop(partition, None)
+    def _forget_unconfirmed(self, partition: int) -> None:
+        self._unconfirmed.pop(partition, None)
 
     def _reporting_producer(self) -> Producer:
         if any(one.fatal_error for one in self.producers()):  # since the last start markers

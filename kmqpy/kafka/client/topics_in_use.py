@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from kmqpy.core.clock import Clock
 from kmqpy.kafka.client.marker_writer import MarkerWriter
-from kmqpy.kafka.client.settings_mirror import check_topics
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.settings_mirror import check_topics
 from kmqpy.kafka.topic_identity import TopicIds, TopicWatch, stale_markers_error
 from kmqpy.kafka.topics import Topics
 

@@ -18,8 +18,11 @@ from kmqpy.kafka import librdkafka
 from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.markers.claim_headers import CLAIM_ID, COPIES_TO
 from kmqpy.kafka.places import Place
-from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.kafka.settings import KafkaConnection, KafkaSettings
 
+_COPY_SETTINGS: KafkaSettings = {"message.max.bytes": 100_000_000, "compression.type": "zstd"}
+"""Settings of the producers: only the topics' limits count (rule R7 of docs/rules.md). Topics limit
+compressed bytes, and zstd makes a copy about as small as its original with any codec."""
 # Kafka, or librdkafka, refuses one record.
 _RECORD_ERRORS = {
     KafkaError.MSG_SIZE_TOO_LARGE,
@@ -44,7 +47,7 @@ class NewRecord(NamedTuple):
     headers: Sequence[tuple[str, bytes | None]]
 
 
-class Claim(Protocol):
+class TransactionClaim(Protocol):
     """The first record of a transaction, which names all messages that the transaction may end.
 
     See rules R27 and R28 of docs/rules.md.
@@ -118,7 +121,7 @@ def open_producer(
             "transaction.timeout.ms": timeout_ms,
             "message.timeout.ms": timeout_ms,
             "linger.ms": 5,
-            **librdkafka.COPY_SETTINGS,
+            **_COPY_SETTINGS,
         },
     )
     with librdkafka.kafka_errors(doing, connection):
@@ -157,7 +160,7 @@ class CopyTransaction:
         copies: Iterable[NewRecord],
         ends: Callable[[Sequence[Place | None]], Iterable[NewRecord]],
         may_go_on: Callable[[], bool] = lambda: True,
-        claim: Claim | None = None,
+        claim: TransactionClaim | None = None,
         *,
         decide_first: bool = True,
     ) -> None:

@@ -1,8 +1,8 @@
 """Wakes threads that wait for messages, sent by this process or by others.
 
 An *arrival* is an event after which a take may find more in a queue: a message was sent, given back or
-redriven. ArrivalCounts counts arrivals and wakes threads. Listener and Notifier (PostgreSQL) and Watcher
-(SQLite) let processes learn of each other's arrivals. Queues are named by their generations
+redriven. ArrivalCounts counts arrivals and wakes threads. ArrivalListener and Notifier (PostgreSQL) and
+Watcher (SQLite) let processes learn of each other's arrivals. Queues are named by their generations
 (QueueRow.generation).
 """
 
@@ -44,7 +44,7 @@ class ArrivalCounts:
             return self._changed.wait_for(lambda: self.seen(generation) != seen, seconds)
 
 
-class Listener:
+class ArrivalListener:
     """Hears of arrivals in other processes by PostgreSQL's LISTEN, in a thread with a connection of its own.
 
     SqlEngine starts the thread when a caller first waits.

@@ -11,7 +11,7 @@ from kmqpy.errors import KmqError, QueueNotFound
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
 from kmqpy.storages.settings import StoredQueueSettings
-from kmqpy.storages.sql.arrivals import ArrivalCounts, Listener, Notifier, Watcher
+from kmqpy.storages.sql.arrivals import ArrivalCounts, ArrivalListener, Notifier, Watcher
 from kmqpy.storages.sql.connections import Connections
 from kmqpy.storages.sql.dialect import CHUNK, Cursor, Dialect, Picked, message_row
 from kmqpy.storages.sql.schema import Schema
@@ -38,12 +38,12 @@ class SqlEngine:
         self._connections = Connections(dialect, timeout_s)
         self._run = self._connections.run
         pool = self._connections.pool
-        self._listener: Listener | None = None
+        self._listener: ArrivalListener | None = None
         self._notifier: Notifier | None = None
         self._watcher: Watcher | None = None
         if dialect.name == "postgresql":
             channel = dialect.defaults()["channel"]
-            self._listener = Listener(pool, channel, self._arrivals)
+            self._listener = ArrivalListener(pool, channel, self._arrivals)
             self._notifier = Notifier(pool, self._sql["notify"], channel)
         elif dialect.name == "sqlite":
             self._watcher = Watcher(pool, self._sql["changes"], self._arrivals)

@@ -1,23 +1,23 @@
 """Queues in ZooKeeper with a unit of work: one commit takes N items and puts K, over several queues."""
 
-from kmqpy.zookeeper.queue.dead_letters import DeadLetter, DeadLetters
+from kmqpy.zookeeper.queue.dead_letters import DeadItem, DeadItems
 from kmqpy.zookeeper.queue.listener import Listener, MessageConsumer
 from kmqpy.zookeeper.queue.policies import AtLeastOnce, ConsumeOnce, ConsumeTimes
 from kmqpy.zookeeper.queue.queue import ZkQueue, ZkQueueSettings
 from kmqpy.zookeeper.queue.takes import Item
-from kmqpy.zookeeper.queue.transaction import Outcome, Transaction
+from kmqpy.zookeeper.queue.transaction import Transaction, TransactionOutcome
 
 __all__ = [
     "AtLeastOnce",
     "ConsumeOnce",
     "ConsumeTimes",
-    "DeadLetter",
-    "DeadLetters",
+    "DeadItem",
+    "DeadItems",
     "Item",
     "Listener",
     "MessageConsumer",
-    "Outcome",
     "Transaction",
+    "TransactionOutcome",
     "ZkQueue",
     "ZkQueueSettings",
 ]

@@ -17,11 +17,11 @@ from kmqpy.zookeeper.queue.sessions import SessionWatch
 from kmqpy.zookeeper.session import failure, unavailable
 
 _REQUESTS_AT_ONCE = 100
-"""DeadLetters sends at most this many requests before it waits for the first answer."""
+"""DeadItems sends at most this many requests before it waits for the first answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter:
+class DeadItem:
     """An item that was handed out as often as the policy allows.
 
     died_ms  when the item became a dead letter, in ms since 1970 UTC by ZooKeeper's clock
@@ -33,7 +33,7 @@ class DeadLetter:
     died_ms: int
 
 
-class DeadLetters:
+class DeadItems:
     """Lists, redrives and purges the dead letters of one queue; made by ZkQueue.dead_letters(). Thread-safe.
 
     All methods raise Unavailable when ZooKeeper does not answer, and QueueNotFound when the queue is missing.
@@ -51,7 +51,7 @@ class DeadLetters:
         self._zk = session.zk
         self._paths = paths
 
-    def list(self, limit: int = 100) -> list[DeadLetter]:
+    def list(self, limit: int = 100) -> list[DeadItem]:
         """Return up to `limit` dead letters: higher priorities first, then the oldest."""
         check_limit(limit)
         queue, found = self._paths.queue, []
@@ -59,7 +59,7 @@ class DeadLetters:
         with unavailable(self._zk):
             for names in _groups(self._names()[:limit]):
                 for name, body, stat in self._read(names, denied):
-                    found.append(DeadLetter(queue=queue, name=name, body=body, died_ms=stat.ctime))
+                    found.append(DeadItem(queue=queue, name=name, body=body, died_ms=stat.ctime))
             if denied and not found:
                 raise NoAuthError
         return found

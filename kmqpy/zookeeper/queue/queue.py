@@ -17,7 +17,7 @@ from kmqpy.zookeeper.multi_read import MultiReadProbe
 from kmqpy.zookeeper.packets import MAX_PACKET_BYTES
 from kmqpy.zookeeper.queue.candidates import Candidates
 from kmqpy.zookeeper.queue.commit_records import CommitRecords
-from kmqpy.zookeeper.queue.dead_letters import DeadLetters
+from kmqpy.zookeeper.queue.dead_letters import DeadItems
 from kmqpy.zookeeper.queue.layout import QueuePaths, missing_queue, transactions_path
 from kmqpy.zookeeper.queue.policies import AtLeastOnce, Policy
 from kmqpy.zookeeper.queue.reads import Reads
@@ -119,9 +119,9 @@ class ZkQueue:
             raise missing_queue(self.paths(queue), self.paths(queue).items)
         return int(stat.numChildren)
 
-    def dead_letters(self, queue: str) -> DeadLetters:
+    def dead_letters(self, queue: str) -> DeadItems:
         """Return the dead letters of a queue: the items that the policy handed out too often."""
-        return DeadLetters(self.session, self.reads, self.paths(queue))
+        return DeadItems(self.session, self.reads, self.paths(queue))
 
     def wait_for_change(self, source: str, timeout: float) -> bool:
         """Wait until the items or locks of a queue may have changed; return False after `timeout` s."""

@@ -27,7 +27,7 @@ _MAX_LOCKS_PER_REQUEST = 100
 """The most items that one request locks; more are locked by further requests."""
 
 
-class Outcome(Enum):
+class TransactionOutcome(Enum):
     """The outcome of a transaction."""
 
     COMMITTED = "committed"
@@ -56,7 +56,7 @@ class Transaction:
         self._record: CommitRecord | None = None
         self._committing = False
         self._mutex = threading.RLock()
-        self.outcome: Outcome | None = None
+        self.outcome: TransactionOutcome | None = None
         """None while the transaction is open."""
 
     def __enter__(self) -> Self:
@@ -112,7 +112,7 @@ class Transaction:
         rollback(), finds out.
         """
         with self._mutex:
-            if self.outcome is Outcome.COMMITTED:
+            if self.outcome is TransactionOutcome.COMMITTED:
                 return
             if self.outcome is not None or not self._committing:
                 self._check_open()
@@ -129,7 +129,7 @@ class Transaction:
                     # The commit did not happen: sending it again does no harm.
                     resumed, multi = False, self._multi(self._record)
             except SessionExpired as error:
-                self._end(Outcome.ROLLED_BACK)
+                self._end(TransactionOutcome.ROLLED_BACK)
                 raise RolledBack(f"nothing was committed: {error}") from error
             except LOST_ANSWER as error:
                 raise UnknownOutcome(
@@ -140,9 +140,9 @@ class Transaction:
                 self._committing = False
                 self.rollback()
                 raise RolledBack(f"nothing was committed: {self._reason(error)}") from error
-            self._end(Outcome.COMMITTED)
+            self._end(TransactionOutcome.COMMITTED)
 
-    def rollback(self) -> Outcome:
+    def rollback(self) -> TransactionOutcome:
         """Unlock the items taken, forget the items put, and return the outcome of the transaction.
 
         The outcome is COMMITTED if an interrupted commit() has happened. rollback() always succeeds: it
@@ -156,27 +156,29 @@ class Transaction:
             while not self._session.closed:
                 try:
                     if self._committing and self._has_happened(deadline):
-                        return self._end(Outcome.COMMITTED)
+                        return self._end(TransactionOutcome.COMMITTED)
                     if self._takes.number == self._session.number:
                         self._takes.unlock(deadline)
-                    return self._end(Outcome.ROLLED_BACK)
+                    return self._end(TransactionOutcome.ROLLED_BACK)
                 except LOST_ANSWER:
                     if not self._session.wait_until_connected(self._takes.number, deadline):
                         if SYSTEM_CLOCK.monotonic() < deadline:
                             continue  # the session is over, or closed: the locks are gone
                         break
             self._session.give_up(self._takes.number)
-            return self._end(Outcome.UNKNOWN if self._committing else Outcome.ROLLED_BACK)
+            return self._end(
+                TransactionOutcome.UNKNOWN if self._committing else TransactionOutcome.ROLLED_BACK
+            )
 
-    def _end(self, outcome: Outcome) -> Outcome:
+    def _end(self, outcome: TransactionOutcome) -> TransactionOutcome:
         self.outcome = outcome
-        if self._record is not None and outcome is not Outcome.UNKNOWN:
+        if self._record is not None and outcome is not TransactionOutcome.UNKNOWN:
             self._queue.records.give_back(self._record)
         names: dict[str, list[str]] = {}
         for lock in self._takes.locks:
             names.setdefault(lock.paths.queue, []).append(lock.name)
         for source, taken in names.items():
-            self._queue.source(source).give_back(taken, free=outcome is not Outcome.COMMITTED)
+            self._queue.source(source).give_back(taken, free=outcome is not TransactionOutcome.COMMITTED)
         return outcome
 
     def _check_open(self) -> None:

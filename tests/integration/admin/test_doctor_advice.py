@@ -23,16 +23,15 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.durations import DAY_MS
 from kmqpy.dev import Cluster
 from kmqpy.errors import QueueNotFound
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import librdkafka, settings_mirror
 from kmqpy.kafka.admin import doctor, queue_deletion, registry_removal
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.checks import settings_topic as settings_topic_checks
 from kmqpy.kafka.admin.findings import Finding, Kind
 from kmqpy.kafka.admin.registry_entries import StoredOffset, TrackerInfo
-from kmqpy.kafka.client import settings_mirror
-from kmqpy.kafka.client.settings_mirror import SettingsMirror
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.settings_mirror import SettingsMirror
 from kmqpy.kafka.topic_names import topics_of
 from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.session import connect

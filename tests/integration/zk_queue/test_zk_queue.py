@@ -15,7 +15,7 @@ from kmqpy.zookeeper.queue import (
     ConsumeOnce,
     ConsumeTimes,
     Listener,
-    Outcome,
+    TransactionOutcome,
 )
 
 
@@ -33,7 +33,7 @@ def test_takes_and_puts_of_several_queues_happen_together(make):
         tx.put("other", b"2")
         assert queue.size("out") == 0
         tx.commit()
-        assert tx.outcome is Outcome.COMMITTED
+        assert tx.outcome is TransactionOutcome.COMMITTED
     assert (drained(queue), drained(queue, "out"), drained(queue, "other")) == ([b"c"], [b"1"], [b"2"])
 
 
@@ -44,7 +44,7 @@ def test_leaving_without_commit_rolls_back(make):
         tx.try_take("in")
         tx.put("out", b"1")
         1 / 0  # noqa: B018
-    assert tx.outcome is Outcome.ROLLED_BACK
+    assert tx.outcome is TransactionOutcome.ROLLED_BACK
     assert (drained(queue), queue.size("out")) == ([b"a"], 0)
 
 
@@ -56,7 +56,7 @@ def test_put_makes_no_network_call(make):
     tx.put("out", b"1")
     queue.session.zk._call = call
     assert calls == []
-    assert tx.rollback() is Outcome.ROLLED_BACK
+    assert tx.rollback() is TransactionOutcome.ROLLED_BACK
 
 
 def test_what_one_took_nobody_else_gets_until_it_is_given_back(make):
@@ -264,11 +264,11 @@ def test_a_transaction_that_has_ended_can_not_be_used(make):
     tx = queue.transaction()
     tx.commit()
     tx.commit()
-    assert tx.rollback() is Outcome.COMMITTED
+    assert tx.rollback() is TransactionOutcome.COMMITTED
     with pytest.raises(Closed, match="committed already"):
         tx.put("in", b"a")
     done = queue.transaction()
-    assert done.rollback() is done.rollback() is Outcome.ROLLED_BACK
+    assert done.rollback() is done.rollback() is TransactionOutcome.ROLLED_BACK
     with pytest.raises(Closed, match="rolled back already"):
         done.commit()
 
@@ -282,7 +282,7 @@ def test_closing_the_queue_gives_everything_back_and_invalidates_transactions(ma
     for use in (lambda: tx.put("in", b"a"), lambda: tx.try_take("in"), tx.commit, queue.transaction):
         with pytest.raises(Closed, match="closed"):
             use()
-    assert tx.rollback() is Outcome.ROLLED_BACK
+    assert tx.rollback() is TransactionOutcome.ROLLED_BACK
     until(lambda: drained(other) == [b"a"])
 
 
@@ -294,7 +294,7 @@ def test_a_commit_too_large_is_refused_before_anything_is_sent(make):
     with pytest.raises(MessageError, match=r"commit: \d+ bytes in one request.*jute.maxbuffer"):
         tx.commit()
     assert tx.outcome is None
-    assert tx.rollback() is Outcome.ROLLED_BACK
+    assert tx.rollback() is TransactionOutcome.ROLLED_BACK
     assert queue.size("out") == 0
 
 
@@ -326,7 +326,7 @@ def test_missing_queues(make):
     tx.put("nothing-here", b"a")
     with pytest.raises(RolledBack, match=r"nothing-here.*init"):
         tx.commit()
-    assert tx.outcome is Outcome.ROLLED_BACK
+    assert tx.outcome is TransactionOutcome.ROLLED_BACK
     with pytest.raises(ConfigError, match="a/b"):
         tx = queue.transaction().put("a/b", b"a")
 

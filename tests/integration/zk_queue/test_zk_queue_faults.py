@@ -19,7 +19,7 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.dev import Cluster
 from kmqpy.errors import KmqError, RolledBack, SessionExpired, UnknownOutcome
-from kmqpy.zookeeper.queue import Listener, Outcome, ZkQueue, ZkQueueSettings
+from kmqpy.zookeeper.queue import Listener, TransactionOutcome, ZkQueue, ZkQueueSettings
 from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.chaos.proxy import Cut, Proxy
@@ -150,12 +150,12 @@ def test_an_answer_lost_at_any_request_is_found_out(queue, settings, cable, take
             tx.commit()
             outcome = tx.outcome
         assert count >= request_number
-        assert tx.outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK)
-        assert outcome in (None, Outcome.COMMITTED)
-        expected = (2, 3) if tx.outcome is Outcome.COMMITTED else (4, 0)
+        assert tx.outcome in (TransactionOutcome.COMMITTED, TransactionOutcome.ROLLED_BACK)
+        assert outcome in (None, TransactionOutcome.COMMITTED)
+        expected = (2, 3) if tx.outcome is TransactionOutcome.COMMITTED else (4, 0)
         assert counts(queue) == expected
         if request_number >= 3:  # all but the lists
-            assert tx.outcome is Outcome.COMMITTED
+            assert tx.outcome is TransactionOutcome.COMMITTED
         until(lambda: no_locks(queue))
 
 
@@ -180,7 +180,7 @@ def test_an_answer_lost_to_a_rollback_leaves_no_lock(queue, settings, cable, req
                 cable.heal()
 
         other.session.zk._call = lossy
-        assert tx.rollback() is Outcome.ROLLED_BACK
+        assert tx.rollback() is TransactionOutcome.ROLLED_BACK
         assert count >= 2
         assert no_locks(queue)
         assert counts(queue) == (2, 0)
@@ -228,8 +228,8 @@ def test_a_session_that_expires_at_any_request_takes_all_or_nothing(
             tx.commit()
         assert count >= request_number
         until(lambda: no_locks(queue))
-        expected = (2, 3) if tx.outcome is Outcome.COMMITTED else (4, 0)
-        assert tx.outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK)
+        expected = (2, 3) if tx.outcome is TransactionOutcome.COMMITTED else (4, 0)
+        assert tx.outcome in (TransactionOutcome.COMMITTED, TransactionOutcome.ROLLED_BACK)
         assert counts(queue) == expected
         zk._call = call
         with other.transaction() as tx:  # it goes on in the next session
@@ -260,7 +260,7 @@ def test_a_session_that_expires_inside_rollback_leaves_no_lock(
             return result
 
         other.session.zk._call = expiring
-        assert tx.rollback() is Outcome.ROLLED_BACK
+        assert tx.rollback() is TransactionOutcome.ROLLED_BACK
         assert count >= request_number
         until(lambda: no_locks(queue))
         assert counts(queue) == (2, 0)
@@ -308,8 +308,8 @@ def test_a_session_that_moves_to_another_connection_goes_on(queue, zookeeper, se
             tx.commit()
         assert count >= request_number
         if request_number >= 3:  # all but the lists
-            assert tx.outcome is Outcome.COMMITTED
-        assert counts(queue) == ((2, 3) if tx.outcome is Outcome.COMMITTED else (4, 0))
+            assert tx.outcome is TransactionOutcome.COMMITTED
+        assert counts(queue) == ((2, 3) if tx.outcome is TransactionOutcome.COMMITTED else (4, 0))
         until(lambda: no_locks(queue))
         until(lambda: zk.connected)
         assert other.session.number == 1
@@ -382,10 +382,10 @@ def test_after_a_ctrl_c_inside_commit_that_did_happen_it_says_so(queue, settings
         cable.cut(Cut.REFUSE)
         cable.heal()
         if end == "rollback":
-            assert tx.rollback() is Outcome.COMMITTED
+            assert tx.rollback() is TransactionOutcome.COMMITTED
         else:
             tx.commit()
-        assert tx.outcome is Outcome.COMMITTED
+        assert tx.outcome is TransactionOutcome.COMMITTED
         assert counts(queue) == (0, 1)
 
 
@@ -398,7 +398,9 @@ def test_after_a_ctrl_c_inside_commit_that_did_not_happen(queue, settings, cable
         cable.heal()
         if end == "rollback":
             # What waited in the proxy when the connection was reset may still have arrived.
-            expected = {Outcome.ROLLED_BACK: (1, 0), Outcome.COMMITTED: (0, 1)}[tx.rollback()]
+            expected = {TransactionOutcome.ROLLED_BACK: (1, 0), TransactionOutcome.COMMITTED: (0, 1)}[
+                tx.rollback()
+            ]
         else:
             tx.commit()
             expected = (0, 1)
@@ -415,7 +417,7 @@ def test_a_ctrl_c_inside_rollback_ends_it_at_once_and_it_can_be_called_again(que
         with pytest.raises(KeyboardInterrupt):
             tx.rollback()
     assert tx.outcome is None
-    assert tx.rollback() is Outcome.ROLLED_BACK
+    assert tx.rollback() is TransactionOutcome.ROLLED_BACK
     assert no_locks(queue)
 
 
@@ -430,7 +432,7 @@ def test_rollback_without_a_connection_ends_within_the_session_time_out(queue, s
             tx.try_take("in")
             cable.cut(Cut.BLACKHOLE)
         begun = SYSTEM_CLOCK.monotonic()
-        assert tx.rollback() is (Outcome.UNKNOWN if committing else Outcome.ROLLED_BACK)
+        assert tx.rollback() is (TransactionOutcome.UNKNOWN if committing else TransactionOutcome.ROLLED_BACK)
         took = SYSTEM_CLOCK.monotonic() - begun
         assert took < 20  # one second, and what ending a kazoo client takes
         until(lambda: no_locks(queue))
@@ -456,7 +458,7 @@ def test_after_a_rollback_without_servers_the_session_is_not_resumed(settings):
             server.pause()  # so that the rollback is under way when it dies
             death = threading.Timer(0.3, server.kill)
             death.start()
-            assert tx.rollback() is Outcome.ROLLED_BACK
+            assert tx.rollback() is TransactionOutcome.ROLLED_BACK
             death.join()
             server.start()
             with ZkQueue(connection, settings) as other:
@@ -481,7 +483,7 @@ def test_without_a_connection_commit_says_that_it_does_not_know(queue, settings,
             tx.commit()
         cable.heal()
         until(lambda: ended(tx))
-        assert queue.size("out") == (1 if tx.outcome is Outcome.COMMITTED else 0)
+        assert queue.size("out") == (1 if tx.outcome is TransactionOutcome.COMMITTED else 0)
 
 
 def test_an_expired_session_gives_all_back_at_once_and_ends_its_transactions(queue, settings, cable):
@@ -509,7 +511,7 @@ def test_an_expired_session_gives_all_back_at_once_and_ends_its_transactions(que
             tx.try_take("in")
         with pytest.raises((RolledBack, SessionExpired)):
             second.commit()
-        assert tx.rollback() is second.rollback() is Outcome.ROLLED_BACK
+        assert tx.rollback() is second.rollback() is TransactionOutcome.ROLLED_BACK
         assert counts(queue) == (40, 0)
         with other.transaction() as tx:
             assert tx.try_take("in")

@@ -17,7 +17,7 @@ from group_members import (
 
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.client import log_check
+from kmqpy.kafka.client import commit_check
 from kmqpy.kafka.client.assigned_partition import AssignedPartition
 from kmqpy.kafka.client.group_member import GroupMember
 from kmqpy.kafka.markers.log_cuts import Cut
@@ -106,7 +106,9 @@ def _after_an_election(monkeypatch, consumer, cut):
     consumer.offsets_for_times = lambda places, timeout: ends
     consumer.of_predecessor = TopicPartition("q", 0, 3, "kmq3:0:Q:M:0::0")
     monkeypatch.setattr(partition_reader, "bounds", lambda *_, **__: {0: (0, 4)})
-    monkeypatch.setattr(log_check, "find_cut", lambda *_, offset, **__: cut if offset >= cut.start else None)
+    monkeypatch.setattr(
+        commit_check, "find_cut", lambda *_, offset, **__: cut if offset >= cut.start else None
+    )
 
 
 def test_r39_a_take_of_what_is_not_there_after_an_election_has_the_log_searched(

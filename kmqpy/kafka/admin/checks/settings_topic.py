@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from kmqpy.kafka.admin.checks.advice import create_command, set_advice
 from kmqpy.kafka.admin.facts import Facts, Faults
 from kmqpy.kafka.admin.findings import Finding, Kind, Severity
-from kmqpy.kafka.client.settings_mirror import Records
 from kmqpy.kafka.settings import SETTINGS_TOPIC, QueueSettings
+from kmqpy.kafka.settings_mirror import Records
 from kmqpy.kafka.topic_names import topics_of
 from kmqpy.kafka.topics import TopicInfo
 

@@ -11,7 +11,7 @@ from kmqpy.worker.outcome import described
 _log = logging.getLogger(__name__)
 
 
-class Failures:
+class FailureLog:
     """Reports failures of one worker to the log and to the telemetry; never raises."""
 
     def __init__(self, queue: str, telemetry: Telemetry) -> None:

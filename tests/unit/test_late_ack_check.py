@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.kafka.copies.copy_check import CheckedCopies, CopyCheck
+from kmqpy.kafka.copies.late_acks import CheckedCopies, LateAckCheck
 from kmqpy.kafka.markers.claim_headers import CLAIM, naming_tick
 from kmqpy.kafka.markers.late_operations import LateOperations
 from kmqpy.kafka.partition_reader import RepeatedReader
@@ -22,7 +22,7 @@ def check(monkeypatch):
         raise AssertionError("nothing is to be read")
 
     monkeypatch.setattr(RepeatedReader, "scan", scan)
-    return CopyCheck(KafkaConnection(bootstrap="localhost:1"), QueueSettings(name="jobs"), SYSTEM_CLOCK)
+    return LateAckCheck(KafkaConnection(bootstrap="localhost:1"), QueueSettings(name="jobs"), SYSTEM_CLOCK)
 
 
 def test_while_another_thread_reads_nobody_knows(check):
@@ -107,4 +107,4 @@ def check_of_slow_claims(monkeypatch, each_s):
     monkeypatch.setattr(LateOperations, "_read_other", take_long)
     monkeypatch.setattr(RepeatedReader, "scan", scan)
     settings = QueueSettings(name="jobs")
-    return CopyCheck(KafkaConnection(bootstrap="localhost:1"), settings, clock), read
+    return LateAckCheck(KafkaConnection(bootstrap="localhost:1"), settings, clock), read

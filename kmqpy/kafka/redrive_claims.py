@@ -77,8 +77,8 @@ class FinishedDeadLetters:
         return False
 
 
-class DeadLetterClaim:
-    """The claim of one transaction of a redrive or purge; see Claim for what its methods are for.
+class RedriveClaim:
+    """The claim of one transaction of a redrive or purge; see TransactionClaim for what its methods are for.
 
     numbers  those of the dead letters, see log_cuts
     epoch    they have this leader epoch or a lower one; None: not known

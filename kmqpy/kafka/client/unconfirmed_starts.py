@@ -17,14 +17,14 @@ _LATE_REQUEST_S = 5.0
 """For this long after a producer's end, a broker may still append records that the producer had sent."""
 
 
-class StartBarrier:
+class UnconfirmedStarts:
     """Tells when Kafka can't append start markers of one partition any more.
 
-    The barrier has each producer of such start markers send a tick: a marker that says nothing. An idempotent
+    It has each producer of such start markers send a tick: a marker that says nothing. An idempotent
     producer writes in order, even when it gives a marker up: once its tick is in the log, none of its earlier
     markers can follow. A producer with a fatal error, or that is cut off (never reaches Kafka again), can't
-    write a tick. For its earlier requests, the barrier waits `_LATE_REQUEST_S`. Rules R10 and R18 of
-    docs/rules.md need the barrier.
+    write a tick. For its earlier requests, it waits `_LATE_REQUEST_S`. Rules R10 and R18 of
+    docs/rules.md need it.
     """
 
     def __init__(self, topic: str, partition: int, clock: Clock) -> None:
@@ -34,7 +34,7 @@ class StartBarrier:
         self._ticks: dict[Producer, object | None] = {}
         """The unconfirmed tick of each producer; None: the producer has still to send a tick."""
         self._passed_after = 0.0
-        """The monotonic time before which the barrier is not passed."""
+        """The monotonic time before which passed() is False."""
 
     def add(self, producer: Producer) -> None:
         """Note that `producer` sends start markers. A tick that it has sent before them does not count."""

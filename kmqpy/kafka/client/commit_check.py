@@ -34,21 +34,21 @@ _FIRST_LOOK_BACK = 1_000
 """So many markers before a cut are read first, and eight times as many each time that they have no take."""
 
 
-class LogEnd(NamedTuple):
+class PartitionEnd(NamedTuple):
     """Where the log of a partition ends, and its latest leader epoch; None: Kafka names none."""
 
     offset: int
     epoch: int | None
 
 
-class LogEnds(NamedTuple):
+class PartitionEnds(NamedTuple):
     """The ends of a queue partition, and of its markers. The end of the markers is the last stable offset."""
 
-    queue: LogEnd
-    markers: LogEnd
+    queue: PartitionEnd
+    markers: PartitionEnd
 
 
-class LogCheck:
+class CommitCheck:
     """Compares commits with the logs of a queue and its markers topic."""
 
     def __init__(
@@ -59,11 +59,11 @@ class LogCheck:
         self._telemetry = telemetry
         self._clock = clock
 
-    def ask(self, consumer: Consumer, partitions: list[int], timeout_s: float) -> dict[int, LogEnds]:
+    def ask(self, consumer: Consumer, partitions: list[int], timeout_s: float) -> dict[int, PartitionEnds]:
         """Where the logs of these partitions end. Raises KafkaException, Unavailable."""
         topics = self._queue.name, self._queue.markers_topic
         places = [TopicPartition(topic, number, OFFSET_END) for topic in topics for number in partitions]
-        ends: dict[tuple[str, int], LogEnd] = {}
+        ends: dict[tuple[str, int], PartitionEnd] = {}
         for place in consumer.offsets_for_times(places, timeout=timeout_s):
             if place.error is not None:
                 raise KafkaException(place.error)
@@ -71,8 +71,8 @@ class LogCheck:
                 raise Unavailable(
                     f"{place.topic}, partition {place.partition}: Kafka does not say where it ends"
                 )
-            ends[place.topic, place.partition] = LogEnd(place.offset, place.leader_epoch)
-        return {number: LogEnds(*(ends[topic, number] for topic in topics)) for number in partitions}
+            ends[place.topic, place.partition] = PartitionEnd(place.offset, place.leader_epoch)
+        return {number: PartitionEnds(*(ends[topic, number] for topic in topics)) for number in partitions}
 
     def cut_back(
         self,
@@ -80,7 +80,7 @@ class LogCheck:
         commit: Commit,
         offset: int,
         epoch: int | None,
-        end: LogEnd,
+        end: PartitionEnd,
         claim_id: bytes = b"",
     ) -> Commit:
         """Return the commit for the log as it is, where a message of this epoch stood at this offset.
@@ -104,7 +104,7 @@ class LogCheck:
         self._tell("the log of a queue was cut back: messages are lost", partition, cut.start, offset)
         return commit.cut_back(cut)
 
-    def with_markers_cut_back(self, partition: int, commit: Commit, end: LogEnd) -> Commit:
+    def with_markers_cut_back(self, partition: int, commit: Commit, end: PartitionEnd) -> Commit:
         """Return the commit for the markers as they are: all messages without a start marker lie behind it.
 
         Raises KmqError.

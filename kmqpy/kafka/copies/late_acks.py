@@ -30,18 +30,18 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 _log = logging.getLogger(__name__)
 
 _MAX_READ_S = 2.0
-"""CopyCheck stops reading markers in one call after this many seconds, also if Kafka sends nothing. Copies
-whose markers it has not read to the end count as unread. CopyCheck keeps what it has read for the next
+"""LateAckCheck stops reading markers in one call after this many seconds, also if Kafka sends nothing. Copies
+whose markers it has not read to the end count as unread. LateAckCheck keeps what it has read for the next
 call."""
 _MIN_BATCH_S = 0.1
 """examine() processes each batch of markers from Kafka for at least this many seconds, even if the caller's
 time limit has passed, so that repeated calls make progress."""
 _MAX_GAP_MARKERS = 50_000
-"""If a copy's markers begin more than this many markers after the end of the known stretch (see CopyCheck),
-CopyCheck does not read the markers between: it begins a new stretch where the copy's markers begin."""
+"""If a copy's markers begin more than this many markers after the end of the known stretch, LateAckCheck
+does not read the markers between: it begins a new stretch where the copy's markers begin."""
 _MAX_KNOWN_MARKERS = 1_000_000
-"""If the known stretch has more markers than this, and a copy needs only markers of its newer half, CopyCheck
-begins a new stretch where the copy's markers begin, so that its memory stays bounded."""
+"""If the known stretch has more markers than this, and a copy needs only markers of its newer half,
+LateAckCheck begins a new stretch where the copy's markers begin, so that its memory stays bounded."""
 
 Copies = Mapping[int, Mapping[int, int]]
 """By partition, for the number of each copy: the markers offset from which to look for late operations."""
@@ -49,7 +49,7 @@ Copies = Mapping[int, Mapping[int, int]]
 
 @dataclass(slots=True)
 class CheckedCopies:
-    """The copies that CopyCheck.examine() tells its caller not to hand out, each in one field.
+    """The copies that LateAckCheck.examine() tells its caller not to hand out, each in one field.
 
     acknowledged  consumers have acknowledged these copies, or messages of which they are copies
     rejected      copies that an earlier consumer wants to have dead-lettered, and the reason that it gave
@@ -68,10 +68,10 @@ class CheckedCopies:
         return {*self.acknowledged, *self.rejected, *self.postponed, *self.unread}
 
 
-class CopyCheck:
+class LateAckCheck:
     """Reads the markers of one queue that decide whether copies may be handed out; for use by any thread.
 
-    For each partition, a CopyCheck caches the late operations of one stretch of the markers, the *known*
+    For each partition, a LateAckCheck caches the late operations of one stretch of the markers, the *known*
     stretch, so that each call of examine() reads on where the call before it stopped. When reading on would
     cost too much (see `_should_continue`), it begins a new stretch. It keeps the stretch before, the *former*
     one, for copies that need that one, and drops older stretches to save memory.
