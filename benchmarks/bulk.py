@@ -46,7 +46,7 @@ def turn(lab: Lab, peer: str, partitions: int, count: int) -> Callable[[], Figur
     share = count // partitions
 
     def measure() -> Figures:
-        with lab.queue(partitions, register=True, redeliver_after_ms=1_000) as queue:
+        with lab.queue(partitions, register=True, lease_ms=1_000) as queue:
             lab.preload(queue, partitions, count, 100)
             for partition in range(partitions):
                 lab.fill(queue.markers_topic, partition, _starts(peer, share, partition))

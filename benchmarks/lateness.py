@@ -51,7 +51,7 @@ def turn(lab: Lab, tracker: Tracker, marker_format: str, sizes: Sizes) -> Callab
 
     def measure() -> Figures:
         with (
-            lab.queue(PARTITIONS, register=True, redeliver_after_ms=LEASE_MS) as queue,
+            lab.queue(PARTITIONS, register=True, lease_ms=LEASE_MS) as queue,
             tracker(lab, queue, PARTITIONS),
             children.peer(
                 "sender",

@@ -1,6 +1,6 @@
 """(j) Measures ack() that waits until it is confirmed, alone and beside ack() that does not (rule R26).
 
-The threads of one client acknowledge one message after the other with `wait=True`. Beside them, another
+The threads of one client acknowledge one message after the other with `confirmed=True`. Beside them, another
 thread acknowledges 50,000 messages a second in batches of a hundred, without waiting. A turn in which `ack()`
 raises Unavailable has no figure.
 """

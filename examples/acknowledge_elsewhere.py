@@ -22,7 +22,7 @@ def acknowledge(queue: str) -> None:
     """Acknowledge the messages whose receipts are on stdin, one a line; runs in the other process."""
     receipts = sys.stdin.read().split()
     with KmqClient(queue, connection) as client:
-        client.ack(*receipts, wait=True)
+        client.ack(*receipts, confirmed=True)
     print(f"acknowledged {len(receipts)} messages in process {os.getpid()}")
 
 

@@ -30,7 +30,7 @@ def main() -> None:
             connection = KafkaConnection(bootstrap=cluster.bootstrap)
             zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
 
-        queue = QueueSettings(name=f"embedded-{uuid.uuid4().hex[:6]}", redeliver_after_ms=1_000)
+        queue = QueueSettings(name=f"embedded-{uuid.uuid4().hex[:6]}", lease_ms=1_000)
         admin = stack.enter_context(Admin(connection, zookeeper))
         admin.create_queue(queue, partitions=2)
         stack.callback(admin.delete_queue, queue.name)

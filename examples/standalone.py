@@ -27,7 +27,7 @@ zookeeper = ZooKeeperConnection.from_environment()
 
 def settings(name: str) -> QueueSettings:
     # Clients and trackers must agree on these; trackers read them from the registry.
-    return QueueSettings(name=name, redeliver_after_ms=1_500)
+    return QueueSettings(name=name, lease_ms=1_500)
 
 
 def send(name: str) -> None:

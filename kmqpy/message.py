@@ -62,7 +62,7 @@ class Message:
             problem = f"message {self.id} of queue {self.queue!r}: its body is not JSON ({reason})"
             raise DecodeError(problem, self.body) from None
 
-    def ack(self, *, wait: bool = False) -> None:  # noqa: ARG002 - subclasses use it
+    def ack(self, *, confirmed: bool = False) -> None:  # noqa: ARG002 - subclasses use it
         """Acknowledge this message by the client or queue that returned it, like client.ack(message).
 
         Raises ReceiptError for a message that was unpickled or copied, or that peek() returned.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kmqpy.core.durations import DAY_MS, check_lease
 from kmqpy.core.settings import check_count
 
-LEASES = ("redeliver_after_ms", "max_hold_ms")
+LEASES = ("lease_ms", "max_lease_ms")
 """The settings that are leases: a value below MIN_LEASE_MS (100 ms) raises ConfigError."""
 
 
@@ -17,16 +17,16 @@ class QueuePolicy:
 
     name                 name of the queue; each storage says which names it accepts
     max_redeliveries     redeliveries before a message becomes a dead letter; None: no limit
-    redeliver_after_ms   lease of a message if receive() is given none; at least 100
+    lease_ms             lease of a message if receive() is given none; at least 100
     max_delay_ms         longest delay of send()
-    max_hold_ms          longest lease or extension; at least 100
+    max_lease_ms         longest lease or extension; at least 100
     """
 
     name: str
     max_redeliveries: int | None = 3
-    redeliver_after_ms: int = 30_000
+    lease_ms: int = 30_000
     max_delay_ms: int = 7 * DAY_MS
-    max_hold_ms: int = 7 * DAY_MS
+    max_lease_ms: int = 7 * DAY_MS
 
     def __post_init__(self) -> None:
         if self.max_redeliveries is not None:
@@ -39,4 +39,4 @@ class QueuePolicy:
     @property
     def longest_ms(self) -> int:
         """The longest time that a message can be leased or delayed."""
-        return max(self.max_delay_ms, self.max_hold_ms)
+        return max(self.max_delay_ms, self.max_lease_ms)

@@ -39,7 +39,7 @@ def _config(options: dict[str, Any]) -> Any:
         queue.markers_topic,
         queue.consumer_group,
         f"{queue.consumer_group}-redelivery",
-        queue.redeliver_after_ms,
+        queue.lease_ms,
         _SILENCE_MS,
     )
 

@@ -65,7 +65,7 @@ def wait(options: dict[str, Any]) -> dict[str, Any]:
         delays = []
         for message in itertools.cycle(messages[number :: options["threads"]]):
             began = time.monotonic()
-            peer.client.ack(message, wait=True)
+            peer.client.ack(message, confirmed=True)
             now = time.monotonic()
             if began >= warm_at:
                 delays.append((now - began) * 1000)

@@ -295,7 +295,7 @@ def _receiver(
             yield queue, lambda: True
         return
     settings = cli.queue(name)
-    _check_lease(lease, settings.max_hold_ms)
+    _check_lease(lease, settings.max_lease_ms)
     holder = holder or f"kmq-{socket.gethostname()}-{os.getpid()}"
     with KmqClient(settings, cli.connection, holder=holder) as client:
         yield client, lambda: bool(client.partitions)

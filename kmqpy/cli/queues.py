@@ -34,9 +34,9 @@ _SETTINGS = (
     click.option(
         "--max-redeliveries", type=_LimitType(), help="Redeliveries before a message is dead-lettered."
     ),
-    click.option("--redeliver-after", type=DURATION, help="Lease of a message where receive names none."),
+    click.option("--lease", type=DURATION, help="Lease of a message where receive names none."),
     click.option("--max-delay", type=DURATION, help="Longest delay of a send."),
-    click.option("--max-hold", type=DURATION, help="Longest lease or extension."),
+    click.option("--max-lease", type=DURATION, help="Longest lease or extension."),
     click.option("--retention", type=DURATION, help="How long Kafka keeps messages and markers."),
     click.option(
         "--late-acks/--no-late-acks",
@@ -98,9 +98,9 @@ def create(
     replication: int | None,
     retention: timedelta | None,
     max_redeliveries: int | str | None,
-    redeliver_after: timedelta | None,
+    lease: timedelta | None,
     max_delay: timedelta | None,
-    max_hold: timedelta | None,
+    max_lease: timedelta | None,
     late_acks: bool | None,
     more: tuple[str, ...],
     **names: str | None,
@@ -113,13 +113,11 @@ def create(
 
     \b
     Example:
-      kmq queue create jobs --partitions 4 --max-redeliveries 5 --redeliver-after 1m
+      kmq queue create jobs --partitions 4 --max-redeliveries 5 --lease 1m
       kmq --queue-url sqlite:///jobs.db queue create jobs --set requeue_to=front
     """
     name = cli.named_queue(queue)
-    changes = _changes(
-        max_redeliveries, late_acks, redeliver_after=redeliver_after, max_delay=max_delay, max_hold=max_hold
-    )
+    changes = _changes(max_redeliveries, late_acks, lease=lease, max_delay=max_delay, max_lease=max_lease)
     if cli.url is not None:
         of_topics = {"partitions": partitions, "replication": replication, "retention": retention}
         cli.kafka_only(**of_topics, late_acks=late_acks, **names)
@@ -185,12 +183,12 @@ def list_(cli: Cli) -> None:
         )
         return
     print_table(
-        ["queue", "partitions", "redeliver after", "max redeliveries", ""],
+        ["queue", "partitions", "lease", "max redeliveries", ""],
         [
             [
                 one.settings.name,
                 one.partitions,
-                span(one.settings.redeliver_after_ms),
+                span(one.settings.lease_ms),
                 "none" if one.settings.max_redeliveries is None else one.settings.max_redeliveries,
                 "deleting" if one.deleting else "",
             ]
@@ -293,9 +291,9 @@ def alter(
     partitions: int | None,
     retention: timedelta | None,
     max_redeliveries: int | str | None,
-    redeliver_after: timedelta | None,
+    lease: timedelta | None,
     max_delay: timedelta | None,
-    max_hold: timedelta | None,
+    max_lease: timedelta | None,
     late_acks: bool | None,
 ) -> None:
     """Change a queue while it is used.
@@ -311,9 +309,9 @@ def alter(
     changes = _changes(
         max_redeliveries,
         late_acks,
-        redeliver_after=redeliver_after,
+        lease=lease,
         max_delay=max_delay,
-        max_hold=max_hold,
+        max_lease=max_lease,
     )
     if not changes and partitions is None and retention is None:
         raise click.UsageError("name what is to be changed; see kmq queue alter --help")

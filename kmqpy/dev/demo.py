@@ -135,7 +135,7 @@ def run(total: int, show: Show, folder: Path | None = None) -> DemoReport:
     started = SYSTEM_CLOCK.monotonic()
     with Cluster(keep=folder) as cluster:
         connection = KafkaConnection(bootstrap=cluster.bootstrap)
-        queue = QueueSettings(name=f"demo-{uuid.uuid4().hex[:6]}", redeliver_after_ms=_LEASE_MS)
+        queue = QueueSettings(name=f"demo-{uuid.uuid4().hex[:6]}", lease_ms=_LEASE_MS)
         zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
         with Admin(connection, zookeeper, timeout=_ADMIN_TIMEOUT_S) as admin:
             admin.create_queue(queue, partitions=PARTITIONS)

@@ -52,7 +52,7 @@ def main() -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    settings = QueueSettings(name=queue, redeliver_after_ms=int(lease_ms))
+    settings = QueueSettings(name=queue, lease_ms=int(lease_ms))
     with _client(settings, KafkaConnection(bootstrap=bootstrap), name) as client:
         while not stop.is_set():
             messages = client.receive(200, wait=0.2)

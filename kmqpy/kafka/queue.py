@@ -144,12 +144,12 @@ class KafkaQueue:
     @property
     def default_lease(self) -> float:
         """See Queue.default_lease."""
-        return self._settings.redeliver_after_ms / 1000
+        return self._settings.lease_ms / 1000
 
     @property
     def max_lease(self) -> float:
         """See Queue.max_lease."""
-        return self._settings.max_hold_ms / 1000
+        return self._settings.max_lease_ms / 1000
 
     @property
     def at_most_once(self) -> bool:
@@ -171,11 +171,11 @@ class KafkaQueue:
         headers: HeadersLike | None = None,
         delay: Duration = 0,
         priority: int = 0,
-        connection: Any = None,
+        transaction: Any = None,
     ) -> str:
         """See Queue.send. Messages of one key go to one partition."""
         message = OutgoingMessage(body, key=key, headers=headers, delay=delay, priority=priority)
-        return self.send_many([message], connection=connection)[0]
+        return self.send_many([message], transaction=transaction)[0]
 
     def send_many(
         self,
@@ -185,11 +185,11 @@ class KafkaQueue:
         headers: HeadersLike | None = None,
         delay: Duration = 0,
         priority: int = 0,
-        connection: Any = None,
+        transaction: Any = None,
     ) -> list[str]:
         """See Queue.send_many. Raises Unfinished if some messages were sent and others were too large."""
-        if connection is not None:
-            raise NotSupported("connection: Kafka takes no part in a transaction of yours (transactions)")
+        if transaction is not None:
+            raise NotSupported("transaction: Kafka takes no part in a transaction of yours (transactions)")
         check_bodies(bodies)
         encoded = bodies if self._codec is None else [_encoded(self._codec, body) for body in bodies]
         return self._sender().send_many(encoded, key=key, headers=headers, delay=delay, priority=priority)
@@ -336,7 +336,7 @@ class KafkaQueue:
         """See Queue.release_all; nacked messages still wait until their delay is over."""
         leased = self._leased()
         if leased:
-            self.nack([one.receipt for one in leased], count=False, wait=True)
+            self.nack([one.receipt for one in leased], count=False, confirmed=True)
         return len(leased)
 
     def leave_group(self) -> None:

@@ -14,7 +14,7 @@ def check_retention(queue: QueueSettings, retention_ms: int) -> None:
     """Raise ConfigError unless topics with this retention keep records for longer than any lease or delay."""
     if retention_ms <= queue.longest_ms:
         raise ConfigError(
-            f"retention: {retention_ms} ms must be longer than max_delay and max_hold "
+            f"retention: {retention_ms} ms must be longer than max_delay and max_lease "
             f"({queue.longest_ms} ms), or a leased message could disappear"
         )
 

@@ -40,7 +40,7 @@ _FIXED_ON_KAFKA = {
     "requeue_to": ("back", "front"),
     "order": ("any", "fifo"),
     "redelivery": ("automatic", "manual"),
-    "ephemeral": (True, False),
+    "delivery": ("at-least-once", "at-most-once"),
 }
 """Settings of queues on other storages: the value of each on Kafka, and the value that Kafka refuses."""
 _TOPIC_SETTINGS = {"partitions": int | None, "replication": int | None, "retention_ms": int | None}

@@ -128,7 +128,7 @@ class Queue(Protocol):
 
     @property
     def at_most_once(self) -> bool:
-        """True if the queue forgets a message when it is taken (`ephemeral=False`).
+        """True if the queue forgets a message when it is taken (`delivery="at-most-once"`).
 
         nack(), extend() and dead_letter() of such a queue raise NotSupported.
         """
@@ -147,15 +147,15 @@ class Queue(Protocol):
         headers: HeadersLike | None = None,
         delay: Duration = 0,
         priority: int = 0,
-        connection: Any = None,
+        transaction: Any = None,
     ) -> str:
         """Send one message; returns its id when the storage has confirmed the message.
 
-        body        bytes or text; if the queue has a codec, an object
-        delay       how long the message is not handed out; its place in the queue is that of the send
-        priority    0 to 9; messages of higher priority are handed out first
-        connection  a connection of the application to the same database: the message becomes part of the
-                    application's transaction, and is sent if the application commits the transaction
+        body         bytes or text; if the queue has a codec, an object
+        delay        how long the message is not handed out; its place in the queue is that of the send
+        priority     0 to 9; messages of higher priority are handed out first
+        transaction  the application's own connection to the same database: the message becomes part of the
+                     transaction on it, and is sent if the application commits that transaction
 
         Raises MessageError for a message that the storage can't take.
         """
@@ -169,7 +169,7 @@ class Queue(Protocol):
         headers: HeadersLike | None = None,
         delay: Duration = 0,
         priority: int = 0,
-        connection: Any = None,
+        transaction: Any = None,
     ) -> list[str]:
         """Send several bodies or OutgoingMessages; returns their ids.
 
@@ -198,13 +198,13 @@ class Queue(Protocol):
         """
         ...
 
-    def ack(self, *messages: MessagesLike, wait: bool = False, connection: Any = None) -> None:
+    def ack(self, *messages: MessagesLike, confirmed: bool = False, transaction: Any = None) -> None:
         """Acknowledge messages, so that they are not redelivered. A late acknowledgement does no harm.
 
-        With `wait`, ack() returns when the storage has confirmed the acknowledgement. Without `wait`, ack()
+        With `confirmed`, ack() returns when the storage has confirmed the acknowledgement. Without it, ack()
         may return before. Raises ReceiptError.
 
-        `connection` makes the acknowledgement part of a transaction, as for send(). In a transaction ack()
+        `transaction` makes the acknowledgement part of a transaction, as for send(). In a transaction ack()
         raises ReceiptError if another client took the message or the message is finished, so that the
         application rolls back its work for the message.
         """
@@ -216,12 +216,12 @@ class Queue(Protocol):
         delay: Duration = 0,
         count: bool = True,
         reason: str | None = None,
-        wait: bool = False,
+        confirmed: bool = False,
     ) -> None:
         """Give messages back, to be redelivered after `delay`; with `count=False` this was no attempt."""
         ...
 
-    def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> list[str]:
+    def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:
         """Let the leases of messages end `lease` from now; does nothing to messages that are finished.
 
         Returns the receipts of lost messages: messages that are no longer the caller's, because they are
@@ -232,7 +232,9 @@ class Queue(Protocol):
         """
         ...
 
-    def dead_letter(self, *messages: MessagesLike, reason: str | None = None, wait: bool = False) -> None:
+    def dead_letter(
+        self, *messages: MessagesLike, reason: str | None = None, confirmed: bool = False
+    ) -> None:
         """Make messages dead letters at once: they are not delivered again, unless they are redriven."""
         ...
 

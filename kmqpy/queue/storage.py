@@ -17,7 +17,7 @@ from kmqpy.queue_policy import QueuePolicy
 QUEUE_SETTINGS = frozenset(
     {
         *(field.name for field in dataclasses.fields(QueuePolicy)),
-        *("requeue_to", "order", "redelivery", "ephemeral", "create"),
+        *("requeue_to", "order", "redelivery", "delivery", "create"),
     }
 )
 """Settings that belong to a queue, in any storage; storage_for() refuses them in the url of a storage."""

@@ -101,7 +101,7 @@ class LeftoverMessages:
                  query was stopped
 
         The leases of a failed query's messages become at least isolation.MIN_RERUN_WAIT_MS long, if the
-        queue's max_hold_ms allows that.
+        queue's max_lease_ms allows that.
         """
         left = self._read_leftovers()
         wait_ms = 0 if failure is None else isolation.MIN_RERUN_WAIT_MS

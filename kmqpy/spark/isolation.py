@@ -30,7 +30,7 @@ FAILED_PREFIX = "the query failed: "
 
 MIN_RERUN_WAIT_MS = 7_200_000
 """The messages of a failed query stay leased for its next run at least this long, in ms, if the queue's
-max_hold_ms allows it: a job may run once an hour."""
+max_lease_ms allows it: a job may run once an hour."""
 
 MAX_REMEMBERED = 20_000
 """The most messages in the memory; the oldest are forgotten, as if they had not failed."""

@@ -345,9 +345,9 @@ class Processing:
             if not isinstance(kind := df.schema[name].dataType, IntegralType):
                 raise ConfigError(f"{what}: column {name!r} is {kind.simpleString()}, not a whole number")
         lease_ms = duration_ms(lease, "lease")
-        if not MIN_LEASE_MS <= lease_ms <= self.queue.max_hold_ms:
+        if not MIN_LEASE_MS <= lease_ms <= self.queue.max_lease_ms:
             raise ConfigError(
-                f"lease: {lease_ms} ms is not from {MIN_LEASE_MS} to max_hold, {self.queue.max_hold_ms} ms"
+                f"lease: {lease_ms} ms is not from {MIN_LEASE_MS} to max_lease, {self.queue.max_lease_ms} ms"
             )
         return lease_ms
 

@@ -95,7 +95,7 @@ class KmqSpark(Processing):
             count_header=self.queue.redelivery_count_header,
             committed=snapshot.committed,
             ends=snapshot.ends,
-            max_hold_ms=self.queue.max_hold_ms,
+            max_lease_ms=self.queue.max_lease_ms,
             max_delay_ms=self.queue.max_delay_ms,
             cuts=snapshot.cuts,
         )

@@ -93,7 +93,7 @@ def message_states(
     count_header: str,
     committed: Sequence[Place] = (),
     ends: Sequence[Place] = (),
-    max_hold_ms: int = INT64_MAX,
+    max_lease_ms: int = INT64_MAX,
     max_delay_ms: int = INT64_MAX,
     cuts: Cuts = MappingProxyType({}),
 ) -> DataFrame:
@@ -104,7 +104,7 @@ def message_states(
     committed     the group's committed offsets. Messages below were taken; those without a marker were
                   finished before retention deleted their markers
     ends          where the queue topic ended after the markers were read: no messages exist from there on
-    max_hold_ms, max_delay_ms
+    max_lease_ms, max_delay_ms
                   limits of leases and delays; longer ones are cut to these
     cuts          where logs of the queue topic were cut back (rule R39 of docs/rules.md)
 
@@ -116,7 +116,7 @@ def message_states(
         dead_letters,
         count_header=count_header,
         ends=ends,
-        max_hold_ms=max_hold_ms,
+        max_lease_ms=max_lease_ms,
         max_delay_ms=max_delay_ms,
         cuts=cuts,
     )
@@ -130,7 +130,7 @@ def outcomes(
     *,
     count_header: str,
     ends: Sequence[Place] = (),
-    max_hold_ms: int = INT64_MAX,
+    max_lease_ms: int = INT64_MAX,
     max_delay_ms: int = INT64_MAX,
     before: DataFrame | None = None,
     now_before: Sequence[Place] = (),
@@ -146,7 +146,7 @@ def outcomes(
     message_states() describes the other arguments.
     """
     known = _messages(records, count_header).withColumn("moved", F.lit(None).cast("int"))
-    told = events(markers, ends, max_hold_ms, max_delay_ms, now_before, cuts)
+    told = events(markers, ends, max_lease_ms, max_delay_ms, now_before, cuts)
     known = known.unionByName(told, allowMissingColumns=True)
     if dead_letters is not None:
         known = known.unionByName(moved(dead_letters, cuts), allowMissingColumns=True)
@@ -286,7 +286,7 @@ def _messages(records: DataFrame, count_header: str) -> DataFrame:
 def events(
     markers: DataFrame,
     ends: Sequence[Place] = (),
-    max_hold_ms: int = INT64_MAX,
+    max_lease_ms: int = INT64_MAX,
     max_delay_ms: int = INT64_MAX,
     now_before: Sequence[Place] = (),
     cuts: Cuts = MappingProxyType({}),
@@ -303,7 +303,7 @@ def events(
     if cuts:
         decoded, highest = with_told(decoded, cuts), offset_column(highest)
     decoded = decoded.filter((op == Op.END.value) | (highest < end))
-    limit_ms = F.when(op.isin(Op.TAKE.value, Op.EXTEND.value), max_hold_ms).otherwise(max_delay_ms)
+    limit_ms = F.when(op.isin(Op.TAKE.value, Op.EXTEND.value), max_lease_ms).otherwise(max_delay_ms)
     after = F.when(op == Op.DEAD_LETTER.value, F.lit(0).cast("bigint")).otherwise(
         F.least(F.greatest(F.col("redeliver_after_ms"), F.lit(0)), limit_ms)
     )

@@ -154,7 +154,7 @@ class StateTable:
                 dead,
                 count_header=queue.redelivery_count_header,
                 ends=snapshot.ends,
-                max_hold_ms=queue.max_hold_ms,
+                max_lease_ms=queue.max_lease_ms,
                 max_delay_ms=queue.max_delay_ms,
                 before=self._rows(base, rewritten),
                 now_before=_places(base.now_ms),

@@ -183,7 +183,7 @@ def read_taken(
 
     Raises Unavailable.
     """
-    state = InFlight(max_hold_ms=queue.max_hold_ms, max_delay_ms=queue.max_delay_ms)
+    state = InFlight(max_lease_ms=queue.max_lease_ms, max_delay_ms=queue.max_delay_ms)
     found = TakenBefore(first, start, state=state)
     lowest = codec.encode_key(partition, first)[4:]  # bytes that compare as the numbers do
     end = first + 1

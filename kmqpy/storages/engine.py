@@ -177,8 +177,8 @@ class Engine(Protocol):
     def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:
         """Take up to `limit` ready rows for `lease_ms`; does not wait.
 
-        Several takers at a time get different rows. In a queue with `ephemeral` False the engine deletes the
-        rows that it returns.
+        Several takers at a time get different rows. In an at-most-once queue the engine deletes the rows that
+        it returns.
         """
         ...
 

@@ -122,7 +122,7 @@ class MemoryEngine:
                 row.until_ms = now_ms + lease_ms
                 found.enter(row, RowState.TAKEN)
                 taken.append(row.shown())
-                if not queue.settings.ephemeral:
+                if queue.settings.at_most_once:
                     found.remove(row)
             due = found.due.first()
             return Taken(taken, now_ms, None if due is None else due[0][0], found.arrivals)

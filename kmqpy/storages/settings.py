@@ -17,6 +17,7 @@ _CHOICES = {
     "requeue_to": ("back", "front"),
     "order": ("fifo", "any"),
     "redelivery": ("automatic", "manual"),
+    "delivery": ("at-least-once", "at-most-once"),
 }
 
 
@@ -25,14 +26,14 @@ class StoredQueueSettings(QueuePolicy):
     """How a storage treats the messages of a queue.
 
     name                any text of 1 to 200 printable characters, without spaces around it
-    max_hold_ms         longest lease, extension or delay of nack()
+    max_lease_ms        longest lease, extension or delay of nack()
     requeue_to          where a message goes that was given back or whose lease ended. `back`: behind all
                         others. `front`: its own place, before messages that were sent after it
     order               `fifo`: the order of sending. `any`: any order, where that makes the storage faster
     redelivery          `automatic`: the storage redelivers a message when its lease ends. `manual`: a taken
                         message stays in flight until the application finishes it or gives it back
-    ephemeral           True: the storage keeps a taken message until it is acknowledged. False: the storage
-                        deletes a message when it is taken, so it is delivered at most once
+    delivery            `at-least-once`: the storage keeps a taken message until it is acknowledged.
+                        `at-most-once`: it deletes a message when it is taken
 
     QueuePolicy describes the other settings.
     """
@@ -40,7 +41,7 @@ class StoredQueueSettings(QueuePolicy):
     requeue_to: str = "back"
     order: str = "fifo"
     redelivery: str = "automatic"
-    ephemeral: bool = True
+    delivery: str = "at-least-once"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,8 +50,6 @@ class StoredQueueSettings(QueuePolicy):
             value = getattr(self, key)
             if value not in choices:
                 raise ConfigError(f"{key}: {shown(value)} is neither {choices[0]!r} nor {choices[1]!r}")
-        if not isinstance(self.ephemeral, bool):
-            raise ConfigError(f"ephemeral: {shown(self.ephemeral)} is neither True nor False")
 
     @property
     def to_front(self) -> bool:
@@ -62,12 +61,17 @@ class StoredQueueSettings(QueuePolicy):
         """True when messages are not redelivered at the end of their leases."""
         return self.redelivery == "manual"
 
+    @property
+    def at_most_once(self) -> bool:
+        """True when the storage forgets a message when it is taken."""
+        return self.delivery == "at-most-once"
+
     def check_supported(self, capabilities: Capabilities) -> None:
         """Raise NotSupported if a storage with these capabilities can't do one of the settings."""
-        wanted: list[tuple[bool, bool, Literal["requeue_to", "redelivery", "ephemeral"]]] = [
+        wanted: list[tuple[bool, bool, Literal["requeue_to", "redelivery", "delivery"]]] = [
             (self.to_front, capabilities.requeue_to_front, "requeue_to"),
             (self.is_manual, capabilities.manual_redelivery, "redelivery"),
-            (not self.ephemeral, capabilities.at_most_once, "ephemeral"),
+            (self.at_most_once, capabilities.at_most_once, "delivery"),
         ]
         for is_wanted, can, key in wanted:
             if is_wanted and not can:

@@ -23,7 +23,7 @@ class Acknowledges(Protocol):
         """The queue's name."""
         ...
 
-    def ack(self, *messages: MessagesLike, wait: bool = False) -> None:
+    def ack(self, *messages: MessagesLike, confirmed: bool = False) -> None:
         """See Queue.ack."""
         ...
 
@@ -54,9 +54,9 @@ class StoredMessage(LazyMessage):
         self._row = row
         self._context = context
 
-    def ack(self, *, wait: bool = False) -> None:
+    def ack(self, *, confirmed: bool = False) -> None:
         """See Message.ack."""
-        self._context.queue.ack(self, wait=wait)
+        self._context.queue.ack(self, confirmed=confirmed)
 
     def take_of(self, queue: Acknowledges) -> TakeRef | None:
         """The take that the receipt names, or None if another queue handed out the message."""

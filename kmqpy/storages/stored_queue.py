@@ -86,17 +86,17 @@ class StoredQueue(Closeable):
     @property
     def default_lease(self) -> float:
         """See Queue.default_lease."""
-        return self._settings.redeliver_after_ms / 1000
+        return self._settings.lease_ms / 1000
 
     @property
     def max_lease(self) -> float:
         """See Queue.max_lease."""
-        return self._settings.max_hold_ms / 1000
+        return self._settings.max_lease_ms / 1000
 
     @property
     def at_most_once(self) -> bool:
         """See Queue.at_most_once."""
-        return not self._settings.ephemeral
+        return self._settings.at_most_once
 
     @property
     def dead_letters(self) -> DeadLetters:
@@ -113,12 +113,12 @@ class StoredQueue(Closeable):
         headers: HeadersLike | None = None,
         delay: Duration = 0,
         priority: int = 0,
-        connection: Any = None,
+        transaction: Any = None,
     ) -> str:
         """See Queue.send."""
         self._check_open()
         row = NewRow(self._encoded(body), *self._terms(key, headers, delay, priority))
-        return self._send([row], connection)[0]
+        return self._send([row], transaction)[0]
 
     def send_many(
         self,
@@ -128,7 +128,7 @@ class StoredQueue(Closeable):
         headers: HeadersLike | None = None,
         delay: Duration = 0,
         priority: int = 0,
-        connection: Any = None,
+        transaction: Any = None,
     ) -> list[str]:
         """See Queue.send_many."""
         check_bodies(bodies)
@@ -138,7 +138,7 @@ class StoredQueue(Closeable):
             self._row(body) if isinstance(body, OutgoingMessage) else NewRow(self._encoded(body), *terms)
             for body in bodies
         ]
-        return self._send(rows, connection)
+        return self._send(rows, transaction)
 
     def decode(self, message: Message | DeadLetter) -> Any:
         """See Queue.decode."""
@@ -149,8 +149,8 @@ class StoredQueue(Closeable):
         duration_ms(timeout, "timeout")
         self._check_open()
 
-    def _send(self, rows: Sequence[NewRow], connection: Any) -> list[str]:
-        self._check_connection(connection)
+    def _send(self, rows: Sequence[NewRow], transaction: Any) -> list[str]:
+        self._check_transaction(transaction)
         if not rows:
             return []
         if self._is_traced:
@@ -159,9 +159,9 @@ class StoredQueue(Closeable):
                     row._replace(headers=stack.enter_context(self._telemetry.sending(self.name, row.headers)))
                     for row in rows
                 ]
-                ids = self._engine.put(self._queue, rows, connection)
+                ids = self._engine.put(self._queue, rows, transaction)
         else:
-            ids = self._engine.put(self._queue, rows, connection)
+            ids = self._engine.put(self._queue, rows, transaction)
         self._telemetry.finished(self.name, "send", len(ids))
         return [*map(str, ids)]
 
@@ -201,7 +201,7 @@ class StoredQueue(Closeable):
         # Every operating system and driver can wait for a day.
         wait_ms = min(duration_ms(wait, "wait"), DAY_MS)
         deadline = self._clock.monotonic() + wait_ms / 1000
-        lease_ms = self._settings.redeliver_after_ms
+        lease_ms = self._settings.lease_ms
         if lease is not None:
             lease_ms = self._bounded(lease_duration_ms(lease), "lease")
         while True:
@@ -209,7 +209,7 @@ class StoredQueue(Closeable):
             asked_ms, asked_s = self._clock.wall_ms(), self._clock.monotonic()
             taken = self._engine.take(self._queue, max_messages, lease_ms)
             now = self._clock.monotonic()
-            if taken.rows and self._settings.ephemeral and (now - asked_s) * 2000 > lease_ms:
+            if taken.rows and not self.at_most_once and (now - asked_s) * 2000 > lease_ms:
                 # The answer took so long that less than half of the lease is left.
                 self._give_back(_takes(taken.rows), delay_ms=0, count=False, reason=None)
                 self._telemetry.failed(self.name, "receive", len(taken.rows))
@@ -231,14 +231,14 @@ class StoredQueue(Closeable):
 
     # --- finishing --------------------------------------------------------------------------------
 
-    def ack(self, *messages: MessagesLike, wait: bool = False, connection: Any = None) -> None:  # noqa: ARG002
+    def ack(self, *messages: MessagesLike, confirmed: bool = False, transaction: Any = None) -> None:  # noqa: ARG002
         """See Queue.ack."""
         takes = self._parsed(messages)
-        self._check_connection(connection)
-        if takes and self._settings.ephemeral:
-            done = self._engine.finish(self._queue, takes, connection)
+        self._check_transaction(transaction)
+        if takes and not self.at_most_once:
+            done = self._engine.finish(self._queue, takes, transaction)
             self._note("ack", len(takes), done)
-            if connection is not None and done < len(takes):
+            if transaction is not None and done < len(takes):
                 raise ReceiptError(
                     f"queue {self.name!r}: {len(takes) - done} of {len(takes)} messages were taken by others "
                     "or finished before; roll the transaction back"
@@ -252,9 +252,9 @@ class StoredQueue(Closeable):
         delay: Duration = 0,
         count: bool = True,
         reason: str | None = None,
-        wait: bool = False,  # noqa: ARG002
+        confirmed: bool = False,  # noqa: ARG002
     ) -> None:
-        """See Queue.nack; `delay` is at most the queue's max_hold."""
+        """See Queue.nack; `delay` is at most the queue's max_lease."""
         takes = self._parsed(messages)
         delay_ms = self._bounded(duration_ms(delay, "delay"), "delay")
         check_flag(count, "count")
@@ -263,7 +263,7 @@ class StoredQueue(Closeable):
         self._check_kept("given back")
         self._give_back(takes, delay_ms=delay_ms, count=count, reason=_reason("nack", reason))
 
-    def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> list[str]:  # noqa: ARG002
+    def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:  # noqa: ARG002
         """See Queue.extend."""
         takes = self._parsed(messages)
         self._check_kept("extended")
@@ -281,7 +281,7 @@ class StoredQueue(Closeable):
         self,
         *messages: MessagesLike,
         reason: str | None = None,
-        wait: bool = False,  # noqa: ARG002
+        confirmed: bool = False,  # noqa: ARG002
     ) -> None:
         """See Queue.dead_letter."""
         takes = self._parsed(messages)
@@ -404,21 +404,21 @@ class StoredQueue(Closeable):
         if not can:
             raise NotSupported(f"{what}: the storage of queue {self.name!r} can't do it")
 
-    def _check_connection(self, connection: Any) -> None:
-        if connection is not None:
-            self._check_can("connection", self.capabilities.transactions)
+    def _check_transaction(self, transaction: Any) -> None:
+        if transaction is not None:
+            self._check_can("transaction", self.capabilities.transactions)
 
     def _check_kept(self, done: str) -> None:
-        if not self._settings.ephemeral:
+        if self.at_most_once:
             raise NotSupported(
-                f"queue {self.name!r} forgets a message when it is taken (ephemeral=False), "
+                f"queue {self.name!r} forgets a message when it is taken (delivery='at-most-once'), "
                 f"so it can't be {done}"
             )
 
     def _bounded(self, value_ms: int, field: str) -> int:
-        most = self._settings.max_hold_ms
+        most = self._settings.max_lease_ms
         if value_ms > most:
-            raise ConfigError(f"{field}: {value_ms} ms is longer than max_hold, {most} ms")
+            raise ConfigError(f"{field}: {value_ms} ms is longer than max_lease, {most} ms")
         return value_ms
 
 

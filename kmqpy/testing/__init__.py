@@ -4,7 +4,7 @@
 
     clock = ManualClock()
     with memory_storage(clock) as storage:
-        storage.create("orders", redeliver_after_ms=30_000)
+        storage.create("orders", lease_ms=30_000)
         queue = storage.open("orders")
         queue.send("x")
         queue.receive()

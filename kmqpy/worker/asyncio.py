@@ -132,10 +132,10 @@ class AsyncQueue:
             if messages or self._clock.monotonic() >= deadline:
                 return messages
 
-    async def ack(self, *messages: MessagesLike, wait: bool = False) -> None:
+    async def ack(self, *messages: MessagesLike, confirmed: bool = False) -> None:
         """See Queue.ack."""
         self._check_open()
-        await self._acks.submit(_Ack(each_of(messages), wait))
+        await self._acks.submit(_Ack(each_of(messages), confirmed))
 
     async def nack(
         self,
@@ -143,20 +143,22 @@ class AsyncQueue:
         delay: Duration = 0,
         count: bool = True,
         reason: str | None = None,
-        wait: bool = False,
+        confirmed: bool = False,
     ) -> None:
         """See Queue.nack."""
-        await self.call(self._queue.nack, *messages, delay=delay, count=count, reason=reason, wait=wait)
+        await self.call(
+            self._queue.nack, *messages, delay=delay, count=count, reason=reason, confirmed=confirmed
+        )
 
-    async def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> list[str]:
+    async def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:
         """See Queue.extend."""
-        return await self.call(self._queue.extend, *messages, lease=lease, wait=wait)
+        return await self.call(self._queue.extend, *messages, lease=lease, confirmed=confirmed)
 
     async def dead_letter(
-        self, *messages: MessagesLike, reason: str | None = None, wait: bool = False
+        self, *messages: MessagesLike, reason: str | None = None, confirmed: bool = False
     ) -> None:
         """See Queue.dead_letter."""
-        await self.call(self._queue.dead_letter, *messages, reason=reason, wait=wait)
+        await self.call(self._queue.dead_letter, *messages, reason=reason, confirmed=confirmed)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Yield messages one by one until the queue is closed, with the queue's default lease.
@@ -283,7 +285,7 @@ class AsyncQueue:
 
     def _ack_all(self, asked: Sequence[_Ack]) -> list[None]:
         messages = [message for one in asked for message in one.messages]
-        self._queue.ack(*messages, wait=any(one.wait for one in asked))
+        self._queue.ack(*messages, confirmed=any(one.confirmed for one in asked))
         return [None] * len(asked)
 
     def _start(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> Future[T]:
@@ -303,7 +305,7 @@ class _Ack(NamedTuple):
     """The arguments of one AsyncQueue.ack()."""
 
     messages: Sequence[Message | str]
-    wait: bool
+    confirmed: bool
 
 
 class AsyncWorker:

@@ -96,8 +96,8 @@ class Worker:
                    leases calls on_lost, so on_lost must return soon
     handle_signals whether SIGTERM and SIGINT stop the worker while run() runs in the main thread
 
-    On an at-most-once queue (`ephemeral=False`) the worker receives nothing ahead unless `prefetch` says so,
-    stop() lets received messages be handled, and a message whose handler failed is lost, which is logged.
+    On a queue with `delivery="at-most-once"` the worker receives nothing ahead unless `prefetch` says so, and
+    stop() lets received messages be handled. A message whose handler failed is lost, which is logged.
 
     Use `run()`, which returns after SIGTERM, SIGINT or stop(), or `start()` and `stop()`, or `with`. The
     worker leaves the queue open. Raises ConfigError for wrong arguments.
@@ -452,5 +452,5 @@ def _lease_s(queue: Queue, lease: Duration | None) -> float:
         return float(min(queue.default_lease, longest))
     lease_s = lease_duration_ms(lease) / 1000
     if lease_s > longest:
-        raise ConfigError(f"lease: {lease_s} s is longer than max_hold of queue {queue.name!r}, {longest} s")
+        raise ConfigError(f"lease: {lease_s} s is longer than max_lease of queue {queue.name!r}, {longest} s")
     return lease_s

@@ -125,7 +125,7 @@ def consume(task: ChildTask) -> None:
             if messages:
                 journal.write(*(("d", *place) for place in places(messages)))
                 stopping.wait(task.work_s)
-                over_at = time.monotonic() + task.settings.redeliver_after_ms / 1000
+                over_at = time.monotonic() + task.settings.lease_ms / 1000
                 for one in _finish(client, messages, task, journal):  # while the copy is made, or waits
                     late.add(over_at + _dice(one.body) * task.late_by_s / 1000, one)
             for message in late.due(time.monotonic()):

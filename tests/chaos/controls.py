@@ -97,7 +97,7 @@ class _Scene:
         late_acks, late_ends = self.control == "no-late-look", self.control == "late-end-txn"
         self.queue = QueueSettings(
             name=f"chaos-{self.folder.name}",
-            redeliver_after_ms=_LEASE_MS,
+            lease_ms=_LEASE_MS,
             max_redeliveries=None if late_ends else 3,
             late_acks=late_acks,
         )
@@ -134,7 +134,7 @@ class _Scene:
             name=name,
             journal=str(self.folder / f"{name}.journal"),
             bootstrap=self.connection.bootstrap,
-            queue=replace(self.queue, redeliver_after_ms=lease_ms).to_json().decode(),
+            queue=replace(self.queue, lease_ms=lease_ms).to_json().decode(),
             kafka={"session.timeout.ms": "6000"},
             drop=drop,
             nack=0,

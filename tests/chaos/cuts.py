@@ -32,7 +32,7 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.cut_logs import CutLog, cut_logs, share
 
-QUEUE = QueueSettings(name="cuts", redeliver_after_ms=1_000, max_redeliveries=5, late_acks=True)
+QUEUE = QueueSettings(name="cuts", lease_ms=1_000, max_redeliveries=5, late_acks=True)
 _PARTITIONS = 3
 _QUIET_S = 90.0
 _BETWEEN = 300

@@ -187,8 +187,8 @@ class Stage:
     def __init__(self, level: Level, load_s: float, out: Path, *, late_acks: bool = True) -> None:
         self.level = level
         self.out = out
-        self.queue = QueueSettings(name="chaos", redeliver_after_ms=level.lease_ms, late_acks=late_acks)
-        self.second = QueueSettings(name="chaos-second", redeliver_after_ms=level.lease_ms)
+        self.queue = QueueSettings(name="chaos", lease_ms=level.lease_ms, late_acks=late_acks)
+        self.second = QueueSettings(name="chaos-second", lease_ms=level.lease_ms)
         self._load_s = load_s
         self._ends = ExitStack()
 

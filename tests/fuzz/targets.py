@@ -248,7 +248,7 @@ SEEDS: dict[str, list[bytes]] = {
         b"NAME=q\nMAX_HOLD_MS=1h",
     ],
     "duration": [b"1.5h", b"500ms", b" 7d"],
-    "url": [b"kafka://h:9092?queue=q&max_in_flight=5&root=/x", b"sasl.password=x&redeliver_after_ms=5s"],
+    "url": [b"kafka://h:9092?queue=q&max_in_flight=5&root=/x", b"sasl.password=x&lease_ms=5s"],
 }
 """Where to begin: one of each kind of good input."""
 

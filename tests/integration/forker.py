@@ -101,11 +101,11 @@ def client(
 
         def with_a_client_of_its_own() -> None:
             with KmqClient(settings, connection) as own:
-                own.ack(receipt, wait=True)
+                own.ack(receipt, confirmed=True)
 
         children.append(in_child({"own client": with_a_client_of_its_own, "close": client.close}))
         more = take(client, 2)
-        client.ack(*more, wait=True)
+        client.ack(*more, confirmed=True)
     return {"children": children, "parent": len(messages) + len(more)}
 
 
@@ -225,7 +225,7 @@ def tracker(
         children = [in_child(calls)]
         client.nack(*take(client, 1))
         (again,) = take(client, 1)
-        client.ack(again, wait=True)
+        client.ack(again, confirmed=True)
         return {"children": children, "attempts": again.attempts, "owned": len(tracker.owned())}
 
 

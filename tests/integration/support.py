@@ -117,7 +117,7 @@ class LiveQueue:
     ) -> None:
         self.zookeeper = zookeeper
         self.connection = replace(connection, root=root or f"/kmq-{name}")
-        self.settings = QueueSettings(name=name, **{"redeliver_after_ms": int(LEASE_S * 1000), **settings})
+        self.settings = QueueSettings(name=name, **{"lease_ms": int(LEASE_S * 1000), **settings})
         self.name = name
         self.partitions = partitions
         self.markers = "jvm"  # the format that its clients write

@@ -61,7 +61,7 @@ def main() -> None:
     connection = KafkaConnection(**json.loads(options.connection))
     with KmqClient(settings, connection, instance_id=options.instance, markers=options.markers) as client:
         if options.receipts is not None:
-            client.ack(*options.receipts, wait=True)
+            client.ack(*options.receipts, confirmed=True)
             return
         while True:
             for message in client.receive(options.batch, lease=options.lease):

@@ -161,7 +161,7 @@ def test_r10_a_commit_says_from_where_a_successor_must_read_markers(queue):
 
 
 def test_a_rolling_restart_makes_no_duplicates(make_queue):
-    queue = make_queue(4, redeliver_after_ms=60_000)
+    queue = make_queue(4, lease_ms=60_000)
     tracker = queue.tracker()
     sent = []
 
@@ -214,9 +214,7 @@ def _share(one, two) -> bool:
 @pytest.mark.slow
 def test_slow_user_code_keeps_its_partitions_and_loses_nothing(make_queue):
     # The shortest that brokers allow by default; without a sign of life the member would be out.
-    queue = make_queue(
-        redeliver_after_ms=60_000, kafka={"max.poll.interval.ms": 6_000, "session.timeout.ms": 6_000}
-    )
+    queue = make_queue(lease_ms=60_000, kafka={"max.poll.interval.ms": 6_000, "session.timeout.ms": 6_000})
     queue.send("first")
     client, other = queue.client(), queue.client()
     client.ack(*collect(client, 1))
@@ -269,12 +267,12 @@ def test_receipts_are_good_in_other_clients_and_processes(queue):
     queue.send("a", "b", "c", "d")
     client, other = queue.client(), queue.client()
     a, b, c, d = collect(client, 4, lease=60.0)
-    other.ack(a.receipt, wait=True)
+    other.ack(a.receipt, confirmed=True)
     assert queue.taker_process("--receipts", b.receipt, c.receipt).wait() == 0
     other.nack(d.receipt, count=False)
     (again,) = collect(client, 1)
     assert (again.body, again.attempts) == (b"d", 1)
-    client.ack(again, wait=True)
+    client.ack(again, confirmed=True)
     until(lambda: queue.ended() >= {0, 1, 2, 3, 4})  # 4 is the copy of d
     assert queue.copies() == {"a": 1, "b": 1, "c": 1, "d": 2}
 
@@ -305,7 +303,7 @@ def test_an_ack_that_waits_returns_when_it_is_written(queue):
     queue.configure(topic, UNWRITABLE)
     mend = threading.Timer(1.0, queue.topics.configure, (topic, WRITABLE))
     mend.start()
-    client.ack(message, wait=True)
+    client.ack(message, confirmed=True)
     *_, last = queue.records(topic)
     assert (last.key()[-1], last.value()) == (0, b"\0")
     mend.join()
@@ -324,7 +322,7 @@ def test_r26_an_ack_that_waits_waits_for_no_other_marker(make_queue, fmt):
     client.nack(*(message for message in found if message.partition == 1), reason="x" * 400)
     for message in found:
         if message.partition == 0:
-            client.ack(message, wait=True)
+            client.ack(message, confirmed=True)
             assert message.offset in queue.ended()
     with pytest.raises(Unavailable, match="1 markers"):
         client.flush(0.5)

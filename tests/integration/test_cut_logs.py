@@ -33,7 +33,7 @@ class Scene:
     def __init__(self, cluster: Cluster, name: str, root: str) -> None:
         connection = KafkaConnection(bootstrap=cluster.bootstrap)
         zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
-        settings = {"redeliver_after_ms": LEASE_MS, "max_redeliveries": None}
+        settings = {"lease_ms": LEASE_MS, "max_redeliveries": None}
         self.queue = LiveQueue(connection, zookeeper, name, root=root, **settings)
         self.old = self.send(COUNT, "old")
         self.new: list[str] = []
@@ -136,7 +136,7 @@ def test_r39_new_messages_are_redelivered_by_their_numbers(scenes) -> None:
         taken = collect(client, COUNT + CUT_AT, lease=4.0)  # the new ones, and the copies of the old ones
         assert sorted(bodies(taken)) == sorted([*scene.new, *scene.old[:CUT_AT]])
         lost = taken.pop(bodies(taken).index(scene.new[0]))
-        client.ack(*taken, wait=True)
+        client.ack(*taken, confirmed=True)
         (copy,) = collect(client, 1, ack=True)
         client.flush()
     assert copy.body == lost.body

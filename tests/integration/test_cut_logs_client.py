@@ -33,12 +33,12 @@ class Scene:
     def __init__(self, cluster: Cluster, name: str, markers: str = "range") -> None:
         connection = KafkaConnection(bootstrap=cluster.bootstrap)
         zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
-        self.queue = LiveQueue(connection, zookeeper, name, register=False, redeliver_after_ms=600_000)
+        self.queue = LiveQueue(connection, zookeeper, name, register=False, lease_ms=600_000)
         self.queue.markers = markers
         self.client = self.queue.client()
         send(self.queue, COUNT, "old")
         self.taken: list[Message] = collect(self.client, COUNT)
-        self.client.ack(*self.taken[:10], wait=True)
+        self.client.ack(*self.taken[:10], confirmed=True)
         until(lambda: self.queue.committed() == COUNT)
 
     def take_more(self) -> list[Message]:
@@ -48,7 +48,7 @@ class Scene:
         send(self.queue, 10, "more")
         client = self.queue.client() if self.client._closed.is_set() else self.client
         taken = collect(client, 10)
-        client.ack(*taken[:5], wait=True)
+        client.ack(*taken[:5], confirmed=True)
         until(lambda: self.queue.committed() == COUNT + 10)
         if client is not self.client:
             client.close()
@@ -134,7 +134,7 @@ def test_r39_new_messages_at_the_offsets_of_old_ones_are_delivered(scenes, who: 
     client = scene.client if who == "live" else scene.queue.client()
     all_new_come(scene, client, scene.new(2 * COUNT))
     if who == "live":  # what lies below the cut can be acknowledged as ever
-        scene.client.ack(*scene.taken[10:CUT_AT], wait=True)
+        scene.client.ack(*scene.taken[10:CUT_AT], confirmed=True)
         assert set(range(CUT_AT)) <= scene.queue.ended()
 
 
@@ -154,11 +154,11 @@ def test_r39_an_old_receipt_ends_no_new_message(scenes) -> None:
     assert bodies(taken) == new
     old = scene.taken[CUT_AT:]
     with scene.queue.client() as late:
-        late.ack(*(message.receipt for message in old), wait=True)
-        late.nack(*(message.receipt for message in old), wait=True)
+        late.ack(*(message.receipt for message in old), confirmed=True)
+        late.nack(*(message.receipt for message in old), confirmed=True)
     assert {offset_of(number) for number in scene.queue.ended()} >= {message.offset for message in old}
     assert not scene.queue.ended() & set(numbers(taken))
-    other.ack(taken[0].receipt, wait=True)
+    other.ack(taken[0].receipt, confirmed=True)
     assert numbers(taken)[0] in scene.queue.ended()
 
 

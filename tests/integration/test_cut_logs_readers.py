@@ -52,14 +52,16 @@ def after_cut() -> Iterator[Cut]:
             with queue.client() as client:
                 taken = collect(client, 20, lease=LEASE_S)
                 receipts[queue.name] = [one.receipt for one in taken]
-                client.ack(*(one for one in taken if one.offset < 8 or CUT_AT <= one.offset < 15), wait=True)
+                client.ack(
+                    *(one for one in taken if one.offset < 8 or CUT_AT <= one.offset < 15), confirmed=True
+                )
             assert queue.committed() == 20
         cut_logs(cluster, {(name, 0): CUT_AT for name in NEW})
         for name, count in NEW.items():
             made[name].send(*(f"new {number}" for number in range(count)))
         with made["noticed"].client() as client:
             taken = collect(client, 5, lease=LEASE_S, max_messages=5)
-            client.ack(*taken[:2], wait=True)
+            client.ack(*taken[:2], confirmed=True)
         assert bodies(taken) == [f"new {number}" for number in range(5)]
         yield Cut(made, receipts, [one.receipt for one in taken])
         for queue in made.values():

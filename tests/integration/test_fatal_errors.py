@@ -73,7 +73,7 @@ def a_client(queue: LiveQueue, _: Cluster, fmt: str) -> Iterator[Mapping[tuple[s
     rest = take(2 * MANY)
     while {message.offset for message in acked + held + rest} < set(range(5 * MANY)):
         rest += take(1)  # messages whose start markers are cut away come again (rule R40)
-    client.ack(*held, *rest, wait=True)
+    client.ack(*held, *rest, confirmed=True)
     assert queue.started() >= {message.offset for message in rest}
     assert queue.ended() >= {message.offset for message in held + rest}
 

@@ -103,7 +103,7 @@ def cluster(request) -> Iterator[Cluster]:
 def make_queue(cluster: Cluster, name: str) -> LiveQueue:
     connection = KafkaConnection(bootstrap=cluster.bootstrap)
     zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
-    return LiveQueue(connection, zookeeper, name, redeliver_after_ms=60_000)
+    return LiveQueue(connection, zookeeper, name, lease_ms=60_000)
 
 
 class Claim:

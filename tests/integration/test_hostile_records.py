@@ -142,7 +142,7 @@ def test_a_marker_that_names_another_partition_is_undecodable_to_everybody(make_
 
 
 def test_leases_and_delays_count_at_most_as_the_queue_allows(make_queue):
-    queue = make_queue(max_hold_ms=400, max_delay_ms=300)
+    queue = make_queue(max_lease_ms=400, max_delay_ms=300)
     tracker = queue.tracker()
     queue.send(*"abcd")
     queue.mark(take(0, FOREVER_MS))

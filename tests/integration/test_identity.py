@@ -131,8 +131,8 @@ def test_r24_receipts_are_of_the_topic_also_to_a_client_that_only_acknowledges(q
     queue.send("new")
     with queue.client() as client:
         (new,) = collect(client, 1, lease=LEASE_S)
-    finisher.extend(new, lease=LEASE_S, wait=True)
-    finisher.ack(new.receipt, wait=True)
+    finisher.extend(new, lease=LEASE_S, confirmed=True)
+    finisher.ack(new.receipt, confirmed=True)
     for finish in (finisher.ack, finisher.nack, finisher.dead_letter):
         with pytest.raises(ReceiptError, match="deleted since"):
             finish(old)
@@ -150,10 +150,10 @@ def test_r24_a_client_may_learn_of_the_new_topic_while_it_finishes_a_message_of_
     with queue.client() as client:
         taken = collect(client, 4, lease=LEASE_S)
     given = [one.receipt for one in taken] if as_receipts else taken
-    clients[0].ack(given[0], wait=True)
-    clients[1].nack(given[1], wait=True)
-    clients[2].dead_letter(given[2], wait=True)
-    clients[3].extend(given[3], lease=LEASE_S, wait=True)
+    clients[0].ack(given[0], confirmed=True)
+    clients[1].nack(given[1], confirmed=True)
+    clients[2].dead_letter(given[2], confirmed=True)
+    clients[3].extend(given[3], lease=LEASE_S, confirmed=True)
     marked = [queue.marked(op, 0) for op in (Op.END, Op.NACK, Op.DEAD_LETTER, Op.EXTEND)]
     assert marked == [{0}, {1}, {2}, {3}]
 
@@ -191,7 +191,7 @@ def test_r24_messages_are_of_their_queue_and_storage_like_receipts(make_queue, q
     assert queue.ended() == set()
     copy = dataclasses.replace(mine, body=b"changed")
     assert (type(copy), copy.body, copy.receipt) == (Message, b"changed", mine.receipt)
-    client.ack(copy, wait=True)
+    client.ack(copy, confirmed=True)
     assert queue.ended() == {0}
 
 
@@ -207,7 +207,7 @@ def test_r24_a_markers_topic_made_anew_alone_costs_no_message(queue):
     queue.send("m5", "m6")
     taken += collect(client, 2, lease=LEASE_S)
     assert bodies(taken) == [f"m{i}" for i in range(7)]
-    client.ack(*taken, wait=True)
+    client.ack(*taken, confirmed=True)
     until(lambda: queue.committed() == 7)
     assert stats.queue_stats(queue.connection, queue.settings).depth == 0
 
@@ -230,8 +230,8 @@ def test_r24_a_tracker_redelivers_no_message_of_a_new_topic_for_one_of_the_old(
     until(lambda: part.topic_ids[0] == queue.found.queue.topic_id)
     with queue.client() as client:
         taken = collect(client, 20, lease=LEASE_S)
-        client.ack(*taken[:10], wait=True)
-        client.extend(*taken[10:], lease=0.5, wait=True)
+        client.ack(*taken[:10], confirmed=True)
+        client.extend(*taken[10:], lease=0.5, confirmed=True)
         until(lambda: sum(queue.copies().values()) == 30, what=queue.copies)
     assert queue.copies() == {**dict.fromkeys(new[:10], 1), **dict.fromkeys(new[10:], 2)}
 
@@ -348,7 +348,7 @@ def test_r24_a_queue_topic_made_anew_beside_its_markers_is_named_and_mended(
     live = queue.client()
     queue.send(*old, partition=None)
     taken = collect(live, OLD, lease=LEASE_S)
-    live.ack(*taken[: OLD // 2], wait=True)
+    live.ack(*taken[: OLD // 2], confirmed=True)
     with queue.registry() as registry:
         until(lambda: all(one.queue_id for one in registry.offsets(queue.name).values()))
     if not tracked:
@@ -526,7 +526,7 @@ def test_r24_a_forged_record_does_not_have_a_healthy_queues_markers_made_anew(qu
     queue.send(*(f"m{i}" for i in range(5)))
     tracker = queue.tracker()
     with queue.client() as client:
-        client.ack(*collect(client, 5), wait=True)
+        client.ack(*collect(client, 5), confirmed=True)
     until(lambda: knows_topics(queue))
     tracker.stop()  # stores its offset
     tell(

@@ -62,9 +62,9 @@ def test_what_receives_is_closed_when_it_is_idle_and_opened_again(url):
         assert queue.partitions == [0]
         time.sleep(1)
         assert queue.partitions == [0]  # it has a message in flight
-        message.ack(wait=True)
+        message.ack(confirmed=True)
         until(lambda: queue.partitions == [])
-        message.ack(wait=True)  # harmless, and does not need the client that received it
+        message.ack(confirmed=True)  # harmless, and does not need the client that received it
         other = take_one(queue, lease=60)
         assert {message.body, other.body} == {b"a", b"b"}
         storage.delete(name)
@@ -160,5 +160,5 @@ def test_a_message_knows_its_place_and_one_only_looked_at_is_not_acknowledged(ma
         assert isinstance(message, KafkaMessage)
         assert (message.topic, message.partition, message.offset) == (live.name, 0, 0)
         assert (seen.id, seen.receipt, message.id) == ("0-0", "", "0-0")
-        queue.ack(message, wait=True)
+        queue.ack(message, confirmed=True)
     assert live.ended() == {0}

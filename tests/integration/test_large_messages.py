@@ -151,7 +151,7 @@ def test_r7_what_even_dead_letters_refuse_stays_in_flight_and_is_named(make_smal
     with Admin(queue.connection, queue.zookeeper) as admin:
         assert [one.offset for one in admin.in_flight(queue.name)] == [at]
     if end == "acknowledged":
-        client.ack(message.receipt, wait=True)
+        client.ack(message.receipt, confirmed=True)
     else:
         topic = topics[end.startswith("dead")]
         queue.topics.configure(topic, {"max.message.bytes": "10000"})

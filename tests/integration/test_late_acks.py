@@ -96,7 +96,7 @@ def test_r32_a_copy_is_not_handed_out_after_an_ack_of_its_original(queue):
     again = collect(client, 3, lease=LONG_S)
     assert [message.body for message in again] == [b"d", b"e", b"f"]
     assert [message.attempts for message in again] == [2, 2, 1]
-    client.ack(*again, wait=True)
+    client.ack(*again, confirmed=True)
     assert late_acked(registry, queue) == 3
     client.flush()
     assert all_ended(queue)
@@ -106,7 +106,7 @@ def test_r32_an_ack_after_the_copy_was_taken_ends_the_copies_of_the_copy(queue):
     client, message = taken_and_copied(queue)
     (copy,) = collect(client, 1, lease=LONG_S)
     assert copy.attempts == 2
-    client.ack(message, wait=True)
+    client.ack(message, confirmed=True)
     client.extend(copy.receipt, lease=SOON_S)  # of a receipt, the client does not look for that ack
     copied(queue, 3)  # the tracker does not know that the copy's original is acknowledged
     queue.send("b")
@@ -129,7 +129,7 @@ def test_r32_what_earlier_takers_ask_for_applies_to_the_copy(queue):
     queue.send("d")
     assert [message.body for message in collect(client, 1, lease=LONG_S)] == [b"d"]
     assert (counted(registry, queue, "dead_lettered"), counted(registry, queue, "postponed")) == (1, 2)
-    client.ack(extended, wait=True)
+    client.ack(extended, confirmed=True)
     (again,) = collect(client, 1, lease=LONG_S)
     assert (again.body, again.attempts) == (b"b", 2)
     until(lambda: not client.receive(1, wait=0.2) and late_acked(registry, queue) == 1)
@@ -148,7 +148,7 @@ def test_r32_who_has_a_copy_is_told_that_it_is_acknowledged_and_makes_no_dead_le
     copied(queue)
     copies = collect(client, 4, lease=LONG_S)
     assert client.extend(*messages, *copies, lease=LONG_S) == []
-    client.ack(*messages[:3], wait=True)
+    client.ack(*messages[:3], confirmed=True)
     assert client.extend(copies[0], copies[3], lease=LONG_S) == [copies[0].receipt]
     client.nack(copies[0])
     client.nack(copies[1])  # its last attempt
@@ -169,7 +169,7 @@ def test_r32_an_acknowledged_copy_whose_taker_dies_in_its_last_attempt_is_no_dea
     messages = taken(client, 3)
     copied(queue)
     copies = collect(client, 3, lease=LONG_S)
-    client.ack(*messages[:2], wait=True)
+    client.ack(*messages[:2], confirmed=True)
     # As if their taker had died. Of receipts, the client does not look for these acks.
     client.extend(*(copy.receipt for copy in copies), lease=SOON_S)
     until(queue.dead_letters)
@@ -221,7 +221,7 @@ def test_r32_a_worker_is_told_and_gives_nothing_back(make_queue):
         copied(live)
         with Worker(queue, handler, lease=SHORT_S, on_lost=lambda _: lost.set()) as worker:
             until(lambda: worker._unfinished)
-            queue.ack(message, wait=True)
+            queue.ack(message, confirmed=True)
             assert lost.wait(60)
             copies = live.copies()
             gate.set()
@@ -235,7 +235,7 @@ def test_r32_what_nobody_knows_is_not_lost(make_queue, monkeypatch):
     queue = late_ack_queue(make_queue)
     client, message = taken_and_copied(queue)
     (copy,) = collect(client, 1, lease=LONG_S)
-    client.ack(message, wait=True)
+    client.ack(message, confirmed=True)
     with monkeypatch.context() as patched:
         patched.setattr(RepeatedReader, "scan", unanswered)
         assert client.extend(copy, lease=LONG_S) == []
@@ -251,7 +251,7 @@ def test_r33_headers_that_somebody_forwards_say_nothing(make_queue):
     queue = late_ack_queue(make_queue)
     client, message = taken_and_copied(queue)
     queue.append(None, b"forwarded", queue.records()[-1].headers(), topic=queue.name)
-    client.ack(message, wait=True)
+    client.ack(message, confirmed=True)
     (forwarded,) = collect(client, 1, lease=SHORT_S)
     assert forwarded.body == b"forwarded"
     until(lambda: queue.copies()["forwarded"] == 2)
@@ -263,7 +263,7 @@ def test_r33_headers_that_somebody_forwards_say_nothing(make_queue):
 def test_r32_where_markers_are_deleted_the_copy_is_handed_out(make_queue):
     queue = late_ack_queue(make_queue)
     client, message = taken_and_copied(queue)
-    client.ack(message, wait=True)
+    client.ack(message, confirmed=True)
     markers = queue.settings.markers_topic
     queue.topics.delete_records(markers, {0: queue.records(markers)[-1].offset() + 1})
     (again,) = collect(client, 1, lease=LONG_S)
@@ -276,7 +276,7 @@ def test_r32_a_copy_whose_markers_can_not_be_read_is_given_back(make_queue, monk
     queue.send("a", "b")
     messages = taken(client, 2)
     copied(queue)
-    client.ack(messages[0], wait=True)
+    client.ack(messages[0], confirmed=True)
     scan, failed = RepeatedReader.scan, []
 
     def fail_once(*arguments):

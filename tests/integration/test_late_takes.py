@@ -14,7 +14,7 @@ from kmqpy.kafka.markers.records import read_marker
 @pytest.fixture
 def leased(make_queue):
     """A queue with leases of 0.4 s, unless a client asks for others."""
-    return make_queue(redeliver_after_ms=400, max_redeliveries=None)
+    return make_queue(lease_ms=400, max_redeliveries=None)
 
 
 def ends_of(queue, offset):

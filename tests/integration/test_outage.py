@@ -129,7 +129,7 @@ def test_whoever_never_reaches_kafka_again_goes_on_with_new_clients(
         tracker, client, sender = queue.tracker(), queue.client(), queue.producer(delivery_timeout=1.0)
         sender.send_many(["acknowledged", "taken"], partition=0)
         first = collect(client, 2, lease=5.0)
-        client.ack(first[0], wait=True)
+        client.ack(first[0], confirmed=True)
         confirmed, found = {"taken"}, []
 
         def is_sent():
@@ -223,7 +223,7 @@ def test_r11_what_is_confirmed_when_its_lease_is_over_was_given_back_in_time(
             assert taken == []
             (again,) = collect(client, 1, lease=60.0)
             assert (again.body, again.attempts) == (b"m1", 1)
-            client.ack(again, wait=True)
+            client.ack(again, confirmed=True)
         assert value(tracker, queue.name, "dead_lettered") == 0
 
 
@@ -261,8 +261,8 @@ def test_f10_after_a_broker_was_away_everything_goes_on_by_itself(own_cluster, o
     sent = [f"m{i}" for i in range(60)]
     queue.send(*sent)
     taken = collect(client, 60, lease=60.0)
-    client.ack(*taken[:20], wait=True)
-    client.extend(*taken[20:], lease=2.5, wait=True)
+    client.ack(*taken[:20], confirmed=True)
+    client.extend(*taken[20:], lease=2.5, confirmed=True)
     own_cluster.broker().kill()
     client.ack(*taken[20:30])  # to be confirmed later
     time.sleep(3.0)
@@ -309,7 +309,7 @@ def test_r25_a_zookeeper_that_has_forgotten_is_served_again_without_a_restart(
         queue.send(*"abc")
         late.send("d")
         taken = {message.body: message for message in collect(client, 3, lease=LEASE_S)}
-        client.ack(taken[b"c"], wait=True)
+        client.ack(taken[b"c"], confirmed=True)
         collect(late.client(), 1, lease=LEASE_S)
         shutil.rmtree(data)
         if backup.exists():

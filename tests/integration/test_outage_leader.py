@@ -70,7 +70,7 @@ def test_r18_a_markers_partition_without_leader_stops_only_itself(three_brokers,
         producer = queue.producer()
         queue.send("first", partition=0)
         queue.send("first", partition=1)
-        client.ack(*collect(client, 2, lease=LONG_S), wait=True)
+        client.ack(*collect(client, 2, lease=LONG_S), confirmed=True)
         queue.send("taken", partition=1)
         (taken,) = collect(client, 1, lease=LONG_S)
         three_brokers.third.kill()
@@ -80,7 +80,7 @@ def test_r18_a_markers_partition_without_leader_stops_only_itself(three_brokers,
             producer.send_many([s for s in sent if s.startswith(str(partition))], partition=partition)
         found = collect(client, 20, ELECTION_S, ack=True, lease=LONG_S)
         assert {message.partition for message in found} == {0}
-        client.ack(*found, wait=True)  # R26: for no other partition
+        client.ack(*found, confirmed=True)  # R26: for no other partition
         with pytest.raises(Unavailable):
             client.flush(0.2)
         offset = int(producer.send("held", partition=0).rpartition("-")[2])

@@ -36,10 +36,10 @@ class Storage:
 
 @pytest.fixture
 def kafka_storage(make_queue) -> Storage:
-    live: LiveQueue = make_queue(2, redeliver_after_ms=int(LEASE_S * 1000), max_redeliveries=2)
+    live: LiveQueue = make_queue(2, lease_ms=int(LEASE_S * 1000), max_redeliveries=2)
     live.tracker()
     servers = f"zookeeper={live.zookeeper.hosts}&root={live.connection.root}"
-    settings = f"redeliver_after_ms={int(LEASE_S * 1000)}&max_redeliveries=2&{servers}"
+    settings = f"lease_ms={int(LEASE_S * 1000)}&max_redeliveries=2&{servers}"
     bootstrap = live.connection.bootstrap
     return Storage(
         url=f"kafka://{bootstrap}?queue={live.name}&{settings}",
@@ -114,7 +114,7 @@ def test_receive_takes_no_more_than_asked(queue):
 
 def test_an_acknowledged_message_does_not_come_again(queue):
     queue.send(b"x")
-    queue.ack(*take(queue, 1, lease=2), wait=True)
+    queue.ack(*take(queue, 1, lease=2), confirmed=True)
     assert queue.receive(wait=2.5) == []
     assert (queue.size(), queue.in_flight()) == (0, 0)
 
@@ -126,9 +126,9 @@ def test_of_the_issue_a_list_is_taken_as_well_as_several_arguments(queue):
     queue.nack([taken[0], taken[1].receipt], delay=3600)  # longer than until() waits
     queue.extend(taken[2:4], lease=60)
     queue.dead_letter((one for one in taken[4:5]), reason="no")
-    queue.ack(taken[2:4], wait=True)
-    taken[5].ack(wait=True)
-    queue.ack([], wait=True)
+    queue.ack(taken[2:4], confirmed=True)
+    taken[5].ack(confirmed=True)
+    queue.ack([], confirmed=True)
     until(lambda: (queue.size(), queue.in_flight()) == (2, 0))
     for wrong in ([taken], 5, None, [taken[0], 5]):
         with pytest.raises(ReceiptError, match="is not a receipt"):
@@ -165,18 +165,18 @@ def test_a_lease_is_the_takers_choice(queue):
 def test_an_extension_prolongs_and_shortens(queue):
     queue.send(b"x")
     (message,) = take(queue, 1, lease=2)
-    queue.extend(message, lease=60, wait=True)
+    queue.extend(message, lease=60, confirmed=True)
     assert queue.receive(wait=2.5) == []
-    queue.extend(message, lease=0.1, wait=True)
+    queue.extend(message, lease=0.1, confirmed=True)
     assert take(queue, 1)[0].attempts == 2
 
 
 def test_an_extension_after_the_acknowledgement_does_nothing(queue):
     queue.send(b"x")
     (message,) = take(queue, 1, lease=30)
-    queue.ack(message, wait=True)
-    queue.extend(message, lease=0.1, wait=True)
-    queue.nack(message, wait=True)
+    queue.ack(message, confirmed=True)
+    queue.extend(message, lease=0.1, confirmed=True)
+    queue.nack(message, confirmed=True)
     assert queue.receive(wait=LEASE_S * 2) == []
 
 
@@ -203,8 +203,8 @@ def test_a_receipt_works_without_the_message_and_in_another_client(storage, queu
     queue.send_many([b"a", b"b"])
     found = take(queue, 2, lease=30)
     with storage.open() as other:
-        other.ack(found[0].receipt, wait=True)
-        other.nack(found[1].receipt, wait=True)
+        other.ack(found[0].receipt, confirmed=True)
+        other.nack(found[1].receipt, confirmed=True)
     assert take(queue, 1, lease=30)[0].body == found[1].body
     until(lambda: queue.in_flight() == 1)
 
@@ -273,7 +273,7 @@ def test_size_and_in_flight(queue):
     assert (queue.size(), queue.in_flight()) == (7, 0)
     found = take(queue, 4, lease=30)
     until(lambda: (queue.size(), queue.in_flight()) == (3, 4))
-    queue.ack(*found, wait=True)
+    queue.ack(*found, confirmed=True)
     assert queue.in_flight() == 0
 
 
@@ -287,7 +287,7 @@ def test_orphans_are_what_was_taken_long_ago(queue):
     orphans = queue.orphans(time.monotonic() - between)
     assert [orphan.receipt for orphan in orphans] == [old.receipt]
     assert orphans[0].lease_until_ms - orphans[0].since_ms == 30_000
-    queue.ack(orphans[0].receipt, wait=True)
+    queue.ack(orphans[0].receipt, confirmed=True)
     assert queue.orphans(time.monotonic() - between) == []
 
 
@@ -307,7 +307,7 @@ def test_release_all_gives_back_what_others_hold(storage, queue):
     with storage.open() as other:
         found = take(other, 5, lease=60)
         assert {message.attempts for message in found} == {1}
-        other.nack(found[0], delay=60, wait=True)  # goes on to wait
+        other.nack(found[0], delay=60, confirmed=True)  # goes on to wait
         assert queue.release_all() == 4
     again = take(queue, 4, lease=60)
     assert {message.attempts for message in again} == {1}

@@ -57,9 +57,9 @@ def test_f11_a_client_extends_its_lease(queue):
     client = queue.client()
     (message,) = collect(client, 1, lease=3.0)
     for _ in range(2):
-        client.extend(message, lease=60.0, wait=True)
+        client.extend(message, lease=60.0, confirmed=True)
     nothing_comes(client, 3.5)
-    client.ack(message, wait=True)
+    client.ack(message, confirmed=True)
     nothing_comes(client, 2 * LEASE_S)
     assert queue.copies() == {"m": 1}
 
@@ -165,9 +165,9 @@ def test_a_late_ack_is_harmless_and_counted(queue):
     client = queue.client()
     (first,) = collect(client, 1)
     (second,) = collect(client, 1)
-    client.ack(first, wait=True)
+    client.ack(first, confirmed=True)
     wait_for(queue, tracker, "late_acks", 1)
-    client.ack(second, wait=True)
+    client.ack(second, confirmed=True)
     nothing_comes(client, 2 * LEASE_S)
     assert value(tracker, queue.name, "late_acks") == 1
     until(lambda: queue.copies() == {"m": 2})
@@ -394,7 +394,7 @@ def test_r19_new_partitions_are_served_while_all_runs(queue):
         producer.send("new", partition=2)
         (first,) = collect(client, 1)
         (second,) = collect(client, 1)
-        client.ack(second.receipt, wait=True)
+        client.ack(second.receipt, confirmed=True)
         writer.put_one(Marker(1, 0, Op.END))
         assert writer.flush(60) == 0
     assert [(m.body, m.partition, m.attempts) for m in (first, second)] == [(b"new", 2, 1), (b"new", 2, 2)]

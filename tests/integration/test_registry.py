@@ -33,7 +33,7 @@ def registry(zk, root):
 
 
 def test_a_registered_queue_is_found(registry):
-    settings = QueueSettings(name="orders", max_redeliveries=None, redeliver_after_ms=700)
+    settings = QueueSettings(name="orders", max_redeliveries=None, lease_ms=700)
     assert registry.queues() == []
     registry.register(settings, 3)
     assert registry.get("orders") == RegisteredQueue(settings, 3)

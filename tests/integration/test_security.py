@@ -141,7 +141,7 @@ def test_minimal_acls_are_enough(secured, live):
                     elif message.attempts == 1:
                         client.nack(message)
                     else:
-                        client.ack(message, wait=True)
+                        client.ack(message, confirmed=True)
                 return attempts == {"good": 2, "bad": 1, "late": 2}
 
             until(all_came, what=lambda: (attempts, tracker.problems()))

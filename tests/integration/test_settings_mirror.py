@@ -40,7 +40,7 @@ def settings(queue_name) -> QueueSettings:
         markers_topic=f"{queue_name}-m",
         dead_letter_topic=f"{queue_name}-dead",
         consumer_group=f"{queue_name}-group",
-        redeliver_after_ms=10_000,
+        lease_ms=10_000,
         max_delay_ms=1_000,
     )
 
@@ -86,7 +86,7 @@ def test_clients_know_what_a_queue_was_made_with(admin, connection, settings, ca
         producer.send("x")
         (message,) = client.receive(wait=10)
         assert 5_000 <= message.lease_until_ms - SYSTEM_CLOCK.wall_ms() <= 10_000
-        client.ack(message, wait=True)
+        client.ack(message, confirmed=True)
     url = f"kafka://{connection.bootstrap}?queue={settings.name}&root={connection.root}"
     with queue_for(url) as queue:
         assert queue.size() == 0  # of the topics that are its own
@@ -100,10 +100,10 @@ def test_clients_know_what_a_queue_was_made_with(admin, connection, settings, ca
 def test_what_contradicts_the_queue_is_refused_with_both_values(admin, connection, settings):
     admin.create_queue(settings)
     for other in (
-        QueueSettings(name=settings.name, redeliver_after_ms=5_000),
-        QueueSettings(name=settings.name, redeliver_after_ms=30_000),  # said, though it is the default
+        QueueSettings(name=settings.name, lease_ms=5_000),
+        QueueSettings(name=settings.name, lease_ms=30_000),  # said, though it is the default
     ):
-        told = f"redeliver_after_ms: {other.redeliver_after_ms} is not what queue .* 10000"
+        told = f"lease_ms: {other.lease_ms} is not what queue .* 10000"
         for make in (KmqClient, KmqProducer):
             with pytest.raises(ConfigError, match=told):
                 make(other, connection)
@@ -113,7 +113,7 @@ def test_what_contradicts_the_queue_is_refused_with_both_values(admin, connectio
         )
     for same in (
         QueueSettings(name=settings.name),
-        QueueSettings(name=settings.name, redeliver_after_ms=10_000),
+        QueueSettings(name=settings.name, lease_ms=10_000),
         settings,
         replace(settings),
     ):

@@ -37,13 +37,13 @@ def test_a_life_with_everything_in_it(either_queue):
     client.extend(first, lease=30.0)
     client.nack(first, reason="busy")
     (second,) = collect(client, 1, lease=20.0)
-    client.ack(first.receipt, wait=True)  # late
+    client.ack(first.receipt, confirmed=True)  # late
     client.dead_letter(second, reason="bad")
     until(queue.dead_letters)
     with KafkaDeadLetters(queue.settings, queue.connection) as letters:
         letters.redrive()
     (third,) = collect(client, 1, lease=20.0)
-    client.ack(third, wait=True)
+    client.ack(third, confirmed=True)
 
     life = trace(queue.connection, queue.settings, first.receipt)
 

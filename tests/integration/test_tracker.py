@@ -60,7 +60,7 @@ def test_a_message_comes_again_when_its_lease_ends_and_not_when_acknowledged(que
     assert time.monotonic() - started > 0.5 * LEASE_S
     assert (again.body, again.attempts) == (b"lost", 2)
     assert again.first_enqueued_ms == first[1].enqueued_ms
-    client.ack(again, wait=True)
+    client.ack(again, confirmed=True)
     nothing_comes(client, 2 * LEASE_S)
     assert queue.copies() == {"kept": 1, "lost": 2}
 
@@ -88,7 +88,7 @@ def test_over_the_limit_it_is_dead_lettered(make_queue):
 def test_f2_a_restart_reads_from_the_safe_offset(queue):
     queue.send(*(f"m{i}" for i in range(200)))
     with queue.client() as client:
-        client.ack(*collect(client, 200), wait=True)
+        client.ack(*collect(client, 200), confirmed=True)
     with queue.registry() as registry, stopped_after(queue.tracker()) as first:
         until(lambda: value(first, queue.name, "markers_read") >= 400)
         until(lambda: stored(registry, queue) >= 400)
@@ -103,12 +103,12 @@ def test_f2_the_safe_offset_is_that_of_the_oldest_start(queue):
     with queue.registry() as registry, stopped_after(queue.tracker()):
         taken = collect(client, 51, lease=60.0)
         assert taken[0].body == b"held"
-        client.ack(*taken[1:], wait=True)
+        client.ack(*taken[1:], confirmed=True)
         time.sleep(0.5)
         assert stored(registry, queue) <= 2  # the ticks of takeover and assignment may stand before it
     second = queue.tracker()
     until(lambda: value(second, queue.name, "markers_read") >= 101)
-    client.nack(taken[0], wait=True)
+    client.nack(taken[0], confirmed=True)
     assert bodies(collect(client, 1)) == ["held"]
 
 
@@ -121,9 +121,9 @@ def test_r17_one_long_lease_does_not_make_a_restart_read_what_is_finished(queue)
         stopped_after(queue.tracker(snapshot_after_markers=20)) as first,
     ):
         held, nacked, *others = collect(client, 202, lease=60.0)
-        client.extend(held, lease=90.0, wait=True)
-        client.nack(nacked, delay=60.0, wait=True)
-        client.ack(*others, wait=True)
+        client.extend(held, lease=90.0, confirmed=True)
+        client.nack(nacked, delay=60.0, confirmed=True)
+        client.ack(*others, confirmed=True)
         until(lambda: value(first, queue.name, "markers_read") >= 404)
         until(lambda: stored(registry, queue) >= 404)
         assert [row.offset for row in registry.offsets(queue.name)[0].in_flight] == [0, 1]
@@ -136,7 +136,7 @@ def test_r17_one_long_lease_does_not_make_a_restart_read_what_is_finished(queue)
     with Admin(queue.connection, queue.zookeeper) as admin:
         again = {one.offset: (one.state, one.lease_until_ms) for one in admin.in_flight(queue.name)}
     assert again == seen, "restarts prolong no lease"
-    client.nack(held, wait=True)
+    client.nack(held, confirmed=True)
     assert bodies(collect(client, 1)) == ["held"]
 
 

@@ -241,7 +241,7 @@ def test_a_cancelled_receive_loses_no_message(live, queue):
             async with asyncio.timeout(60):
                 while len(found) < 20:
                     found += await calls.receive(wait=0.5, lease=60)
-            await calls.ack(*found, wait=True)
+            await calls.ack(*found, confirmed=True)
         return found
 
     found = asyncio.run(main())

@@ -42,7 +42,7 @@ def connection(cluster: Any, queue_name: str) -> KafkaConnection:
 
 @pytest.fixture
 def queue(connection: KafkaConnection, queue_name: str) -> QueueSettings:
-    settings = QueueSettings(name=queue_name, redeliver_after_ms=LEASE_MS)
+    settings = QueueSettings(name=queue_name, lease_ms=LEASE_MS)
     Topics(connection).create(settings, PARTITIONS)
     return settings
 
@@ -151,10 +151,10 @@ def test_the_jvm_tracker_redelivers_what_our_client_does_not_acknowledge(connect
         send(connection, queue, 0, COUNT)
         first = take(client, lambda taken: len(taken) >= COUNT, 10)
         assert sorted(int(message.body) for message in first) == list(range(COUNT))
-        client.ack(*(message for message in first if int(message.body) % 2 == 0), wait=True)
+        client.ack(*(message for message in first if int(message.body) % 2 == 0), confirmed=True)
 
         again = take(client, lambda taken: len(taken) >= COUNT // 2, 15)
-        client.ack(*again, wait=True)
+        client.ack(*again, confirmed=True)
         again += take(client, bool, LEASE_MS / 1000 + 0.5)
 
     assert sorted(int(message.body) for message in again) == list(range(1, COUNT, 2))

@@ -439,7 +439,7 @@ class Checker:
         """How long after the marker the message is due: what was asked for, up to the queue's limit (R16)."""
         if marker.op is Op.DEAD_LETTER:
             return 0
-        limit_ms = self.queue.max_hold_ms if marker.op in (Op.TAKE, Op.EXTEND) else self.queue.max_delay_ms
+        limit_ms = self.queue.max_lease_ms if marker.op in (Op.TAKE, Op.EXTEND) else self.queue.max_delay_ms
         return min(max(0, marker.redeliver_after_ms), limit_ms)
 
     def _changed(self, entry: _Open, marker: Marker, now: int) -> None:

@@ -368,7 +368,7 @@ def _use_open(connection: Connection, own: Any, message: Any, lease: int, histor
             ack()
         return
     luck = world.random() if world.faults else 0.0
-    if luck < 0.15:  # as ack(wait=True)
+    if luck < 0.15:  # as ack(confirmed=True)
         own._check_open()
         writer, places = own._locate(own._places.offsets_of, [message])
         history.acks(process, message)

@@ -36,7 +36,7 @@ from .trackers import (
 )
 from .zookeeper import ZooKeeper
 
-QUEUE_SETTINGS = QueueSettings(name=QUEUE, max_redeliveries=2, max_hold_ms=60_000, max_delay_ms=60_000)
+QUEUE_SETTINGS = QueueSettings(name=QUEUE, max_redeliveries=2, max_lease_ms=60_000, max_delay_ms=60_000)
 _OWN_TOPICS = [QUEUE, QUEUE_SETTINGS.markers_topic]
 TOPICS = [*_OWN_TOPICS, QUEUE_SETTINGS.dead_letter_topic]
 QUIET_WITHIN_MS = 120_000
@@ -140,7 +140,7 @@ class Simulation:
             world.late.begin()
         some_cut = self.controls == Controls() and Random(f"cut logs of {seed}").random() < _CUT_LOGS
         world.cut_logs = self.controls.cut_logs or some_cut
-        self.queue = replace(QUEUE_SETTINGS, redeliver_after_ms=self.lease_ms, late_acks=late_acks)
+        self.queue = replace(QUEUE_SETTINGS, lease_ms=self.lease_ms, late_acks=late_acks)
         self.partitions = rng.choice((1, 2, 3))
         self.broker = Broker(world, TOPICS, self.partitions)
         self.broker.verifies = not self.controls.old_broker

@@ -382,7 +382,7 @@ def test_forged_headers_hold_nothing_up(spark, make_run, source):
 
 
 def test_lying_markers_hide_nothing_from_a_task(make_queue):
-    queue = make_queue(max_hold_ms=60_000)
+    queue = make_queue(max_lease_ms=60_000)
     queue.send("a", "b")
     forever_ms = 2**63 - 1
     for first in range(0, 100 * MAX_SPAN, MAX_SPAN):

@@ -46,7 +46,7 @@ def aborted(queue, *marks):
 
 def test_a_queue_whose_truth_is_known(spark, make_queue):
     """With range markers; test_state_table has another one with those of JVM clients."""
-    queue = make_queue(2, max_redeliveries=1, redeliver_after_ms=600_000)
+    queue = make_queue(2, max_redeliveries=1, lease_ms=600_000)
     queue.markers = "range"
     producer = queue.producer()
     for number in range(16):
@@ -133,7 +133,7 @@ def test_a_queue_whose_truth_is_known(spark, make_queue):
 
 
 def test_what_lies_counts_for_nothing(spark, make_queue):
-    queue = make_queue(max_hold_ms=600_000, redeliver_after_ms=300)
+    queue = make_queue(max_lease_ms=600_000, lease_ms=300)
     dead, bootstrap = queue.settings.dead_letter_topic, queue.connection.bootstrap
     queue.send(*"abc")
     queue.append(None, b"dead", topic=dead)
@@ -282,7 +282,7 @@ class TestSecurity:
 def test_a_queue_given_by_name_has_its_own_settings(spark, make_queue):
     """As for clients, kmq.queues tells them; without that, this would look for topics of the usual names."""
     name = "q" + uuid.uuid4().hex[:8]
-    queue = make_queue(1, name, markers_topic=f"{name}-m", dead_letter_topic=f"{name}-d", max_hold_ms=90_000)
+    queue = make_queue(1, name, markers_topic=f"{name}-m", dead_letter_topic=f"{name}-d", max_lease_ms=90_000)
     with Admin(queue.connection, queue.zookeeper) as admin:
         admin.create_queue(queue.settings)
     queue.send("a", "b")
@@ -290,5 +290,5 @@ def test_a_queue_given_by_name_has_its_own_settings(spark, make_queue):
     kmq = KmqSpark(spark, here, name)
     assert kmq.queue == queue.settings
     assert [row["state"] for row in kmq.messages().collect()] == ["pending", "pending"]
-    with pytest.raises(ConfigError, match=r"max_hold_ms: 5000 is not what queue .* 90000"):
-        KmqSpark(spark, here, type(queue.settings)(name=name, max_hold_ms=5_000))
+    with pytest.raises(ConfigError, match=r"max_lease_ms: 5000 is not what queue .* 90000"):
+        KmqSpark(spark, here, type(queue.settings)(name=name, max_lease_ms=5_000))

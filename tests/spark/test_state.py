@@ -157,7 +157,7 @@ class Scene(NamedTuple):
 
 COUNTS = [None, encode_count(3), encode_count(-1), encode_count(1000), b"abc", encode_count(3), b""]
 FIRST_SENT = [b"1795262400000", b"-5", b"99999999999999999999", b"9000000000000000000", b"1 ", None]
-LIMITS = {"max_hold_ms": 400, "max_delay_ms": 300}
+LIMITS = {"max_lease_ms": 400, "max_delay_ms": 300}
 LATE = Marker(0, 0, Op.END, by_tracker=True, reason=TAKEN_LATE)
 PLAIN = (START_MS, None)
 FIRST_SENT_BEFORE = [("kmq-original-timestamp", b"%d" % (START_MS - 1_000))]
@@ -180,7 +180,7 @@ SCENES = {
     "a take of what does not exist is none, and leases have a limit": Scene(
         ("state", "due_at"),
         [
-            ("in_flight", naive(START_MS + LIMITS["max_hold_ms"])),
+            ("in_flight", naive(START_MS + LIMITS["max_lease_ms"])),
             ("pending", naive(START_MS + LIMITS["max_delay_ms"])),
             ("pending", None),
             ("processed", None),

@@ -40,7 +40,9 @@ def short_leases(monkeypatch):
     def shorten(fake, lease_s):
         take = fake.receive
         monkeypatch.setattr(
-            fake, "receive", lambda most, *, wait, lease: take(most, wait=wait, lease=lease or lease_s)
+            fake,
+            "receive",
+            lambda most, *, wait, lease: take(most, wait=wait, lease=lease or lease_s),
         )
         monkeypatch.setattr(fake, "default_lease", lease_s)
         return fake

@@ -109,23 +109,23 @@ class FakeQueue:
             self.changed.notify_all()
             return taken
 
-    def ack(self, *messages: MessagesLike, wait: bool = False) -> None:
+    def ack(self, *messages: MessagesLike, confirmed: bool = False) -> None:
         self.before_ack()
         self._finish("ack", messages, {})
 
-    def nack(self, *messages: MessagesLike, delay=0, count=True, reason=None, wait=False) -> None:
+    def nack(self, *messages: MessagesLike, delay=0, count=True, reason=None, confirmed=False) -> None:
         finished = self._finish("nack", messages, {"delay": delay, "count": count, "reason": reason})
         if self.redeliver:
             with self.changed:
                 self.ready.extend(replace(one, attempts=one.attempts + count) for one in finished)
                 self.changed.notify_all()
 
-    def extend(self, *messages: MessagesLike, lease: Any, wait: bool = False) -> list[str]:
+    def extend(self, *messages: MessagesLike, lease: Any, confirmed: bool = False) -> list[str]:
         self.before_extend()
         self._note("extend", messages, {"lease": lease})
         return [one.receipt for one in messages if isinstance(one, Message) and one.receipt in self.lost]
 
-    def dead_letter(self, *messages: MessagesLike, reason=None, wait=False) -> None:
+    def dead_letter(self, *messages: MessagesLike, reason=None, confirmed=False) -> None:
         self._finish("dead_letter", messages, {"reason": reason})
 
     def peek(self, limit: int = 10) -> list[Message]:

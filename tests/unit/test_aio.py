@@ -310,7 +310,7 @@ class TestQueue:
 def test_on_an_at_most_once_queue_nothing_is_lost_by_a_cancelled_receive_or_a_break(caplog):
     async def main():
         with memory_storage(SystemClock()) as storage:
-            storage.create("q", ephemeral=False)
+            storage.create("q", delivery="at-most-once")
             queue = storage.open("q")
             aio = AsyncQueue(queue)
             waiting = asyncio.ensure_future(aio.receive(wait=30))

@@ -31,10 +31,10 @@ class TestBatches:
                 assert queue.gate.wait(60)
                 return send_many(bodies, **given)
 
-            def acked(*messages, wait=False):
+            def acked(*messages, confirmed=False):
                 queue.sizes.append(len(messages))
                 assert queue.gate.wait(60)
-                ack(*messages, wait=wait)
+                ack(*messages, confirmed=confirmed)
 
             queue.send_many, queue.ack = sent, acked
             yield queue
@@ -158,7 +158,7 @@ class TestBatches:
         async def main():
             aio = AsyncQueue(queue)
             calls = [
-                aio.ack(*(["nonsense"] if number == 50 else [message]), wait=number % 2 == 0)
+                aio.ack(*(["nonsense"] if number == 50 else [message]), confirmed=number % 2 == 0)
                 for number, message in enumerate(messages)
             ]
             return await asyncio.gather(*await self.submitted(queue, calls), return_exceptions=True)

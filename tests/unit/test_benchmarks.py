@@ -223,8 +223,8 @@ class Acknowledging:
     def take(self) -> list[str]:
         return ["m"] * 300
 
-    def ack(self, *messages, wait: bool = False, shuffled: bool = False) -> None:
-        if not wait:
+    def ack(self, *messages, confirmed: bool = False, shuffled: bool = False) -> None:
+        if not confirmed:
             self.others += len(messages[0])
             return
         self.waited += 1

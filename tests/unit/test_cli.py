@@ -107,7 +107,7 @@ class TestBadUse:
             ("receive q --lease 99999999999h", "too long"),
             ("receive q --lease 0s", "must be at least 100ms"),
             ("receive q --lease 99ms", "must be at least 100ms"),
-            ("queue create q --redeliver-after 99ms", "redeliver_after_ms: 99 ms is shorter than the least"),
+            ("queue create q --lease 99ms", "lease_ms: 99 ms is shorter than the least"),
             ("receive q --max 0", "--max"),
             ("receive q --max many", "is not a valid integer"),
             ("send q x --partition -1", "--partition"),

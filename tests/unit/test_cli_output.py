@@ -275,10 +275,10 @@ class TestTables:
         ]
 
     def test_queues(self, rows):
-        settings = QueueSettings(name="jobs", redeliver_after_ms=7_000, max_redeliveries=9)
+        settings = QueueSettings(name="jobs", lease_ms=7_000, max_redeliveries=9)
         one = RegisteredQueue(settings, partitions=4, deleting=True)
         assert rows("queue list", "kmqpy.cli.options.Admin", list_queues=[one]) == [
-            ["queue", "partitions", "redeliver after", "max redeliveries"],
+            ["queue", "partitions", "lease", "max redeliveries"],
             ["jobs", "4", "7s", "9", "deleting"],
         ]
 

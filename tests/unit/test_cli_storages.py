@@ -17,7 +17,7 @@ from kmqpy.queue import opening, storage_for
 
 KAFKA_ONLY = [
     "doctor",
-    "queue alter q --max-hold 1d",
+    "queue alter q --max-lease 1d",
     "spark-jars",
     "spark-state q --table x",
     "pipeline q --out x --schema y",

@@ -399,17 +399,17 @@ def test_who_receives_is_told_that_a_signal_handler_has_closed_the_client(client
         client.receive()
 
 
-@pytest.mark.parametrize("wait", [False, True])
-def test_who_acknowledges_is_told_that_a_signal_handler_has_closed_the_client(client, monkeypatch, wait):
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_who_acknowledges_is_told_that_a_signal_handler_has_closed_the_client(client, monkeypatch, confirmed):
     messages = client.receive(1)
 
     def write(*_):
         client.close()
         raise Unavailable("the writer is closed")
 
-    monkeypatch.setattr(client._topics.writer, "write" if wait else "put", write, raising=False)
+    monkeypatch.setattr(client._topics.writer, "write" if confirmed else "put", write, raising=False)
     with pytest.raises(Closed):
-        client.ack(*messages, wait=wait)
+        client.ack(*messages, confirmed=confirmed)
 
 
 @pytest.mark.parametrize("use", ["receive", "close"])

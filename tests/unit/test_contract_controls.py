@@ -208,7 +208,7 @@ def call(test, target, **parameters):
 
         def make(**settings):
             name = new_name()
-            storage.create(name, **{"redeliver_after_ms": int(LEASE_S * 1000), **settings})
+            storage.create(name, **{"lease_ms": int(LEASE_S * 1000), **settings})
             return storage.open(name)
 
         given = {"kmq_target": target, "kmq_storage": storage, "make_queue": make, **parameters}

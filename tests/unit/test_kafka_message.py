@@ -89,14 +89,14 @@ class Client:
     def __init__(self):
         self.acknowledged = []
 
-    def ack(self, *messages, wait=False):
-        self.acknowledged.append((messages, wait))
+    def ack(self, *messages, confirmed=False):
+        self.acknowledged.append((messages, confirmed))
 
 
 def test_of_the_issue_a_message_is_acknowledged_by_the_client_that_received_it():
     looked_at, client = message(), Client()
     received = KafkaMessage(looked_at._record, dataclasses.replace(looked_at._context, client=client))
-    received.ack(wait=True)
+    received.ack(confirmed=True)
     assert client.acknowledged == [((received,), True)]
     for other in (looked_at, pickle.loads(pickle.dumps(received)), copy.copy(received)):
         with pytest.raises(ReceiptError, match=r"message 3-17 of queue 'jobs': no client .* client\.ack"):

@@ -25,9 +25,9 @@ class TestQueueSettings:
     def test_defaults_of_the_design(self):
         settings = QueueSettings(name="jobs")
         assert settings.max_redeliveries == 3
-        assert settings.redeliver_after_ms == 30_000
+        assert settings.lease_ms == 30_000
         assert settings.redelivery_count_header == "kmq-redelivery-count"
-        assert settings.max_delay_ms == settings.max_hold_ms == 7 * 86_400_000
+        assert settings.max_delay_ms == settings.max_lease_ms == 7 * 86_400_000
 
     def test_given_names_stay(self):
         settings = QueueSettings(name="q", markers_topic="m", dead_letter_topic="d", consumer_group="g")
@@ -49,8 +49,8 @@ class TestQueueSettings:
             consumer_group=st.text().filter(str.isprintable),
             redelivery_count_header=st.text(min_size=1).filter(str.isprintable),
             max_redeliveries=st.none() | st.integers(0, INT64_MAX),
-            redeliver_after_ms=st.integers(100, INT64_MAX),
-            max_hold_ms=st.integers(100, INT64_MAX),
+            lease_ms=st.integers(100, INT64_MAX),
+            max_lease_ms=st.integers(100, INT64_MAX),
         )
     )
     def test_json_round_trip(self, settings):
@@ -66,9 +66,9 @@ class TestQueueSettings:
             "max_redeliveries",
         }
         assert QueueSettings(name="q", max_redeliveries=3) == QueueSettings(name="q")
-        settings = QueueSettings(name="q", max_hold_ms=500)
+        settings = QueueSettings(name="q", max_lease_ms=500)
         for same in (copy.copy(settings), copy.deepcopy(settings), pickle.loads(pickle.dumps(settings))):
-            assert (same, same.given_fields) == (settings, {"name", "max_hold_ms"})
+            assert (same, same.given_fields) == (settings, {"name", "max_lease_ms"})
         assert settings_module.build(QueueSettings, {"name": "q"}, {"max_delay_ms": "5s"}).given_fields == {
             "name",
             "max_delay_ms",
@@ -79,10 +79,10 @@ class TestQueueSettings:
         assert "given_fields" not in repr(stored)
 
     def test_unknown_settings_of_a_newer_version_can_be_left_out(self):
-        data = b'{"name": "q", "max_hold_ms": 500, "colour": {"a": 1}}'
+        data = b'{"name": "q", "max_lease_ms": 500, "colour": {"a": 1}}'
         with pytest.raises(ConfigError, match="colour"):
             QueueSettings.from_json(data)
-        assert QueueSettings.from_json(data, newer=True) == QueueSettings(name="q", max_hold_ms=500)
+        assert QueueSettings.from_json(data, newer=True) == QueueSettings(name="q", max_lease_ms=500)
 
     @pytest.mark.parametrize(
         ("data", "message"),
@@ -98,7 +98,7 @@ class TestQueueSettings:
             (b'{"name": "a b"}', "name: 'a b' is no topic name"),
             (b'{"name": "q", "max_redelivery": 3}', "did you mean max_redeliveries"),
             (b'{"name": "q", "max_redeliveries": 3.5}', "max_redeliveries: 3.5"),
-            (b'{"name": "q", "redeliver_after_ms": NaN}', "redeliver_after_ms: nan"),
+            (b'{"name": "q", "lease_ms": NaN}', "lease_ms: nan"),
         ],
         ids=lambda part: repr(part[:30]),
     )
@@ -108,7 +108,7 @@ class TestQueueSettings:
 
     @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists))
     def test_any_value_of_any_field(self, value):
-        for name in ("name", "markers_topic", "max_redeliveries", "redeliver_after_ms"):
+        for name in ("name", "markers_topic", "max_redeliveries", "lease_ms"):
             with contextlib.suppress(ConfigError):
                 QueueSettings.from_json(json.dumps({"name": "q", name: value}).encode())
 
@@ -145,14 +145,12 @@ class TestQueueSettings:
             QueueSettings(name="q", redelivery_count_header="")
 
     @pytest.mark.parametrize("value", [-1, INT64_MAX + 1, 1.5, True, "3"])
-    @pytest.mark.parametrize(
-        "field_name", ["max_redeliveries", "redeliver_after_ms", "max_delay_ms", "max_hold_ms"]
-    )
+    @pytest.mark.parametrize("field_name", ["max_redeliveries", "lease_ms", "max_delay_ms", "max_lease_ms"])
     def test_numbers_out_of_range(self, field_name, value):
         with pytest.raises(ConfigError, match=field_name):
             QueueSettings(**{"name": "q", field_name: value})
 
-    @pytest.mark.parametrize("field_name", ["redeliver_after_ms", "max_delay_ms", "max_hold_ms"])
+    @pytest.mark.parametrize("field_name", ["lease_ms", "max_delay_ms", "max_lease_ms"])
     def test_only_redeliveries_may_be_without_limit(self, field_name):
         assert QueueSettings(name="q", max_redeliveries=None).max_redeliveries is None
         with pytest.raises(ConfigError, match=field_name):
@@ -164,14 +162,14 @@ class TestQueueSettings:
             made.name = made.root = "x"
 
     def test_the_largest_is_fine(self):
-        assert QueueSettings(name="q", max_hold_ms=INT64_MAX).max_hold_ms == INT64_MAX
+        assert QueueSettings(name="q", max_lease_ms=INT64_MAX).max_lease_ms == INT64_MAX
 
     def test_the_stored_form_stays_as_it_is(self):
         assert QueueSettings(name="q").to_json() == (
-            b'{"consumer_group": "kmq-q", "dead_letter_topic": "q__undelivered", '
+            b'{"consumer_group": "kmq-q", "dead_letter_topic": "q__undelivered", "lease_ms": 30000, '
             b'"markers_topic": "q__markers", '
-            b'"max_delay_ms": 604800000, "max_hold_ms": 604800000, "max_redeliveries": 3, "name": "q", '
-            b'"redeliver_after_ms": 30000, "redelivery_count_header": "kmq-redelivery-count"}'
+            b'"max_delay_ms": 604800000, "max_lease_ms": 604800000, "max_redeliveries": 3, "name": "q", '
+            b'"redelivery_count_header": "kmq-redelivery-count"}'
         )
 
     def test_late_acks_are_stored_where_they_are_on(self):
@@ -199,7 +197,7 @@ class TestQueueSettings:
             {"\x1b[2J": 1},
             {"x" * 900_000: 1},
             {"markers_topic": "x" * 900_000},
-            {"redeliver_after_ms": "1" * 900_000},
+            {"lease_ms": "1" * 900_000},
         ],
     )
     def test_what_stands_in_the_registry_fills_no_log_and_steers_no_terminal(self, stored):
@@ -213,14 +211,14 @@ class TestQueueSettings:
         with pytest.raises(ConfigError, match=r"^queue 'q': "):
             decode_queue("q", data)
 
-    @pytest.mark.parametrize("field_name", ["redeliver_after_ms", "max_hold_ms"])
+    @pytest.mark.parametrize("field_name", ["lease_ms", "max_lease_ms"])
     def test_leases_have_a_least_length(self, field_name):
         assert getattr(QueueSettings(**{"name": "q", field_name: 100}), field_name) == 100
         for too_short in (0, 99):
             with pytest.raises(ConfigError, match=f"{field_name}: {too_short} ms .* least, 100 ms"):
                 QueueSettings(**{"name": "q", field_name: too_short})
 
-    @pytest.mark.parametrize("field_name", ["redeliver_after_ms", "max_hold_ms"])
+    @pytest.mark.parametrize("field_name", ["lease_ms", "max_lease_ms"])
     @pytest.mark.parametrize("value", [0, 99, "7", "7ms"])
     def test_a_queue_that_was_stored_with_shorter_leases_can_still_be_read(self, field_name, value):
         data = json.dumps({"name": "q", "max_redeliveries": 7, field_name: value}).encode()

@@ -39,12 +39,12 @@ def test_a_kafka_url_names_brokers_and_queue(opened):
 
 def test_further_parameters_are_settings(opened):
     queue_for(
-        "kafka://h:9092?queue=q&redeliver_after_ms=1m&max_redeliveries=none&max_in_flight=5&holder=me"
+        "kafka://h:9092?queue=q&lease_ms=1m&max_redeliveries=none&max_in_flight=5&holder=me"
         "&markers=range&zookeeper=z:2181&root=/other&security.protocol=SSL&sasl.password=a%26b%3D"
     )
     settings, (connection, zookeeper), arguments = opened[0]
     assert zookeeper == ZooKeeperConnection(hosts="z:2181")
-    assert (settings.redeliver_after_ms, settings.max_redeliveries) == (60_000, None)
+    assert (settings.lease_ms, settings.max_redeliveries) == (60_000, None)
     assert connection == KafkaConnection(
         bootstrap="h:9092",
         root="/other",
@@ -84,14 +84,14 @@ def test_what_the_url_leaves_open_is_as_the_environment_says(opened, monkeypatch
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("kafka://h:9092?queue=q&redeliver_after=5", "'redeliver_after'; did you mean redeliver_after_ms"),
+        ("kafka://h:9092?queue=q&lease=5", "'lease'; did you mean lease_ms"),
         ("kafka://h:9092?queue=q&zzz=1", "unknown setting 'zzz'"),
         ("kafka://h:9092?queue=q&name=other", "'name'"),
         ("kafka://h:9092?queue=q&bootstrap=x", "unknown setting 'bootstrap'"),
         ("kafka://h:9092?queue=q&max_redeliveries=many", "max_redeliveries"),
         ("kafka://h:9092?queue=q&max_in_flight=-1", "max_in_flight"),
         ("kafka://h:9092?queue=q&idle_timeout_ms=soon", "idle_timeout_ms"),
-        ("kafka://h:9092?queue=q&create=maybe&redeliver_after_ms=5", "redeliver_after_ms"),
+        ("kafka://h:9092?queue=q&create=maybe&lease_ms=5", "lease_ms"),
         ("kafka://h:9092?queue=q&order=lifo", "order: 'lifo' is neither 'any' nor 'fifo'"),
         ("kafka://h:9092?queue=q&holder=a&holder=b", "more than once"),
         ("kafka://h:9092?queue=a/b", "topic name"),
@@ -143,11 +143,11 @@ def test_a_password_is_never_shown(url):
 
 
 def test_what_kafka_can_not_do_is_not_supported(opened):
-    for setting in ("order=fifo", "requeue_to=front", "redelivery=manual", "ephemeral=false"):
+    for setting in ("order=fifo", "requeue_to=front", "redelivery=manual", "delivery=at-most-once"):
         with pytest.raises(NotSupported, match=setting.partition("=")[0]):
             queue_for(f"kafka://h:9092?queue=q&{setting}")
     assert opened == []
-    queue_for("kafka://h:9092?queue=q&order=any&requeue_to=back&redelivery=automatic&ephemeral=true")
+    queue_for("kafka://h:9092?queue=q&order=any&requeue_to=back&redelivery=automatic&delivery=at-least-once")
 
 
 def test_the_url_of_a_kafka_storage_has_no_settings_of_queues():

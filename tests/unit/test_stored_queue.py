@@ -89,7 +89,7 @@ def test_messages_whose_take_took_too_long_are_given_back_and_not_handed_out(clo
 
     engine = Slow(clock, patience=0.01)
     telemetry = Noted()
-    queue = opened(engine, clock, telemetry, redeliver_after_ms=30_000, max_redeliveries=0)
+    queue = opened(engine, clock, telemetry, lease_ms=30_000, max_redeliveries=0)
     queue.send("x")
     assert queue.receive(wait=0) == []
     assert ("receive", 1) in telemetry.calls
@@ -148,8 +148,8 @@ def test_an_acknowledgement_in_a_transaction_must_not_be_late(clock):
     clock.advance(30)
     (current,) = queue.receive(wait=0)
     with pytest.raises(ReceiptError, match=r"1 of 1 messages .* roll the transaction back"):
-        queue.ack(late, connection=object())
-    queue.ack(current, connection=object())
+        queue.ack(late, transaction=object())
+    queue.ack(current, transaction=object())
     assert queue.in_flight() == 0
 
 
@@ -171,7 +171,7 @@ def test_receipts_say_what_is_wrong_with_them():
 
 
 def test_a_memory_url_names_a_storage_of_this_process():
-    url = "memory://unit-one?queue=q&redeliver_after_ms=5s&max_redeliveries=none"
+    url = "memory://unit-one?queue=q&lease_ms=5s&max_redeliveries=none"
     with queue_for(url) as queue, queue_for("memory://unit-one?queue=q") as same:
         queue.send("x")
         assert [one.body for one in same.receive(wait=0)] == [b"x"]
@@ -188,8 +188,8 @@ def test_a_memory_url_names_a_storage_of_this_process():
     [
         ("memory://unit-two?queue=q&create=false", QueueNotFound, "no queue 'q'"),
         ("memory://unit-two?queue=q&create=perhaps", ConfigError, "create"),
-        ("memory://unit-two?queue=q&redeliver_after=1", ConfigError, "did you mean redeliver_after_ms"),
-        ("memory://unit-two?queue=q&redeliver_after_ms=1", ConfigError, "redeliver_after_ms: 1 ms"),
+        ("memory://unit-two?queue=q&lease=1", ConfigError, "did you mean lease_ms"),
+        ("memory://unit-two?queue=q&lease_ms=1", ConfigError, "lease_ms: 1 ms"),
         ("memory://me:pass@unit-two?queue=q", ConfigError, "memory:"),
         ("memory:/path?queue=q", ConfigError, "memory:"),
         ("memory:", ConfigError, "names no queue"),
@@ -404,7 +404,7 @@ class FractionClock(ManualClock):
 def test_no_delay_and_no_lease_of_memory_is_shorter_than_asked(fraction_us):
     clock = FractionClock()
     with memory_storage(clock) as storage:
-        storage.create("q", redeliver_after_ms=100)
+        storage.create("q", lease_ms=100)
         queue = storage.open("q")
         clock.ahead_us = fraction_us
         queue.send("x", delay=0.1)
@@ -422,7 +422,7 @@ def test_no_delay_and_no_lease_of_memory_is_shorter_than_asked(fraction_us):
 @pytest.mark.parametrize("how", ["ack", "purge", "purge dead letters", "at most once"])
 def test_memory_lets_go_of_the_bodies_of_what_is_finished(clock, how):
     with memory_storage(clock) as storage:
-        storage.create("q", ephemeral=how != "at most once")
+        storage.create("q", delivery="at-most-once" if how == "at most once" else "at-least-once")
         queue = storage.open("q")
         body = os.urandom(100)
         before = sys.getrefcount(body)

@@ -199,9 +199,9 @@ def test_r8_with_three_replicas_two_must_have_what_is_acknowledged(
         assert admin.configs[name]["message.timestamp.type"] == "LogAppendTime"
 
 
-@pytest.mark.parametrize("limit", ["max_hold_ms", "max_delay_ms"])
+@pytest.mark.parametrize("limit", ["max_lease_ms", "max_delay_ms"])
 def test_r9_retention_must_be_longer_than_the_longest_hold_and_delay(limit, topics, admin):
-    queue = QueueSettings(name="q", **{"max_hold_ms": 1_000, "max_delay_ms": 1_000, limit: 86_400_000})
+    queue = QueueSettings(name="q", **{"max_lease_ms": 1_000, "max_delay_ms": 1_000, limit: 86_400_000})
     for retention_ms in (86_399_999, 86_400_000):
         with pytest.raises(ConfigError, match="retention"):
             topics.create(queue, retention_ms=retention_ms)

@@ -120,7 +120,7 @@ def test_process_is_a_child_of_the_send_and_settles_inside(spans):
 
     ack = queue.ack
 
-    def told(*messages, wait=False):
+    def told(*messages, confirmed=False):
         ack(*messages)
         spans.telemetry.finished("jobs", "ack", len(messages))
 

@@ -127,7 +127,7 @@ class TestOutcomes:
         sizes, begun, gate = [], threading.Event(), threading.Event()
         ack = queue.ack
 
-        def slow(*messages, wait=False):
+        def slow(*messages, confirmed=False):
             sizes.append(len(messages))
             begun.set()
             assert gate.wait(60)
@@ -258,7 +258,7 @@ class TestAtMostOnce:
     @pytest.fixture
     def queue(self):
         with memory_storage(SystemClock()) as storage:
-            storage.create("q", ephemeral=False, redeliver_after_ms=200)
+            storage.create("q", delivery="at-most-once", lease_ms=200)
             yield storage.open("q")
 
     def test_nothing_is_extended_given_back_or_tried_again(self, queue, caplog):

@@ -92,7 +92,7 @@ class TestLeases:
         queue, clock, failures = FakeQueue(*"abc"), JumpingClock(), Failures()
         extend = queue.extend
 
-        def picky(*messages, lease, wait=False):
+        def picky(*messages, lease, confirmed=False):
             if any(message.receipt == "r2" for message in messages):
                 raise KmqError("bad")
             return extend(*messages, lease=lease)
@@ -222,7 +222,7 @@ def test_a_lease_longer_than_the_queue_allows_is_refused_at_once():
     queue = FakeQueue()
     queue.max_lease = 10.0
     Worker(queue, print, lease=10)
-    with pytest.raises(ConfigError, match=r"lease: 10.001 s is longer than max_hold .* 10.0 s"):
+    with pytest.raises(ConfigError, match=r"lease: 10.001 s is longer than max_lease .* 10.0 s"):
         Worker(queue, print, lease=10.001)
 
 

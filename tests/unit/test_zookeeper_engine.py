@@ -41,7 +41,7 @@ def test_it_does_what_memory_does_with_several_processes_and_lost_answers(seed, 
         "max_redeliveries": chance.choice([None, 0, 2]),
         "requeue_to": chance.choice(["back", "front"]),
         "redelivery": chance.choice(["automatic", "automatic", "manual"]),
-        "ephemeral": chance.random() < 0.9,
+        "delivery": "at-least-once" if chance.random() < 0.9 else "at-most-once",
     }
     queue = queue_in(tree, **settings)
     model = MemoryEngine(clock)
@@ -115,11 +115,11 @@ def test_it_does_what_memory_does_with_several_processes_and_lost_answers(seed, 
     assert [*tree.znodes] == ["/generation"], "nothing is left of messages that are gone"
 
 
-@pytest.mark.parametrize("ephemeral", [True, False])
-def test_many_threads_change_a_queue(ephemeral, monkeypatch):
+@pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
+def test_many_threads_change_a_queue(delivery, monkeypatch):
     monkeypatch.setattr(draft, "PAGE_ROWS", 3)
     tree = Tree(ManualClock())
-    queue = queue_in(tree, ephemeral=ephemeral)
+    queue = queue_in(tree, delivery=delivery)
     engine = engine_over(MemoryZnodes(tree))
     bodies: list[bytes] = []
 
@@ -133,7 +133,7 @@ def test_many_threads_change_a_queue(ephemeral, monkeypatch):
             assert time.monotonic() < deadline
             found = engine.take(queue, 3, 60_000).rows
             engine.taken_rows(queue, limit=10)
-            if ephemeral:
+            if delivery == "at-least-once":
                 assert engine.finish(queue, [TakeRef(one.id, one.take) for one in found]) == len(found)
             bodies.extend(one.body for one in found)
 

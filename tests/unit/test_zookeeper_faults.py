@@ -328,9 +328,9 @@ def test_a_damaged_last_page_holds_up_no_put(tree, damaged, how):
 
 
 @pytest.mark.parametrize("how", ["missing", "empty", "damaged"])
-@pytest.mark.parametrize("ephemeral", [True, False])
-def test_a_message_whose_body_is_damaged_becomes_a_dead_letter(tree, how, ephemeral):
-    queue = queue_in(tree, ephemeral=ephemeral)
+@pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
+def test_a_message_whose_body_is_damaged_becomes_a_dead_letter(tree, how, delivery):
+    queue = queue_in(tree, delivery=delivery)
     first = engine_on(tree)
     for body in (b"0", b"1", b"2"):
         first.put(queue, [NewRow(body)])

@@ -146,7 +146,7 @@ class OwnedPartition:
     def follow(self, queue: QueueSettings) -> None:
         """Use these settings of the queue from now on."""
         self.queue = self.redeliverer.queue = queue
-        self.state.max_hold_ms, self.state.max_delay_ms = queue.max_hold_ms, queue.max_delay_ms
+        self.state.max_lease_ms, self.state.max_delay_ms = queue.max_lease_ms, queue.max_delay_ms
 
     def start_reading(
         self, state: InFlight, now: float, below: int = 0, epoch: int = -1, markers_epoch: int = -1

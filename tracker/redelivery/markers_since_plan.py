@@ -48,7 +48,7 @@ class MarkersSincePlan:
         self._state = InFlight(
             now_ms=max((entry.due_ms for entry in entries.values()), default=0),
             position=position,
-            max_hold_ms=queue.max_hold_ms,
+            max_lease_ms=queue.max_lease_ms,
             max_delay_ms=queue.max_delay_ms,
         )
 

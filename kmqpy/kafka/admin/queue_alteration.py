@@ -14,7 +14,7 @@ from kmqpy.kafka.retention import check_retention
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_names import topics_of
 
-ALTERABLE = ("max_redeliveries", "redeliver_after_ms", "max_delay_ms", "max_hold_ms", "late_acks")
+ALTERABLE = ("max_redeliveries", "lease_ms", "max_delay_ms", "max_lease_ms", "late_acks")
 """The settings of a queue that can be changed while it exists."""
 
 

@@ -205,7 +205,7 @@ class _MarkersOfQueue:
             self.states[partition] = InFlight(
                 position=max(position, low),
                 missed_markers=safe is not None and (safe.missed_markers or safe.offset < low),
-                max_hold_ms=queue.max_hold_ms,
+                max_lease_ms=queue.max_lease_ms,
                 max_delay_ms=queue.max_delay_ms,
                 cuts=cuts,
             )

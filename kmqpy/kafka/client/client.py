@@ -52,7 +52,7 @@ _LATE_ACK_LOOK_SHARE = 1 / 4
 """extend() spends at most this part of the new lease on reading whether earlier consumers have acknowledged
 the messages."""
 _CONFIRM_TIMEOUT_S = 10.0
-"""A method with wait=True raises Unavailable if its markers are not confirmed after this time."""
+"""A method with confirmed=True raises Unavailable if its markers are not confirmed after this time."""
 _CLOSE_TIMEOUT_S = 10.0
 """close() waits for markers that are not confirmed for at most this time."""
 
@@ -170,7 +170,7 @@ class KmqClient:
 
         The first call joins the consumer group. Joining is part of `wait`; see `partitions`.
 
-        Each message is this caller's for `lease` seconds (default: the queue's redeliver_after; at least 0.1
+        Each message is this caller's for `lease` seconds (default: the queue's lease; at least 0.1
         s). A tracker redelivers the message unless it is acknowledged before. The client makes the lease
         longer where writing start markers takes more than an eighth of it. It gives back a message that it
         can't hand out with half of the lease left. That counts as no attempt, unless this process dies first
@@ -221,22 +221,22 @@ class KmqClient:
                 raise
             yield message
 
-    def ack(self, *messages: MessagesLike, wait: bool = False, connection: Any = None) -> None:
+    def ack(self, *messages: MessagesLike, confirmed: bool = False, transaction: Any = None) -> None:
         """Acknowledge messages, or the messages that receipts name: trackers do not redeliver them.
 
         Here and in the methods below, messages may be several arguments or one list.
 
         Returns at once; a thread writes the end markers, and sends them again until they are confirmed. With
-        `wait`, the method waits until its own end markers are confirmed, and raises Unavailable if they are
-        not after 10 s. An ack that comes after the redelivery is harmless.
+        `confirmed`, the method waits until its own end markers are, and raises Unavailable if they are not
+        after 10 s. An ack that comes after the redelivery is harmless.
 
-        Raises ReceiptError; NotSupported for a `connection`, because Kafka takes no part in transactions of
+        Raises ReceiptError; NotSupported for a `transaction`, because Kafka takes no part in transactions of
         databases.
         """
-        if connection is not None:
-            raise NotSupported("connection: Kafka takes no part in a transaction of yours (transactions)")
+        if transaction is not None:
+            raise NotSupported("transaction: Kafka takes no part in a transaction of yours (transactions)")
         writer, places = self._locate(self._places.offsets_of, m.each_of(messages))
-        self._write(writer, places.items(), wait=wait)
+        self._write(writer, places.items(), confirmed=confirmed)
         self._note_finished(places, "ack")
 
     def nack(
@@ -245,7 +245,7 @@ class KmqClient:
         delay: Duration = 0,
         count: bool = True,
         reason: str | None = None,
-        wait: bool = False,
+        confirmed: bool = False,
     ) -> None:
         """Give messages back: a tracker redelivers them after `delay` seconds.
 
@@ -259,9 +259,9 @@ class KmqClient:
         cut = _cut_reason(reason)
         writer, places = self._locate(self._places.places_of, m.each_of(messages))
         nacks = [Marker(*place, Op.NACK, delay_ms, count, cut) for place in places]
-        self._write_and_finish(writer, nacks, "nack", wait=wait)
+        self._write_and_finish(writer, nacks, "nack", confirmed=confirmed)
 
-    def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> list[str]:
+    def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:
         """Let the leases of messages end `lease` seconds from now, be that later or earlier than before.
 
         Returns the receipts of lost messages, those that are no longer the caller's, as far as the client
@@ -275,7 +275,7 @@ class KmqClient:
         this lease is over. `lease=0` means `nack(count=False)`; other leases below 0.1 s raise ConfigError.
         """
         if not duration_ms(lease, "lease"):
-            self.nack(*messages, count=False, wait=wait)
+            self.nack(*messages, count=False, confirmed=confirmed)
             return []
         lease_ms = self._lease_ms(lease)
         named = m.each_of(messages)
@@ -283,12 +283,14 @@ class KmqClient:
         self._check_open()
         until = self._clock.monotonic() + lease_ms / 1000
         self._in_flight.extend_leases(places, until)
-        self._write(writer, [Marker(*place, Op.EXTEND, lease_ms) for place in places], wait=wait)
+        self._write(writer, [Marker(*place, Op.EXTEND, lease_ms) for place in places], confirmed=confirmed)
         self._telemetry.finished(self._queue.name, "extend", len(places))
         ended = self._end_acknowledged(writer, named, lease_ms / 1000 * _LATE_ACK_LOOK_SHARE)
         return [message.receipt for message in ended.values()]
 
-    def dead_letter(self, *messages: MessagesLike, reason: str | None = None, wait: bool = False) -> None:
+    def dead_letter(
+        self, *messages: MessagesLike, reason: str | None = None, confirmed: bool = False
+    ) -> None:
         """Have a tracker move messages to the dead-letter topic, without another try.
 
         In a queue with late acks, messages that an earlier consumer has acknowledged do not become dead
@@ -297,7 +299,7 @@ class KmqClient:
         cut = _cut_reason(reason)
         writer, places = self._locate(self._places.places_of, m.each_of(messages))
         requests = [Marker(*place, Op.DEAD_LETTER, 0, reason=cut) for place in places]
-        self._write_and_finish(writer, requests, "dead-letter", wait=wait)
+        self._write_and_finish(writer, requests, "dead-letter", confirmed=confirmed)
 
     def flush(self, timeout: Duration = 10.0) -> None:
         """Wait until the markers of all calls so far are confirmed; raises Unavailable after `timeout`.
@@ -342,7 +344,7 @@ class KmqClient:
         with self._receiving:  # until close() finds the batch in _read_ahead
             asked = self._clock.monotonic()
             batch = self.receive(wait=_MAX_POLL_WAIT_S)
-            self._read_ahead.extend(batch, asked + self._queue.redeliver_after_ms / 1000)
+            self._read_ahead.extend(batch, asked + self._queue.lease_ms / 1000)
 
     def _receive_once(self, max_messages: int, wait_s: float, lease_ms: int) -> list[KafkaMessage]:
         self._check_open()
@@ -392,15 +394,15 @@ class KmqClient:
         found = self._receiver.find_acknowledged(named, within_s)
         if found:
             offsets = offsets_by_partition(found)
-            self._write(writer, offsets.items(), wait=False)
+            self._write(writer, offsets.items(), confirmed=False)
             self._note_finished(offsets, "late-ack")
         return {place: named[place] for place in found}
 
     def _write_and_finish(
-        self, writer: MarkerWriter, batch: Sequence[Marker], op: str, *, wait: bool
+        self, writer: MarkerWriter, batch: Sequence[Marker], op: str, *, confirmed: bool
     ) -> None:
         """Write markers that finish messages for this client, and count the messages in flight no more."""
-        self._write(writer, batch, wait=wait)
+        self._write(writer, batch, confirmed=confirmed)
         places = offsets_by_partition((marker.partition, marker.offset) for marker in batch)
         self._note_finished(places, op)
 
@@ -408,10 +410,10 @@ class KmqClient:
         self._in_flight.discard(places)
         self._telemetry.finished(self._queue.name, op, sum(map(len, places.values())))
 
-    def _write(self, writer: MarkerWriter, items: Iterable[Item], *, wait: bool) -> None:
+    def _write(self, writer: MarkerWriter, items: Iterable[Item], *, confirmed: bool) -> None:
         self._check_open()
         try:
-            if wait:
+            if confirmed:
                 self._check_confirmed(writer.write(items, _CONFIRM_TIMEOUT_S))
             else:
                 writer.put(items)
@@ -429,8 +431,8 @@ class KmqClient:
     # --- the rest ---------------------------------------------------------------------------------
 
     def _lease_ms(self, lease: Duration | None) -> int:
-        asked_ms = self._queue.redeliver_after_ms if lease is None else lease_duration_ms(lease)
-        return self._bounded(asked_ms, self._queue.max_hold_ms, "lease")
+        asked_ms = self._queue.lease_ms if lease is None else lease_duration_ms(lease)
+        return self._bounded(asked_ms, self._queue.max_lease_ms, "lease")
 
     def _bounded(self, value_ms: int, limit_ms: int, name: str) -> int:
         if value_ms > limit_ms:

@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_PAUSE_S = 0.1
 """The housekeeper pauses for at most this long between two rounds of work. The pause is short, so that
-commits are not late and close() does not wait long. The pause is a tenth of redeliver_after where that is
+commits are not late and close() does not wait long. The pause is a tenth of lease where that is
 less."""
 
 
@@ -79,7 +79,7 @@ class Housekeeper:
             self._thread.join()
 
     def _run(self) -> None:
-        every_s = min(_MAX_PAUSE_S, self._queue.redeliver_after_ms / 1000 * MIN_LEASE_LEFT / 5)
+        every_s = min(_MAX_PAUSE_S, self._queue.lease_ms / 1000 * MIN_LEASE_LEFT / 5)
         while not self._closed.wait(every_s):
             try:
                 self._read_ahead.give_back_stale()

@@ -25,7 +25,7 @@ class ReadAhead:
     def __init__(
         self, queue: QueueSettings, topics: TopicsInUse, in_flight: InFlightLimit, clock: Clock
     ) -> None:
-        self._min_lease_left_s = queue.redeliver_after_ms / 1000 * MIN_LEASE_LEFT
+        self._min_lease_left_s = queue.lease_ms / 1000 * MIN_LEASE_LEFT
         self._topics = topics
         self._in_flight = in_flight
         self._clock = clock
@@ -55,7 +55,7 @@ class ReadAhead:
     def give_back_stale(self) -> None:
         """Remove messages with too little of their leases left, and give them back.
 
-        Too little is less than half of redeliver_after (rule R11 of docs/rules.md). The method holds the lock
+        Too little is less than half of lease (rule R11 of docs/rules.md). The method holds the lock
         meanwhile, so that close(), which calls pop_all(), does not close the writer before the messages are
         given back.
         """

@@ -340,13 +340,13 @@ class Receiver:
         """Return the lease for start markers: longer if Kafka took over an eighth of it to confirm the last.
 
         Over a slow link, little or nothing of a short lease would be left for the caller otherwise. The
-        longer lease has twice the time of that confirmation added, but is at most the queue's max_hold, or
+        longer lease has twice the time of that confirmation added, but is at most the queue's max_lease, or
         the lease that the caller asked for if that is longer.
         """
         confirmed_in_ms = self._confirmed_in_s * 1000
         if confirmed_in_ms <= lease_ms * _MAX_CONFIRMATION_SHARE:
             return lease_ms
-        return min(lease_ms + 2 * math.ceil(confirmed_in_ms), max(lease_ms, self._queue.max_hold_ms))
+        return min(lease_ms + 2 * math.ceil(confirmed_in_ms), max(lease_ms, self._queue.max_lease_ms))
 
     def _begin_leases(self, started: _StartedMessages, lease_ms: int) -> bool:
         """Count messages as in flight; if their leases have run down by half, give back and return False."""

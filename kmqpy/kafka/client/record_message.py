@@ -20,7 +20,7 @@ from kmqpy.telemetry.base import Telemetry
 class Acknowledges(Protocol):
     """The part of a client that a message calls."""
 
-    def ack(self, *messages: MessagesLike, wait: bool = False) -> None:
+    def ack(self, *messages: MessagesLike, confirmed: bool = False) -> None:
         """See Queue.ack."""
         ...
 
@@ -60,11 +60,11 @@ class KafkaMessage(LazyMessage):
         self._record = record
         self._context = context
 
-    def ack(self, *, wait: bool = False) -> None:
+    def ack(self, *, confirmed: bool = False) -> None:
         if self._context.client is None:
-            super().ack(wait=wait)
+            super().ack(confirmed=confirmed)
         else:
-            self._context.client.ack(self, wait=wait)
+            self._context.client.ack(self, confirmed=confirmed)
 
     @property
     def queue(self) -> str:

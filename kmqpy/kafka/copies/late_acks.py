@@ -200,7 +200,7 @@ class LateAckCheck:
             if operation.op is Op.DEAD_LETTER:
                 checked.rejected[place] = operation.reason
                 return
-            limit_ms = self._queue.max_hold_ms if operation.op is Op.EXTEND else self._queue.max_delay_ms
+            limit_ms = self._queue.max_lease_ms if operation.op is Op.EXTEND else self._queue.max_delay_ms
             left_ms = max(left_ms, operation.left_ms(known.now_ms, limit_ms))
         if left_ms:
             checked.postponed[place] = left_ms

@@ -61,7 +61,7 @@ class InFlight:
     now_ms              the partition's now: the largest timestamp read so far, which only set_back() lowers
     latest_ms           a larger timestamp counts as this one (rule R23 of docs/rules.md)
     highest_clamped_ms  the largest timestamp above `latest_ms` that was read
-    max_hold_ms         a longer lease counts as this long (rule R5)
+    max_lease_ms         a longer lease counts as this long (rule R5)
     max_delay_ms        a longer delay counts as this long
     missed_markers      True: some markers before `position` were never read, so a take may be missing, and
                         any operation but an end opens an entry (rule R2). The stored offset keeps this flag,
@@ -88,13 +88,13 @@ class InFlight:
         now_ms: int = 0,
         position: int = 0,
         missed_markers: bool = False,
-        max_hold_ms: int = INT64_MAX,
+        max_lease_ms: int = INT64_MAX,
         max_delay_ms: int = INT64_MAX,
         cuts: LogCuts = NO_CUTS,
     ) -> None:
         self.now_ms = now_ms
         self.missed_markers = missed_markers
-        self.max_hold_ms = max_hold_ms
+        self.max_lease_ms = max_lease_ms
         self.max_delay_ms = max_delay_ms
         self.latest_ms = INT64_MAX
         self.highest_clamped_ms = 0
@@ -197,7 +197,7 @@ class InFlight:
         self, series: Iterable[MarkerRun], redeliver_after_ms: int, at: int, holder: str | None = None
     ) -> None:
         """Apply single start markers with one lease and one holder, the first at markers offset `at`."""
-        after_ms = min(max(0, redeliver_after_ms), self.max_hold_ms)
+        after_ms = min(max(0, redeliver_after_ms), self.max_lease_ms)
         for first, count, taken_at in self._new_runs(series, at):
             due_ms = min(self.now_ms + after_ms, INT64_MAX)
             if first + count > self.highest_taken:
@@ -451,5 +451,5 @@ class InFlight:
         # now_ms is already at least this marker's timestamp, so a lease is never shorter than asked.
         if marker.op is Op.DEAD_LETTER:
             return self.now_ms
-        limit_ms = self.max_hold_ms if marker.op in (Op.TAKE, Op.EXTEND) else self.max_delay_ms
+        limit_ms = self.max_lease_ms if marker.op in (Op.TAKE, Op.EXTEND) else self.max_delay_ms
         return min(self.now_ms + min(max(0, marker.redeliver_after_ms), limit_ms), INT64_MAX)

@@ -79,7 +79,7 @@ class RedisEngine:
             "max_redeliveries": "" if settings.max_redeliveries is None else settings.max_redeliveries,
             "to_front": int(settings.to_front),
             "is_manual": int(settings.is_manual),
-            "ephemeral": int(settings.ephemeral),
+            "at_most_once": int(settings.at_most_once),
         }
         self._server.function("make", (key,), *(part for pair in fields.items() for part in pair))
         made = self._storage_function("register", settings.name, generation, settings.to_json())

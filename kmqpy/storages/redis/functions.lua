@@ -297,7 +297,7 @@ end
 -- The queue of this key, up to date with the clock, and with `numbers` numbers to spare; or nil and an error.
 local function enter(key, numbers)
   local meta = redis.call('HMGET', key, 'number', 'last_number', 'arrivals', 'largest', 'max_redeliveries',
-    'to_front', 'is_manual', 'ephemeral')
+    'to_front', 'is_manual', 'at_most_once')
   if not meta[1] then
     return nil, redis.error_reply('KMQNOTFOUND')
   end
@@ -314,7 +314,7 @@ local function enter(key, numbers)
     return nil, redis.error_reply('KMQNUMBERS ' .. text_of(q.number) .. ' ' .. text_of(numbers + 2 * STEP))
   end
   q.max_redeliveries = tonumber(meta[5]) -- nil: no limit
-  q.to_front, q.is_manual, q.ephemeral = meta[6] == '1', meta[7] == '1', meta[8] == '1'
+  q.to_front, q.is_manual, q.at_most_once = meta[6] == '1', meta[7] == '1', meta[8] == '1'
   local time = redis.call('TIME')
   q.now = time[1] * 1000 + math.floor(time[2] / 1000)
   if pass_time(q) then
@@ -496,7 +496,7 @@ function calls.take(q, args)
       end
     end
     count = count + #ids
-    if q.ephemeral then
+    if not q.at_most_once then
       write_many('HSET', 'HDEL', q.states, new_states)
       write_many('ZADD', 'ZREM', q.taken, taken)
       if not q.is_manual and n > 0 then

@@ -311,7 +311,7 @@ class SqlEngine:
         parameters = self._parameters(
             queue, limit=min(limit, NO_LIMIT), lease_ms=min(lease_ms, NO_LIMIT), late=int(late)
         )
-        for_good = not queue.settings.ephemeral
+        for_good = queue.settings.at_most_once
         picked = self._run(
             lambda cursor: self._dialect.take(cursor, parameters, for_good=for_good, late=late),
             several=not self._dialect.is_one_statement,

@@ -104,7 +104,7 @@ class ZooKeeperEngine:
         """See Engine."""
         live = self._live(queue)
         lease_ms = min(lease_ms, _MOST_DELAY_MS)
-        at_most_once = not queue.settings.ephemeral
+        at_most_once = queue.settings.at_most_once
 
         def take(draft: Draft) -> tuple[Rows, Contents, int, int | None]:
             taken: Rows = []

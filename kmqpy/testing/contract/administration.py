@@ -39,16 +39,16 @@ _QUEUES_IN_REAL_TIME = 100
 
 def test_a_queue_is_made_described_and_deleted(kmq_storage: Storage) -> None:
     name = new_name() + (" häß/%?#" if kmq_storage.capabilities.any_name else "")
-    kmq_storage.create(name, max_redeliveries=None, redeliver_after_ms="5s")
+    kmq_storage.create(name, max_redeliveries=None, lease_ms="5s")
     assert name in kmq_storage.list()
     queue = kmq_storage.open(name)
     queue.send_many(["x"] * 4)
-    queue.dead_letter(take_one(queue, lease=60), wait=True)
+    queue.dead_letter(take_one(queue, lease=60), confirmed=True)
     take_one(queue, lease=60)
     assert_dead(queue, 1)
     assert_sizes(queue, waiting=2, in_flight=1)
     found = kmq_storage.describe(name)
-    assert (found.name, found.settings["redeliver_after_ms"]) == (name, 5000)
+    assert (found.name, found.settings["lease_ms"]) == (name, 5000)
     assert (found.settings["max_redeliveries"], found.settings["requeue_to"]) == (None, "back")
     assert (found.ready, found.delayed, found.in_flight, found.dead) == (2, 0, 1, 1)
     kmq_storage.delete(name)
@@ -64,16 +64,16 @@ def test_what_is_wrong_with_a_queue_is_said(kmq_storage: Storage) -> None:
         with pytest.raises(QueueNotFound, match=f"did you mean {name}"):
             missing(name + "x")
     other = new_name()
-    with pytest.raises(ConfigError, match="did you mean redeliver_after_ms"):
-        kmq_storage.create(other, redeliver_after=5)
+    with pytest.raises(ConfigError, match="did you mean lease_ms"):
+        kmq_storage.create(other, lease=5)
     bad: list[dict[str, Any]] = [
-        {"redeliver_after_ms": 50},
+        {"lease_ms": 50},
         {"max_redeliveries": -1},
         {"max_delay_ms": "soon"},
         {"requeue_to": "middle"},
         {"order": "lifo"},
         {"redelivery": "never"},
-        {"ephemeral": "perhaps"},
+        {"delivery": "perhaps"},
     ]
     for settings in bad:
         with pytest.raises(ConfigError, match=next(iter(settings))):
@@ -90,13 +90,13 @@ def test_a_queue_keeps_its_messages_and_settings_when_it_is_opened_again(
     queue = make_queue(max_redeliveries=1)
     queue.send_many(["dead", "taken", "ready"])
     messages = {one.body: one for one in take(queue, 3, lease=60)}
-    queue.dead_letter(messages[b"dead"], reason="no", wait=True)
-    queue.nack(messages[b"ready"], wait=True)
+    queue.dead_letter(messages[b"dead"], reason="no", confirmed=True)
+    queue.nack(messages[b"ready"], confirmed=True)
     queue.close()
     with kmq_target.open() as storage, storage.open(queue.name) as again:
         assert_sizes(again, waiting=1, in_flight=1)
         assert [one.reason for one in assert_dead(again, 1)] == ["rejected: no"]
-        again.ack(messages[b"taken"].receipt, wait=True)
+        again.ack(messages[b"taken"].receipt, confirmed=True)
         assert (take_one(again, lease=60).attempts, again.in_flight()) == (2, 1)
         assert storage.describe(queue.name).settings["max_redeliveries"] == 1
 
@@ -194,11 +194,11 @@ def test_what_the_storage_can_not_do_is_refused(queue: Queue, kmq_storage: Stora
     refused: list[tuple[bool, Callable[[], object]]] = [
         (can.delay, lambda: queue.send("x", delay=1)),
         (can.priority, lambda: queue.send("x", priority=1)),
-        (can.transactions, lambda: queue.send("x", connection=object())),
-        (can.transactions, lambda: queue.ack(connection=object())),
+        (can.transactions, lambda: queue.send("x", transaction=object())),
+        (can.transactions, lambda: queue.ack(transaction=object())),
         (can.requeue_to_front, lambda: kmq_storage.create(new_name(), requeue_to="front")),
         (can.manual_redelivery, lambda: kmq_storage.create(new_name(), redelivery="manual")),
-        (can.at_most_once, lambda: kmq_storage.create(new_name(), ephemeral=False)),
+        (can.at_most_once, lambda: kmq_storage.create(new_name(), delivery="at-most-once")),
     ]
     for is_possible, call in refused:
         if not is_possible:
@@ -250,4 +250,4 @@ def test_many_queues_share_the_threads_and_connections_of_their_storage(
         for queue in queues[:_WAITING_TAKERS]:
             queue.send("x")
         for queue, taken in zip(queues, found, strict=False):
-            queue.ack(taken.result(PATIENCE_S), wait=True)
+            queue.ack(taken.result(PATIENCE_S), confirmed=True)

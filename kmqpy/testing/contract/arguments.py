@@ -70,21 +70,21 @@ def test_a_wrong_argument_of_the_other_calls_is_named(queue: Queue) -> None:
 def test_numbers_beyond_64_bits_are_no_receipts_and_no_ids(queue: Queue) -> None:
     queue.send("x")
     message = take_one(queue, lease=60)
-    queue.dead_letter(message, wait=True)
+    queue.dead_letter(message, confirmed=True)
     assert queue.dead_letters.redrive([str(_ABOVE_INT64), "9" * 5_000]) == 0
     prefix = message.receipt.rsplit(".", 2)[0]
     for number in (str(_ABOVE_INT64), "9" * 19, "9" * 5_000):
         with pytest.raises(ReceiptError):
-            queue.ack(f"{prefix}.{number}.1", wait=True)
+            queue.ack(f"{prefix}.{number}.1", confirmed=True)
         with pytest.raises(ReceiptError):
-            queue.ack(f"{prefix}.1.{number}", wait=True)
+            queue.ack(f"{prefix}.1.{number}", confirmed=True)
 
 
 def test_a_setting_that_is_no_number_of_64_bits_is_named(kmq_storage: Storage) -> None:
     wrong: list[tuple[str, Any]] = [
         ("max_redeliveries", _UNPRINTABLE_NUMBER),
         ("max_redeliveries", "\N{ARABIC-INDIC DIGIT ONE}"),
-        ("redeliver_after_ms", "\N{ARABIC-INDIC DIGIT ONE}" * 4),
+        ("lease_ms", "\N{ARABIC-INDIC DIGIT ONE}" * 4),
         ("order", _UNPRINTABLE_NUMBER),
     ]
     for field, value in wrong:

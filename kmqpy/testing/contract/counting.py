@@ -29,8 +29,8 @@ from kmqpy.testing.contract.target import (
 def test_the_size_is_what_is_neither_in_flight_nor_dead(queue: Queue) -> None:
     queue.send_many(["x"] * 10)
     messages = take(queue, 4, lease=60)
-    queue.dead_letter(messages[0], wait=True)
-    queue.ack(messages[1], wait=True)
+    queue.dead_letter(messages[0], confirmed=True)
+    queue.ack(messages[1], confirmed=True)
     assert_dead(queue, 1)
     assert_sizes(queue, waiting=6, in_flight=2)
     assert [queue.size(limit) for limit in (1, 5, 6, 100)] == [1, 5, 6, 6]
@@ -54,7 +54,7 @@ def test_sizes_are_exact_under_load(queue: Queue) -> None:
             return
         while not done.is_set() and SYSTEM_CLOCK.monotonic() < deadline:
             messages = queue.receive(3, wait=0.2, lease=60)
-            queue.ack(messages, wait=True)
+            queue.ack(messages, confirmed=True)
             acked[number - 5] += len(messages)
             if sum(acked) >= 400:
                 done.set()
@@ -70,7 +70,7 @@ def test_sizes_are_exact_under_load(queue: Queue) -> None:
 def test_orphans_are_all_that_is_taken_and_not_finished(kmq_target: Target, queue: Queue) -> None:
     queue.send_many([b"%d" % number for number in range(1250)])
     taken = take(queue, 1250, lease=60)
-    queue.ack(taken[0], wait=True)
+    queue.ack(taken[0], confirmed=True)
     orphans = queue.orphans()
     assert {one.receipt for one in orphans} == {one.receipt for one in taken[1:]}
     by_receipt = {one.receipt: one for one in taken}
@@ -81,10 +81,10 @@ def test_orphans_are_all_that_is_taken_and_not_finished(kmq_target: Target, queu
             by_receipt[one.receipt].body,
         )
         assert one.since_ms < one.lease_until_ms
-    queue.ack([one.receipt for one in orphans[:1000]], wait=True)
+    queue.ack([one.receipt for one in orphans[:1000]], confirmed=True)
     assert orphans[1000].message is not None
-    orphans[1000].message.ack(wait=True)
-    queue.nack([one.receipt for one in orphans[1001:]], count=False, wait=True)
+    orphans[1000].message.ack(confirmed=True)
+    queue.nack([one.receipt for one in orphans[1001:]], count=False, confirmed=True)
     assert_sizes(queue, waiting=248, in_flight=0)
     assert queue.orphans() == []
 
@@ -122,9 +122,9 @@ def test_what_is_redelivered_is_no_orphan(kmq_target: Target, queue: Queue) -> N
 def test_dead_letters_are_kept_with_their_reason(kmq_target: Target, queue: Queue) -> None:
     ids = queue.send_many(["a", "bb"], key="k", headers={"h": "1"})
     first, second = sorted(take(queue, 2, lease=60), key=lambda one: one.body)
-    queue.dead_letter(first, reason="bad \ud800body", wait=True)
+    queue.dead_letter(first, reason="bad \ud800body", confirmed=True)
     kmq_target.pass_time(0.01)
-    queue.dead_letter(second.receipt, wait=True)
+    queue.dead_letter(second.receipt, confirmed=True)
     listed, peeked = assert_dead(queue, 2), queue.dead_letters.peek()
     assert [(one.size, one.attempts, one.key) for one in listed] == [(1, 1, b"k"), (2, 1, b"k")]
     assert [one.id for one in listed] == ids or not queue.capabilities.stable_ids
@@ -138,7 +138,7 @@ def test_dead_letters_are_kept_with_their_reason(kmq_target: Target, queue: Queu
     assert [one.first_enqueued_ms for one in listed] == sent_ms
     assert all(one.dead_since_ms >= max(sent_ms) for one in listed)
     assert len(queue.dead_letters.list(1)) == 1
-    queue.ack(first, wait=True)
+    queue.ack(first, confirmed=True)
     assert len(queue.dead_letters.list()) == 2
     with pytest.raises(ConfigError):
         queue.dead_letters.list(0)
@@ -149,7 +149,7 @@ def test_dead_letters_are_redriven_as_new(kmq_target: Target, make_queue: MakeQu
     queue.send_many(["a", "b", "c", "d"])
     taken = take(queue, 4, lease=60)
     for message in taken:
-        queue.nack(message, wait=True)
+        queue.nack(message, confirmed=True)
         kmq_target.pass_time(0.01)
     assert_dead(queue, 4)
     ids = {one.body: one.id for one in queue.dead_letters.peek()}
@@ -164,7 +164,7 @@ def test_dead_letters_are_redriven_as_new(kmq_target: Target, make_queue: MakeQu
     for message in again:
         assert message.attempts == 1
         assert message.enqueued_ms > message.first_enqueued_ms == sent_ms[message.body]
-    queue.ack(taken, wait=True)  # by receipts of takes before the redrive
+    queue.ack(taken, confirmed=True)  # by receipts of takes before the redrive
     assert_sizes(queue, waiting=0, in_flight=2)
     assert queue.redrive() == 2
     assert (queue.redrive(), queue.dead_letters.redrive([])) == (0, 0)
@@ -176,7 +176,7 @@ def test_dead_letters_are_redriven_as_new(kmq_target: Target, make_queue: MakeQu
 
 def test_dead_letters_can_be_purged(queue: Queue) -> None:
     queue.send_many(["a", "b", "c"])
-    queue.dead_letter(take(queue, 2), wait=True)
+    queue.dead_letter(take(queue, 2), confirmed=True)
     assert_dead(queue, 2)
     assert queue.dead_letters.purge() == 2
     assert queue.dead_letters.purge() == 0
@@ -188,16 +188,16 @@ def test_purge_removes_all_but_dead_letters(kmq_target: Target, queue: Queue) ->
     queue.send_many(["x"] * 9)
     # A message that is sent or redelivered during a purge may stay.
     messages = take(queue, 4, lease=LEASE_S if queue.capabilities.immediate else 60)
-    queue.dead_letter(messages[0], wait=True)
+    queue.dead_letter(messages[0], confirmed=True)
     assert_dead(queue, 1)
     if queue.capabilities.delay:
-        queue.nack(messages[1], delay=60, wait=True)
+        queue.nack(messages[1], delay=60, confirmed=True)
     assert queue.purge() == 8
     assert_sizes(queue, waiting=0, in_flight=0)
     assert_dead(queue, 1)
-    queue.nack(messages[2], wait=True)
-    queue.extend(messages[2], lease=60, wait=True)
-    queue.ack(messages[3], wait=True)
+    queue.nack(messages[2], confirmed=True)
+    queue.extend(messages[2], lease=60, confirmed=True)
+    queue.ack(messages[3], confirmed=True)
     kmq_target.pass_time(PAST_LEASE_S)
     assert (queue.receive(wait=0), queue.purge()) == ([], 0)
     queue.send("new")
@@ -211,13 +211,13 @@ def test_release_all_gives_back_what_is_in_flight_uncounted(queue: Queue) -> Non
     assert queue.release_all() == 0
     assert_sizes(queue, waiting=5, in_flight=0)
     assert [one.attempts for one in take(queue, 5, lease=60)] == [1] * 5
-    queue.ack(taken, wait=True)
+    queue.ack(taken, confirmed=True)
     assert_sizes(queue, waiting=0, in_flight=5)
 
 
 def test_a_peeked_dead_letter_has_no_receipt(queue: Queue) -> None:
     queue.send("x")
-    queue.dead_letter(take_one(queue), wait=True)
+    queue.dead_letter(take_one(queue), confirmed=True)
     assert_dead(queue, 1)
     with pytest.raises(ReceiptError):
         queue.ack(queue.dead_letters.peek()[0].id)

@@ -42,11 +42,11 @@ def test_a_message_is_redelivered_when_its_lease_is_over(kmq_target: Target, que
 def test_an_acknowledged_message_is_not_redelivered(kmq_target: Target, queue: Queue) -> None:
     queue.send_many(["a", "b", "c"])
     first, second, third = take(queue, 3)
-    queue.ack(first, wait=True)
-    second.ack(wait=True)
-    queue.ack([third.receipt, third], wait=True)
-    queue.ack(first, wait=True)  # a second ack of the same message does no harm
-    queue.ack([], wait=True)  # nor does an ack of no message
+    queue.ack(first, confirmed=True)
+    second.ack(confirmed=True)
+    queue.ack([third.receipt, third], confirmed=True)
+    queue.ack(first, confirmed=True)  # a second ack of the same message does no harm
+    queue.ack([], confirmed=True)  # nor does an ack of no message
     kmq_target.pass_time(PAST_LEASE_S)
     assert queue.receive(wait=0) == []
     assert_sizes(queue, waiting=0, in_flight=0)
@@ -61,16 +61,16 @@ def test_each_receive_has_a_lease_of_its_own(kmq_target: Target, queue: Queue) -
     again = take_one(queue, lease=60)
     assert (again.body, again.attempts) == (short.body, 2)
     assert_sizes(queue, waiting=0, in_flight=2)
-    queue.ack(long, wait=True)
+    queue.ack(long, confirmed=True)
 
 
 def test_an_extended_lease_ends_later(kmq_target: Target, queue: Queue) -> None:
     queue.send("x")
     message = take_one(queue)
-    queue.extend(message, lease=60, wait=True)
+    queue.extend(message, lease=60, confirmed=True)
     kmq_target.pass_time(PAST_LEASE_S)
     assert (queue.receive(wait=0), queue.size(), queue.in_flight()) == ([], 0, 1)
-    queue.extend(message, lease=LEASE_S, wait=True)
+    queue.extend(message, lease=LEASE_S, confirmed=True)
     kmq_target.pass_time(PAST_LEASE_S)
     assert take_one(queue).attempts == 2
     for wrong in (0.05, 10**9, -1):
@@ -81,23 +81,23 @@ def test_an_extended_lease_ends_later(kmq_target: Target, queue: Queue) -> None:
 def test_a_lease_can_be_shortened(kmq_target: Target, queue: Queue) -> None:
     queue.send("x")
     message = take_one(queue, lease=3600)
-    queue.extend(message, lease=LEASE_S, wait=True)
+    queue.extend(message, lease=LEASE_S, confirmed=True)
     kmq_target.pass_time(PAST_LEASE_S)
     assert take_one(queue).attempts == 2
 
 
 def test_extending_by_nothing_gives_back_uncounted(queue: Queue) -> None:
     queue.send("x")
-    queue.extend(take_one(queue), lease=0, wait=True)
+    queue.extend(take_one(queue), lease=0, confirmed=True)
     assert take_one(queue).attempts == 1
 
 
 def test_what_is_finished_cannot_be_extended(kmq_target: Target, queue: Queue) -> None:
     queue.send_many(["acked", "given back"])
     messages = take(queue, 2)
-    queue.ack(messages[0], wait=True)
-    queue.nack(messages[1], wait=True)
-    queue.extend(messages, lease=60, wait=True)
+    queue.ack(messages[0], confirmed=True)
+    queue.nack(messages[1], confirmed=True)
+    queue.extend(messages, lease=60, confirmed=True)
     assert_sizes(queue, waiting=1, in_flight=0)
 
 
@@ -106,19 +106,19 @@ def test_an_extension_says_which_messages_are_no_longer_the_callers(kmq_target: 
     queue.send_many([*"abcde"])
     messages = take(queue, 5)
     kept = [messages[0].receipt, messages[2].receipt, messages[4].receipt]
-    assert queue.extend(messages[:3], lease=60, wait=True) == []
-    queue.extend(kept, lease=60, wait=True)
-    queue.ack(messages[1], wait=True)
-    queue.nack(messages[3], wait=True)
+    assert queue.extend(messages[:3], lease=60, confirmed=True) == []
+    queue.extend(kept, lease=60, confirmed=True)
+    queue.ack(messages[1], confirmed=True)
+    queue.nack(messages[3], confirmed=True)
     lost = [messages[1].receipt, messages[3].receipt]
-    assert sorted(queue.extend(messages, lease=60, wait=True)) == sorted(lost)
-    assert queue.extend(messages[1], lease=60, wait=True) == lost[:1]
-    assert queue.extend(kept, lease=60, wait=True) == []
-    assert queue.extend(lease=60, wait=True) == []
-    assert queue.extend(kept, lease=LEASE_S, wait=True) == []
+    assert sorted(queue.extend(messages, lease=60, confirmed=True)) == sorted(lost)
+    assert queue.extend(messages[1], lease=60, confirmed=True) == lost[:1]
+    assert queue.extend(kept, lease=60, confirmed=True) == []
+    assert queue.extend(lease=60, confirmed=True) == []
+    assert queue.extend(kept, lease=LEASE_S, confirmed=True) == []
     kmq_target.pass_time(PAST_LEASE_S)
     again = {one.body for one in take(queue, 4)}
-    assert sorted(queue.extend(kept, lease=60, wait=True)) == sorted(kept)
+    assert sorted(queue.extend(kept, lease=60, confirmed=True)) == sorted(kept)
     assert again == {b"a", b"c", b"d", b"e"}
 
 
@@ -126,7 +126,7 @@ def test_a_counted_nack_is_an_attempt_and_enqueues_anew(kmq_target: Target, queu
     queue.send("x")
     first = take_one(queue)
     kmq_target.pass_time(0.01)
-    queue.nack(first, reason="why", wait=True)
+    queue.nack(first, reason="why", confirmed=True)
     again = take_one(queue)
     assert again.attempts == 2
     assert again.id == first.id or not queue.capabilities.stable_ids
@@ -139,7 +139,7 @@ def test_a_silent_nack_changes_neither_number_nor_time(kmq_target: Target, queue
     message = first = take_one(queue)
     for _ in range(10):
         kmq_target.pass_time(0.01)
-        queue.nack(message, count=False, wait=True)
+        queue.nack(message, count=False, confirmed=True)
         message = take_one(queue)
         assert (message.attempts, message.first_enqueued_ms) == (1, first.enqueued_ms)
         if queue.capabilities.stable_ids:
@@ -149,7 +149,7 @@ def test_a_silent_nack_changes_neither_number_nor_time(kmq_target: Target, queue
 def test_a_nack_with_a_delay_is_redelivered_after_it(kmq_target: Target, queue: Queue) -> None:
     skip_without(queue.capabilities, "delay")
     queue.send("x")
-    queue.nack(take_one(queue), delay=LEASE_S, wait=True)
+    queue.nack(take_one(queue), delay=LEASE_S, confirmed=True)
     assert queue.receive(wait=0) == []
     assert_sizes(queue, waiting=1, in_flight=0)
     kmq_target.pass_time(PAST_LEASE_S)
@@ -162,7 +162,7 @@ def test_a_requeued_message_goes_to_the_back(kmq_target: Target, queue: Queue) -
     skip_without(queue.capabilities, "fifo")
     queue.send_many(["a", "b", "c", "d"])
     first, _ = take(queue, 2)
-    queue.nack(first, wait=True)
+    queue.nack(first, confirmed=True)
     kmq_target.pass_time(PAST_LEASE_S)
     assert drain(queue, 4) == [b"c", b"d", b"a", b"b"]
 
@@ -174,8 +174,8 @@ def test_a_requeued_message_goes_to_its_place_at_the_front(
     queue = make_queue(requeue_to="front")
     queue.send_many(["a", "b", "c", "d"])
     first, second = take(queue, 2)
-    queue.nack(second, wait=True)
-    queue.nack(first, count=False, wait=True)
+    queue.nack(second, confirmed=True)
+    queue.nack(first, count=False, confirmed=True)
     take(queue, 1)
     kmq_target.pass_time(PAST_LEASE_S)
     assert drain(queue, 4) == [b"a", b"b", b"c", b"d"]
@@ -189,7 +189,7 @@ def test_what_fails_too_often_is_a_dead_letter(kmq_target: Target, make_queue: M
         message = take_one(queue)
         assert message.attempts == attempt
         if how == "nack":
-            queue.nack(message, reason="no\x00good", wait=True)
+            queue.nack(message, reason="no\x00good", confirmed=True)
         else:
             kmq_target.pass_time(PAST_LEASE_S)
     (letter,) = assert_dead(queue, 1)
@@ -204,7 +204,7 @@ def test_the_limit_of_redeliveries_can_be_none_or_nothing(make_queue: MakeQueue,
     queue = make_queue(max_redeliveries=most)
     queue.send("x")
     for _ in range(1 if most == 0 else 10):
-        queue.nack(take_one(queue), wait=True)
+        queue.nack(take_one(queue), confirmed=True)
     assert_dead(queue, 1 if most == 0 else 0)
     assert_sizes(queue, waiting=0 if most == 0 else 1, in_flight=0)
     if most == 0:
@@ -221,8 +221,8 @@ def test_manual_redelivery_leaves_it_to_the_application(
     kmq_target.pass_time(PAST_LEASE_S * 5)
     assert (queue.receive(wait=0), queue.in_flight()) == ([], 2)
     first, second = queue.orphans(older_than=LEASE_S)
-    queue.ack(first.receipt, wait=True)
-    queue.nack(second.receipt, wait=True)
+    queue.ack(first.receipt, confirmed=True)
+    queue.nack(second.receipt, confirmed=True)
     assert [one.attempts for one in take(queue, 1)] == [2]
 
 
@@ -234,7 +234,7 @@ def test_a_late_acknowledgement_counts_until_the_message_is_taken_anew(
     message = take_one(queue)
     kmq_target.pass_time(PAST_LEASE_S)
     assert queue.size() == 1
-    queue.ack(message, wait=True)
+    queue.ack(message, confirmed=True)
     assert (queue.size(), queue.in_flight(), queue.receive(wait=0)) == (0, 0, [])
 
 
@@ -243,17 +243,17 @@ def test_a_receipt_never_touches_the_take_of_another(kmq_target: Target, queue: 
     late = take_one(queue)
     kmq_target.pass_time(PAST_LEASE_S)
     current = take_one(queue, lease=60)
-    queue.ack(late, wait=True)
-    queue.nack(late, wait=True)
-    queue.extend(late, lease=LEASE_S, wait=True)
-    queue.extend(late, lease=0, wait=True)
-    queue.dead_letter(late, wait=True)
+    queue.ack(late, confirmed=True)
+    queue.nack(late, confirmed=True)
+    queue.extend(late, lease=LEASE_S, confirmed=True)
+    queue.extend(late, lease=0, confirmed=True)
+    queue.dead_letter(late, confirmed=True)
     kmq_target.pass_time(PAST_LEASE_S)
     assert_sizes(queue, waiting=0, in_flight=1)
     assert len(queue.dead_letters.list()) == 0
-    queue.nack(current, wait=True)
+    queue.nack(current, confirmed=True)
     assert take_one(queue, lease=60).attempts == 3
-    queue.ack(current, wait=True)
+    queue.ack(current, confirmed=True)
     assert_sizes(queue, waiting=0, in_flight=1)
 
 
@@ -263,7 +263,7 @@ def test_a_nack_counts_once_however_often_it_is_given(make_queue: MakeQueue) -> 
     for attempt in range(1, 20):
         message = take_one(queue, lease=60)
         assert message.attempts == attempt
-        at_once(4, lambda _, message=message: queue.nack(message, wait=True))  # type: ignore[misc]
+        at_once(4, lambda _, message=message: queue.nack(message, confirmed=True))  # type: ignore[misc]
     assert_sizes(queue, waiting=1, in_flight=0)
 
 
@@ -287,8 +287,8 @@ def test_a_receipt_is_good_in_another_handle(kmq_target: Target, queue: Queue) -
     queue.send_many(["a", "b"])
     first, second = (one.receipt for one in take(queue, 2, lease=60))
     with kmq_target.open() as elsewhere, elsewhere.open(queue.name) as other:
-        other.ack(first, wait=True)
-        other.nack(second, wait=True)
+        other.ack(first, confirmed=True)
+        other.nack(second, confirmed=True)
     assert_sizes(queue, waiting=1, in_flight=0)
 
 
@@ -337,5 +337,5 @@ def test_a_seen_message_is_not_taken(queue: Queue) -> None:
         (seen,) = queue.peek()
         with pytest.raises(ReceiptError):
             queue.ack(seen)
-        queue.nack(take_one(queue), count=False, wait=True)
+        queue.nack(take_one(queue), count=False, confirmed=True)
     assert_sizes(queue, waiting=1, in_flight=0)

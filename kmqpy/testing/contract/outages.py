@@ -50,7 +50,7 @@ def test_what_was_confirmed_outlives_a_killed_server(kmq_target: Target, queue: 
         pytest.skip("the target has no kill_server")
     ids = queue.send_many(["x"] * 100)
     acked = take(queue, 50, lease=60)
-    queue.ack(acked, wait=True)
+    queue.ack(acked, confirmed=True)
     held = take(queue, 10, lease=3600)
     sent: list[str] = []
     stop = threading.Event()
@@ -101,7 +101,7 @@ def test_cut_connections_lose_and_double_nothing(kmq_target: Target, queue: Queu
             messages: list[Message] = []
             try:
                 messages = queue.receive(10, wait=0.2, lease=60)
-                queue.ack(messages, wait=True)
+                queue.ack(messages, confirmed=True)
                 acked += [one.id for one in messages]
             except Unavailable:
                 unsure |= {one.id for one in messages}
@@ -130,7 +130,7 @@ def test_the_clock_of_the_storage_counts_and_not_that_of_its_clients(
             assert abs(message.lease_until_ms - (clock.wall_ms() + LEASE_S * 1000)) < 2000
             assert (queue.receive(wait=0), queue.in_flight()) == ([], 1)
             kmq_target.pass_time(PAST_LEASE_S)
-            wrong.ack(take_one(queue), wait=True)
+            wrong.ack(take_one(queue), confirmed=True)
             assert (queue.size(), queue.in_flight()) == (0, 0)
 
 

@@ -215,7 +215,7 @@ def test_a_waiting_receive_returns_when_a_message_is_due(kmq_target: Target, que
     if not kmq_target.real_time:
         pytest.skip("the clock of the storage stands still")
     queue.send("delayed", delay=0.3)
-    queue.ack(queue.receive(wait=10), wait=True)
+    queue.ack(queue.receive(wait=10), confirmed=True)
     queue.send("leased")
     take_one(queue)
     (message,) = queue.receive(wait=10)
@@ -258,16 +258,16 @@ def test_takers_do_not_wait_for_one_row(queue: Queue) -> None:
 def test_at_most_once_forgets_what_is_taken(kmq_target: Target, make_queue: MakeQueue) -> None:
     with kmq_target.open() as storage:
         skip_without(storage.capabilities, "at_most_once")
-    queue = make_queue(ephemeral=False)
+    queue = make_queue(delivery="at-most-once")
     queue.send_many(["a", "b"])
     message = take_one(queue)
     assert (queue.size(), queue.in_flight()) == (1, 0)
     queue.ack(message)
-    with pytest.raises(NotSupported, match="ephemeral"):
+    with pytest.raises(NotSupported, match="at-most-once"):
         queue.nack(message)
-    with pytest.raises(NotSupported, match="ephemeral"):
+    with pytest.raises(NotSupported, match="at-most-once"):
         queue.extend(message, lease=LEASE_S)
-    with pytest.raises(NotSupported, match="ephemeral"):
+    with pytest.raises(NotSupported, match="at-most-once"):
         queue.dead_letter(message)
     kmq_target.pass_time(PAST_LEASE_S)
     assert len(drain(queue, 1)) == 1

@@ -86,7 +86,7 @@ def make_queue(kmq_storage: Storage) -> MakeQueue:
 
     def make(**settings: Any) -> Queue:
         name = new_name()
-        kmq_storage.create(name, **{"redeliver_after_ms": int(LEASE_S * 1000), **settings})
+        kmq_storage.create(name, **{"lease_ms": int(LEASE_S * 1000), **settings})
         return kmq_storage.open(name)
 
     return make
@@ -128,7 +128,7 @@ def take_one(queue: Queue, **arguments: Any) -> Message:
 def drain(queue: Queue, count: int) -> list[bytes]:
     """Take and acknowledge `count` messages, and assert that no other comes; returns the bodies in order."""
     messages = take(queue, count, lease=60)
-    queue.ack(messages, wait=True)
+    queue.ack(messages, confirmed=True)
     assert queue.receive(wait=0) == []
     return [message.body for message in messages]
 

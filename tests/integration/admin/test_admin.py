@@ -51,7 +51,7 @@ def test_every_operation_right_after_topics_were_made(connection, queue_name):
 
 class TestCreateAlterDelete:
     def test_a_queue_from_creation_to_deletion(self, admin, queue_name):
-        settings = QueueSettings(name=queue_name, max_redeliveries=5, redeliver_after_ms=500)
+        settings = QueueSettings(name=queue_name, max_redeliveries=5, lease_ms=500)
         assert admin.create_queue(settings, partitions=2).partitions == 2
         (listed,) = admin.list_queues()
         assert (listed.settings, listed.partitions) == (settings, 2)
@@ -116,7 +116,7 @@ class TestCreateAlterDelete:
         assert not [one for one in admin._context.topics.names() if one.startswith((names[1], names[2]))]
 
     def test_retention_is_longer_than_the_longest_hold(self, admin, queue_name):
-        settings = QueueSettings(name=queue_name, max_hold_ms=30 * DAY_MS)
+        settings = QueueSettings(name=queue_name, max_lease_ms=30 * DAY_MS)
         with pytest.raises(ConfigError, match="retention"):
             admin.create_queue(settings, retention=20 * 86_400)
         admin.create_queue(settings)
@@ -144,7 +144,7 @@ class TestCreateAlterDelete:
             ({"markers_topic": "other"}, "markers_topic: it can't be changed"),
             ({"dead_letter_topic": "other"}, "dead_letter_topic: it can't be changed"),
             ({"max_redeliveries": -1}, "max_redeliveries: -1"),
-            ({"max_hold_ms": 14 * DAY_MS}, "retention"),  # as long as Kafka keeps messages
+            ({"max_lease_ms": 14 * DAY_MS}, "retention"),  # as long as Kafka keeps messages
             ({"retention": 7 * 86_400}, "retention"),  # as long as the longest lease
             ({"retention": -1}, "must not be negative"),
         ],

@@ -31,7 +31,7 @@ class TestStats:
         taken = collect(client, 4, lease=30)
         until(lambda: client.receive(wait=0.05) == [] and admin.stats(queue.name).delayed == 1)
         client.ack(taken[0])
-        client.nack(taken[1], delay=30, reason="no", wait=True)
+        client.nack(taken[1], delay=30, reason="no", confirmed=True)
         found = admin.stats(queue.name)
         assert (found.depth, found.in_flight, found.delayed, found.overdue) == (1, 3, 1, 0)
         assert [part.in_flight for part in found.partitions] == [3, 0]
@@ -132,7 +132,7 @@ class TestStats:
         listed = admin.in_flight(queue.name)
         assert [(one.offset, one.state) for one in listed] == [(0, EntryState.LEASED), (1, EntryState.LEASED)]
         lengths = [one.lease_until_ms - one.since_ms for one in listed]
-        assert lengths == [60_000, queue.settings.max_hold_ms]
+        assert lengths == [60_000, queue.settings.max_lease_ms]
 
     def test_an_offset_stored_for_an_earlier_markers_topic_hides_nothing(self, queue, admin_of):
         queue.send("a")

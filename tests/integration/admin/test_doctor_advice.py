@@ -40,7 +40,7 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 KMQ = str(Path(sys.executable).with_name("kmq"))
 DAYS_20 = str(20 * DAY_MS)
 ADVICE = re.compile(r"`(kmq [^`]+)`|set ([a-z.]+)=(\S+) on ([A-Za-z0-9._-]+)")
-SETTINGS = {"max_redeliveries": 5, "redeliver_after_ms": 2_000, "redelivery_count_header": "tries"}
+SETTINGS = {"max_redeliveries": 5, "lease_ms": 2_000, "redelivery_count_header": "tries"}
 
 
 class Stage:
@@ -219,8 +219,10 @@ def deleting(stage: Stage) -> None:
 
 def unreadable(stage: Stage) -> None:
     name = f"unreadable-{uuid.uuid4().hex}"
-    stage.make(name=name, markers_topic=f"{name}-marks", max_hold_ms=DAY_MS)
-    data = stage.settings.to_json().replace(b'"max_hold_ms": 86400000', b'"max_hold_ms": 86400000, "new": 1')
+    stage.make(name=name, markers_topic=f"{name}-marks", max_lease_ms=DAY_MS)
+    data = stage.settings.to_json().replace(
+        b'"max_lease_ms": 86400000', b'"max_lease_ms": 86400000, "new": 1'
+    )
     stage.zk.set(stage.path, data)
 
 
@@ -420,7 +422,7 @@ PLANTED: dict[Kind, list[Callable[[Stage], None]]] = {
     Kind.SETTINGS_TOPIC_PARTITIONS: [settings_topic(2)],
     Kind.RECORD_MISSING: [told(lambda _: None)],
     Kind.RECORD_UNREADABLE: [told(unreadable_record)],
-    Kind.RECORD_DIFFERS: [told(lambda stage: stage.tell(replace(stage.settings, max_hold_ms=9 * DAY_MS)))],
+    Kind.RECORD_DIFFERS: [told(lambda stage: stage.tell(replace(stage.settings, max_lease_ms=9 * DAY_MS)))],
     Kind.RECORD_OF_NO_QUEUE: [told(of_no_queue), told(of_nothing)],
 }
 """How each finding comes about. A new one must be among these, or below."""

@@ -345,4 +345,4 @@ def test_from_a_tracker_and_back_to_a_client(make_queue):
         assert (again.body, again.attempts) == (b"poison", 1)
         assert again.first_enqueued_ms == letter.first_enqueued_ms
         assert again.header("trace") == b"t"
-        client.ack(again, wait=True)
+        client.ack(again, confirmed=True)

@@ -13,8 +13,8 @@ from kmqpy.kafka.topics import Topics
 
 class TestFlow:
     def test_from_create_to_delete(self, kmq, queue_name):
-        made = kmq.json("queue", "create", queue_name, "--partitions", 2, "--redeliver-after", "20s")
-        assert (made["partitions"], made["redeliver_after_ms"]) == (2, 20_000)
+        made = kmq.json("queue", "create", queue_name, "--partitions", 2, "--lease", "20s")
+        assert (made["partitions"], made["lease_ms"]) == (2, 20_000)
         assert [one["name"] for one in kmq.json("queue", "list")] == [queue_name]
         assert queue_name in kmq("queue", "list")
 

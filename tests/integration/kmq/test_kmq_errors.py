@@ -59,7 +59,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize(
         "command",
-        ["send {} x", "stats {}", "queue describe {}", "queue alter {} --max-hold 1d", "dlq peek {}"],
+        ["send {} x", "stats {}", "queue describe {}", "queue alter {} --max-lease 1d", "dlq peek {}"],
     )
     def test_the_nearest_queue_is_named(self, kmq, name, command):
         assert f"; did you mean {name}?" in kmq.error(*command.format(name[:-1]).split())

@@ -133,7 +133,7 @@ def test_it_does_what_memory_does_and_each_id_is_in_one_place(url, queue_name, s
         "max_redeliveries": some.choice([None, 0, 2]),
         "requeue_to": some.choice(["back", "front"]),
         "redelivery": some.choice(["automatic", "automatic", "manual"]),
-        "ephemeral": some.random() < 0.9,
+        "delivery": "at-least-once" if some.random() < 0.9 else "at-most-once",
     }
     clock = ManualClock()
     with engine_at(url, queue_name) as redis, Redis.from_url(url) as admin:

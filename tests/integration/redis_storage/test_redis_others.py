@@ -122,7 +122,7 @@ def test_a_queue_has_the_name_of_its_registry_entry(redis_url, admin, queue_name
 @pytest.mark.parametrize("part", ["rows", "states"])
 def test_a_damaged_value_costs_no_other_message(redis_url, admin, queue_name, part):
     with engine_at(redis_url, queue_name) as redis:
-        queue = queue_of(redis, redeliver_after_ms=200)
+        queue = queue_of(redis, lease_ms=200)
         ids = redis.put(queue, [NewRow(b"x", priority=1)] * 3)
         admin.hset(f"{queue_name}:{{{queue.generation}}}:{part}", ids[0], "short")
         rows = redis.take(queue, 3, LONG_MS).rows

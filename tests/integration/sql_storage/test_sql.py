@@ -46,9 +46,9 @@ def test_a_late_acknowledgement_rolls_the_transaction_back(place: Place, queue: 
     queue.nack(late)
     queue.receive(lease=60)
     with place.application.connect() as connection:
-        queue.send("result", connection=connection)
+        queue.send("result", transaction=connection)
         with pytest.raises(ReceiptError, match="roll"):
-            queue.ack(late, connection=connection)
+            queue.ack(late, transaction=connection)
         connection.rollback()
     assert (queue.size(), queue.in_flight()) == (0, 1)
 
@@ -60,11 +60,11 @@ def test_a_connection_to_elsewhere_sends_nothing(place: Place, queue: Queue, tmp
     with closing(sqlite3.connect(tmp_path / "elsewhere.db")) as connection:
         if place.name == "sqlite":
             with pytest.raises(Unavailable, match="no such table"):
-                queue.send("x", connection=connection)
+                queue.send("x", transaction=connection)
             with storage_for(elsewhere.url.replace(elsewhere.prefix, place.prefix)) as other:
                 other.create("q")
                 with pytest.raises(QueueNotFound):
-                    queue.send("x", connection=connection)
+                    queue.send("x", transaction=connection)
                 connection.rollback()
     assert queue.size() == 0
 
@@ -77,7 +77,7 @@ def test_a_connection_that_is_closed_or_failed_is_told(place: Place, queue: Queu
     connection.detach()
     connection.close()
     with pytest.raises(ConfigError, match=r"^connection: .* closed"):
-        queue.send("y", connection=connection)
+        queue.send("y", transaction=connection)
     with pytest.raises(Unavailable):
         queue.ack(*received, connection=driver)
     assert (queue.size(), queue.in_flight()) == (0, 1)
@@ -96,7 +96,7 @@ def test_a_connection_of_another_thread_is_told(tmp_path: Path) -> None:
         ThreadPoolExecutor(1) as thread,
         pytest.raises(Unavailable, match="same thread"),
     ):
-        thread.submit(queue.send, "x", connection=connection).result()
+        thread.submit(queue.send, "x", transaction=connection).result()
 
 
 def test_large_headers_are_sent_in_several_statements(place: Place, queue: Queue) -> None:
@@ -112,7 +112,7 @@ def test_an_acknowledgement_that_is_not_committed_keeps_nobody_waiting(place: Pl
     queue.send_many(["a", "b"])
     (message,) = queue.receive(1, lease=0.2)
     with ThreadPoolExecutor(1) as thread, place.application.connect() as connection:
-        queue.ack(message, connection=connection)
+        queue.ack(message, transaction=connection)
         time.sleep(0.3)  # the lease is over, and the row is locked
         found = thread.submit(queue.receive, 10, wait=0, lease=60).result(WAITS_FOR_LOCK_S)
         assert [one.body for one in found] == [b"b"]
@@ -124,7 +124,7 @@ def test_an_acknowledgement_that_is_not_committed_keeps_nobody_waiting(place: Pl
 @of_several_writers
 def test_what_is_committed_late_keeps_its_place_and_nobody_waiting(place: Place, queue: Queue) -> None:
     with ThreadPoolExecutor(1) as thread, place.application.connect() as connection:
-        queue.send_many(["1", "2"], connection=connection)
+        queue.send_many(["1", "2"], transaction=connection)
         queue.send_many(["3", "4"])
         found = thread.submit(queue.receive, 1, wait=0, lease=60).result(WAITS_FOR_LOCK_S)
         assert [one.body for one in found] == [b"3"]
@@ -137,7 +137,7 @@ def test_a_nack_that_meets_a_lock_counts_once(place: Place, queue: Queue) -> Non
     queue.send("x")
     (message,) = queue.receive(1, lease=60)
     with place.application.connect() as connection, ThreadPoolExecutor(1) as thread:
-        queue.ack(message, connection=connection)
+        queue.ack(message, transaction=connection)
         nack = thread.submit(queue.nack, message)
         time.sleep(0.2)
         connection.rollback()

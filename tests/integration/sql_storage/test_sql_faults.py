@@ -35,7 +35,7 @@ def test_a_waiting_receive_learns_of_another_process_and_of_a_commit(place: Plac
                 queue.send("x")
             else:
                 with place.application.begin() as connection:
-                    queue.send("x", connection=connection)
+                    queue.send("x", transaction=connection)
             (message,) = received.result(60)
             message.ack()
 

@@ -26,7 +26,7 @@ def create_command(queue: QueueSettings, topics: Mapping[str, TopicInfo], omitte
     given = dataclasses.asdict(queue)
     options: dict[str, Callable[[Any], str]] = {
         "max_redeliveries": lambda limit: "none" if limit is None else str(limit),
-        **dict.fromkeys(("redeliver_after_ms", "max_delay_ms", "max_hold_ms"), duration_text),
+        **dict.fromkeys(("lease_ms", "max_delay_ms", "max_lease_ms"), duration_text),
     }
     names = ("markers_topic", "dead_letter_topic", "consumer_group", "redelivery_count_header")
     options |= dict.fromkeys(names, shlex.quote)
