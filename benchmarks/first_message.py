@@ -8,8 +8,7 @@ from benchmarks.lab import Lab
 from benchmarks.results import KMQPY, PLAIN, Case, Figures, percentile
 from benchmarks.sizes import Sizes
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.client.client import KmqClient
-from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.settings import QueueSettings
 
 _BUSY_S = 1.5
@@ -55,7 +54,7 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
 def _turn(lab: Lab, open_peer: _Peer, times: int, busy_s: float) -> Callable[[], Figures]:
     def turn() -> Figures:
         waited_ms = []
-        with lab.queue(1) as queue, KmqProducer(queue, lab.connection) as producer:
+        with lab.queue(1) as queue, KmqClient(queue, lab.connection) as producer:
             producer.send(b"first")
             with open_peer(lab, queue) as receive:
                 if busy_s:

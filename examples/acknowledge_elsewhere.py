@@ -11,7 +11,7 @@ import subprocess
 import sys
 import uuid
 
-from kmqpy import Admin, KafkaConnection, KmqClient, KmqProducer, QueueSettings, ZooKeeperConnection
+from kmqpy import Admin, KafkaConnection, KmqClient, QueueSettings, ZooKeeperConnection
 from kmqpy.errors import KmqError
 
 connection = KafkaConnection.from_environment()
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def run(queue: QueueSettings, admin: Admin) -> None:
-    with KmqProducer(queue, connection) as producer:
+    with KmqClient(queue, connection) as producer:
         producer.send_many(["one", "two", "three"])
     with KmqClient(queue, connection) as client:
         messages = client.receive(10, wait=10, lease=60)

@@ -13,7 +13,7 @@ import uuid
 
 from kmqpy import Admin, KafkaConnection, Message, QueueSettings, ZooKeeperConnection
 from kmqpy.errors import KmqError
-from kmqpy.kafka.queue import KafkaQueue
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.worker.asyncio import AsyncQueue, AsyncWorker
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
@@ -25,7 +25,7 @@ settings = QueueSettings(name=f"example-asyncio-{uuid.uuid4().hex[:8]}")
 
 async def main() -> int:
     # Operations run in threads, so the event loop stays free. Await those that wait for Kafka.
-    async with AsyncQueue(await asyncio.to_thread(KafkaQueue, settings, connection, zookeeper)) as queue:
+    async with AsyncQueue(await asyncio.to_thread(KmqClient, settings, connection, zookeeper)) as queue:
         await queue.send_many([f"letter {number}" for number in range(5)])
 
         # 1. Take messages yourself, and acknowledge each one.

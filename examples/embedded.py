@@ -12,7 +12,7 @@ import logging
 import os
 import uuid
 
-from kmqpy import Admin, KafkaConnection, KmqClient, KmqProducer, QueueSettings, ZooKeeperConnection
+from kmqpy import Admin, KafkaConnection, KmqClient, QueueSettings, ZooKeeperConnection
 from kmqpy.dev import Cluster
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
@@ -38,7 +38,7 @@ def main() -> None:
         stack.enter_context(
             Tracker(connection, zookeeper, TrackerSettings(queues=(queue.name,), http_port=-1))
         )
-        producer = stack.enter_context(KmqProducer(queue, connection))
+        producer = stack.enter_context(KmqClient(queue, connection))
         client = stack.enter_context(KmqClient(queue, connection))
 
         producer.send_many([f"message {number}" for number in range(10)])

@@ -19,7 +19,7 @@ import pandas as pd
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from kmqpy import Admin, KafkaConnection, KmqProducer, QueueSettings, ZooKeeperConnection
+from kmqpy import Admin, KafkaConnection, KmqClient, QueueSettings, ZooKeeperConnection
 from kmqpy.errors import KmqError
 from kmqpy.spark import KmqSpark, configure_spark_with_kmq
 from kmqpy.spark.health import health
@@ -56,7 +56,7 @@ def enrich(messages: pd.DataFrame) -> pd.DataFrame:
 def send_orders(queue: QueueSettings, connection: KafkaConnection, count: int) -> None:
     with Admin(connection, ZooKeeperConnection.from_environment()) as admin:
         admin.create_queue(queue, partitions=4)
-    with KmqProducer(queue, connection) as producer:
+    with KmqClient(queue, connection) as producer:
         producer.send_many(
             "broken"
             if number % 100 == 99

@@ -17,7 +17,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 
-from kmqpy import Admin, KafkaConnection, KmqClient, KmqProducer, QueueSettings, ZooKeeperConnection
+from kmqpy import Admin, KafkaConnection, KmqClient, QueueSettings, ZooKeeperConnection
 from kmqpy.errors import KmqError
 
 MESSAGES = 100
@@ -31,7 +31,7 @@ def settings(name: str) -> QueueSettings:
 
 
 def send(name: str) -> None:
-    with KmqProducer(settings(name), connection) as producer:
+    with KmqClient(settings(name), connection) as producer:
         producer.send_many([f"{number}" for number in range(MESSAGES)])
     print(f"sent {MESSAGES} messages to queue {name}", flush=True)
 
@@ -84,7 +84,7 @@ def run(name: str) -> None:
         for line in second.stdout:
             done.add(line.strip())
             if len(done) == MESSAGES:
-                with KmqProducer(settings(name), connection) as producer:
+                with KmqClient(settings(name), connection) as producer:
                     producer.send("last")
     assert done >= {f"{number}" for number in range(MESSAGES)}, "a message was lost"
     print(f"all {MESSAGES} messages were processed")

@@ -25,7 +25,7 @@ from kmqpy import (
     ZooKeeperConnection,
 )
 from kmqpy.errors import KmqError
-from kmqpy.kafka.queue import KafkaQueue
+from kmqpy.kafka.kmq_client import KmqClient
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
 
@@ -68,7 +68,7 @@ def main() -> int:
 def run() -> int:
     # A tracker redelivers messages given back. In production: `kmq tracker`, in processes of its own.
     tracker = Tracker(connection, zookeeper, TrackerSettings(queues=(settings.name,), http_port=-1))
-    with tracker, KafkaQueue(settings, connection, zookeeper) as queue:
+    with tracker, KmqClient(settings, connection, zookeeper) as queue:
         for customer in CUSTOMERS:
             # Messages with the same key are handled one at a time and in order.
             queue.send_many([f"{customer} orders tea {number}" for number in range(10)], key=customer)
@@ -83,7 +83,7 @@ def run() -> int:
     return 0 if done and calls.total() == DELIVERIES and dead == expected else 1
 
 
-def ended(queue: KafkaQueue, timeout: float = 60) -> bool:
+def ended(queue: KmqClient, timeout: float = 60) -> bool:
     """Wait until every message is acknowledged or a dead letter."""
     pause = threading.Event()
     for _ in range(int(timeout / 0.2)):

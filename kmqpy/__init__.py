@@ -4,12 +4,10 @@ Kafka alone acknowledges "everything up to an offset". With kmqpy a consumer ack
 tracker (a process beside the consumers) redelivers messages that were not acknowledged in time, and moves
 messages that were redelivered too often to a dead-letter topic.
 
-    from kmqpy import KafkaConnection, KmqClient, KmqProducer
+    from kmqpy import KafkaConnection, KmqClient
 
-    connection = KafkaConnection(bootstrap="localhost:9092")
-    with KmqProducer("orders", connection) as producer:
-        producer.send("one order")
-    with KmqClient("orders", connection) as client:
+    with KmqClient("orders", KafkaConnection(bootstrap="localhost:9092")) as client:
+        client.send("one order")
         for message in client:
             handle(message.body)
             client.ack(message)
@@ -41,8 +39,7 @@ from kmqpy.errors import (
 if TYPE_CHECKING:
     from kmqpy.core.backoff import Backoff
     from kmqpy.kafka.admin.admin import Admin
-    from kmqpy.kafka.client.client import KmqClient
-    from kmqpy.kafka.client.producer import KmqProducer
+    from kmqpy.kafka.kmq_client import KmqClient
     from kmqpy.kafka.settings import KafkaConnection, QueueSettings
     from kmqpy.message import Message
     from kmqpy.queue import Queue, queue_for
@@ -55,8 +52,7 @@ _MODULES = {
     "Admin": "kmqpy.kafka.admin.admin",
     "Backoff": "kmqpy.core.backoff",
     "KafkaConnection": "kmqpy.kafka.settings",
-    "KmqClient": "kmqpy.kafka.client.client",
-    "KmqProducer": "kmqpy.kafka.client.producer",
+    "KmqClient": "kmqpy.kafka.kmq_client",
     "Message": "kmqpy.message",
     "Queue": "kmqpy.queue",
     "QueueSettings": "kmqpy.kafka.settings",
@@ -78,7 +74,6 @@ __all__ = [
     "KafkaConnection",
     "KmqClient",
     "KmqError",
-    "KmqProducer",
     "Message",
     "MessageError",
     "NotSupported",

@@ -31,8 +31,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.durations import MIN_LEASE_MS, Duration
 from kmqpy.errors import KmqError, MessageError
 from kmqpy.kafka.admin.registry import Registry
-from kmqpy.kafka.client.client import KmqClient
-from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.message import Message, MessagesLike
 from kmqpy.zookeeper.session import connect
 
@@ -120,7 +119,7 @@ def _sender(
     if milliseconds(given["delay"]) > settings.max_delay_ms:
         limit = span(settings.max_delay_ms)
         raise click.BadParameter(f"longer than the queue allows, {limit}", param_hint="--delay")
-    with KmqProducer(settings, cli.connection) as producer:
+    with KmqClient(settings, cli.connection) as producer:
         yield partial(producer.send_many, partition=partition, **given)
 
 

@@ -25,7 +25,7 @@ from kmqpy.core.settings import nearest, read_file
 from kmqpy.errors import AccessDenied, ConfigError, KmqError, TopicError, Unavailable
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.registry import Registry
-from kmqpy.kafka.queue import KafkaQueue
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.settings import (
     OTHER_TABLES,
     KafkaConnection,
@@ -137,7 +137,7 @@ class Cli:
             with self.url.opened(name) as queue:
                 yield queue
         else:
-            with KafkaQueue(self.queue(name), self.connection, self.zookeeper) as queue:
+            with KmqClient(self.queue(name), self.connection, self.zookeeper) as queue:
                 yield queue
 
     def kafka_only(self, **options: object) -> None:

@@ -16,7 +16,7 @@ import click
 from kmqpy.cli.options import DURATION, Cli, connected_to_any
 from kmqpy.cli.output import print_error, print_json, print_text, standard_input
 from kmqpy.errors import ConfigError, ReceiptError, TopicError
-from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.queue import Queue
 from kmqpy.storages.receipts import queue_named_in

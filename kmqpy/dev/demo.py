@@ -29,7 +29,7 @@ from kmqpy.dev.demo_consumer import fate
 from kmqpy.errors import ClusterError, DecodeError
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.registry import Registry
-from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.records import message_headers, read_marker
 from kmqpy.kafka.message_headers import ORIGINAL_OFFSET
@@ -266,7 +266,7 @@ class _Demo:
 
     def _send(self) -> None:
         progress, batch = self._progress, max(1, self._progress.total // 200)
-        with KmqProducer(self._queue, self._connection) as producer:
+        with KmqClient(self._queue, self._connection) as producer:
             for first in range(0, progress.total, batch):
                 numbers = range(first, min(first + batch, progress.total))
                 progress.sent += len(producer.send_many([str(number) for number in numbers]))

@@ -13,7 +13,7 @@ import sys
 import threading
 
 from kmqpy.errors import Unavailable
-from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.message import Message
 

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.forks import ForkGuard
 from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.client.producer import new_producer
+from kmqpy.kafka.client.client_options import DEFAULT_LIMITS, SendLimits
+from kmqpy.kafka.client.sender import new_producer
 from kmqpy.kafka.cut_off import RenewedProducer
 from kmqpy.kafka.settings import KafkaConnection, check_connection
 from kmqpy.kafka.topics import Topics
@@ -26,10 +27,16 @@ class SharedConnections:
     """
 
     def __init__(
-        self, connection: KafkaConnection, zookeeper: ZooKeeperConnection, *, clock: Clock = SYSTEM_CLOCK
+        self,
+        connection: KafkaConnection,
+        zookeeper: ZooKeeperConnection,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        limits: SendLimits = DEFAULT_LIMITS,
     ) -> None:
         self.connection = check_connection(connection)
         self.zookeeper = zookeeper
+        self._limits = limits
         self._guard = ForkGuard("the connections of a storage")
         # Reentrant: a handler of signals may call close() in the middle of any call.
         self._opening = threading.RLock()
@@ -43,7 +50,7 @@ class SharedConnections:
         self._guard.raise_if_inherited()  # before the lock, which may be held for ever in a child
         with self._opening:
             if self._producer is None:
-                self._producer = new_producer(self.connection)
+                self._producer = new_producer(self.connection, self._limits)
             return self._producer
 
     def topics(self) -> Topics:

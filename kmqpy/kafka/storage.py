@@ -18,8 +18,8 @@ from kmqpy.core.settings import build, convert, nearest, refuse_unknown
 from kmqpy.errors import Closed, ConfigError, NotSupported, QueueNotFound
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.foreign_topics import refuse_foreign_topics
-from kmqpy.kafka.client.client_options import ClientOptions, check_options
-from kmqpy.kafka.queue import CAPABILITIES, KafkaQueue
+from kmqpy.kafka.client.client_options import ClientOptions, split_options
+from kmqpy.kafka.kmq_client import CAPABILITIES, KmqClient
 from kmqpy.kafka.settings import (
     KafkaConnection,
     QueueSettings,
@@ -73,16 +73,18 @@ class KafkaStorage:
         idle_timeout_ms: int = _IDLE_TIMEOUT_MS,
         **options: Unpack[ClientOptions],
     ) -> None:
-        check_options(options)
+        _, limits = split_options(options)
         if isinstance(idle_timeout_ms, bool) or not isinstance(idle_timeout_ms, int) or idle_timeout_ms < 0:
             raise ConfigError(f"idle_timeout_ms: {idle_timeout_ms!r} must be a whole number, at least 0")
         self._connection = connection
         self._idle_s = idle_timeout_ms / 1000
         self._options = options
         self._guard = ForkGuard("the storage")
-        self._shared = SharedConnections(connection, zookeeper, clock=options.get("clock", SYSTEM_CLOCK))
+        self._shared = SharedConnections(
+            connection, zookeeper, clock=options.get("clock", SYSTEM_CLOCK), limits=limits
+        )
         self._lock = threading.RLock()
-        self._queues: WeakSet[KafkaQueue] = WeakSet()
+        self._queues: WeakSet[KmqClient] = WeakSet()
         self._closed = threading.Event()
         self._idle_closer: threading.Thread | None = None
 
@@ -160,13 +162,13 @@ class KafkaStorage:
                     queue.leave_group()
             admin.delete_queue(name)
 
-    def open(self, name: str, *, codec: Codec | None = None) -> KafkaQueue:
+    def open(self, name: str, *, codec: Codec | None = None) -> KmqClient:
         """See Storage.open."""
         _check_name(name)
         with self._use_admin() as admin, self._suggest_nearest(admin, name):
             return self._open_queue(admin.settings(name), codec=codec)
 
-    def open_url(self, url: QueueUrl) -> KafkaQueue:
+    def open_url(self, url: QueueUrl) -> KmqClient:
         """See Storage.open_url. With `create=true`, makes a missing queue with the settings in the url.
 
         Closing the queue closes the storage.
@@ -213,9 +215,9 @@ class KafkaStorage:
         *,
         codec: Codec | None = None,
         on_close: Callable[[], None] | None = None,
-    ) -> KafkaQueue:
+    ) -> KmqClient:
         self._check_open()
-        opened = KafkaQueue(
+        opened = KmqClient(
             queue, self._connection, shared=self._shared, codec=codec, on_close=on_close, **self._options
         )
         with self._lock:
@@ -237,7 +239,7 @@ class KafkaStorage:
                 except Exception:  # the thread must go on, for the other queues
                     _log.exception("closing what is idle failed", extra={"queue": queue.name})
 
-    def _opened_queues(self) -> builtins.list[KafkaQueue]:
+    def _opened_queues(self) -> builtins.list[KmqClient]:
         with self._lock:
             return [*self._queues]
 

@@ -189,7 +189,7 @@ class Queue(Protocol):
 
     def receive(
         self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
-    ) -> list[Message]:
+    ) -> Sequence[Message]:
         """Take up to `max_messages`; returns as soon as there are some, or [] after `wait`.
 
         The messages are leased to the caller for `lease` (default: `default_lease`; at least 100 ms). A
@@ -238,7 +238,7 @@ class Queue(Protocol):
         """Make messages dead letters at once: they are not delivered again, unless they are redriven."""
         ...
 
-    def peek(self, limit: int = 10) -> list[Message]:
+    def peek(self, limit: int = 10) -> Sequence[Message]:
         """The oldest messages that can be taken, without taking them; they can't be acknowledged."""
         ...
 

@@ -123,7 +123,7 @@ class AsyncQueue:
 
     async def receive(
         self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
-    ) -> list[Message]:
+    ) -> Sequence[Message]:
         """See Queue.receive."""
         deadline = self._clock.monotonic() + duration_ms(wait, "wait") / 1000
         while True:
@@ -237,7 +237,7 @@ class AsyncQueue:
         if ahead := _popped(self._taken_ahead):
             self._pool.submit(self._give_back, ahead)
 
-    async def _receive(self, max_messages: int, wait_s: float, lease: Duration | None) -> list[Message]:
+    async def _receive(self, max_messages: int, wait_s: float, lease: Duration | None) -> Sequence[Message]:
         self._check_open()
         if kept := _popped(self._unhandled, max_messages):
             return kept
@@ -250,7 +250,7 @@ class AsyncQueue:
             taking.add_done_callback(self._give_back_later)
             raise
 
-    def _give_back_later(self, taking: Future[list[Message]]) -> None:
+    def _give_back_later(self, taking: Future[Sequence[Message]]) -> None:
         """Give back the messages of a cancelled receive(), in a thread.
 
         Must not block: event loops may call this method.
@@ -258,7 +258,7 @@ class AsyncQueue:
         if not taking.cancelled() and taking.exception() is None and (messages := taking.result()):
             self._pool.submit(self._give_back, messages)
 
-    def _give_back(self, messages: list[Message]) -> None:
+    def _give_back(self, messages: Sequence[Message]) -> None:
         if self._at_most_once:
             self._unhandled.extend(messages)
             return

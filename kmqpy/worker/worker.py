@@ -293,7 +293,7 @@ class Worker:
                 self._changed.wait()
         return 0
 
-    def _accept(self, messages: list[Message]) -> None:
+    def _accept(self, messages: Sequence[Message]) -> None:
         leased = self._leases.add(messages, lambda message: message.key if self._by_key else None)
         with self._changed:
             self._unfinished += len(leased)

@@ -19,8 +19,7 @@ from typing import Any, Literal
 
 from kmqpy.core import logs
 from kmqpy.errors import KmqError
-from kmqpy.kafka.client.client import KmqClient
-from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.message import Message
 
@@ -158,7 +157,7 @@ def send(task: ChildTask) -> None:
     journal = Journal(Path(task.journal))
     every = max(1, round(task.per_second * _EVERY_S))
     started, sent = time.monotonic(), 0
-    with KmqProducer(task.settings, task.connection) as producer:
+    with KmqClient(task.settings, task.connection) as producer:
         while not stopping.is_set():
             due = int((time.monotonic() - started) * task.per_second) - sent
             if due < every:

@@ -18,9 +18,8 @@ from kmqpy.dev.cluster import Cluster
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.registry import Registry
-from kmqpy.kafka.client.client import KmqClient
-from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.group_commits import group_commits
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.message import Message
@@ -107,7 +106,7 @@ class _Scene:
 
     def send(self, numbers: Sequence[int]) -> None:
         self.seen.attempted.update(numbers)
-        with KmqProducer(self.queue, self.connection) as producer:
+        with KmqClient(self.queue, self.connection) as producer:
             producer.send_many([str(number) for number in numbers])
         self.seen.sent.update(numbers)
 

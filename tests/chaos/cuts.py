@@ -25,8 +25,7 @@ from kmqpy.dev import Cluster
 from kmqpy.errors import DecodeError, KmqError
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.client.client import KmqClient
-from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.markers.records import read_marker
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.zookeeper.settings import ZooKeeperConnection
@@ -91,7 +90,7 @@ class _Load:
 
     def _send(self, sender: int) -> None:
         number = 0
-        with KmqProducer(QUEUE, self.connection) as producer:
+        with KmqClient(QUEUE, self.connection) as producer:
             while not self._sending.wait(0.05):
                 bodies = [f"{sender}-{number + index}" for index in range(10)]
                 number += 10

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kmqpy.errors import KmqError
 from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.client.client import KmqClient
-from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.topics import Topics
 from kmqpy.message import Message
 
@@ -142,7 +141,7 @@ class SecondQueue:
         numbers = range(self._next, self._next + count)
         self._next += count
         self.seen.attempted.update(numbers)
-        with KmqProducer(self._queue, self._connection) as producer:
+        with KmqClient(self._queue, self._connection) as producer:
             producer.send_many([str(number) for number in numbers], partition=0)
         self.seen.sent.update(numbers)
         taken = sorted(self._receive(count, lease=10.0), key=lambda message: message.offset)

@@ -16,7 +16,7 @@ from support import LiveQueue, until
 
 from kmqpy import Backoff, KafkaConnection, Worker
 from kmqpy.dev.ports import free_ports
-from kmqpy.kafka.queue import KafkaQueue
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.telemetry.prometheus import PrometheusTelemetry
 from tests.deploy.prometheus import program
 from tracker.health.metrics import TrackerMetrics
@@ -118,7 +118,7 @@ def scraped(cluster, zookeeper, tmp_path_factory) -> Iterator[Prometheus]:
         telemetry.failed(queue.name, "nothing")  # there are no series of failures before the first
         with (
             contextlib.closing(Prometheus(tmp_path_factory.mktemp("prometheus"), targets)) as prometheus,
-            KafkaQueue(queue.settings, connection, telemetry=telemetry) as received,
+            KmqClient(queue.settings, connection, telemetry=telemetry) as received,
             Worker(received, handle, backoff=Backoff(first=0.01), telemetry=telemetry, handle_signals=False),
         ):
             yield prometheus

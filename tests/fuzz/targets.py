@@ -213,7 +213,7 @@ class _Unconnected:
 def url(data: bytes) -> None:
     """A queue url."""
     text = _any_text(data)
-    with mock.patch.object(storage, "KafkaQueue", _Unconnected):
+    with mock.patch.object(storage, "KmqClient", _Unconnected):
         for one in (text, f"kafka://{text}", f"kafka://h:9092?queue=q&{text}"):
             with contextlib.suppress(KmqError):
                 queue_for(one)

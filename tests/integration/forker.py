@@ -17,10 +17,8 @@ from typing import Any
 
 from kmqpy.errors import KmqError
 from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.client.client import KmqClient
-from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.dead_letters import KafkaDeadLetters
-from kmqpy.kafka.queue import KafkaQueue
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, build_connections
 from kmqpy.kafka.topics import Topics
 from kmqpy.message import Message
@@ -65,7 +63,7 @@ def in_child(calls: Calls, finish: Callable[[], None] = lambda: None) -> dict[st
     return {**json.loads(os.read(told, 65_536) or b"{}"), "child": str(ended[1])}
 
 
-def take(client: KmqClient | KafkaQueue, count: int) -> list[Message]:
+def take(client: KmqClient | KmqClient, count: int) -> list[Message]:
     found: list[Message] = []
     deadline = time.monotonic() + 60
     while len(found) < count and time.monotonic() < deadline:
@@ -113,7 +111,7 @@ def producer(
     connection: KafkaConnection, _zookeeper: ZooKeeperConnection, settings: QueueSettings
 ) -> dict[str, Any]:
     """Also as multiprocessing forks."""
-    with KmqProducer(settings, connection) as producer:
+    with KmqClient(settings, connection) as producer:
         producer.send("before")
         calls: Calls = {"send": lambda: producer.send("lost"), "close": producer.close}
         children = [in_child(calls)]
@@ -133,7 +131,7 @@ def queue(
 ) -> dict[str, Any]:
     """The kafka: queue, the same over asyncio, and a worker that has been started."""
     handled: list[Message] = []
-    with KafkaQueue(settings, connection, zookeeper) as queue:
+    with KmqClient(settings, connection, zookeeper) as queue:
         worker = Worker(queue, handled.append, lease=60)
         worker.start()
         idle = Worker(queue, handled.append)

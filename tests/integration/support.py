@@ -22,8 +22,7 @@ from kmqpy.core.clock import wait_until
 from kmqpy.dev.ports import free_ports
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.admin.registry import Registry
-from kmqpy.kafka.client.client import KmqClient
-from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -149,8 +148,8 @@ class LiveQueue:
         arguments = {"markers": self.markers, **arguments}
         return self._ends.enter_context(KmqClient(self.settings, self.connection, **arguments))
 
-    def producer(self, **arguments: Any) -> KmqProducer:
-        return self._ends.enter_context(KmqProducer(self.settings, self.connection, **arguments))
+    def producer(self, **arguments: Any) -> KmqClient:
+        return self._ends.enter_context(KmqClient(self.settings, self.connection, **arguments))
 
     def tracker(self, *, wait: bool = True, **settings: Any) -> Tracker:
         """A tracker in this process, running; `wait`: until it redelivers for all partitions."""
@@ -172,7 +171,7 @@ class LiveQueue:
     # --- topics, as they are ------------------------------------------------------------------------
 
     def send(self, *bodies: bytes | str, **arguments: Any) -> list[str]:
-        with KmqProducer(self.settings, self.connection) as producer:
+        with KmqClient(self.settings, self.connection) as producer:
             return producer.send_many(bodies, **{"partition": 0, **arguments})
 
     def records(self, topic: str | None = None, *, at_once: bool = False) -> list[Any]:

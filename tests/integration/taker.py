@@ -20,8 +20,8 @@ import signal
 import sys
 from typing import Any
 
-from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.start_markers import StartBatch, StartMarkerWriter
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 
 

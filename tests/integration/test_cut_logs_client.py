@@ -10,9 +10,9 @@ from support import LiveQueue, bodies, collect, until
 
 from kmqpy.dev import Cluster
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.group_member import GroupMember
 from kmqpy.kafka.copies.end_markers import end_markers
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.markers.claim_headers import CLAIM, naming_tick
 from kmqpy.kafka.markers.log_cuts import Cut, offset_of
 from kmqpy.kafka.settings import KafkaConnection
@@ -46,7 +46,7 @@ class Scene:
         end = partition_reader.bounds(self.queue.connection, self.queue.settings.markers_topic, [0])
         self.marked_to = end[0][1]
         send(self.queue, 10, "more")
-        client = self.queue.client() if self.client._closed.is_set() else self.client
+        client = self.queue.client() if not self.client._consumer.is_open else self.client
         taken = collect(client, 10)
         client.ack(*taken[:5], confirmed=True)
         until(lambda: self.queue.committed() == COUNT + 10)

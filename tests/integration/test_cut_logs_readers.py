@@ -16,8 +16,8 @@ from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Finding, Kind
 from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.admin.stats import QueueStats
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.markers.life import LifeState
-from kmqpy.kafka.queue import KafkaQueue
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.cut_logs import cut_logs
@@ -102,13 +102,13 @@ def log_cuts(queue: LiveQueue) -> list[Finding]:
 def test_r39_what_stands_behind_the_cut_waits(queue: LiveQueue) -> None:
     found = stats(queue)
     assert (found.depth, found.exact, found.in_flight) == (len(waiting(queue)), True, len(held(queue)))
-    with KafkaQueue(queue.name, queue.connection) as looking:
+    with KmqClient(queue.name, queue.connection) as looking:
         assert bodies(looking.peek(100)) == waiting(queue)
         assert bodies(looking.peek(2)) == waiting(queue)[:2]
 
 
 def test_r39_messages_in_flight_that_were_cut_away_show_no_other_message(queue: LiveQueue) -> None:
-    with KafkaQueue(queue.name, queue.connection) as looking:
+    with KmqClient(queue.name, queue.connection) as looking:
         orphans = looking.orphans()
     assert sorted(one.message.body.decode() for one in orphans if one.message) == sorted(held(queue))
     assert len(orphans) == len(held(queue))
@@ -127,7 +127,7 @@ def test_r39_a_receipt_names_the_message_that_was_taken_and_an_id_the_one_that_i
     """Message 12 was acknowledged, 17 was not; 9 stands below the cut."""
     old = after_cut.receipts[queue.name]
     last = CUT_AT + NEW[queue.name] - 1
-    with KafkaQueue(queue.name, queue.connection) as looking:
+    with KmqClient(queue.name, queue.connection) as looking:
         acknowledged, lost, kept = (looking.trace(old[at]) for at in (12, 17, 9))
         there = looking.trace(f"0-{last}")
         with pytest.raises(ReceiptError, match=f"there is no 0:{last + 1}"):
@@ -141,7 +141,7 @@ def test_r39_a_receipt_names_the_message_that_was_taken_and_an_id_the_one_that_i
 
 def test_r39_new_messages_are_traced_by_receipt_and_by_id(after_cut: Cut) -> None:
     queue = after_cut.queues["noticed"]
-    with KafkaQueue(queue.name, queue.connection) as looking:
+    with KmqClient(queue.name, queue.connection) as looking:
         for at, events in ((0, ["sent", "taken", "acknowledged"]), (4, ["sent", "taken"])):
             by_receipt, by_id = looking.trace(after_cut.new[at]), looking.trace(f"0-{CUT_AT + at}")
             assert by_receipt == by_id
@@ -175,7 +175,7 @@ def test_r39_a_tracker_counts_the_same_and_stores_what_others_read_on_from(
 def test_r39_release_all_and_purge_name_messages_in_flight_by_their_numbers(after_cut: Cut) -> None:
     """Last of all: this changes the queue."""
     queue = after_cut.queues["noticed"]
-    with KafkaQueue(queue.name, queue.connection) as releasing:
+    with KmqClient(queue.name, queue.connection) as releasing:
         assert releasing.release_all() == len(held(queue))
         until(lambda: stats(queue).released == len(held(queue)))
         assert releasing.purge() >= len(held(queue))

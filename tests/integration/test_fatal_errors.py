@@ -16,7 +16,6 @@ from support import LiveQueue, collect, until, value
 from kmqpy.dev import Cluster
 from kmqpy.errors import Fenced, Unavailable, Unfinished, UnknownOutcome
 from kmqpy.kafka.client import unconfirmed_starts
-from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.copies.copy_transaction import (
     CopyTransaction,
     NewRecord,
@@ -25,6 +24,7 @@ from kmqpy.kafka.copies.copy_transaction import (
     open_producer,
 )
 from kmqpy.kafka.dead_letters import KafkaDeadLetters, RedriveResult
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.message_headers import DEAD_LETTER_TOPIC
 from kmqpy.kafka.settings import KafkaConnection

@@ -9,8 +9,8 @@ from confluent_kafka.admin import NewTopic
 from support import LiveQueue, until
 
 from kmqpy.errors import ConfigError, NotSupported, QueueNotFound, ReceiptError
-from kmqpy.kafka.client.producer import new_producer
 from kmqpy.kafka.client.record_message import KafkaMessage
+from kmqpy.kafka.client.sender import new_producer
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.kafka.topics import Topics
 from kmqpy.queue import queue_for, storage_for

@@ -13,13 +13,13 @@ from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin.stats import in_flight, queue_stats
 from kmqpy.kafka.copies import late_acks
 from kmqpy.kafka.copies.late_acks import LateAckCheck
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.claim_headers import CLAIM, naming_tick
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.life import LifeState
 from kmqpy.kafka.markers.lineage import COPY
 from kmqpy.kafka.partition_reader import RepeatedReader
-from kmqpy.kafka.queue import KafkaQueue
 from kmqpy.kafka.trace import trace
 from kmqpy.telemetry.prometheus import PrometheusTelemetry
 from kmqpy.worker.outcome import Retry
@@ -216,7 +216,7 @@ def test_r32_a_worker_is_told_and_gives_nothing_back(make_queue):
         raise Retry(delay=0)
 
     live.send("a")
-    with KafkaQueue(live.settings, live.connection) as queue:
+    with KmqClient(live.settings, live.connection) as queue:
         (message,) = taken(queue, 1)
         copied(live)
         with Worker(queue, handler, lease=SHORT_S, on_lost=lambda _: lost.set()) as worker:

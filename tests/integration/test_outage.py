@@ -18,7 +18,7 @@ from kmqpy.errors import Unavailable
 from kmqpy.kafka import cut_off
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client import receiver
-from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.markers.codec import Marker, Op, decode
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.settings import KafkaConnection

@@ -11,8 +11,8 @@ from support import LEASE_S, bodies, collect, delete_topic, nothing_comes, until
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError, MessageError
-from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.marker_writer import MarkerWriter
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings_mirror import SettingsMirror
 from kmqpy.message import Message

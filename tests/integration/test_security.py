@@ -36,8 +36,7 @@ from kmqpy.kafka import librdkafka, settings_mirror
 from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.admin.znode_paths import ZnodePaths
-from kmqpy.kafka.client.client import KmqClient
-from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.settings_mirror import SettingsMirror, settings_of
 from kmqpy.kafka.topics import Topics
@@ -109,7 +108,7 @@ def test_without_the_right_to_read_the_settings_of_queues_they_are_as_given(
     grant(secured, "sender", *rights)
     with caplog.at_level(logging.WARNING, "kmqpy.kafka.settings_mirror"):
         for _ in range(2):
-            with KmqProducer(live.settings, sender) as producer:
+            with KmqClient(live.settings, sender) as producer:
                 producer.send("as before")
         assert settings_of(live.name, sender) == QueueSettings(name=live.name)
     assert [one.getMessage().partition(";")[0] for one in caplog.records] == [f"topic {topic} can't be read"]
@@ -126,7 +125,7 @@ def test_minimal_acls_are_enough(secured, live):
     here = {"root": live.connection.root}
     settings = TrackerSettings(http_port=0, session_timeout_ms=2_000, offset_interval_ms=200)
     with Tracker(secured.connection("tracker", **here), secured.zookeeper_connection, settings) as tracker:
-        with KmqProducer(live.settings, secured.connection("sender", **here)) as producer:
+        with KmqClient(live.settings, secured.connection("sender", **here)) as producer:
             producer.send("good")
             producer.send("bad")
             producer.send("late", delay=0.2)
@@ -219,7 +218,7 @@ def test_the_file_of_the_page_is_enough_for_certificates_on_both_sides(
     without = text.replace("ssl.certificate.location", "#").replace("ssl.key.location", "#")
     (tmp_path / "kmq.toml").write_text(without)
     with pytest.raises(Unavailable):
-        KmqProducer(queue.settings, KafkaConnection.from_environment()).send("no certificate")
+        KmqClient(queue.settings, KafkaConnection.from_environment()).send("no certificate")
 
 
 # --- what is refused ----------------------------------------------------------------------------------
@@ -230,7 +229,7 @@ def _open_client(connection: KafkaConnection, _zookeeper: ZooKeeperConnection) -
 
 
 def _open_producer(connection: KafkaConnection, _zookeeper: ZooKeeperConnection) -> None:
-    KmqProducer("jobs", connection)
+    KmqClient("jobs", connection)
 
 
 def _open_tracker(connection: KafkaConnection, zookeeper: ZooKeeperConnection) -> None:
@@ -294,7 +293,7 @@ def test_who_may_do_nothing_in_kafka(secured, live):
 def test_who_may_write_nothing_in_kafka_is_told_each_time(secured, live):
     """Kafka gives such a producer no id, which ends it for good."""
     grant(secured, "nobody", *_without_write(producer_acls(live.name)))
-    with KmqProducer(live.settings, secured.connection("nobody")) as producer:
+    with KmqClient(live.settings, secured.connection("nobody")) as producer:
         for _ in range(2):
             with pytest.raises(AccessDenied, match=r"does not allow it .*Cluster authorization.*security"):
                 producer.send("m")
@@ -306,7 +305,7 @@ def test_a_client_that_may_write_nothing_in_kafka_says_why(secured, live, caplog
     with KmqClient(live.settings, secured.connection("nobody")) as client:
         until(lambda: client.partitions or client.receive(wait=0.1) or _warned(caplog, "a partition can't"))
         assert client.receive(wait=0.1) == []
-        assert client._topics.writer._thread.is_alive()
+        assert client._consumer.current._topics.writer._thread.is_alive()
     (warning,) = _warned(caplog, "markers are sent again")
     assert warning.error == "CLUSTER_AUTHORIZATION_FAILED"
 

@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from kazoo.exceptions import NotEmptyError
 from support import LiveQueue, until
 
-from kmqpy import KmqClient, KmqProducer, queue_for
+from kmqpy import KmqClient, queue_for
 from kmqpy.cli.app import run
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, MessageError, QueueNotFound, TopicError
@@ -79,8 +79,8 @@ def write(connection: KafkaConnection, topic: str, *records: tuple[bytes | None,
 
 def test_clients_know_what_a_queue_was_made_with(admin, connection, settings, capsys, monkeypatch):
     admin.create_queue(settings)
-    with KmqProducer(settings.name, connection) as producer, KmqClient(settings.name, connection) as client:
-        assert client.queue == settings
+    with KmqClient(settings.name, connection) as producer, KmqClient(settings.name, connection) as client:
+        assert client.settings == settings
         with pytest.raises(MessageError, match="max_delay, 1000 ms"):
             producer.send("x", delay=2)
         producer.send("x")
@@ -104,7 +104,7 @@ def test_what_contradicts_the_queue_is_refused_with_both_values(admin, connectio
         QueueSettings(name=settings.name, lease_ms=30_000),  # said, though it is the default
     ):
         told = f"lease_ms: {other.lease_ms} is not what queue .* 10000"
-        for make in (KmqClient, KmqProducer):
+        for make in KmqClient:
             with pytest.raises(ConfigError, match=told):
                 make(other, connection)
     with pytest.raises(ConfigError, match=r"max_delay_ms: 5000 is not what queue .* 1000"):
@@ -232,8 +232,8 @@ def test_without_the_topic_everything_is_as_given_and_one_warning_tells(
     Topics(connection).create(settings)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            with KmqClient(settings, connection) as client, KmqProducer(settings, connection):
-                assert client.queue == settings
+            with KmqClient(settings, connection) as client, KmqClient(settings, connection):
+                assert client.settings == settings
         assert settings_of(settings.name, connection) == QueueSettings(name=settings.name)
     assert [
         one.getMessage()

@@ -9,10 +9,10 @@ from support import collect, until
 from kmqpy.cli.app import kmq
 from kmqpy.errors import ConfigError, ReceiptError
 from kmqpy.kafka.dead_letters import KafkaDeadLetters
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.lineage import ANCESTORS, COPY
-from kmqpy.kafka.queue import KafkaQueue
 from kmqpy.kafka.trace import find_by_key, trace
 
 
@@ -67,7 +67,7 @@ def test_a_life_with_everything_in_it(either_queue):
     assert (life.state.value, life.key, life.deleted) == ("acknowledged", "k1", ())
     for named in (second.receipt, third.receipt, f"0-{first.offset}", f"0:{third.offset}", letter):
         assert trace(queue.connection, queue.settings, named) == life
-    with KafkaQueue(queue.settings, queue.connection) as opened:
+    with KmqClient(queue.settings, queue.connection) as opened:
         assert opened.trace(third) == life
 
     assert json.loads(kmq_trace(queue, third.receipt, "-o", "json"))["records"] == list(life.records)

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from support import until
 
 from kmqpy.core.backoff import Backoff
-from kmqpy.kafka.queue import KafkaQueue
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.telemetry.opentelemetry import TracingTelemetry
 from kmqpy.telemetry.prometheus import PrometheusTelemetry
 from kmqpy.worker.asyncio import AsyncQueue, AsyncWorker
@@ -37,7 +37,7 @@ def live(make_queue):
 
 @pytest.fixture
 def queue(live):
-    with KafkaQueue(live.settings, live.connection) as opened:
+    with KmqClient(live.settings, live.connection) as opened:
         yield opened
 
 
@@ -150,7 +150,7 @@ def test_a_stopped_worker_gives_back_what_it_has_not_begun(live, queue):
     until(lambda: worker.stopping)
     gate.set()
     stopping.join(60)
-    with KafkaQueue(live.settings, live.connection) as other:
+    with KmqClient(live.settings, live.connection) as other:
         queue.close()
         seen = Seen()
         with Worker(other, seen.note, lease=5):
@@ -259,7 +259,7 @@ def test_one_trace_from_the_send_over_a_redelivery_to_the_acknowledgement(live):
         if message.attempts == 1:
             raise Retry(0)
 
-    with KafkaQueue(live.settings, live.connection, telemetry=telemetry) as queue:
+    with KmqClient(live.settings, live.connection, telemetry=telemetry) as queue:
         queue.send("x")
         with Worker(queue, handler, lease=5, telemetry=telemetry):
             until(lambda: any(span.name.startswith("ack") for span in memory.get_finished_spans()))

@@ -14,8 +14,7 @@ import pytest
 from kmqpy.core.clock import SYSTEM_CLOCK, wait_until
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin.registry import Registry
-from kmqpy.kafka.client.client import KmqClient
-from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.claim_headers import CLAIM_ID
 from kmqpy.kafka.markers.codec import Marker, Op
@@ -76,7 +75,7 @@ def jvm_tracker(connection: KafkaConnection, queue: QueueSettings) -> Iterator[N
 
 
 def send(connection: KafkaConnection, queue: QueueSettings, first: int, count: int) -> None:
-    with KmqProducer(queue, connection) as producer:
+    with KmqClient(queue, connection) as producer:
         for partition in range(PARTITIONS):
             producer.send_many(
                 [b"%d" % n for n in range(first, first + count) if n % PARTITIONS == partition],

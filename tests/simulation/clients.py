@@ -142,7 +142,7 @@ class _Housekeeper:
 
 
 _client = stepwise(
-    "kmqpy.kafka.client.client",
+    "kmqpy.kafka.client.consumer",
     {"_receive_once", "_look_for_topics", "nack", "extend", "dead_letter", "_end_acknowledged"},
     TopicsInUse=_topics_in_use.TopicsInUse,
     Receiver=_receiver.Receiver,
@@ -256,7 +256,7 @@ def client(
     process, world = connection.process, connection.world
     while True:
         try:
-            own = _client.KmqClient(queue, connection, holder=process.name, markers=fmt, clock=process)
+            own = _client.QueueConsumer(queue, connection, holder=process.name, markers=fmt, clock=process)
             break
         except TopicError:
             yield 200.0
@@ -297,7 +297,7 @@ def client(
             while own._read_ahead:
                 own._read_ahead.give_back_stale()
                 yield 40 * world.random()
-                # KmqClient.__iter__ must look, too: we may have stood still.
+                # QueueConsumer.__iter__ must look, too: we may have stood still.
                 if (message := own._read_ahead.pop()) is not None and until > process.monotonic():
                     use(message, lease)
             partitions = member._partitions.values()
@@ -410,7 +410,7 @@ def _use_open(connection: Connection, own: Any, message: Any, lease: int, histor
 
 
 def _look_for_topics(process: Process, message: Any) -> Steps:
-    """KmqClient._look_for_topics, which waits: its thread that receives is who looks."""
+    """QueueConsumer._look_for_topics, which waits: its thread that receives is who looks."""
     topic_id = Receipt.parse(message.receipt).topic_id
     until = process.monotonic() + 3.0
     while process.client._topics.ids.queue != topic_id and process.monotonic() < until:

@@ -42,7 +42,7 @@ class TestSend:
     @pytest.mark.parametrize("before", [[], [b"0"]])
     def test_nothing_is_sent_twice_when_one_is_too_large(self, before, error, monkeypatch, capsys):
         producer = self.Producer(error)
-        monkeypatch.setattr("kmqpy.cli.messages.KmqProducer", producer)
+        monkeypatch.setattr("kmqpy.cli.messages.KmqClient", producer)
         batches = [*([before] if before else []), [b"a", b"large", b"b"]]
         monkeypatch.setattr("kmqpy.cli.messages._lines", lambda: iter(batches))
         assert run(["send", "q", "--zookeeper", ""]) == 1

@@ -12,7 +12,7 @@ from fake_kafka import FakeKafka
 from kmqpy.errors import Closed, ConfigError, Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client import receiver, topics_in_use
-from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.client.consumer import QueueConsumer
 from kmqpy.kafka.client.start_markers import StartOutcome
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.records import offsets_of_records
@@ -125,7 +125,7 @@ def client(monkeypatch, caplog):
     monkeypatch.setattr(topics_in_use, "MarkerWriter", FakeWriter)
     monkeypatch.setattr(receiver, "GroupMember", FakeMember)
     monkeypatch.setattr(FakeMember, "size", 5)
-    made = KmqClient(QueueSettings(name="q"), KafkaConnection())
+    made = QueueConsumer(QueueSettings(name="q"), KafkaConnection())
     yield made
     made.close()
     assert failures_of_housekeeping(caplog) == []
@@ -497,4 +497,4 @@ def test_to_ask_whether_kafka_answers_creates_no_topic(client):
     """Brokers that create topics by themselves take a producer's question for a wish."""
     with FakeKafka() as kafka:
         client._receiver._cut_off.find([librdkafka.new_producer(kafka.connection(), {})])
-        assert kafka.may_create == {client.queue.markers_topic}  # to which the producer writes
+        assert kafka.may_create == {client._queue.markers_topic}  # to which the producer writes

@@ -10,11 +10,9 @@ from kmqpy.core import settings as settings_module
 from kmqpy.core.environment import from_environment
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.client.client import KmqClient
-from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.dead_letters import KafkaDeadLetters
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.librdkafka import translated
-from kmqpy.kafka.queue import KafkaQueue
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, is_secret, redacted
 from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.settings import NO_ZOOKEEPER, ZooKeeperConnection
@@ -43,7 +41,7 @@ def sample(**values: Any) -> Sample:
 
 
 @pytest.mark.parametrize("given", ["host:9092", None, {"bootstrap": "host:9092"}])
-@pytest.mark.parametrize("make", [KmqClient, KmqProducer, KafkaQueue, KafkaDeadLetters])
+@pytest.mark.parametrize("make", [KmqClient, KafkaDeadLetters])
 def test_of_the_issue_a_connection_that_is_none_is_named(make, given):
     with pytest.raises(
         ConfigError, match=r"connection: .* is not a KafkaConnection; write it as KafkaConnection"

@@ -15,8 +15,9 @@ from fake_kafka import FakeKafka
 from kmqpy.core.clock import SYSTEM_CLOCK, SystemClock, wait_until
 from kmqpy.errors import MessageError, Unavailable
 from kmqpy.kafka import cut_off, librdkafka, topic_identity
+from kmqpy.kafka.client.client_options import SendLimits
 from kmqpy.kafka.client.marker_writer import MarkerWriter
-from kmqpy.kafka.client.producer import KmqProducer, new_producer
+from kmqpy.kafka.client.sender import QueueSender, new_producer
 from kmqpy.kafka.client.start_markers import StartMarkerWriter
 from kmqpy.kafka.cut_off import CutOffCheck, RenewedProducer
 from kmqpy.kafka.settings import QueueSettings
@@ -192,23 +193,23 @@ def test_late_failures_of_a_former_producer_replace_no_other(kafka):
 
 
 def test_a_sender_takes_another_producer_after_a_message_that_was_not_sent(kafka):
-    shared = new_producer(kafka.connection(), timeout_ms=200)
-    sender = KmqProducer(QueueSettings(name="t"), kafka.connection(), shared=shared)
+    shared = new_producer(kafka.connection(), SendLimits(200))
+    sender = QueueSender(QueueSettings(name="t"), kafka.connection(), shared)
     first = shared.current()
     with pytest.raises(Unavailable):
-        sender.send("x")
+        sender.send_many(["x"])
     assert shared.current() is not first
     with pytest.raises(MessageError):
-        sender.send("x" * 2_000_000)
+        sender.send_many(["x" * 2_000_000])
     assert shared.current() is shared.current()
 
 
 def test_a_sender_takes_another_producer_after_no_report_in_time(kafka):
-    shared = new_producer(kafka.connection(), timeout_ms=60_000)
-    sender = KmqProducer(QueueSettings(name="t"), kafka.connection(), shared=shared, delivery_timeout=0.01)
+    shared = new_producer(kafka.connection(), SendLimits(60_000))
+    sender = QueueSender(QueueSettings(name="t"), kafka.connection(), shared, SendLimits(10))
     first = shared.current()
     with pytest.raises(Unavailable):
-        sender.send("x")
+        sender.send_many(["x"])
     assert shared.current() is not first
 
 

@@ -17,7 +17,7 @@ class Opened:
 
 @pytest.fixture
 def opened(monkeypatch):
-    """What KafkaQueue would have been made with."""
+    """What KmqClient would have been made with."""
     calls = []
     for name in [name for name in os.environ if name.startswith("KMQ_")]:
         monkeypatch.delenv(name)
@@ -26,7 +26,7 @@ def opened(monkeypatch):
         calls.append((settings, (connection, shared.zookeeper), arguments))
         return Opened()
 
-    monkeypatch.setattr(storage, "KafkaQueue", note)
+    monkeypatch.setattr(storage, "KmqClient", note)
     return calls
 
 

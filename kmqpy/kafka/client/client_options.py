@@ -2,30 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from dataclasses import dataclass
+from typing import Literal, TypedDict, cast
 
 from kmqpy.core.clock import Clock
+from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.settings import check_limit
 from kmqpy.errors import ConfigError
-from kmqpy.kafka.client.record_message import Acknowledges
+from kmqpy.kafka.topics import MAX_MESSAGE_BYTES
 from kmqpy.telemetry.base import Telemetry
 
 
-class ClientOptions(TypedDict, total=False):
-    """The keyword arguments of KmqClient, whose docstring explains them."""
+class ConsumerOptions(TypedDict, total=False):
+    """The keyword arguments of KmqClient that concern taking and finishing messages."""
 
     max_in_flight: int
     holder: str | None
     instance_id: str | None
     markers: Literal["jvm", "range"]
     coalesce_ms: float
-    acknowledged_by: Acknowledges | None
     telemetry: Telemetry | None
     clock: Clock
 
 
-def check_options(options: ClientOptions) -> None:
-    """Raise ConfigError for values that KmqClient would refuse."""
+class ClientOptions(ConsumerOptions, total=False):
+    """The keyword arguments of KmqClient, whose docstring explains them."""
+
+    delivery_timeout: Duration
+    max_message_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendLimits:
+    """How long a send may take, and how large a message (key, body and headers) may be."""
+
+    timeout_ms: int = 30_000
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+
+
+DEFAULT_LIMITS = SendLimits()
+
+
+def split_options(options: ClientOptions) -> tuple[ConsumerOptions, SendLimits]:
+    """Return the options that concern taking, and those that concern sending; raises ConfigError."""
+    check_options(options)
+    limits = SendLimits(
+        duration_ms(options.get("delivery_timeout", 30.0), "delivery_timeout"),
+        check_limit(options.get("max_message_bytes", MAX_MESSAGE_BYTES), "max_message_bytes"),
+    )
+    names = ConsumerOptions.__annotations__
+    return cast("ConsumerOptions", {key: value for key, value in options.items() if key in names}), limits
+
+
+def check_options(options: ConsumerOptions) -> None:
+    """Raise ConfigError for options of a consumer that are out of bounds."""
     check_limit(options.get("max_in_flight", 1), "max_in_flight")
     markers, coalesce_ms = options.get("markers", "jvm"), options.get("coalesce_ms", 0)
     if markers not in ("jvm", "range"):

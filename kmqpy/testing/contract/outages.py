@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -98,7 +98,7 @@ def test_cut_connections_lose_and_double_nothing(kmq_target: Target, queue: Queu
     deadline = SYSTEM_CLOCK.monotonic() + 60
     try:
         while len(acked) < 200 and SYSTEM_CLOCK.monotonic() < deadline:
-            messages: list[Message] = []
+            messages: Sequence[Message] = []
             try:
                 messages = queue.receive(10, wait=0.2, lease=60)
                 queue.ack(messages, confirmed=True)

@@ -18,8 +18,8 @@ from support import committed_records, configure, delete_topic, until
 from kmqpy.core.clock import SYSTEM_CLOCK, SystemClock
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, UnsupportedMarker
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.dead_letters import KafkaDeadLetters, RedriveResult
+from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.claim_headers import CLAIM_ID
 from kmqpy.kafka.markers.codec import Marker, Op

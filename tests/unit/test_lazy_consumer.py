@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from kmqpy.errors import Closed
-from kmqpy.kafka.client.lazy_client import LazyClient
+from kmqpy.kafka.client.lazy_consumer import LazyConsumer
 from kmqpy.testing import ManualClock
 
 
@@ -18,7 +18,7 @@ class Client:
         self.closed = True
 
 
-class Lazy(LazyClient):
+class Lazy(LazyConsumer):
     def __init__(self):
         self.made = []
         self.clock = ManualClock()

@@ -6,9 +6,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.errors import ConfigError, MessageError, NotSupported, Unavailable, Unfinished
-from kmqpy.kafka import librdkafka
-from kmqpy.kafka.client.producer import KmqProducer
-from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.kafka.client.client_options import DEFAULT_LIMITS, SendLimits
+from kmqpy.kafka.client.sender import QueueSender
+from kmqpy.kafka.cut_off import RenewedProducer
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.message import OutgoingMessage
 from kmqpy.telemetry.base import Telemetry
 
@@ -40,11 +41,13 @@ class FakeProducer:
 
 
 @pytest.fixture
-def fake(monkeypatch):
-    made = FakeProducer()
-    monkeypatch.setattr(librdkafka, "new_producer", lambda *_: made)
-    monkeypatch.setattr("kmqpy.kafka.client.producer.Topics", lambda _: SimpleNamespace(check=lambda _: None))
-    return made
+def fake():
+    return FakeProducer()
+
+
+def sender_with(fake, limits=DEFAULT_LIMITS, telemetry=None):
+    producers = RenewedProducer(lambda: fake)
+    return QueueSender(QueueSettings(name="q"), KafkaConnection(), producers, limits, telemetry=telemetry)
 
 
 @pytest.mark.parametrize(
@@ -61,10 +64,8 @@ def fake(monkeypatch):
     ],
 )
 def test_of_the_issue_what_is_of_a_wrong_type_is_named(fake, given, error, shown):
-    with KmqProducer("q", KafkaConnection()) as producer:
-        fake.flush = lambda _: None
-        with pytest.raises(error, match=shown):
-            producer.send_many(**{"bodies": ["0"], **given})
+    with pytest.raises(error, match=shown):
+        sender_with(fake).send_many(**{"bodies": ["0"], **given})
     assert fake.bodies == []
 
 
@@ -84,7 +85,7 @@ def test_of_the_issue_what_is_of_a_wrong_type_is_named(fake, given, error, shown
 def test_a_message_error_says_that_none_was_sent(fake, answers, error):
     """`kmq send` sends them again, one by one."""
     with pytest.raises(error) as raised:
-        KmqProducer("q", KafkaConnection()).send_many([str(answer) for answer in answers])
+        sender_with(fake).send_many([str(answer) for answer in answers])
     assert type(raised.value) is error
     if error is Unfinished:
         assert raised.value.done == 1
@@ -96,7 +97,7 @@ def test_none_is_sent_when_one_becomes_too_large_by_what_telemetry_adds(fake):
         def sending(self, queue, headers):
             return super().sending(queue, (*headers, ("traceparent", b"x" * 50)))
 
-    producer = KmqProducer("q", KafkaConnection(), max_message_bytes=100, telemetry=Adds())
+    producer = sender_with(fake, SendLimits(max_message_bytes=100), Adds())
     with pytest.raises(MessageError):
         producer.send_many(["0", "0" * 90])
     assert fake.bodies == []
@@ -104,8 +105,8 @@ def test_none_is_sent_when_one_becomes_too_large_by_what_telemetry_adds(fake):
 
 def test_headers_count_with_what_frames_them(fake):
     """Else a message could be sent that no copy of it fits the topic."""
-    producer = KmqProducer("q", KafkaConnection(), max_message_bytes=100)
-    producer.send("00", headers={"é" * 44: b""})
+    producer = sender_with(fake, SendLimits(max_message_bytes=100))
+    producer.send_many(["00"], headers={"é" * 44: b""})
     for headers in ({"é" * 44: b"v"}, {str(number): b"" for number in range(10)}):
         with pytest.raises(MessageError, match="limit is 100 bytes"):
-            producer.send("00", headers=headers)
+            producer.send_many(["00"], headers=headers)

@@ -12,32 +12,25 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
-from kmqpy.core.closeable import Closeable
 from kmqpy.core.durations import Duration, duration_ms
-from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import ConfigError, MessageError, NotSupported, Unavailable, Unfinished, shown
 from kmqpy.kafka import librdkafka
+from kmqpy.kafka.client.client_options import DEFAULT_LIMITS, SendLimits
 from kmqpy.kafka.cut_off import RenewedProducer
 from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.message_headers import DELIVER_AT, size_of
 from kmqpy.kafka.places import message_id
-from kmqpy.kafka.settings import KafkaConnection, KafkaSettings, QueueSettings, check_connection
-from kmqpy.kafka.settings_mirror import settings_of
-from kmqpy.kafka.topics import HEADROOM_BYTES, MAX_MESSAGE_BYTES, Topics
+from kmqpy.kafka.settings import KafkaConnection, KafkaSettings, QueueSettings
+from kmqpy.kafka.topics import HEADROOM_BYTES
 from kmqpy.telemetry.base import Telemetry
 
 
-def new_producer(
-    connection: KafkaConnection, *, timeout_ms: int = 30_000, max_message_bytes: int = MAX_MESSAGE_BYTES
-) -> RenewedProducer:
-    """Return a producer of librdkafka for messages. A send takes at most `timeout_ms`.
-
-    The producer is renewed after an error that may have ended it.
-    """
+def new_producer(connection: KafkaConnection, limits: SendLimits = DEFAULT_LIMITS) -> RenewedProducer:
+    """Return a producer of librdkafka for messages. An error that may have ended it replaces it."""
     settings: KafkaSettings = {
         "linger.ms": 1,
-        "message.timeout.ms": max(timeout_ms, 10),
-        "message.max.bytes": max_message_bytes + HEADROOM_BYTES,
+        "message.timeout.ms": max(limits.timeout_ms, 10),
+        "message.max.bytes": limits.max_message_bytes + HEADROOM_BYTES,
     }
     return RenewedProducer(partial(librdkafka.new_producer, connection, settings))
 
@@ -50,68 +43,29 @@ class _Record(NamedTuple):
     headers: m.Headers
 
 
-class KmqProducer(Closeable):
+class QueueSender:
     """Sends messages to one queue; safe to use from any thread.
 
-    A message is sent once it is on all in-sync replicas. Retries inside the client make no duplicates. After
-    a fork, calls in the child raise Forked.
-
-    queue             the queue's name, or QueueSettings; fields that you leave out come from the queue's
-                      stored settings, and fields that contradict them raise ConfigError
-    delivery_timeout  the longest time (seconds) that sending may take
-    shared            a producer made by new_producer(), for several queues: the caller closes it, and has
-                      checked that the queue exists
-
-    The constructor raises QueueNotFound, TopicError, Unavailable, and ConfigError for bad settings.
+    producers  made by new_producer() with the same `limits`; the caller closes it, and has checked that the
+               queue exists: a broker that creates topics by itself would do so at the first send
     """
 
     def __init__(
         self,
-        queue: str | QueueSettings,
+        queue: QueueSettings,
         connection: KafkaConnection,
+        producers: RenewedProducer,
+        limits: SendLimits = DEFAULT_LIMITS,
         *,
-        delivery_timeout: Duration = 30.0,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-        shared: RenewedProducer | None = None,
         telemetry: Telemetry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._connection = check_connection(connection)
-        self._queue = settings_of(queue, connection)
-        self._timeout_ms = duration_ms(delivery_timeout, "delivery_timeout")
-        self._max_bytes = max_message_bytes
+        self._connection = connection
+        self._queue = queue
+        self._limits = limits
         self._telemetry = telemetry or Telemetry()
         self._clock = clock
-        self._guard = ForkGuard(f"the producer of queue {self._queue.name!r}")
-        # Checked first, because a broker that creates topics by itself would do so at the first send.
-        if shared is None:
-            Topics(connection).check(self._queue)
-        self._is_shared = shared is not None
-        self._producers = shared or new_producer(
-            connection, timeout_ms=self._timeout_ms, max_message_bytes=max_message_bytes
-        )
-
-    def send(
-        self,
-        body: bytes | str,
-        *,
-        key: bytes | str | None = None,
-        headers: m.HeadersLike | None = None,
-        delay: Duration = 0,
-        priority: int = 0,
-        partition: int | None = None,
-    ) -> str:
-        """Send one message and wait for Kafka's confirmation; returns the message id.
-
-        With a `delay` (seconds), nobody is handed the message before that time, and the wait costs the
-        message no attempt. Headers named `kmq-…` are left out: they belong to kmqpy.
-
-        Raises MessageError (too large, delay above the queue's max_delay, a key, header or body that is
-        neither bytes nor text), NotSupported for a `priority`, Unavailable. After Unavailable the message may
-        have been sent.
-        """
-        message = m.OutgoingMessage(body, key=key, headers=headers, delay=delay, priority=priority)
-        return self.send_many([message], partition=partition)[0]
+        self._producers = producers
 
     def send_many(
         self,
@@ -123,14 +77,7 @@ class KmqProducer(Closeable):
         priority: int = 0,
         partition: int | None = None,
     ) -> list[str]:
-        """Send messages and wait until all are confirmed; returns their ids in order.
-
-        The other arguments, except `partition`, apply to the bodies that are no OutgoingMessage.
-
-        Not atomic: when it raises, some of the messages may have been sent. After MessageError none was.
-        Unfinished means that some were sent, and others are above the topic's own limit of size.
-        """
-        self._guard.raise_if_inherited()
+        """See KmqClient.send_many."""
         if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int)):
             raise ConfigError(f"partition: {partition!r} is not a whole number")
         m.check_bodies(bodies)
@@ -146,7 +93,7 @@ class KmqProducer(Closeable):
         ]
         for one in outgoing:
             self._check_size(one)
-        timeout_s = self._timeout_ms / 1000 + 1
+        timeout_s = self._limits.timeout_ms / 1000 + 1
         with ExitStack() as sending:  # until they are confirmed
             traced = []
             for one in outgoing:  # all are checked before the first is sent
@@ -166,11 +113,6 @@ class KmqProducer(Closeable):
                     self._producers.note_failure(producer, error)
         self._telemetry.finished(self._queue.name, "send", len(ids))
         return ids
-
-    def close(self) -> None:
-        """Release the connection; every send() has been confirmed or has raised before."""
-        if not self._guard.inherited and not self._is_shared:
-            self._producers.flush(5)
 
     def _record_of(self, message: m.OutgoingMessage) -> _Record:
         """Return the record of a message; raises MessageError, NotSupported."""
@@ -194,10 +136,9 @@ class KmqProducer(Closeable):
 
     def _check_size(self, record: _Record) -> None:
         size = size_of(record.key, record.value, record.headers)
-        if size > self._max_bytes:
-            raise MessageError(
-                f"message of {size} bytes (key, body and headers): the limit is {self._max_bytes} bytes"
-            )
+        most = self._limits.max_message_bytes
+        if size > most:
+            raise MessageError(f"message of {size} bytes (key, body and headers): the limit is {most} bytes")
 
     def _produce(
         self, producer: Producer, record: _Record, partition: int | None, reports: _DeliveryReports

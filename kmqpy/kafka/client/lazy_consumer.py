@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from kmqpy.core.clock import Clock
 from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import Closed
-from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.client.consumer import QueueConsumer
 
 
-class LazyClient:
+class LazyConsumer:
     """Opens a client at its first use, and closes it when it is idle.
 
     use() opens the client when there is none. When the client was idle and has been closed, the next use()
@@ -21,22 +21,27 @@ class LazyClient:
     Safe to use from any thread. `what` names the client in errors.
     """
 
-    def __init__(self, make: Callable[[], KmqClient], what: str, clock: Clock) -> None:
+    def __init__(self, make: Callable[[], QueueConsumer], what: str, clock: Clock) -> None:
         self._make = make
         self._what = what
         self._clock = clock
         self._guard = ForkGuard(what)
         # Reentrant: a handler of signals may call close() in the middle of any call.
         self._lock = threading.RLock()
-        self._client: KmqClient | None = None
+        self._client: QueueConsumer | None = None
         self._users = 0
         self._used_at = 0.0
         self._closed = False
 
     @property
-    def current(self) -> KmqClient | None:
+    def current(self) -> QueueConsumer | None:
         """The open client, or None. Reading this opens none, and does not count as use."""
         return self._client
+
+    @property
+    def is_open(self) -> bool:
+        """True before close(), in the process that made this object."""
+        return not self._closed and not self._guard.inherited
 
     def check_open(self) -> None:
         """Raise Closed after close(), and Forked in a process that fork() made after this object."""
@@ -45,7 +50,7 @@ class LazyClient:
             raise Closed(f"{self._what} is closed")
 
     @contextmanager
-    def use(self) -> Iterator[KmqClient]:
+    def use(self) -> Iterator[QueueConsumer]:
         """Yield the client, opened if there is none. A client that is in use does not count as idle.
 
         Raises Closed, Forked, and the errors of opening the client.

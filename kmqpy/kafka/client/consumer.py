@@ -1,17 +1,11 @@
-"""KmqClient: takes messages of a queue on Kafka, and acknowledges each message by itself.
-
-The client works as in the JVM library kmq. It fetches a batch, writes a start marker ("a client took this
-message") for each message, and waits until Kafka has confirmed the start markers. From then on it may commit
-the offsets of the messages, and it hands them out. `ack` writes an end marker. A tracker redelivers a message
-whose end marker does not come before the message's lease ends.
-"""
+"""QueueConsumer: takes messages of a queue on Kafka, and acknowledges each message by itself."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
@@ -19,7 +13,7 @@ from kmqpy.core.durations import Duration, duration_ms, lease_duration_ms
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import check_limit
 from kmqpy.core.signal_safety import SignalSafeEvent, released
-from kmqpy.errors import Closed, ConfigError, NotSupported, Unavailable
+from kmqpy.errors import Closed, ConfigError, Unavailable
 from kmqpy.kafka.client.client_options import check_options
 from kmqpy.kafka.client.housekeeper import Housekeeper
 from kmqpy.kafka.client.in_flight_limit import InFlightLimit
@@ -31,8 +25,7 @@ from kmqpy.kafka.client.record_message import Acknowledges, KafkaMessage
 from kmqpy.kafka.client.topics_in_use import TopicsInUse
 from kmqpy.kafka.markers.codec import MAX_REASON, Marker, Op
 from kmqpy.kafka.places import Offsets, Place
-from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
-from kmqpy.kafka.settings_mirror import settings_of
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import stale_markers_error
 from kmqpy.message import Message, MessagesLike
 from kmqpy.queue.arguments import check_flag
@@ -59,38 +52,15 @@ _CLOSE_TIMEOUT_S = 10.0
 T = TypeVar("T")
 
 
-class KmqClient:
-    """Takes messages from one queue; safe to use from any thread.
+class QueueConsumer:
+    """Takes messages from one queue; safe to use from any thread. KmqClient explains the arguments.
 
-    Clients share a queue by its partitions: one client takes from each partition, further clients are on
-    standby.
-
-    queue            the queue's name, or QueueSettings; fields that you leave out come from the queue's
-                     stored settings, and fields that contradict them raise ConfigError
-    connection       the addresses of Kafka; the client needs no ZooKeeper
-    max_in_flight    receive() waits while this many messages are taken, not finished, and within their leases
-    holder           a name for this client, shown beside the messages that it has taken
-    instance_id      static membership in the group: a restart within the session moves no partitions
-    markers          the format of the markers that the client writes. "jvm": that of the JVM library kmq,
-                     one marker for each message. "range": kmqpy's own, one marker for many messages, several
-                     times as fast. Choose "range" unless JVM trackers look after the queue: they can't read
-                     it. kmqpy's trackers read both, mixed
-    coalesce_ms      with "range": for how long the client collects end markers, to write them as ranges
-    acknowledged_by  the object whose ack() message.ack() calls; default: this client
-
-    Delivery is at least once: a message can come twice, when its lease ended or when a client was killed.
-
-    In a forked child of the process that made the client, its calls raise Forked.
-
-    The constructor raises QueueNotFound, TopicError, Unavailable, and ConfigError for bad arguments. When the
-    queue topic is recreated (deleted and made again under the same name), the client goes on with the new
-    topic. If the markers topic was not recreated as well, receive() raises TopicError until somebody
-    recreates it.
+    acknowledged_by  the object whose ack() message.ack() calls; default: this consumer
     """
 
     def __init__(
         self,
-        queue: str | QueueSettings,
+        queue: QueueSettings,
         connection: KafkaConnection,
         *,
         max_in_flight: int = 10_000,
@@ -103,8 +73,8 @@ class KmqClient:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         check_options({"max_in_flight": max_in_flight, "markers": markers, "coalesce_ms": coalesce_ms})
-        self._connection = check_connection(connection)
-        self._queue = settings_of(queue, connection)
+        self._connection = connection
+        self._queue = queue
         self._guard = ForkGuard(f"the client of queue {self._queue.name!r}")
         self._telemetry = telemetry or Telemetry()
         self._clock = clock
@@ -143,48 +113,21 @@ class KmqClient:
         )
 
     @property
-    def queue(self) -> QueueSettings:
-        """The queue's settings, as this client knows them."""
-        return self._queue
-
-    @property
     def leased(self) -> int:
-        """How many messages this client has received that are not finished and whose leases still run."""
+        """See KmqClient.leased."""
         self._guard.raise_if_inherited()
         return len(self._in_flight)
 
     @property
     def partitions(self) -> list[int]:
-        """The partitions that this client takes messages from at the moment.
-
-        Empty before its first receive() and while the consumer group assigns partitions. Where there are
-        more clients than partitions, some clients get none.
-        """
+        """See KmqClient.partitions."""
         self._guard.raise_if_inherited()
         return self._receiver.partitions
 
     def receive(
         self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
     ) -> list[KafkaMessage]:
-        """Take up to `max_messages`; returns as soon as there are some, and [] after `wait` seconds.
-
-        The first call joins the consumer group. Joining is part of `wait`; see `partitions`.
-
-        Each message is this caller's for `lease` seconds (default: the queue's lease; at least 0.1
-        s). A tracker redelivers the message unless it is acknowledged before. The client makes the lease
-        longer where writing start markers takes more than an eighth of it. It gives back a message that it
-        can't hand out with half of the lease left. That counts as no attempt, unless this process dies first
-        or the broker writes the marker that gives the message back after the end of the lease.
-
-        If the queue's setting `late_acks` is on, the client checks copies (messages that a tracker has
-        appended again) for markers that earlier consumers wrote when the tracker was copying the message
-        already. It leaves out copies that are acknowledged or that are to become dead letters. It puts off
-        copies for which an earlier consumer asked for a delay or a longer lease. It gives back copies that it
-        can't check.
-
-        Raises ConfigError for bad numbers, TopicError when the queue's topic is gone or was recreated without
-        its markers topic, Fenced when the group goes on without this client, and Closed.
-        """
+        """See KmqClient.receive."""
         check_limit(max_messages, "max_messages")
         lease_ms = self._lease_ms(lease)
         deadline = self._clock.monotonic() + duration_ms(wait, "wait") / 1000
@@ -202,11 +145,7 @@ class KmqClient:
                 return []
 
     def __iter__(self) -> Iterator[KafkaMessage]:
-        """Yield messages one by one, for as long as the client is open.
-
-        The client takes the messages in batches. It gives back messages whose leases run out before their
-        turn, which does not count as an attempt.
-        """
+        """Yield messages one by one, for as long as the consumer is open."""
         while not self._closed.is_set():
             self._guard.raise_if_inherited()
             try:
@@ -221,20 +160,8 @@ class KmqClient:
                 raise
             yield message
 
-    def ack(self, *messages: MessagesLike, confirmed: bool = False, transaction: Any = None) -> None:
-        """Acknowledge messages, or the messages that receipts name: trackers do not redeliver them.
-
-        Here and in the methods below, messages may be several arguments or one list.
-
-        Returns at once; a thread writes the end markers, and sends them again until they are confirmed. With
-        `confirmed`, the method waits until its own end markers are, and raises Unavailable if they are not
-        after 10 s. An ack that comes after the redelivery is harmless.
-
-        Raises ReceiptError; NotSupported for a `transaction`, because Kafka takes no part in transactions of
-        databases.
-        """
-        if transaction is not None:
-            raise NotSupported("transaction: Kafka takes no part in a transaction of yours (transactions)")
+    def ack(self, *messages: MessagesLike, confirmed: bool = False) -> None:
+        """See KmqClient.ack."""
         writer, places = self._locate(self._places.offsets_of, m.each_of(messages))
         self._write(writer, places.items(), confirmed=confirmed)
         self._note_finished(places, "ack")
@@ -247,13 +174,7 @@ class KmqClient:
         reason: str | None = None,
         confirmed: bool = False,
     ) -> None:
-        """Give messages back: a tracker redelivers them after `delay` seconds.
-
-        With `count=False`, this delivery does not count as an attempt. If the message becomes a dead letter,
-        `reason` is the reason of the dead letter. In a queue with late acks, a message that an earlier
-        consumer has acknowledged does not become a dead letter: the tracker looks for that acknowledgement,
-        for a few seconds at most.
-        """
+        """See KmqClient.nack."""
         check_flag(count, "count")
         delay_ms = self._bounded(duration_ms(delay, "delay"), self._queue.max_delay_ms, "delay")
         cut = _cut_reason(reason)
@@ -262,18 +183,7 @@ class KmqClient:
         self._write_and_finish(writer, nacks, "nack", confirmed=confirmed)
 
     def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:
-        """Let the leases of messages end `lease` seconds from now, be that later or earlier than before.
-
-        Returns the receipts of lost messages, those that are no longer the caller's, as far as the client
-        finds out. It finds out only where the queue has late acks and the caller gives messages, not
-        receipts. Lost messages are then copies that an earlier consumer has acknowledged. The client writes
-        end markers for them, so that nobody gets them again. Reading the markers takes a quarter of the lease
-        at most, and no more than 2 s.
-
-        For a message that was finished meanwhile, the call does nothing. The same is true of a message that
-        was redelivered, unless the queue has late acks: then a copy that no client has taken yet waits until
-        this lease is over. `lease=0` means `nack(count=False)`; other leases below 0.1 s raise ConfigError.
-        """
+        """See KmqClient.extend."""
         if not duration_ms(lease, "lease"):
             self.nack(*messages, count=False, confirmed=confirmed)
             return []
@@ -291,21 +201,14 @@ class KmqClient:
     def dead_letter(
         self, *messages: MessagesLike, reason: str | None = None, confirmed: bool = False
     ) -> None:
-        """Have a tracker move messages to the dead-letter topic, without another try.
-
-        In a queue with late acks, messages that an earlier consumer has acknowledged do not become dead
-        letters: the tracker looks for such acknowledgements, for a few seconds at most.
-        """
+        """See KmqClient.dead_letter."""
         cut = _cut_reason(reason)
         writer, places = self._locate(self._places.places_of, m.each_of(messages))
         requests = [Marker(*place, Op.DEAD_LETTER, 0, reason=cut) for place in places]
         self._write_and_finish(writer, requests, "dead-letter", confirmed=confirmed)
 
     def flush(self, timeout: Duration = 10.0) -> None:
-        """Wait until the markers of all calls so far are confirmed; raises Unavailable after `timeout`.
-
-        flush() does not wait for markers of calls that other threads make meanwhile.
-        """
+        """See KmqClient.flush."""
         self._guard.raise_if_inherited()
         self._check_confirmed(self._topics.writer.flush(duration_ms(timeout, "timeout") / 1000))
 

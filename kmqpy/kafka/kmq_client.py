@@ -1,0 +1,558 @@
+"""KmqClient: one queue on Kafka. Hands calls on to a consumer, a sender and an administrator.
+
+The consumer works as in the JVM library kmq. It fetches a batch, writes a start marker ("a client took this
+message") for each message, and waits until Kafka has confirmed the start markers. From then on it may commit
+the offsets of the messages, and it hands them out. `ack` writes an end marker. A tracker redelivers a message
+whose end marker does not come before the message's lease ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.durations import Duration
+from kmqpy.core.forks import ForkGuard
+from kmqpy.core.settings import check_limit
+from kmqpy.errors import Closed, DecodeError, NotSupported
+from kmqpy.kafka import partition_reader
+from kmqpy.kafka.admin import stats
+from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.admin.stats import InFlightMessage
+from kmqpy.kafka.client.client_options import ClientOptions, split_options
+from kmqpy.kafka.client.consumer import QueueConsumer
+from kmqpy.kafka.client.lazy_consumer import LazyConsumer
+from kmqpy.kafka.client.record_message import KafkaMessage, ReceiveContext
+from kmqpy.kafka.client.sender import QueueSender
+from kmqpy.kafka.dead_letters import KafkaDeadLetter, KafkaDeadLetters
+from kmqpy.kafka.markers.entry import EntryState
+from kmqpy.kafka.markers.life import MessageLife
+from kmqpy.kafka.markers.log_cuts import cuts_behind
+from kmqpy.kafka.message_headers import DELIVER_AT, int_header
+from kmqpy.kafka.receipt import Receipt
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
+from kmqpy.kafka.settings_mirror import check_topics, settings_of
+from kmqpy.kafka.shared_connections import SharedConnections
+from kmqpy.kafka.topics import MAX_MESSAGE_BYTES
+from kmqpy.kafka.trace import trace
+from kmqpy.message import HeadersLike, Message, MessagesLike, OutgoingMessage, check_bodies
+from kmqpy.queue import Capabilities, Codec, DeadLetter, DeadLetters, Orphan
+from kmqpy.queue.arguments import check_age
+from kmqpy.queue.storage import encode_body
+from kmqpy.telemetry.base import Telemetry
+from kmqpy.zookeeper.settings import NO_ZOOKEEPER, ZooKeeperConnection
+
+CAPABILITIES = Capabilities(
+    fifo=False,  # messages of a partition, so of a key, are in order, except redelivered ones
+    priority=False,
+    requeue_to_front=False,
+    manual_redelivery=False,
+    at_most_once=False,
+    blocking_take=True,
+    max_body_bytes=MAX_MESSAGE_BYTES,
+    immediate=False,
+    stable_ids=False,
+    late_ack=False,
+    tells_lost=False,  # extend() tells of some
+    exact_sizes=False,
+    any_name=False,
+    bound_handles=False,
+    many_queues=False,
+)
+
+
+class KmqClient:
+    """One queue on Kafka: sends, takes, acknowledges, counts and administers its messages; see kmqpy.Queue.
+
+    Who only sends joins no consumer group, and who only receives opens no producer for messages. The first
+    receive() joins the group. Clients share a queue by its partitions: one client takes from each partition,
+    further clients are on standby. Delivery is at least once: a message can come twice, when its lease ended
+    or when a client was killed. Redelivery and dead letters need a tracker that runs.
+
+    queue              the queue's name, or QueueSettings; fields that you leave out come from the queue's
+                       stored settings, and fields that contradict them raise ConfigError
+    connection         where Kafka is
+    zookeeper          where ZooKeeper is, if known. With it, `size`, `in_flight` and the like read less of
+                       the markers topic, and without it the whole topic
+    codec              turns objects into bodies and back
+    max_in_flight      receive() waits while this many messages are taken, not finished, and within their
+                       leases
+    holder             a name for this client, shown beside the messages that it has taken
+    instance_id        static membership in the group: a restart within the session moves no partitions
+    markers            the format of the markers that the client writes. "jvm": that of the JVM library kmq,
+                       one marker for each message. "range": kmqpy's own, one marker for many messages,
+                       several times as fast. Choose "range" unless JVM trackers look after the queue: they
+                       can't read it. kmqpy's trackers read both, mixed
+    coalesce_ms        with "range": for how long the client collects end markers, to write them as ranges
+    delivery_timeout   the longest time (seconds) that sending may take
+    max_message_bytes  the largest message (key, body and headers) that send() accepts
+    shared, on_close   for KafkaStorage: connections that it closes itself, used instead of `zookeeper`, and a
+                       function that the first close() calls
+
+    In a forked child of the process that made the client, its calls raise Forked.
+
+    The constructor raises QueueNotFound, TopicError, Unavailable, and ConfigError for bad arguments. When the
+    queue topic is recreated (deleted and made again under the same name), the client goes on with the new
+    topic. If the markers topic was not recreated as well, receive() raises TopicError until somebody
+    recreates it.
+    """
+
+    def __init__(
+        self,
+        queue: str | QueueSettings,
+        connection: KafkaConnection,
+        zookeeper: ZooKeeperConnection = NO_ZOOKEEPER,
+        *,
+        codec: Codec | None = None,
+        shared: SharedConnections | None = None,
+        on_close: Callable[[], None] | None = None,
+        **options: Unpack[ClientOptions],
+    ) -> None:
+        receiving, limits = split_options(options)
+        self._connection = check_connection(connection)
+        self._settings = settings = settings_of(queue, connection)
+        self._limits = limits
+        self._clock = options.get("clock", SYSTEM_CLOCK)
+        self._telemetry = options.get("telemetry") or Telemetry()
+        self._codec = codec
+        self._on_close = on_close
+        self._shared = shared or SharedConnections(
+            connection, zookeeper, clock=self._clock, limits=limits
+        )
+        check_topics(settings, self._shared.topics().check(settings), connection)
+        self._owns_shared = shared is None
+        self._consumer = LazyConsumer(
+            lambda: QueueConsumer(settings, connection, acknowledged_by=self, **receiving),
+            f"the client of queue {settings.name!r}",
+            self._clock,
+        )
+        self._guard = ForkGuard(f"the client of queue {settings.name!r}")
+        self._opening = threading.RLock()
+        self._sender: QueueSender | None = None
+        self._dead_letters = _DeadLetters(self)
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self._settings.name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See Queue.capabilities."""
+        return CAPABILITIES
+
+    @property
+    def settings(self) -> QueueSettings:
+        """The queue's settings, as they were when it was opened."""
+        return self._settings
+
+    @property
+    def default_lease(self) -> float:
+        """See Queue.default_lease."""
+        return self._settings.lease_ms / 1000
+
+    @property
+    def max_lease(self) -> float:
+        """See Queue.max_lease."""
+        return self._settings.max_lease_ms / 1000
+
+    @property
+    def at_most_once(self) -> bool:
+        """See Queue.at_most_once; a queue on Kafka never is."""
+        return False
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """See Queue.dead_letters."""
+        return self._dead_letters
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    def send(
+        self,
+        body: Any,
+        *,
+        key: bytes | str | None = None,
+        headers: HeadersLike | None = None,
+        delay: Duration = 0,
+        priority: int = 0,
+        transaction: Any = None,
+        partition: int | None = None,
+    ) -> str:
+        """Send one message, to `partition` or to that of its key, and wait for Kafka's confirmation.
+
+        A message is sent once it is on all in-sync replicas. Retries inside the client make no duplicates.
+        With a `delay` (seconds), nobody is handed the message before that time, and the wait costs the
+        message no attempt. Headers named `kmq-…` are left out: they belong to kmqpy.
+
+        Returns the message id. Raises MessageError (too large, delay above the queue's max_delay, a key,
+        header or body that is neither bytes nor text), ConfigError for a partition that the queue does not
+        have, NotSupported for a `priority` or `transaction`, and Unavailable. After Unavailable the message
+        may have been sent.
+        """
+        message = OutgoingMessage(body, key=key, headers=headers, delay=delay, priority=priority)
+        return self.send_many([message], transaction=transaction, partition=partition)[0]
+
+    def send_many(
+        self,
+        bodies: Iterable[Any],
+        *,
+        key: bytes | str | None = None,
+        headers: HeadersLike | None = None,
+        delay: Duration = 0,
+        priority: int = 0,
+        transaction: Any = None,
+        partition: int | None = None,
+    ) -> list[str]:
+        """Send messages and wait until all are confirmed; returns their ids in order.
+
+        The other arguments, except `partition`, apply to the bodies that are no OutgoingMessage.
+
+        Not atomic: when it raises, some of the messages may have been sent. After MessageError none was.
+        Unfinished means that some were sent, and others are above the topic's own limit of size.
+        """
+        if transaction is not None:
+            raise NotSupported("transaction: Kafka takes no part in a transaction of yours (transactions)")
+        check_bodies(bodies)
+        encoded = bodies if self._codec is None else [_encoded(self._codec, body) for body in bodies]
+        return self._opened_sender().send_many(
+            encoded, key=key, headers=headers, delay=delay, priority=priority, partition=partition
+        )
+
+    def decode(self, message: Message | DeadLetter) -> Any:
+        """See Queue.decode."""
+        return message.body if self._codec is None else self._codec.decode(message.body)
+
+    def _opened_sender(self) -> QueueSender:
+        self._consumer.check_open()  # before the lock, which may be held for ever in a child
+        with self._opening:
+            self._consumer.check_open()
+            if self._sender is None:
+                self._sender = QueueSender(
+                    self._settings,
+                    self._connection,
+                    self._shared.producer(),
+                    self._limits,
+                    telemetry=self._telemetry,
+                    clock=self._clock,
+                )
+            return self._sender
+
+    # --- receiving and finishing --------------------------------------------------------------------
+
+    def receive(
+        self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
+    ) -> list[KafkaMessage]:
+        """Take up to `max_messages`; returns as soon as there are some, and [] after `wait` seconds.
+
+        The first call joins the consumer group. Joining is part of `wait`; see `partitions`.
+
+        Each message is this caller's for `lease` seconds (default: the queue's lease; at least 0.1
+        s). A tracker redelivers the message unless it is acknowledged before. The client makes the lease
+        longer where writing start markers takes more than an eighth of it. It gives back a message that it
+        can't hand out with half of the lease left. That counts as no attempt, unless this process dies first
+        or the broker writes the marker that gives the message back after the end of the lease.
+
+        If the queue's setting `late_acks` is on, the client checks copies (messages that a tracker has
+        appended again) for markers that earlier consumers wrote when the tracker was copying the message
+        already. It leaves out copies that are acknowledged or that are to become dead letters. It puts off
+        copies for which an earlier consumer asked for a delay or a longer lease. It gives back copies that it
+        can't check.
+
+        Raises ConfigError for bad numbers, TopicError when the queue's topic is gone or was recreated without
+        its markers topic, Fenced when the group goes on without this client, and Closed.
+        """
+        with self._consumer.use() as consumer:
+            try:
+                return consumer.receive(max_messages, wait=wait, lease=lease)
+            except Closed:
+                self._consumer.check_open()
+                return []  # this client is open; leave_group() has closed the consumer
+
+    def __iter__(self) -> Iterator[KafkaMessage]:
+        """Yield messages one by one, for as long as the client is open.
+
+        The client takes the messages in batches. It gives back messages whose leases run out before their
+        turn, which does not count as an attempt.
+        """
+        while self._consumer.is_open:
+            with self._consumer.use() as consumer:
+                yield from consumer
+
+    def ack(self, *messages: MessagesLike, confirmed: bool = False, transaction: Any = None) -> None:
+        """Acknowledge messages, or the messages that receipts name: trackers do not redeliver them.
+
+        Here and in the methods below, messages may be several arguments or one list.
+
+        Returns at once; a thread writes the end markers, and sends them again until they are confirmed. With
+        `confirmed`, the method waits until its own end markers are, and raises Unavailable if they are not
+        after 10 s. An ack that comes after the redelivery is harmless.
+
+        Raises ReceiptError; NotSupported for a `transaction`, because Kafka takes no part in transactions of
+        databases.
+        """
+        if transaction is not None:
+            raise NotSupported("transaction: Kafka takes no part in a transaction of yours (transactions)")
+        with self._consumer.use() as consumer:
+            consumer.ack(*messages, confirmed=confirmed)
+
+    def nack(
+        self,
+        *messages: MessagesLike,
+        delay: Duration = 0,
+        count: bool = True,
+        reason: str | None = None,
+        confirmed: bool = False,
+    ) -> None:
+        """Give messages back: a tracker redelivers them after `delay` seconds.
+
+        With `count=False`, this delivery does not count as an attempt. If the message becomes a dead letter,
+        `reason` is the reason of the dead letter. In a queue with late acks, a message that an earlier
+        consumer has acknowledged does not become a dead letter: the tracker looks for that acknowledgement,
+        for a few seconds at most.
+        """
+        with self._consumer.use() as consumer:
+            consumer.nack(*messages, delay=delay, count=count, reason=reason, confirmed=confirmed)
+
+    def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:
+        """Let the leases of messages end `lease` seconds from now, be that later or earlier than before.
+
+        Returns the receipts of lost messages, those that are no longer the caller's, as far as the client
+        finds out. It finds out only where the queue has late acks and the caller gives messages, not
+        receipts. Lost messages are then copies that an earlier consumer has acknowledged. The client writes
+        end markers for them, so that nobody gets them again. Reading the markers takes a quarter of the lease
+        at most, and no more than 2 s.
+
+        For a message that was finished meanwhile, the call does nothing. The same is true of a message that
+        was redelivered, unless the queue has late acks: then a copy that no client has taken yet waits until
+        this lease is over. `lease=0` means `nack(count=False)`; other leases below 0.1 s raise ConfigError.
+        """
+        with self._consumer.use() as consumer:
+            return consumer.extend(*messages, lease=lease, confirmed=confirmed)
+
+    def dead_letter(
+        self, *messages: MessagesLike, reason: str | None = None, confirmed: bool = False
+    ) -> None:
+        """Have a tracker move messages to the dead-letter topic, without another try.
+
+        In a queue with late acks, messages that an earlier consumer has acknowledged do not become dead
+        letters: the tracker looks for such acknowledgements, for a few seconds at most.
+        """
+        with self._consumer.use() as consumer:
+            consumer.dead_letter(*messages, reason=reason, confirmed=confirmed)
+
+    def flush(self, timeout: Duration = 30) -> None:
+        """Wait until the markers of all calls so far are confirmed; raises Unavailable after `timeout`.
+
+        flush() does not wait for markers of calls that other threads make meanwhile.
+        """
+        self._consumer.check_open()
+        if self._consumer.current is not None:  # without a consumer, no acknowledgement waits to be written
+            with self._consumer.use() as consumer:
+                consumer.flush(timeout)
+
+    @property
+    def leased(self) -> int:
+        """How many messages this client has received that are not finished and whose leases still run."""
+        consumer = self._consumer.current
+        return 0 if consumer is None else consumer.leased
+
+    @property
+    def partitions(self) -> list[int]:
+        """The partitions that this client takes messages from at the moment.
+
+        Empty before its first receive() and while the consumer group assigns partitions. Where there are
+        more clients than partitions, some clients get none.
+        """
+        consumer = self._consumer.current
+        return [] if consumer is None else consumer.partitions
+
+    # --- looking ------------------------------------------------------------------------------------
+
+    def peek(self, limit: int = 10) -> list[KafkaMessage]:
+        """See Queue.peek; delayed messages count towards `limit` and are left out."""
+        check_limit(limit, "limit")
+        self._consumer.check_open()
+        records = stats.waiting_records(self._connection, self._settings, limit=limit)
+        now_ms = self._clock.wall_ms()
+        context = ReceiveContext(self._settings, "", now_ms, self._telemetry)
+        found = [KafkaMessage(record, context) for record in records]
+        return [message for message in found if not _is_delayed(message, now_ms)]
+
+    def size(self, limit: int | None = None) -> int:
+        """See Queue.size; an upper bound if a partition has more than 10,000 records to count."""
+        most = None if limit is None else check_limit(limit, "limit")
+        with self._use_admin() as admin:
+            found = admin.stats(self._settings)
+        size = found.depth + found.released
+        return size if most is None else min(size, most)
+
+    def in_flight(self) -> int:
+        """See Queue.in_flight; a rejected message is in flight until a tracker makes it a dead letter."""
+        with self._use_admin() as admin:
+            found = admin.stats(self._settings)
+        return found.in_flight - found.released
+
+    def orphans(
+        self, older_than: Duration | None = None, *, queued_before_ms: int | None = None
+    ) -> list[Orphan]:
+        """See Queue.orphans."""
+        taken_before = self._clock.wall_ms() - (check_age(older_than, queued_before_ms) or 0)
+        leased = [one for one in self._leased() if older_than is None or one.since_ms < taken_before]
+        places = [(one.partition, one.offset) for one in leased]
+        records = partition_reader.read_at(self._connection, self.name, places) if places else {}
+        found = [self._orphan(one, records.get((one.partition, one.offset))) for one in leased]
+        return [
+            one
+            for one in found
+            if queued_before_ms is None or (one.message and one.message.enqueued_ms < queued_before_ms)
+        ]
+
+    def trace(self, message: Message | str) -> MessageLife:
+        """The life of a message, read from Kafka: who took it, why it was redelivered, how it ended.
+
+        `message`: a received message, a receipt, an id (`partition-offset`), or for a dead letter
+        `topic:partition:offset`. The message may have been redelivered meanwhile, or be a copy itself.
+
+        Raises ReceiptError for a receipt of another queue or topic, and for a message that never existed;
+        ConfigError for a topic that holds no messages of this queue.
+        """
+        self._consumer.check_open()
+        named = message.receipt if isinstance(message, Message) else message
+        return trace(self._connection, self._settings, named)
+
+    def _orphan(self, one: InFlightMessage, record: Any) -> Orphan:
+        receipt = Receipt.parse(one.receipt)
+        context = ReceiveContext(
+            self._settings,
+            receipt.topic_id,
+            one.lease_until_ms,
+            self._telemetry,
+            self,
+            {one.partition: cuts_behind(receipt.offset)},
+        )
+        return Orphan(
+            receipt=one.receipt,
+            holder=one.holder,
+            since_ms=one.since_ms,
+            lease_until_ms=one.lease_until_ms,
+            message=None if record is None else KafkaMessage(record, context),
+        )
+
+    def _leased(self) -> list[InFlightMessage]:
+        """The messages that clients have leased; nacked and delayed messages wait for a tracker."""
+        with self._use_admin() as admin:
+            found = admin.in_flight(self._settings, limit=None)
+        return [one for one in found if one.state is EntryState.LEASED]
+
+    # --- administration -----------------------------------------------------------------------------
+
+    def purge(self) -> int:
+        """See Queue.purge; finishes messages in flight first, so that trackers do not report them as lost."""
+        with self._use_admin() as admin:
+            return admin.purge(self._settings)
+
+    def redrive(self, limit: int | None = None) -> int:
+        """See Queue.redrive. Raises Unfinished when the redrive was stopped halfway."""
+        return self._dead_letters.redrive(limit=limit)
+
+    def release_all(self) -> int:
+        """See Queue.release_all; nacked messages still wait until their delay is over."""
+        leased = self._leased()
+        if leased:
+            self.nack([one.receipt for one in leased], count=False, confirmed=True)
+        return len(leased)
+
+    def leave_group(self) -> None:
+        """Close the consumer, which leaves the consumer group; the next receive() makes another."""
+        self._consumer.close_current()
+
+    def leave_group_if_idle(self, idle_s: float) -> None:
+        """Call leave_group() if no message is leased and the consumer was not used for `idle_s` seconds."""
+        self._consumer.close_if_idle(idle_s)
+
+    def close(self) -> None:
+        """Give back messages that were not handed out, wait for unconfirmed markers, leave the group.
+
+        A receive() that waits in another thread raises Closed. In a forked child close() does nothing:
+        connections and threads belong to the parent.
+        """
+        if self._guard.inherited:
+            return
+        try:
+            self._consumer.close()  # from here on, _opened_sender() makes no sender
+        finally:
+            with self._opening:
+                self._sender = None
+            if self._owns_shared:
+                self._shared.close()
+            on_close, self._on_close = self._on_close, None
+            if on_close is not None:
+                on_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _use_admin(self) -> Iterator[Admin]:
+        self._consumer.check_open()
+        with self._shared.admin() as admin:
+            self._consumer.check_open()
+            yield admin
+
+    @contextmanager
+    def _open_dead_letters(self) -> Iterator[KafkaDeadLetters]:
+        self._consumer.check_open()
+        with KafkaDeadLetters(self._settings, self._connection, self._clock) as letters:
+            yield letters
+
+
+class _DeadLetters:
+    """The dead letters of an open queue, see kmqpy.queue.DeadLetters; connected only during each call."""
+
+    def __init__(self, client: KmqClient) -> None:
+        self._open = client._open_dead_letters
+
+    def list(self, limit: int = 100) -> Sequence[KafkaDeadLetter]:
+        """See DeadLetters.list."""
+        with self._open() as letters:
+            return letters.list(limit)
+
+    def peek(self, limit: int = 100) -> Sequence[KafkaDeadLetter]:
+        """See DeadLetters.peek."""
+        with self._open() as letters:
+            return letters.peek(limit)
+
+    def redrive(self, ids: Iterable[str] | None = None, *, limit: int | None = None) -> int:
+        """See DeadLetters.redrive."""
+        with self._open() as letters:
+            return letters.redrive(ids, limit=limit)
+
+    def purge(self) -> int:
+        """See DeadLetters.purge."""
+        with self._open() as letters:
+            return letters.purge()
+
+
+def _encoded(codec: Codec, body: Any) -> bytes | OutgoingMessage:
+    if isinstance(body, OutgoingMessage):
+        return dataclasses.replace(body, body=encode_body(codec, body.body))
+    return encode_body(codec, body)
+
+
+def _is_delayed(message: Message, now_ms: int) -> bool:
+    try:
+        deliver_at = int_header(message.headers, DELIVER_AT)
+    except DecodeError:
+        return False
+    return deliver_at is not None and deliver_at > now_ms
