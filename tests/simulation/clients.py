@@ -97,7 +97,6 @@ _writer = stepwise(
     librdkafka=Module,
     StartMarkerWriter=_start_markers.StartMarkerWriter,
     threading=Threading,
-    SignalSafeEvent=Threading.Event,
 )
 _topics_in_use = stepwise(
     "kmqpy.kafka.client.topics_in_use",

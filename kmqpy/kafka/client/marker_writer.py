@@ -17,7 +17,6 @@ from confluent_kafka import KafkaError, KafkaException
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.closeable import Closeable
 from kmqpy.core.forks import ForkGuard
-from kmqpy.core.signal_safety import SignalSafeEvent
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import ReceiptError, Unavailable
 from kmqpy.kafka import librdkafka
@@ -100,7 +99,7 @@ class _Waiter:
 
     def __init__(self, unconfirmed: Iterable[_UnconfirmedMarkers]) -> None:
         self._unconfirmed = [weakref.ref(one) for one in unconfirmed]
-        self.done = SignalSafeEvent()
+        self.done = threading.Event()
 
     def size(self) -> int:
         """Return an upper bound of the number of unconfirmed markers; 0 once all are confirmed."""
@@ -151,16 +150,16 @@ class MarkerWriter(Closeable):
         """Markers that failed, each with the monotonic time at which it is sent again."""
         self._lost_markers: list[object] = []
         """Markers that an unexpected error lost; kept, so that they don't count as confirmed."""
-        self.lock = self._changed = threading.Condition()
+        self._changed = threading.Condition()
         self._unconfirmed = _UnconfirmedMarkers(self._send_failed_later)
         """The group of markers that put() has queued, without a group of their own, since the last
         flush()."""
         self._to_flush = weakref.WeakSet((self._unconfirmed,))
         """The groups that flush() waits for."""
         self._waiters: list[_Waiter] = []
-        self._work = SignalSafeEvent()  # wakes the writer's own thread
-        self._stop_collecting = SignalSafeEvent()  # set while a thread waits, and when the writer closes
-        self._closing = SignalSafeEvent()
+        self._work = threading.Event()  # wakes the writer's own thread
+        self._stop_collecting = threading.Event()  # set while a thread waits, and when the writer closes
+        self._closing = threading.Event()
         self._abandoned = False
         self._starts = StartMarkerWriter(
             markers_topic, self._new_producer, clock, ranges=self._coalesces, closing=self._closing
