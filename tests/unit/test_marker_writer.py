@@ -253,7 +253,7 @@ def test_r11_what_is_confirmed_too_late_is_given_back_right_behind_its_start(
     def one_of_three(connection, settings):
         made = TinyProducer()
         made.LIMIT, made.log, made.answers = 1_000, producer.log, producer.answers
-        made.only_errors = settings["delivery.report.only.error"]
+        made.only_errors = settings.get("delivery.report.only.error", False)
         return made
 
     monkeypatch.setattr(librdkafka, "new_producer", one_of_three)
