@@ -121,9 +121,7 @@ class KmqClient:
         self._telemetry = options.get("telemetry") or Telemetry()
         self._codec = codec
         self._on_close = on_close
-        self._shared = shared or SharedConnections(
-            connection, zookeeper, clock=self._clock, limits=limits
-        )
+        self._shared = shared or SharedConnections(connection, zookeeper, clock=self._clock, limits=limits)
         check_topics(settings, self._shared.topics().check(settings), connection)
         self._owns_shared = shared is None
         self._consumer = LazyConsumer(
@@ -330,7 +328,7 @@ class KmqClient:
 
         For a message that was finished meanwhile, the call does nothing. The same is true of a message that
         was redelivered, unless the queue has late acks: then a copy that no client has taken yet waits until
-        this lease is over. `lease=0` means `nack(count=False)`; other leases below 0.1 s raise ConfigError.
+        this lease is over. Leases below 0.1 s raise ConfigError; nack(count=False) gives a message back.
         """
         with self._consumer.use() as consumer:
             return consumer.extend(*messages, lease=lease, confirmed=confirmed)
@@ -457,10 +455,6 @@ class KmqClient:
         with self._use_admin() as admin:
             return admin.purge(self._settings)
 
-    def redrive(self, limit: int | None = None) -> int:
-        """See Queue.redrive. Raises Unfinished when the redrive was stopped halfway."""
-        return self._dead_letters.redrive(limit=limit)
-
     def release_all(self) -> int:
         """See Queue.release_all; nacked messages still wait until their delay is over."""
         leased = self._leased()
@@ -534,7 +528,7 @@ class _DeadLetters:
             return letters.peek(limit)
 
     def redrive(self, ids: Iterable[str] | None = None, *, limit: int | None = None) -> int:
-        """See DeadLetters.redrive."""
+        """See DeadLetters.redrive. Raises Unfinished when the redrive was stopped halfway."""
         with self._open() as letters:
             return letters.redrive(ids, limit=limit)
 

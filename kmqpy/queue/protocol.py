@@ -228,7 +228,7 @@ class Queue(Protocol):
         finished or given back, or their leases were over. A storage without the capability `tells_lost`
         returns some of these receipts, or none.
 
-        `lease=0` means `nack(count=False)`. Raises ConfigError for any other lease below 100 ms.
+        Raises ConfigError for a lease below 100 ms; nack(count=False) gives a message back at once.
         """
         ...
 
@@ -269,10 +269,6 @@ class Queue(Protocol):
 
     def purge(self) -> int:
         """Remove all messages except dead letters; returns about how many there were."""
-        ...
-
-    def redrive(self, limit: int | None = None) -> int:
-        """Put the oldest `limit` dead letters, or all, back in the queue, as new; returns how many."""
         ...
 
     def release_all(self) -> int:

@@ -267,9 +267,6 @@ class StoredQueue(Closeable):
         """See Queue.extend."""
         takes = self._parsed(messages)
         self._check_kept("extended")
-        if not duration_ms(lease, "lease"):
-            self._give_back(takes, delay_ms=0, count=False, reason=None)
-            return []
         lease_ms = self._bounded(lease_duration_ms(lease), "lease")
         if not takes:
             return []
@@ -372,10 +369,6 @@ class StoredQueue(Closeable):
         """See Queue.purge."""
         self._check_open()
         return self._engine.purge(self._queue)
-
-    def redrive(self, limit: int | None = None) -> int:
-        """See Queue.redrive."""
-        return self._dead_letters.redrive(limit=limit)
 
     def release_all(self) -> int:
         """See Queue.release_all."""

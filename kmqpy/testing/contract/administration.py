@@ -115,7 +115,7 @@ OPERATIONS: dict[str, Callable[[Queue, Message], object]] = {
     "in_flight": lambda queue, _: queue.in_flight(),
     "orphans": lambda queue, _: queue.orphans(),
     "purge": lambda queue, _: queue.purge(),
-    "redrive": lambda queue, _: queue.redrive(),
+    "dead_letters.redrive": lambda queue, _: queue.dead_letters.redrive(),
     "release_all": lambda queue, _: queue.release_all(),
     "dead_letters.list": lambda queue, _: queue.dead_letters.list(),
     "dead_letters.purge": lambda queue, _: queue.dead_letters.purge(),

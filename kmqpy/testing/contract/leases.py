@@ -86,12 +86,6 @@ def test_a_lease_can_be_shortened(kmq_target: Target, queue: Queue) -> None:
     assert take_one(queue).attempts == 2
 
 
-def test_extending_by_nothing_gives_back_uncounted(queue: Queue) -> None:
-    queue.send("x")
-    queue.extend(take_one(queue), lease=0, confirmed=True)
-    assert take_one(queue).attempts == 1
-
-
 def test_what_is_finished_cannot_be_extended(kmq_target: Target, queue: Queue) -> None:
     queue.send_many(["acked", "given back"])
     messages = take(queue, 2)
@@ -246,7 +240,6 @@ def test_a_receipt_never_touches_the_take_of_another(kmq_target: Target, queue: 
     queue.ack(late, confirmed=True)
     queue.nack(late, confirmed=True)
     queue.extend(late, lease=LEASE_S, confirmed=True)
-    queue.extend(late, lease=0, confirmed=True)
     queue.dead_letter(late, confirmed=True)
     kmq_target.pass_time(PAST_LEASE_S)
     assert_sizes(queue, waiting=0, in_flight=1)
