@@ -156,6 +156,10 @@ class Engine(Protocol):
         """The queue of this name; None if there is none."""
         ...
 
+    def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> None:
+        """Replace the settings of the queue."""
+        ...
+
     def queue_names(self) -> list[str]:
         """The names of all queues, in any order."""
         ...

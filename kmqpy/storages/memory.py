@@ -76,6 +76,11 @@ class MemoryEngine:
             found = self._queues.get(name)
         return None if found is None else found.row
 
+    def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> None:
+        """See Engine."""
+        with self._lock:
+            self._queue(queue).row = QueueRow(queue.generation, settings)
+
     def queue_names(self) -> list[str]:
         """See Engine."""
         with self._lock:

@@ -762,6 +762,11 @@ redis.register_function(LIBRARY .. 'make', function(keys, args)
   end
 end)
 
+-- the limit, or an empty text
+redis.register_function(LIBRARY .. 'limit', function(keys, args)
+  if redis.call('EXISTS', keys[1]) == 1 then redis.call('HSET', keys[1], 'max_redeliveries', args[1]) end
+end)
+
 -- Keeps a queue for good once it is registered; 0 if there is none, -1 if others have deleted a part of it.
 redis.register_function(LIBRARY .. 'settle', function(keys)
   redis.call('PERSIST', keys[1])
@@ -828,6 +833,14 @@ redis.register_function(LIBRARY .. 'register', function(keys, args)
   local value = args[2] .. ' ' .. args[3]
   redis.call('HSETNX', keys[2], args[1], value)
   return redis.call('HGET', keys[2], args[1]) == value and 1 or 0
+end)
+
+-- name, generation, settings -> whether the name is this generation's
+redis.register_function(LIBRARY .. 'alter', function(keys, args)
+  local value = redis.call('HGET', keys[2], args[1])
+  if not value or string.sub(value, 1, #args[2] + 1) ~= args[2] .. ' ' then return 0 end
+  redis.call('HSET', keys[2], args[1], args[2] .. ' ' .. args[3])
+  return 1
 end)
 
 -- name, generation -> how many there were

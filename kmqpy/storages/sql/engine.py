@@ -90,6 +90,17 @@ class SqlEngine:
             None if found is None else QueueRow(str(found[0]), StoredQueueSettings.from_json(found[1], name))
         )
 
+    def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> None:
+        """See Engine."""
+
+        def alter(cursor: Cursor) -> None:
+            cursor.execute(
+                self._sql["alter_queue"], {**self._parameters(queue), "settings": settings.to_json()}
+            )
+            self._check_exists(cursor, queue)
+
+        self._run(alter, several=True)
+
     def queue_names(self) -> list[str]:
         """See Engine."""
 

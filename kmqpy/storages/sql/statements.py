@@ -150,6 +150,7 @@ _SHARED = {
     "set_schema_version": "UPDATE {meta} SET value = :version WHERE name = 'schema_version'",
     "describe_storage": "INSERT INTO {meta} (name, value) VALUES (:name, :value)",
     "find_queue": "SELECT id, settings FROM {queues} WHERE name = :name",
+    "alter_queue": "UPDATE {queues} SET settings = :settings WHERE id = :queue",
     "queue_exists": f"SELECT {_EXISTS}",
     "queue_names": "SELECT name FROM {queues}",
     "delete_queue": "DELETE FROM {queues} WHERE id = :queue",

@@ -78,7 +78,16 @@ class ZooKeeperEngine:
         if found is None:
             return None
         generation, settings = found
-        return QueueRow(generation, StoredQueueSettings.from_json(json.dumps(settings), name))
+        row = QueueRow(generation, StoredQueueSettings.from_json(json.dumps(settings), name))
+        with self._lock:
+            if generation in self._queues:
+                self._queues[generation].row = row  # somebody may have altered the queue
+        return row
+
+    def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> None:
+        """See Engine."""
+        if not self._znodes.alter_queue(queue.name, queue.generation, dataclasses.asdict(settings)):
+            self._live(queue).raise_deleted()
 
     def queue_names(self) -> list[str]:
         """See Engine."""
