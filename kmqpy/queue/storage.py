@@ -54,9 +54,8 @@ def refuse_unalterable(changes: Iterable[str], alterable: Sequence[str]) -> None
     """Raise ConfigError if a setting in `changes` can't be changed."""
     for key in changes:
         if key not in alterable:
-            raise ConfigError(
-                f"{key}: can't be changed{nearest(key, alterable)}; what can is {', '.join(alterable)}"
-            )
+            hint = nearest(key, alterable) or f"; what can is: {', '.join(alterable)}"
+            raise ConfigError(f"{key}: can't be changed{hint}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,7 +103,7 @@ def test_the_limits_of_a_queue_can_be_changed(kmq_storage: Storage) -> None:
         kmq_storage.alter(name + "x", lease_ms=2_000)
     for wrong in ({"lease_ms": 50}, {"max_redeliveries": -1}, {"requeue_to": "front"}, {"lease": 5}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
-            kmq_storage.alter(name, **wrong)  # type: ignore[arg-type]
+            kmq_storage.alter(name, **wrong)
     assert kmq_storage.describe(name).settings == found
 
 
