@@ -19,7 +19,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.durations import Duration
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import check_limit
-from kmqpy.errors import Closed, DecodeError, NotSupported
+from kmqpy.errors import Closed, DecodeError, NotSupported, ReceiptError, shown
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.admin import Admin
@@ -34,6 +34,7 @@ from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.markers.life import MessageLife
 from kmqpy.kafka.markers.log_cuts import cuts_behind
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
+from kmqpy.kafka.places import place_in_id
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.settings_mirror import check_topics, settings_of
@@ -56,7 +57,7 @@ CAPABILITIES = Capabilities(
     blocking_take=True,
     max_body_bytes=MAX_MESSAGE_BYTES,
     immediate=False,
-    stable_ids=False,
+    receipts_by_id=False,  # of a queue with late acks True
     late_ack=False,
     tells_lost=False,  # extend() tells of some
     exact_sizes=False,
@@ -122,7 +123,9 @@ class KmqClient:
         self._codec = codec
         self._on_close = on_close
         self._shared = shared or SharedConnections(connection, zookeeper, clock=self._clock, limits=limits)
-        check_topics(settings, self._shared.topics().check(settings), connection)
+        there = self._shared.topics().check(settings)
+        check_topics(settings, there, connection)
+        self._topic_id = there.queue.topic_id
         self._owns_shared = shared is None
         self._consumer = LazyConsumer(
             lambda: QueueConsumer(settings, connection, acknowledged_by=self, **receiving),
@@ -141,8 +144,8 @@ class KmqClient:
 
     @property
     def capabilities(self) -> Capabilities:
-        """See Queue.capabilities."""
-        return CAPABILITIES
+        """See Queue.capabilities; a queue with late acks has `receipts_by_id`."""
+        return dataclasses.replace(CAPABILITIES, receipts_by_id=self._settings.late_acks)
 
     @property
     def settings(self) -> QueueSettings:
@@ -344,6 +347,28 @@ class KmqClient:
         with self._consumer.use() as consumer:
             consumer.dead_letter(*messages, reason=reason, confirmed=confirmed)
 
+    def receipt(self, message_id: str) -> str:
+        """See Queue.receipt. It takes no request, and raises ReceiptError only for what is no id.
+
+        The receipt names the message's first record. What is written for that after a redelivery counts for
+        the copy, as a late operation (rules R32 and R33 of docs/rules.md). So it is heeded when the next
+        client takes the message, and the client that has it now is not disturbed.
+
+        Raises NotSupported if the queue's setting `late_acks` is off.
+        """
+        self._consumer.check_open()
+        place = place_in_id(message_id)
+        if place is None:
+            raise ReceiptError(f"id: {shown(message_id)} is not that of a message; they look like 0-42")
+        if not self._settings.late_acks:
+            raise NotSupported(
+                f"receipt: queue {self.name!r} has no late acks; "
+                f"switch them on with: kmq queue alter {self.name} --late-acks"
+            )
+        consumer = self._consumer.current
+        topic_id = self._topic_id if consumer is None else consumer.topic_id
+        return str(Receipt(self.name, topic_id, *place))
+
     def flush(self, timeout: Duration = 30) -> None:
         """Wait until the markers of all calls so far are confirmed; raises Unavailable after `timeout`.
 
@@ -376,9 +401,9 @@ class KmqClient:
         """See Queue.peek; delayed messages count towards `limit` and are left out."""
         check_limit(limit, "limit")
         self._consumer.check_open()
-        records = stats.waiting_records(self._connection, self._settings, limit=limit)
+        records, cuts = stats.waiting_records(self._connection, self._settings, limit=limit)
         now_ms = self._clock.wall_ms()
-        context = ReceiveContext(self._settings, "", now_ms, self._telemetry)
+        context = ReceiveContext(self._settings, "", now_ms, self._telemetry, cuts=cuts)
         found = [KafkaMessage(record, context) for record in records]
         return [message for message in found if not _is_delayed(message, now_ms)]
 

@@ -36,7 +36,7 @@ class Orphan:
 class DeadLetter:
     """A message that failed too often or was rejected, and is not delivered any more.
 
-    id                 names the dead letter for redrive()
+    id                 the message's id, as send() returned it
     attempts           how often the message was delivered
     first_enqueued_ms  when the message was first sent (ms since 1970, the storage's clock)
     dead_since_ms      when it became a dead letter
@@ -236,6 +236,15 @@ class Queue(Protocol):
         self, *messages: MessagesLike, reason: str | None = None, confirmed: bool = False
     ) -> None:
         """Make messages dead letters at once: they are not delivered again, unless they are redriven."""
+        ...
+
+    def receipt(self, message_id: str) -> str:
+        """Return a receipt for the message with this id, good for whoever has the message now.
+
+        With it, ack(), nack(), extend() and dead_letter() act on the present take of the message. For a
+        message that nobody has taken yet they do nothing. Raises ReceiptError if the queue has no such
+        message; NotSupported without the capability `receipts_by_id`.
+        """
         ...
 
     def peek(self, limit: int = 10) -> Sequence[Message]:

@@ -186,6 +186,10 @@ class Engine(Protocol):
         """
         ...
 
+    def last_take(self, queue: QueueRow, row_id: int) -> int | None:
+        """The number of a row's last take; None if there is no such row, or if it is dead."""
+        ...
+
     def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:
         """Delete the rows of current takes; returns how many it deleted."""
         ...

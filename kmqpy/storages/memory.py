@@ -152,6 +152,12 @@ class MemoryEngine:
                 done += 1
             return done
 
+    def last_take(self, queue: QueueRow, row_id: int) -> int | None:
+        """See Engine."""
+        with self._locked(queue) as (found, _):
+            row = found.rows.get(row_id)
+            return None if row is None or row.state is RowState.DEAD else row.take
+
     def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> list[TakeRef]:
         """See Engine."""
         with self._locked(queue) as (found, now_ms):

@@ -113,6 +113,11 @@ class QueueConsumer:
         )
 
     @property
+    def topic_id(self) -> str:
+        """The id of the queue topic, as this consumer knows it."""
+        return self._topics.ids.queue
+
+    @property
     def leased(self) -> int:
         """See KmqClient.leased."""
         self._guard.raise_if_inherited()

@@ -533,6 +533,16 @@ function calls.give_back(q, args)
   return #ids
 end
 
+-- id -> the number of its last take; -1: there is no such row, or it is dead
+function calls.last_take(q, args)
+  local state = read_states(q, args)[1]
+  if state then
+    local _, _, take = struct.unpack('>c1BI4', state)
+    return take
+  end
+  return redis.call('HEXISTS', q.rows, args[1]) - 1
+end
+
 -- takes, lease_ms -> the numbers of those that are lost
 function calls.extend(q, args)
   local ids, states, lost = current(q, args[1], true)
@@ -741,6 +751,7 @@ register('put', calls.put, {}, rows_of)
 register('take', calls.take, WHEN_FULL)
 register('finish', calls.finish, WHEN_FULL)
 register('give_back', calls.give_back, WHEN_FULL, takes_of)
+register('last_take', calls.last_take, WHEN_FULL)
 register('extend', calls.extend, WHEN_FULL)
 register('bury', calls.bury, WHEN_FULL, takes_of)
 register('release', calls.release, WHEN_FULL)

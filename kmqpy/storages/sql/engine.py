@@ -160,6 +160,19 @@ class SqlEngine:
             picked = self._pick(queue, limit, lease_ms, late=True)
         return Taken(picked.rows, picked.now_ms, picked.due_ms, seen)
 
+    def last_take(self, queue: QueueRow, row_id: int) -> int | None:
+        """See Engine."""
+
+        def look(cursor: Cursor) -> int | None:
+            cursor.execute(self._sql["last_take"], {"queue": int(queue.generation), "id": row_id})
+            found = cursor.fetchone()
+            if found is None:
+                self._check_exists(cursor, queue)
+                return None
+            return int(found[0])
+
+        return self._run(look, several=True)
+
     def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:
         """See Engine."""
         return self._change(queue, "finish", takes, connection=connection)

@@ -174,6 +174,15 @@ class ZooKeeperEngine:
 
         return self._change_takes(queue, takes, give_back, late=False)
 
+    def last_take(self, queue: QueueRow, row_id: int) -> int | None:
+        """See Engine."""
+
+        def look(draft: Draft) -> int | None:
+            row = draft.row(row_id)
+            return None if row is None or row.status is Status.DEAD else row.take
+
+        return self._live(queue).change(look)[0]
+
     def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> list[TakeRef]:
         """See Engine. If some takes are lost, a second look finds out which; they stay lost."""
         lease_ms = min(lease_ms, _MOST_DELAY_MS)
