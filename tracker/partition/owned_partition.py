@@ -254,9 +254,9 @@ class OwnedPartition:
         if epoch == self.taken_end.epoch:
             self.taken_end = LogEnd(max(self.taken_end.offset, offset_of(highest_taken + 1)), epoch)
 
-    def log_was_cut(self, end: int, lost: int, now: float) -> None:
+    def log_was_cut(self, start: int, end: int, lost: int, now: float) -> None:
         """Show it for a while; what Kafka told of the former log's end does not count any more."""
-        epoch, start, _ = self.state.cuts.cuts[-1]
+        epoch = self.state.cuts.cuts[-1].epoch
         self.intact_end = LogEnd(start, epoch)
         # Clients know of no message above those that were taken, so its offset may have been used again.
         self.taken_end = LogEnd(min(self.taken_end.offset, start), epoch)
