@@ -84,11 +84,6 @@ class KmqClient:
                        leases
     holder             a name for this client, shown beside the messages that it has taken
     instance_id        static membership in the group: a restart within the session moves no partitions
-    markers            the format of the markers that the client writes. "jvm": that of the JVM library kmq,
-                       one marker for each message. "range": kmqpy's own, one marker for many messages,
-                       several times as fast. Choose "range" unless JVM trackers look after the queue: they
-                       can't read it. kmqpy's trackers read both, mixed
-    coalesce_ms        with "range": for how long the client collects end markers, to write them as ranges
     delivery_timeout   the longest time (seconds) that sending may take
     max_message_bytes  the largest message (key, body and headers) that send() accepts
     shared, on_close   for KafkaStorage: connections that it closes itself, used instead of `zookeeper`, and a
@@ -121,9 +116,7 @@ class KmqClient:
         self._telemetry = options.get("telemetry") or Telemetry()
         self._codec = codec
         self._on_close = on_close
-        self._shared = shared or SharedConnections(
-            connection, zookeeper, clock=self._clock, limits=limits
-        )
+        self._shared = shared or SharedConnections(connection, zookeeper, clock=self._clock, limits=limits)
         check_topics(settings, self._shared.topics().check(settings), connection)
         self._owns_shared = shared is None
         self._consumer = LazyConsumer(

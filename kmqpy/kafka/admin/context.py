@@ -79,8 +79,8 @@ class AdminContext:
     def find(self, queue: str | QueueSettings) -> tuple[QueueSettings, RegisteredQueue | None]:
         """Return the settings of the queue, and its entry in the registry.
 
-        For a name, the settings are the registered ones, or the defaults without an entry. Settings that are
-        given are returned as they are. With NO_ZOOKEEPER, there is no entry, and settings_of() reads the
+        For a name, the settings are the registered ones, or those of an unregistered queue. Settings that are
+        given are returned as they are, except that the format of markers is the registered one. With NO_ZOOKEEPER, there is no entry, and settings_of() reads the
         settings from kmq.queues.
         """
         name = name_of(queue)

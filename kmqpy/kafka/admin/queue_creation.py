@@ -189,7 +189,7 @@ class QueueCreation:
         """
         commits = group_commits(self._context.connection, settings, range(topics.partitions), topics.ids)
         taken = [partition for partition, commit in commits.items() if commit.offset > 0]
-        with MarkerWriter(self._context.connection, settings.markers_topic) as writer:
+        with MarkerWriter(self._context.connection, settings) as writer:
             for partition, (low, end) in self._context.topics.offsets(settings.name, taken).items():
                 cuts = commits[partition].cuts
                 if cuts:  # the ticks that told them are deleted with the markers
