@@ -40,7 +40,7 @@ _SECRET_NAME = re.compile(
 OTHER_TABLES = ("tracker", "gateway")
 """Tables of the config file that hold no settings of connections."""
 MARKER_FORMATS = ("range", "jvm")
-"""The formats of markers: kmqpy's own, one marker for many messages, and that of the JVM library kmq, one marker
+"""The formats of markers: kmqpy's own, one marker for many messages, and that of the JVM library kmq, one
 for each message. kmqpy reads both, mixed in one topic; programs on the JVM read theirs only."""
 _FORMER_SETTINGS = ("claims",)
 """Settings of queues that earlier versions stored, ignored where they are read."""
@@ -50,7 +50,7 @@ SETTINGS_TOPIC = "kmq.queues"
 
 @dataclass(frozen=True, kw_only=True)
 class QueueSettings(QueuePolicy):
-    """The settings of a queue on Kafka: its policy, its topics, group and header, how its markers are written.
+    """The settings of a queue on Kafka: its policy, topics, group and header, how its markers are written.
 
     Names that are left empty follow the queue's name: `<queue>__markers`, `<queue>__undelivered`, group
     `kmq-<queue>`. The registry in ZooKeeper and the topic kmq.queues hold the settings as JSON.
@@ -58,10 +58,10 @@ class QueueSettings(QueuePolicy):
     A client completes the settings that it is given from the stored ones. It raises ConfigError if both have
     a value and the values differ. Settings that were read from the store are complete.
 
-    markers    the format in which kmqpy writes the markers of the queue. "range": one marker for many messages,
+    markers    the format in which kmqpy writes the queue's markers. "range": one marker for many messages,
                several times as fast. "jvm": that of the JVM library kmq, whose trackers can read no other.
-               Whoever finds no stored settings writes the JVM format unless told otherwise, because a program
-               on the JVM may own a queue that nobody registered; see `unregistered`
+               Who finds no stored settings writes JVM markers unless told otherwise, because a program on the
+               JVM may own a queue that nobody registered
     late_acks  a client that takes a copy (a message that a tracker has appended again) hands it out only if
                nobody acknowledged or rejected the message after it was copied, and no lease or delay that
                somebody gave it after that still runs (rule R32 of docs/rules.md). Trackers of versions
@@ -131,7 +131,7 @@ class QueueSettings(QueuePolicy):
         return self.markers == "range"
 
     def unregistered(self) -> QueueSettings:
-        """Return these settings for a queue of which nothing is stored: JVM markers, unless they were given."""
+        """Return these settings for a queue of which nothing is stored: JVM markers, if none were given."""
         if self.given_fields is None or "markers" in self.given_fields:
             return self
         told = copy.copy(self)
@@ -168,9 +168,9 @@ class QueueSettings(QueuePolicy):
     def stored(cls, values: Mapping[str, Any]) -> QueueSettings:
         """Settings as they are stored in the registry; raises ConfigError.
 
-        Without `markers` they are those of a queue that others may serve, who know the JVM format only. Leases
-        below 100 ms, which earlier versions allowed, become 100 ms, and settings of earlier versions that
-        no longer exist are ignored, because registered queues must be served.
+        Without `markers`, the queue has JVM markers: whoever stored the settings may know no others. Leases
+        below 100 ms, which earlier versions allowed, become 100 ms, and settings of earlier versions that no
+        longer exist are ignored, because registered queues must be served.
         """
         values = {
             "markers": "jvm",

@@ -92,9 +92,10 @@ _logged: set[str] = set()
 def settings_of(queue: str | QueueSettings, connection: KafkaConnection) -> QueueSettings:
     """Return the settings that a client of `queue` works with: those given, and for the rest the queue's own.
 
-    A setting that is not known has its default, `markers` that of queues that nobody registered. That is so if there is no readable record of the queue, if
-    there is no topic kmq.queues, if the client may not read that topic, or if the topic is too long. A
-    warning of each of these cases, except a missing record, is logged once in each process and cluster.
+    A setting that is not known has its default, and `markers` are JVM markers. That is so if there is no
+    readable record of the queue, if there is no topic kmq.queues, if the client may not read that topic, or
+    if the topic is too long. A warning of each of these cases, except a missing record, is logged once in
+    each process and cluster.
 
     Raises ConfigError where `queue` contradicts the queue's own settings, Unavailable.
     """

@@ -8,7 +8,6 @@ from typing import TypedDict, cast
 from kmqpy.core.clock import Clock
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.settings import check_limit
-from kmqpy.errors import ConfigError
 from kmqpy.kafka.topics import MAX_MESSAGE_BYTES
 from kmqpy.telemetry.base import Telemetry
 

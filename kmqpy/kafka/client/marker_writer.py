@@ -111,8 +111,7 @@ class _Waiter:
 class MarkerWriter(Closeable):
     """Writes acknowledgements, nacks, extensions, dead-letter requests and assignment ticks, for one queue.
 
-    The queue's settings say in which format (`writes_ranges`): single end markers that wait are written as range
-    markers, and so are start markers.
+    If the queue's format is "range", end markers that wait, and start markers, are written as range markers.
 
     `put`, `put_one` and `end` queue markers, from any thread. They return at once, unless more than 100,000
     markers wait. A thread of the writer's own sends the markers, and sends failed ones again until they are
