@@ -85,11 +85,6 @@ class KmqClient:
                        leases
     holder             a name for this client, shown beside the messages that it has taken
     instance_id        static membership in the group: a restart within the session moves no partitions
-    markers            the format of the markers that the client writes. "jvm": that of the JVM library kmq,
-                       one marker for each message. "range": kmqpy's own, one marker for many messages,
-                       several times as fast. Choose "range" unless JVM trackers look after the queue: they
-                       can't read it. kmqpy's trackers read both, mixed
-    coalesce_ms        with "range": for how long the client collects end markers, to write them as ranges
     delivery_timeout   the longest time (seconds) that sending may take
     max_message_bytes  the largest message (key, body and headers) that send() accepts
     shared, on_close   for KafkaStorage: connections that it closes itself, used instead of `zookeeper`, and a

@@ -212,7 +212,7 @@ class RedriveRun:
         return redriven
 
     def _mend_one(self, partition: int, copies: Copies, not_copied: Sequence[int]) -> None:
-        markers = [*end_markers(self._dead_letters, partition, copies, copy_topic=self._queue.name)]
+        markers = [*self._ends(partition, dict(sorted(copies.items())))]
         if not_copied:
             markers.append(NewRecord(partition, *naming_tick(partition, DROPPED, not_copied)))
         try:
@@ -352,11 +352,18 @@ class RedriveRun:
         self, batch: list[DeadLetterMove], claim: RedriveClaim, places: Sequence[Place | None]
     ) -> Iterator[NewRecord]:
         copied = iter(places)
-        for step in batch:
-            if step.number in claim.dropped:
-                continue
-            copies = {step.number: None if step.copy is None else next(copied)}
-            yield from end_markers(self._dead_letters, step.partition, copies, copy_topic=self._queue.name)
+        kept = (step for step in batch if step.number not in claim.dropped)
+        copies = {step.number: None if step.copy is None else next(copied) for step in kept}
+        yield from self._ends(batch[0].partition, copies)
+
+    def _ends(self, partition: int, copies: Mapping[int, Place | None]) -> Iterator[NewRecord]:
+        return end_markers(
+            self._dead_letters,
+            partition,
+            copies,
+            copy_topic=self._queue.name,
+            ranges=self._queue.writes_ranges,
+        )
 
     def _stopped(self, *errors: KafkaError | None) -> KmqError:
         if any(error is not None and error.code() in _FENCED for error in errors):

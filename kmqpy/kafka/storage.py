@@ -327,7 +327,7 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> Storage:
     """Open the storage of a kafka: url.
 
     The url may set `zookeeper`, `root`, `idle_timeout_ms`, the options `max_in_flight`, `holder`,
-    `instance_id` and `markers` of KmqClient, and settings of librdkafka (names with a dot). The url of a
+    and `instance_id` of KmqClient, and settings of librdkafka (names with a dot). The url of a
     queue may also set fields of QueueSettings, and `create=true` with the settings of KafkaStorage.create.
     Connection settings that the url leaves open come from the config file and the environment, as in
     KafkaConnection.from_environment(), but ZooKeeper has no default address.
@@ -358,14 +358,12 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> Storage:
         options["holder"] = own["holder"]
     if "instance_id" in own:
         options["instance_id"] = own["instance_id"]
-    if "markers" in own:
-        options["markers"] = own["markers"]  # type: ignore[typeddict-item]  # KafkaStorage checks it
     idle_ms = convert("idle_timeout_ms", own.get("idle_timeout_ms", _IDLE_TIMEOUT_MS), int)
     return KafkaStorage(connection, zookeeper, idle_timeout_ms=idle_ms, **options)
 
 
 _CONNECTION_SETTINGS = ("zookeeper", "root")
-_CLIENT_SETTINGS = ("max_in_flight", "holder", "instance_id", "markers")
+_CLIENT_SETTINGS = ("max_in_flight", "holder", "instance_id")
 
 
 def _select(settings: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

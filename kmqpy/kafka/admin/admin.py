@@ -97,9 +97,10 @@ class Admin(Closeable):
         retention    seconds; default: 14 days, or the longest lease or delay and a week if that is longer
 
         Raises ConfigError for bad numbers, for the name of a new queue that ends like the names of markers
-        topics or dead-letter topics, for other settings than the registered ones, and for a topic that
-        another queue uses. Raises TopicError while the queue is being deleted, and for existing topics that
-        do not fit, for example because they hold markers of another queue.
+        topics or dead-letter topics, for other settings than the registered ones, for a topic that another
+        queue uses, and for range markers of a new queue while a JVM tracker reads its markers. Raises
+        TopicError while the queue is being deleted, and for existing topics that do not fit, for example
+        because they hold markers of another queue.
         """
         return QueueCreation(self._context).create(queue, partitions, replication, retention)
 
@@ -140,8 +141,9 @@ class Admin(Closeable):
         Admin changes the topics before the registry, and adds partitions to the markers topic before the
         queue topic (rule R19 of docs/rules.md). Running clients keep the settings that they were made with.
 
-        Raises ConfigError for a setting that can't be changed, for fewer partitions, and for a retention that
-        is not longer than the longest lease or delay. Raises TopicError while the queue is being deleted.
+        Raises ConfigError for a setting that can't be changed, for fewer partitions, for a retention that is
+        not longer than the longest lease or delay, and for range markers while a JVM tracker reads the
+        markers. Raises TopicError while the queue is being deleted.
         """
         if not isinstance(name, str):
             raise ConfigError(

@@ -8,6 +8,7 @@ from typing import Any
 
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.settings import build
+from kmqpy.kafka.admin.checks.marker_format import refuse_jvm_trackers
 from kmqpy.kafka.admin.context import AdminContext, queue_not_found
 from kmqpy.kafka.retention import check_retention
 from kmqpy.kafka.settings import QueueSettings
@@ -15,7 +16,7 @@ from kmqpy.kafka.topic_names import topics_of
 from kmqpy.queue.storage import refuse_unalterable
 from kmqpy.queue_policy import POLICY
 
-ALTERABLE = (*POLICY, "late_acks")
+ALTERABLE = (*POLICY, "markers", "late_acks")
 """The settings of a queue that can be changed while it exists."""
 
 
@@ -36,6 +37,8 @@ class QueueAlteration:
         registered = self._context.registry.get(name)
         before = registered.settings
         settings = build(QueueSettings, dataclasses.asdict(before), changes)
+        if settings.writes_ranges and not before.writes_ranges:
+            refuse_jvm_trackers(settings, self._context.topics.members())
         existing = self._context.topics.describe([name]).get(name)
         if existing is None:
             raise queue_not_found(name)
