@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Literal, Self, TypeVar
+from typing import Self, TypeVar
 
 from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
@@ -13,7 +13,6 @@ from kmqpy.core.durations import Duration, duration_ms, lease_duration_ms
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import check_limit
 from kmqpy.errors import Closed, ConfigError, Unavailable
-from kmqpy.kafka.client.client_options import check_options
 from kmqpy.kafka.client.housekeeper import Housekeeper
 from kmqpy.kafka.client.in_flight_limit import InFlightLimit
 from kmqpy.kafka.client.marker_writer import Item, MarkerWriter
@@ -65,21 +64,17 @@ class QueueConsumer:
         max_in_flight: int = 10_000,
         holder: str | None = None,
         instance_id: str | None = None,
-        markers: Literal["jvm", "range"] = "jvm",
-        coalesce_ms: float = 5,
         acknowledged_by: Acknowledges | None = None,
         telemetry: Telemetry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        check_options({"max_in_flight": max_in_flight, "markers": markers, "coalesce_ms": coalesce_ms})
+        check_limit(max_in_flight, "max_in_flight")
         self._connection = connection
         self._queue = queue
         self._guard = ForkGuard(f"the client of queue {self._queue.name!r}")
         self._telemetry = telemetry or Telemetry()
         self._clock = clock
-        self._topics = TopicsInUse(
-            connection, self._queue, clock, coalesce_ms=coalesce_ms if markers == "range" else None
-        )
+        self._topics = TopicsInUse(connection, self._queue, clock)
         self._in_flight = InFlightLimit(max_in_flight, self._queue.name, self._telemetry, clock)
         self._read_ahead = ReadAhead(self._queue, self._topics, self._in_flight, clock)
         self._receiver = Receiver(
@@ -111,6 +106,11 @@ class QueueConsumer:
             receiving=self._receiving,
             closed=self._closed,
         )
+
+    @property
+    def topic_id(self) -> str:
+        """The id of the queue topic, as this consumer knows it."""
+        return self._topics.ids.queue
 
     @property
     def leased(self) -> int:
@@ -182,9 +182,6 @@ class QueueConsumer:
 
     def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:
         """See KmqClient.extend."""
-        if not duration_ms(lease, "lease"):
-            self.nack(*messages, count=False, confirmed=confirmed)
-            return []
         lease_ms = self._lease_ms(lease)
         named = m.each_of(messages)
         writer, places = self._locate(self._places.places_of, named)

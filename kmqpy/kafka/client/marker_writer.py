@@ -32,7 +32,7 @@ from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.places import Place
-from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 
 _log = logging.getLogger(__name__)
 
@@ -40,9 +40,10 @@ _IDLE_POLL_S = 0.05
 """The writer's own thread looks for failed markers this often while no thread waits for a confirmation."""
 _AWAITED_POLL_S = 0.001
 """The writer's own thread looks for new markers and confirmations this often while a thread waits."""
-_JVM_COLLECT_S = 0.002
-"""In the JVM format, the writer's own thread collects markers for this long, to send them together. In the
-range format, `coalesce_ms` says how long."""
+_COLLECT_S = 0.002
+"""The writer's own thread collects markers for this long, to send them together."""
+_COLLECT_RANGES_S = 0.005
+"""The same for end markers that become range markers: the longer, the fewer they are."""
 _MAX_COLLECTED = 100_000
 """put() blocks while more markers than this wait for the writer's own thread."""
 _SEND_AGAIN_AFTER_S = 0.2
@@ -112,7 +113,9 @@ class _Waiter:
 
 
 class MarkerWriter(Closeable):
-    """Writes acknowledgements, nacks, extensions, dead-letter requests and assignment ticks of a client.
+    """Writes acknowledgements, nacks, extensions, dead-letter requests and assignment ticks, for one queue.
+
+    If the queue's format is "range", end markers that wait, and start markers, are written as range markers.
 
     `put`, `put_one` and `end` queue markers, from any thread. They return at once, unless more than 100,000
     markers wait. A thread of the writer's own sends the markers, and sends failed ones again until they are
@@ -123,25 +126,22 @@ class MarkerWriter(Closeable):
     otherwise queue after all these.
 
     delivery_timeout_ms  librdkafka reports a marker as failed when Kafka has not confirmed it after this time
-    coalesce_ms          collect end markers for this long and write them as range markers; start markers are
-                         range markers, too. None: the format of the JVM library
     """
 
     def __init__(
         self,
         connection: KafkaConnection,
-        markers_topic: str,
+        queue: QueueSettings,
         *,
         delivery_timeout_ms: int = 10_000,
-        coalesce_ms: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._guard = ForkGuard(f"the writer of markers topic {markers_topic}")
+        self._topic = queue.markers_topic
+        self._guard = ForkGuard(f"the writer of markers topic {self._topic}")
         self._connection = connection
-        self._topic = markers_topic
         self._delivery_timeout_ms = delivery_timeout_ms
-        self._coalesces = coalesce_ms is not None
-        self._collect_s = _JVM_COLLECT_S if coalesce_ms is None else coalesce_ms / 1000
+        self._writes_ranges = queue.writes_ranges
+        self._collect_s = _COLLECT_RANGES_S if self._writes_ranges else _COLLECT_S
         self._clock = clock
         self._producer = self._new_producer()
         self._producer_is_broken = False
@@ -164,7 +164,7 @@ class MarkerWriter(Closeable):
         self._closing = threading.Event()
         self._abandoned = False
         self._starts = StartMarkerWriter(
-            markers_topic, self._new_producer, clock, ranges=self._coalesces, closing=self._closing
+            self._topic, self._new_producer, clock, ranges=self._writes_ranges, closing=self._closing
         )
         self._thread = threading.Thread(target=self._serve, name="kmq-markers", daemon=True)
         self._thread.start()
@@ -386,7 +386,7 @@ class MarkerWriter(Closeable):
             self._send_ends(group, partition, ends)
 
     def _send_ends(self, group: _Group, partition: int, chunks: list[Sequence[int]]) -> None:
-        if self._coalesces:
+        if self._writes_ranges:
             markers = _ranges(partition, chunks)
             group.confirmed += sum(map(len, chunks)) - len(markers)  # one marker of a range will be confirmed
             for marker in markers:
