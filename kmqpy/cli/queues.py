@@ -12,7 +12,7 @@ from kmqpy.cli import stored
 from kmqpy.cli.options import DURATION, Cli, connected, connected_to_any, milliseconds, pairs, queue_argument
 from kmqpy.cli.output import confirmed, many, print_json, print_table, print_text, span, warn
 from kmqpy.core.settings import build
-from kmqpy.kafka.admin.admin import Admin, QueueDescription
+from kmqpy.kafka.admin.admin import Admin, QueueDetails
 from kmqpy.kafka.settings import MARKER_FORMATS, QueueSettings
 from kmqpy.kafka.topics import QueueTopics
 
@@ -275,7 +275,7 @@ def _shown_config(config: dict[str, str]) -> dict[str, str]:
     return {key: config[key] for key in _SHOWN_CONFIG if key in config}
 
 
-def _described(found: QueueDescription) -> dict[str, Any]:
+def _described(found: QueueDetails) -> dict[str, Any]:
     """Return the JSON object that `kmq queue describe` prints."""
     return {
         "queue": found.settings.name,

@@ -19,7 +19,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.durations import Duration
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import check_limit
-from kmqpy.errors import Closed, DecodeError, NotSupported
+from kmqpy.errors import Closed, DecodeError, NotSupported, ReceiptError, shown
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.admin import Admin
@@ -34,6 +34,7 @@ from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.markers.life import MessageLife
 from kmqpy.kafka.markers.log_cuts import cuts_behind
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
+from kmqpy.kafka.places import place_in_id
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.settings_mirror import check_topics, settings_of
@@ -56,7 +57,7 @@ CAPABILITIES = Capabilities(
     blocking_take=True,
     max_body_bytes=MAX_MESSAGE_BYTES,
     immediate=False,
-    stable_ids=False,
+    receipts_by_id=False,  # of a queue with late acks True
     late_ack=False,
     tells_lost=False,  # extend() tells of some
     exact_sizes=False,
@@ -117,7 +118,9 @@ class KmqClient:
         self._codec = codec
         self._on_close = on_close
         self._shared = shared or SharedConnections(connection, zookeeper, clock=self._clock, limits=limits)
-        check_topics(settings, self._shared.topics().check(settings), connection)
+        there = self._shared.topics().check(settings)
+        check_topics(settings, there, connection)
+        self._topic_id = there.queue.topic_id
         self._owns_shared = shared is None
         self._consumer = LazyConsumer(
             lambda: QueueConsumer(settings, connection, acknowledged_by=self, **receiving),
@@ -136,8 +139,8 @@ class KmqClient:
 
     @property
     def capabilities(self) -> Capabilities:
-        """See Queue.capabilities."""
-        return CAPABILITIES
+        """See Queue.capabilities; a queue with late acks has `receipts_by_id`."""
+        return dataclasses.replace(CAPABILITIES, receipts_by_id=self._settings.late_acks)
 
     @property
     def settings(self) -> QueueSettings:
@@ -323,7 +326,7 @@ class KmqClient:
 
         For a message that was finished meanwhile, the call does nothing. The same is true of a message that
         was redelivered, unless the queue has late acks: then a copy that no client has taken yet waits until
-        this lease is over. `lease=0` means `nack(count=False)`; other leases below 0.1 s raise ConfigError.
+        this lease is over. Leases below 0.1 s raise ConfigError; nack(count=False) gives a message back.
         """
         with self._consumer.use() as consumer:
             return consumer.extend(*messages, lease=lease, confirmed=confirmed)
@@ -338,6 +341,28 @@ class KmqClient:
         """
         with self._consumer.use() as consumer:
             consumer.dead_letter(*messages, reason=reason, confirmed=confirmed)
+
+    def receipt(self, message_id: str) -> str:
+        """See Queue.receipt. It takes no request, and raises ReceiptError only for what is no id.
+
+        The receipt names the message's first record. What is written for that after a redelivery counts for
+        the copy, as a late operation (rules R32 and R33 of docs/rules.md). So it is heeded when the next
+        client takes the message, and the client that has it now is not disturbed.
+
+        Raises NotSupported if the queue's setting `late_acks` is off.
+        """
+        self._consumer.check_open()
+        place = place_in_id(message_id)
+        if place is None:
+            raise ReceiptError(f"id: {shown(message_id)} is not that of a message; they look like 0-42")
+        if not self._settings.late_acks:
+            raise NotSupported(
+                f"receipt: queue {self.name!r} has no late acks; "
+                f"switch them on with: kmq queue alter {self.name} --late-acks"
+            )
+        consumer = self._consumer.current
+        topic_id = self._topic_id if consumer is None else consumer.topic_id
+        return str(Receipt(self.name, topic_id, *place))
 
     def flush(self, timeout: Duration = 30) -> None:
         """Wait until the markers of all calls so far are confirmed; raises Unavailable after `timeout`.
@@ -371,9 +396,9 @@ class KmqClient:
         """See Queue.peek; delayed messages count towards `limit` and are left out."""
         check_limit(limit, "limit")
         self._consumer.check_open()
-        records = stats.waiting_records(self._connection, self._settings, limit=limit)
+        records, cuts = stats.waiting_records(self._connection, self._settings, limit=limit)
         now_ms = self._clock.wall_ms()
-        context = ReceiveContext(self._settings, "", now_ms, self._telemetry)
+        context = ReceiveContext(self._settings, "", now_ms, self._telemetry, cuts=cuts)
         found = [KafkaMessage(record, context) for record in records]
         return [message for message in found if not _is_delayed(message, now_ms)]
 
@@ -450,10 +475,6 @@ class KmqClient:
         with self._use_admin() as admin:
             return admin.purge(self._settings)
 
-    def redrive(self, limit: int | None = None) -> int:
-        """See Queue.redrive. Raises Unfinished when the redrive was stopped halfway."""
-        return self._dead_letters.redrive(limit=limit)
-
     def release_all(self) -> int:
         """See Queue.release_all; nacked messages still wait until their delay is over."""
         leased = self._leased()
@@ -527,7 +548,7 @@ class _DeadLetters:
             return letters.peek(limit)
 
     def redrive(self, ids: Iterable[str] | None = None, *, limit: int | None = None) -> int:
-        """See DeadLetters.redrive."""
+        """See DeadLetters.redrive. Raises Unfinished when the redrive was stopped halfway."""
         with self._open() as letters:
             return letters.redrive(ids, limit=limit)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kmqpy.core import logs
-from kmqpy.errors import KmqError
+from kmqpy.errors import KmqError, Unavailable
 from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.message import Message
@@ -110,15 +110,14 @@ def consume(task: ChildTask) -> None:
     """Take messages until SIGTERM; each delivery and each ack is in the journal before it is done."""
     stopping = _until_sigterm()
     journal = Journal(Path(task.journal))
-    with KmqClient(
-        task.settings,
-        task.connection,
-        max_in_flight=MAX_IN_FLIGHT,
-        holder=task.name,
+    with _opened(task, stopping, max_in_flight=MAX_IN_FLIGHT, holder=task.name) as client:
     ) as client:
         late = LateAcks()
         while not stopping.is_set():
-            messages = client.receive(_BATCH, wait=0.05 if late else 0.2)
+            try:
+                messages = client.receive(_BATCH, wait=0.05 if late else 0.2)
+            except Unavailable:  # the first call connects
+                continue
             if messages:
                 journal.write(*(("d", *place) for place in places(messages)))
                 stopping.wait(task.work_s)
@@ -128,6 +127,16 @@ def consume(task: ChildTask) -> None:
             for message in late.due(time.monotonic()):
                 journal.write(*(("l", *place) for place in places([message])))
                 _ack(client, [message], journal)
+
+
+def _opened(task: ChildTask, stopping: threading.Event, **options: Any) -> KmqClient:
+    """Open the client; as whoever supervises a process would, try again while Kafka does not answer."""
+    while True:
+        try:
+            return KmqClient(task.settings, task.connection, **options)
+        except Unavailable:
+            if stopping.wait(1):
+                raise
 
 
 def _ack(client: KmqClient, messages: list[Message], journal: Journal) -> None:
@@ -155,7 +164,7 @@ def send(task: ChildTask) -> None:
     journal = Journal(Path(task.journal))
     every = max(1, round(task.per_second * _EVERY_S))
     started, sent = time.monotonic(), 0
-    with KmqClient(task.settings, task.connection) as producer:
+    with _opened(task, stopping) as producer:
         while not stopping.is_set():
             due = int((time.monotonic() - started) * task.per_second) - sent
             if due < every:

@@ -149,8 +149,6 @@ _client = stepwise(
     Receiver=_receiver.Receiver,
     Housekeeper=_Housekeeper,
     released=lambda *_: contextlib.nullcontext(),
-    settings_of=lambda queue, _connection: queue,
-    check_connection=lambda connection: connection,
 )
 _receiver._START_TIMEOUT_S = 0.3  # less than it may take until a start marker counts as failed
 
@@ -353,7 +351,7 @@ def _use_open(connection: Connection, own: Any, message: Any, lease: int, histor
         history.asks(process, message)
         yield from own.dead_letter(message, reason="simulated")
 
-    if world.faults and own.queue.late_acks and world.random() < 0.4:  # while the copy waits, with luck
+    if world.faults and own._queue.late_acks and world.random() < 0.4:  # while the copy waits, with luck
         yield lease * (1 + world.random())
         late = world.random()
         if late < 0.15:

@@ -202,22 +202,14 @@ def test_what_got_stale_is_given_back_before_close_closes_the_writer(client, mon
     assert client._topics.writer.given_back() == [1, 2, 3, 4]
 
 
-def test_to_extend_a_lease_by_nothing_is_to_give_back(client):
-    first, second = client.receive()[:2]
-    client.extend(first, second, lease=0)
-    assert client._topics.writer.queued == [Marker(0, offset, Op.NACK, counts=False) for offset in (0, 1)]
-    assert client.leased == 3
-
-
 @pytest.mark.parametrize("lease", [0, 0.099])
 def test_leases_have_a_least_length(client, lease):
     with pytest.raises(ConfigError, match=r"lease: \d+ ms is shorter than the least, 100 ms"):
         client.receive(lease=lease)
     messages = client.receive(lease=0.1)
     assert len(messages) == 5
-    if lease:
-        with pytest.raises(ConfigError, match="least"):
-            client.extend(*messages, lease=lease)
+    with pytest.raises(ConfigError, match="least"):
+        client.extend(*messages, lease=lease)
 
 
 def wait_for_markers(client):

@@ -1,4 +1,4 @@
-"""`Admin` administers queues: their topics in Kafka, and their entries in the registry in ZooKeeper."""
+"""`Admin` does the work of KafkaStorage and of the command kmq: queues, their topics, the registry."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection, check_zookeeper
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueueDescription:
+class QueueDetails:
     """The settings of a queue, its topics, and its trackers.
 
     registered     whether the registry has the queue, so that trackers serve it
@@ -112,13 +112,13 @@ class Admin(Closeable):
         """Return the registered queues in the order of their names; logs and skips unreadable ones."""
         return self._context.registry.queues()
 
-    def describe_queue(self, queue: str | QueueSettings) -> QueueDescription:
+    def describe_queue(self, queue: str | QueueSettings) -> QueueDetails:
         """Return the settings and topics of the queue, and which tracker has which partition."""
         settings, known = self._context.find(queue)
         topics = self._context.described(settings, known)
         owners, stored = self._context.tracked(settings.name, known)
         messages = topics.get(settings.name)
-        return QueueDescription(
+        return QueueDetails(
             settings=settings,
             registered=known is not None,
             deleting=known is not None and known.deleting,

@@ -108,6 +108,11 @@ class QueueConsumer:
         )
 
     @property
+    def topic_id(self) -> str:
+        """The id of the queue topic, as this consumer knows it."""
+        return self._topics.ids.queue
+
+    @property
     def leased(self) -> int:
         """See KmqClient.leased."""
         self._guard.raise_if_inherited()
@@ -179,9 +184,6 @@ class QueueConsumer:
 
     def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:
         """See KmqClient.extend."""
-        if not duration_ms(lease, "lease"):
-            self.nack(*messages, count=False, confirmed=confirmed)
-            return []
         lease_ms = self._lease_ms(lease)
         named = m.each_of(messages)
         writer, places = self._locate(self._places.places_of, named)
