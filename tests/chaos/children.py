@@ -111,7 +111,6 @@ def consume(task: ChildTask) -> None:
     stopping = _until_sigterm()
     journal = Journal(Path(task.journal))
     with _opened(task, stopping, max_in_flight=MAX_IN_FLIGHT, holder=task.name) as client:
-    ) as client:
         late = LateAcks()
         while not stopping.is_set():
             try:
