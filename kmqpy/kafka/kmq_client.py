@@ -12,14 +12,15 @@ import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import Any, Self, Unpack
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.durations import Duration
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import check_limit
-from kmqpy.errors import Closed, DecodeError, NotSupported, ReceiptError, shown
+from kmqpy.core.stack import is_inside
+from kmqpy.errors import Closed, DecodeError, KmqError, NotSupported, ReceiptError, shown
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.admin import Admin
@@ -128,7 +129,7 @@ class KmqClient:
             self._clock,
         )
         self._guard = ForkGuard(f"the client of queue {settings.name!r}")
-        self._opening = threading.RLock()
+        self._opening = threading.Lock()
         self._sender: QueueSender | None = None
         self._dead_letters = _DeadLetters(self)
 
@@ -483,7 +484,11 @@ class KmqClient:
         return len(leased)
 
     def leave_group(self) -> None:
-        """Close the consumer, which leaves the consumer group; the next receive() makes another."""
+        """Close the consumer, which leaves the consumer group; the next receive() makes another.
+
+        Raises KmqError as close() does.
+        """
+        self._refuse_in_call()
         self._consumer.close_current()
 
     def leave_group_if_idle(self, idle_s: float) -> None:
@@ -495,9 +500,13 @@ class KmqClient:
 
         A receive() that waits in another thread raises Closed. In a forked child close() does nothing:
         connections and threads belong to the parent.
+
+        Raises KmqError in a signal handler that has interrupted a call of this client: close() would wait for
+        the end of that call, which waits for the handler.
         """
-        if self._guard.inherited:
+        if self._guard.inherited or not self._consumer.is_open:
             return
+        self._refuse_in_call()
         try:
             self._consumer.close()  # from here on, _opened_sender() makes no sender
         finally:
@@ -517,6 +526,13 @@ class KmqClient:
     ) -> None:
         self.close()
 
+    def _refuse_in_call(self) -> None:
+        if is_inside(_CALLS, self):
+            raise KmqError(
+                f"queue {self.name!r}: a signal handler can't close the client that it has interrupted; "
+                "let the handler raise SystemExit, or set a flag, and close the client by `with`"
+            )
+
     @contextmanager
     def _use_admin(self) -> Iterator[Admin]:
         self._consumer.check_open()
@@ -529,6 +545,15 @@ class KmqClient:
         self._consumer.check_open()
         with KafkaDeadLetters(self._settings, self._connection, self._clock) as letters:
             yield letters
+
+
+_CLOSING = ("close", "leave_group", "_refuse_in_call", "__exit__")
+_CALLS = [
+    method
+    for name, method in vars(KmqClient).items()
+    if isinstance(method, FunctionType) and name not in _CLOSING
+]
+"""The methods of a client for whose end close() may have to wait."""
 
 
 class _DeadLetters:

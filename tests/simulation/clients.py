@@ -98,7 +98,6 @@ _writer = stepwise(
     librdkafka=Module,
     StartMarkerWriter=_start_markers.StartMarkerWriter,
     threading=Threading,
-    SignalSafeEvent=Threading.Event,
 )
 _topics_in_use = stepwise(
     "kmqpy.kafka.client.topics_in_use",
@@ -148,7 +147,6 @@ _client = stepwise(
     TopicsInUse=_topics_in_use.TopicsInUse,
     Receiver=_receiver.Receiver,
     Housekeeper=_Housekeeper,
-    released=lambda *_: contextlib.nullcontext(),
 )
 _receiver._START_TIMEOUT_S = 0.3  # less than it may take until a start marker counts as failed
 
@@ -195,7 +193,7 @@ class MarkerWriter(_writer.MarkerWriter):
 
     @property
     def idle(self) -> bool:
-        return not self._count_unconfirmed()
+        return not (self._collected or self._failed or len(self._producer))
 
     @property
     def starts(self) -> Any:
@@ -219,14 +217,14 @@ class MarkerWriter(_writer.MarkerWriter):
         """The same, step by step."""
         waiters = {tick.partition: self._put_unflushed(tick) for tick in ticks}
         until = self._world.now + timeout_s * 1000
-        while any(waiter.size() for waiter in waiters.values()) and self._world.now < until:
+        while any(waiter.left for waiter in waiters.values()) and self._world.now < until:
             yield 10.0
-        return {partition for partition, waiter in waiters.items() if waiter.size()}
+        return {partition for partition, waiter in waiters.items() if waiter.left}
 
     def write_in_steps(self, items: Any) -> Steps:
         """write(), step by step and without a time-out."""
         waiter = self._put_apart(items)
-        while waiter.size():
+        while waiter.left:
             yield 10.0
             if self._closing.is_set():
                 raise Closed

@@ -1,6 +1,5 @@
 """The marker writer, over a producer whose queue holds little and is emptied by poll() only."""
 
-import sys
 import threading
 
 import pytest
@@ -135,29 +134,6 @@ def test_close_comes_back_while_nobody_answers_and_tells_what_is_left(producer):
     assert writer.close(0.2) > 0
 
 
-def test_a_signal_handler_may_give_back_in_the_middle_of_an_acknowledgement(producer):
-    """As close() does. Here a trace function takes the place of the handler: at each line of Event.set()."""
-    producer.answers.set()
-    writer = MarkerWriter(KafkaConnection(), RANGES)
-
-    def handle(frame, event, _argument):
-        if frame.f_code is threading.Event.set.__code__:
-            writer.give_back([(0, 7)])
-            return handle
-        return None
-
-    def acknowledge():
-        sys.settrace(handle)
-        writer.end(0, [1])
-        sys.settrace(None)
-
-    acknowledging = threading.Thread(target=acknowledge, daemon=True)
-    acknowledging.start()
-    acknowledging.join(30)
-    assert not acknowledging.is_alive()
-    assert writer.close() == 0
-
-
 def test_r26_who_waits_waits_for_no_other_partition(producer):
     producer.LIMIT = 100
     producer.leaderless, producer.refused = (1,), (2,)
@@ -278,7 +254,7 @@ def test_r11_what_is_confirmed_too_late_is_given_back_right_behind_its_start(pro
     def one_of_three(connection, settings):
         made = TinyProducer()
         made.LIMIT, made.log, made.answers = 1_000, producer.log, producer.answers
-        made.only_errors = settings["delivery.report.only.error"]
+        made.only_errors = settings.get("delivery.report.only.error", False)
         return made
 
     monkeypatch.setattr(librdkafka, "new_producer", one_of_three)
