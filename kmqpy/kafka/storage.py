@@ -152,7 +152,7 @@ class KafkaStorage:
         retention_ms: int | None = None,
         **changes: Any,
     ) -> None:
-        """See Storage.alter. Also changes `late_acks`, adds partitions, and sets the topics' retention.
+        """See Storage.alter. Changes `markers` and `late_acks`, too, partitions, and the retention.
 
         Trackers apply the settings at once, clients when they are made. Keys move to other partitions when
         some are added. Raises ConfigError for fewer partitions, and for a retention that is not longer than
