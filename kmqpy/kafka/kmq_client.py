@@ -121,9 +121,7 @@ class KmqClient:
         self._telemetry = options.get("telemetry") or Telemetry()
         self._codec = codec
         self._on_close = on_close
-        self._shared = shared or SharedConnections(
-            connection, zookeeper, clock=self._clock, limits=limits
-        )
+        self._shared = shared or SharedConnections(connection, zookeeper, clock=self._clock, limits=limits)
         check_topics(settings, self._shared.topics().check(settings), connection)
         self._owns_shared = shared is None
         self._consumer = LazyConsumer(
