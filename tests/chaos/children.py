@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from kmqpy.core import logs
 from kmqpy.errors import KmqError, Unavailable
@@ -50,7 +50,6 @@ class ChildTask:
     kafka: dict[str, str]
     first: int = 0
     per_second: float = 0.0
-    markers: Literal["jvm", "range"] = "jvm"
     work_s: float = 0.05
     drop: int = 80
     nack: int = 40
@@ -111,9 +110,7 @@ def consume(task: ChildTask) -> None:
     """Take messages until SIGTERM; each delivery and each ack is in the journal before it is done."""
     stopping = _until_sigterm()
     journal = Journal(Path(task.journal))
-    with _opened(
-        task, stopping, markers=task.markers, max_in_flight=MAX_IN_FLIGHT, holder=task.name
-    ) as client:
+    with _opened(task, stopping, max_in_flight=MAX_IN_FLIGHT, holder=task.name) as client:
         late = LateAcks()
         while not stopping.is_set():
             try:

@@ -63,7 +63,7 @@ def test_dead_letters_and_redriven_messages_name_topics(make_queue, either_queue
         assert ancestors(letters[place.offset]) == f"{queue.name}:0:{original}".encode()
 
     with KafkaDeadLetters(queue.settings, queue.connection) as opened:
-        assert opened.dead_letters.redrive() == 2
+        assert opened.redrive() == 2
     until(lambda: len(copies_named(queue, dead_letter_queue(queue.settings).markers_topic)) >= 2)
     redriven = {record.offset(): record for record in queue.records()}
     for letter, place in copies_named(queue, dead_letter_queue(queue.settings).markers_topic).items():

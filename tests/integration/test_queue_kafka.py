@@ -139,7 +139,7 @@ def test_of_the_issue_a_list_is_taken_as_well_as_several_arguments(queue):
 
 def test_of_the_issue_asyncio_takes_a_list_too(queue):
     async def acknowledge(over_asyncio):
-        return await over_asyncio.ack(over_asyncio.queue.receive(wait=10, lease=60), wait=True)
+        return await over_asyncio.ack(over_asyncio.queue.receive(wait=10, lease=60), confirmed=True)
 
     queue.send("a")
     asyncio.run(acknowledge(AsyncQueue(queue)))

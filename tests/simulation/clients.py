@@ -1,6 +1,7 @@
 """The clients, producers and users of a simulation: kmqpy's own code (see `stepwise`), in single steps."""
 
 import contextlib
+from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -252,7 +253,8 @@ def client(
     process, world = connection.process, connection.world
     while True:
         try:
-            own = _client.QueueConsumer(queue, connection, holder=process.name, markers=fmt, clock=process)
+            settings = replace(queue, markers=fmt)  # as before and after `kmq queue alter`
+            own = _client.QueueConsumer(settings, connection, holder=process.name, clock=process)
             break
         except TopicError:
             yield 200.0
