@@ -38,20 +38,20 @@ from kmqpy.errors import (
 
 if TYPE_CHECKING:
     from kmqpy.core.backoff import Backoff
-    from kmqpy.kafka.admin.admin import Admin
     from kmqpy.kafka.kmq_client import KmqClient
     from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+    from kmqpy.kafka.storage import KafkaStorage
     from kmqpy.message import Message
-    from kmqpy.queue import Queue, queue_for
+    from kmqpy.queue import Queue, queue_for, storage_for
     from kmqpy.telemetry.base import Telemetry
     from kmqpy.worker.outcome import Reject, Retry
     from kmqpy.worker.worker import Worker
     from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 _MODULES = {
-    "Admin": "kmqpy.kafka.admin.admin",
     "Backoff": "kmqpy.core.backoff",
     "KafkaConnection": "kmqpy.kafka.settings",
+    "KafkaStorage": "kmqpy.kafka.storage",
     "KmqClient": "kmqpy.kafka.kmq_client",
     "Message": "kmqpy.message",
     "Queue": "kmqpy.queue",
@@ -62,16 +62,17 @@ _MODULES = {
     "Worker": "kmqpy.worker.worker",
     "ZooKeeperConnection": "kmqpy.zookeeper.settings",
     "queue_for": "kmqpy.queue",
+    "storage_for": "kmqpy.queue",
 }
 """The public names that are imported at their first use, with the modules that define them."""
 
 __all__ = [
-    "Admin",
     "Backoff",
     "Closed",
     "ConfigError",
     "DecodeError",
     "KafkaConnection",
+    "KafkaStorage",
     "KmqClient",
     "KmqError",
     "Message",
@@ -90,6 +91,7 @@ __all__ = [
     "Worker",
     "ZooKeeperConnection",
     "queue_for",
+    "storage_for",
 ]
 
 

@@ -25,8 +25,8 @@ MessagesLike = Union["Message", str, Iterable[Union["Message", str]]]
 class Message:
     """One delivery of a message.
 
-    id                  names the message within its queue; where the storage redelivers a message as a new
-                        record (Kafka), each record has an id of its own
+    id                  names the message within its queue for its whole life: send() returns it, redelivered
+                        messages and dead letters keep it
     body                the payload; a null Kafka value reads as empty
     attempts            deliveries so far, this one included; starts at 1
     enqueued_ms         when it was appended to the queue, by send() or by a redelivery (ms since 1970)

@@ -11,6 +11,10 @@ LEASES = ("lease_ms", "max_lease_ms")
 """The settings that are leases: a value below MIN_LEASE_MS (100 ms) raises ConfigError."""
 
 
+POLICY = ("max_redeliveries", *LEASES, "max_delay_ms")
+"""The settings that any storage can change while the queue is used."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class QueuePolicy:
     """Holds the limits of leases, redeliveries and delays of one queue, and checks them.

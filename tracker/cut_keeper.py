@@ -101,20 +101,23 @@ class CutKeeper:
                 "epochs": [cut.epoch for cut in cut_away.cuts],
             },
         )
-        part.log_was_cut(end, cut_away.messages, self._clock.monotonic())
-        self._seek_lost_copies(part)
+        part.log_was_cut(start, end, cut_away.messages, self._clock.monotonic())
+        self._seek_lost_copies(part, start)
 
-    def _seek_lost_copies(self, part: OwnedPartition, pause_s: float = 0.0) -> None:
-        """Look for messages whose copies were cut away, in a background job, until that has worked."""
+    def _seek_lost_copies(self, part: OwnedPartition, start: int, pause_s: float = 0.0) -> None:
+        """Look for messages whose copies were cut away from `start` on, in a job, until that has worked."""
         part.lost_copies_of = cuts = part.state.cuts
-        job = partial(find_lost_copies, self._connection, part.queue, part.number, cuts, self._clock, pause_s)
-        self._jobs.run(Pool.COUNTING, job, partial(self._lost_copies_found, part, part.topic_ids, cuts))
+        where = self._connection, part.queue, part.number
+        job = partial(find_lost_copies, *where, cuts, start, self._clock, pause_s)
+        then = partial(self._lost_copies_found, part, part.topic_ids, cuts, start)
+        self._jobs.run(Pool.COUNTING, job, then)
 
     def _lost_copies_found(
         self,
         part: OwnedPartition,
         topic_ids: tuple[str, str],
         cuts: LogCuts,
+        start: int,
         found: list[Marker] | Exception,
     ) -> None:
         if self._partitions.get(part.key) is not part or part.topic_ids != topic_ids:
@@ -129,7 +132,7 @@ class CutKeeper:
                     self._tick_writer.post(part.queue.markers_topic, marker)
             except KmqError as error:
                 self._problems.warn("cut", part.key, "copies cut away can't be looked for", error=str(error))
-                self._seek_lost_copies(part, _PAUSE_S)
+                self._seek_lost_copies(part, start, _PAUSE_S)
                 return
             part.lost_copies_of = None
             if found:

@@ -12,8 +12,8 @@ from kmqpy.cli import stored
 from kmqpy.cli.options import DURATION, Cli, connected, connected_to_any, milliseconds, pairs, queue_argument
 from kmqpy.cli.output import confirmed, many, print_json, print_table, print_text, span, warn
 from kmqpy.core.settings import build
-from kmqpy.kafka.admin.admin import Admin, QueueDescription
-from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.admin.admin import Admin, QueueDetails
+from kmqpy.kafka.settings import MARKER_FORMATS, QueueSettings
 from kmqpy.kafka.topics import QueueTopics
 
 
@@ -39,6 +39,11 @@ _SETTINGS = (
     click.option("--max-lease", type=DURATION, help="Longest lease or extension."),
     click.option("--retention", type=DURATION, help="How long Kafka keeps messages and markers."),
     click.option(
+        "--markers",
+        type=click.Choice(MARKER_FORMATS),
+        help="jvm: where trackers of the JVM library serve the queue; else range, which is faster [range].",
+    ),
+    click.option(
         "--late-acks/--no-late-acks",
         default=None,
         help="Hand no copy out that is acknowledged before it is taken [no].",
@@ -54,12 +59,17 @@ def _setting_options(function: Any) -> Any:
 
 
 def _changes(
-    max_redeliveries: int | str | None, late_acks: bool | None, **durations: timedelta | None
+    max_redeliveries: int | str | None,
+    markers: str | None,
+    late_acks: bool | None,
+    **durations: timedelta | None,
 ) -> dict[str, int | str | bool]:
     """Return the settings that were given as options, by their names; durations in ms."""
     changes: dict[str, int | str | bool] = {
         f"{key}_ms": milliseconds(value) for key, value in durations.items() if value is not None
     }
+    if markers is not None:
+        changes["markers"] = markers
     if late_acks is not None:
         changes["late_acks"] = late_acks
     if max_redeliveries is not None:
@@ -101,6 +111,7 @@ def create(
     lease: timedelta | None,
     max_delay: timedelta | None,
     max_lease: timedelta | None,
+    markers: str | None,
     late_acks: bool | None,
     more: tuple[str, ...],
     **names: str | None,
@@ -117,10 +128,12 @@ def create(
       kmq --queue-url sqlite:///jobs.db queue create jobs --set requeue_to=front
     """
     name = cli.named_queue(queue)
-    changes = _changes(max_redeliveries, late_acks, lease=lease, max_delay=max_delay, max_lease=max_lease)
+    changes = _changes(
+        max_redeliveries, markers, late_acks, lease=lease, max_delay=max_delay, max_lease=max_lease
+    )
     if cli.url is not None:
         of_topics = {"partitions": partitions, "replication": replication, "retention": retention}
-        cli.kafka_only(**of_topics, late_acks=late_acks, **names)
+        cli.kafka_only(**of_topics, markers=markers, late_acks=late_acks, **names)
         stored.create(cli.url, name, {**changes, **dict(pairs(more, "--set"))}, as_json=cli.json)
         return
     if more:
@@ -135,7 +148,7 @@ def create(
             replication=replication,
             retention=retention,
         )
-        made = admin.settings(name) if cli.has_registry else settings
+        made = admin.settings(name) if cli.has_registry else settings.unregistered()
     if cli.json:
         print_json(_created(made, topics))
     else:
@@ -262,7 +275,7 @@ def _shown_config(config: dict[str, str]) -> dict[str, str]:
     return {key: config[key] for key in _SHOWN_CONFIG if key in config}
 
 
-def _described(found: QueueDescription) -> dict[str, Any]:
+def _described(found: QueueDetails) -> dict[str, Any]:
     """Return the JSON object that `kmq queue describe` prints."""
     return {
         "queue": found.settings.name,
@@ -294,6 +307,7 @@ def alter(
     lease: timedelta | None,
     max_delay: timedelta | None,
     max_lease: timedelta | None,
+    markers: str | None,
     late_acks: bool | None,
 ) -> None:
     """Change a queue while it is used.
@@ -304,10 +318,11 @@ def alter(
     \b
     Example:
       kmq queue alter jobs --partitions 8 --max-redeliveries none
-      kmq queue alter jobs --late-acks
+      kmq queue alter jobs --markers jvm
     """
     changes = _changes(
         max_redeliveries,
+        markers,
         late_acks,
         lease=lease,
         max_delay=max_delay,

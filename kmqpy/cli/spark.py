@@ -97,13 +97,6 @@ def spark_jars(cli: Cli, sinks: tuple[str, ...]) -> None:
     help="Most messages of a batch.",
 )
 @click.option(
-    "--markers",
-    type=click.Choice(["range", "jvm"]),
-    default="range",
-    show_default=True,
-    help="How markers are written; jvm where a JVM tracker serves the queue.",
-)
-@click.option(
     "--lease", type=DURATION, default="5m", show_default=True, help="Of messages; must outlast a batch."
 )
 @session_options
@@ -171,7 +164,6 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
                 trigger=given["trigger"],
                 max_batch=given["max_batch"],
                 lease=given["lease"],
-                markers=given["markers"],
             )
         if not ended:
             _summarize(cli, settings)

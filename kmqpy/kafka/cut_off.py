@@ -63,7 +63,7 @@ class RenewedProducer:
 
     def __init__(self, make: Callable[[], Producer]) -> None:
         self._make = make
-        self._lock = threading.RLock()  # a signal handler may send, too
+        self._lock = threading.Lock()
         self._producer = make()
         self._former: list[Producer] = []
         self._failed = False

@@ -51,12 +51,12 @@ from kmqpy.kafka.message_headers import (
     ORIGINAL_TIMESTAMP,
     is_dead_letter_of,
 )
-from kmqpy.kafka.places import message_id
 from kmqpy.kafka.redrive import (
     DeadLetterMove,
     KnownEnds,
     RedriveRun,
     int_header_or_none,
+    letter_id,
     move_of,
     redrive_move,
 )
@@ -79,7 +79,7 @@ _POLL_S = 0.1
 _VISIBLE_TIMEOUT_S = 5.0
 """Seconds that a redrive or purge waits, at its end, until readers see its last commit."""
 _VISIBLE_POLL_S = 0.01
-_ID = re.compile(r"([0-9]{1,10})-([0-9]{1,19})")
+_ID = re.compile(r"[0-9]{1,10}-[0-9]{1,19}|[a-zA-Z0-9._-]{1,249}:[0-9]{1,10}:[0-9]{1,19}")
 
 Progress = Callable[[int, int], None]
 """Called with (done, total) after each transaction. The total is an upper bound until the end, because only
@@ -88,12 +88,15 @@ reading shows which offsets hold dead letters of this queue."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaDeadLetter(DeadLetter):
-    """A DeadLetter that knows the topic, partition and offset of the message from which it was copied.
+    """A DeadLetter that knows its place, and the topic, partition and offset of the record that it copies.
 
-    Its id is `partition-offset` in the dead-letter topic. A null Kafka value reads as an empty body. A field
+    Without headers that name the message, because another program has written the dead letter, the id is
+    `topic:partition:offset`, its place. A null Kafka value reads as an empty body. A field
     whose header is absent or unreadable is None. A reason `refused: …` says why Kafka took no copy.
     """
 
+    partition: int
+    offset: int
     origin_topic: str | None = None
     origin_partition: int | None = None
     origin_offset: int | None = None
@@ -198,23 +201,23 @@ class KafkaDeadLetters:
         if rate is not None and not 0 < rate < math.inf:
             raise ConfigError(f"rate: {rate!r} must be a number above 0, of messages per second")
         at_once = _REDRIVE_BATCH if rate is None else min(_REDRIVE_BATCH, max(1, int(rate / 4)))
-        wanted = None if ids is None else {_place(one) for one in ids}
-        found: set[tuple[int, int]] = set()
+        wanted = None if ids is None else {_checked_id(one) for one in ids}
+        found: set[str] = set()
         partitions = self._partitions(self._queue.name)
         with RedriveRun("redrive", self._queue, self._connection, self._clock) as run:
             waiting = self._find_waiting(partitions[self._dead.name], fenced=True)
             self._mend(run, waiting)
-            if wanted is not None:
-                for part in waiting:
-                    part.keep(offset for partition, offset in wanted if partition == part.partition)
 
             def steps() -> Iterator[DeadLetterMove]:
                 for part in waiting:
                     for record in self._own_records(part):
-                        if wanted is not None:
-                            found.add((record.partition(), record.offset()))
-                        cuts = part.ended.cuts
-                        yield redrive_move(record, self._queue, partitions[self._queue.name], cuts)
+                        if wanted is None or (one := letter_id(record)) in wanted:
+                            cuts = part.ended.cuts
+                            yield redrive_move(record, self._queue, partitions[self._queue.name], cuts)
+                        if wanted is not None and one in wanted:
+                            found.add(one)
+                            if found == wanted:
+                                return
 
             def report() -> None:
                 if progress is not None:
@@ -225,8 +228,7 @@ class KafkaDeadLetters:
             run.move(steps(), known=known, at_once=at_once, rate=rate, progress=report)
         self._wait_until_visible(partitions[self._dead.name])
         _log.info("dead letters redriven", extra={"queue": self._queue.name, "count": run.done})
-        missing = sorted((wanted or set()) - found)
-        return RedriveResult(run.done, _ids(missing), _ids(run.refused))
+        return RedriveResult(run.done, tuple(sorted((wanted or set()) - found)), tuple(run.refused))
 
     def purge(self) -> int:
         """Throw away all dead letters that the queue has now; returns how many.
@@ -273,7 +275,9 @@ class KafkaDeadLetters:
         body = record.value() or b""
         number = int_header_or_none(headers, DEAD_LETTER_OFFSET)
         return KafkaDeadLetter(
-            id=message_id(record.partition(), record.offset()),
+            id=letter_id(record),
+            partition=record.partition(),
+            offset=record.offset(),
             key=record.key(),
             origin_topic=_text(headers, DEAD_LETTER_TOPIC),
             origin_partition=int_header_or_none(headers, DEAD_LETTER_PARTITION),
@@ -471,15 +475,10 @@ _NOT_RETRIED = {
 """Errors that end the reading of dead letters at once, because waiting does not help."""
 
 
-def _place(one: str) -> tuple[int, int]:
-    found = _ID.fullmatch(one) if isinstance(one, str) else None
-    if found is None:
+def _checked_id(one: str) -> str:
+    if not isinstance(one, str) or not _ID.fullmatch(one):
         raise ConfigError(f"id: {one!r} is not that of a dead letter; they look like 0-42")
-    return int(found[1]), int(found[2])
-
-
-def _ids(places: Iterable[tuple[int, int]]) -> tuple[str, ...]:
-    return tuple(message_id(*place) for place in places)
+    return one
 
 
 def _text(headers: m.Headers, name: str) -> str | None:

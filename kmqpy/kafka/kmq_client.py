@@ -12,14 +12,15 @@ import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import Any, Self, Unpack
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.durations import Duration
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import check_limit
-from kmqpy.errors import Closed, DecodeError, NotSupported
+from kmqpy.core.stack import is_inside
+from kmqpy.errors import Closed, DecodeError, KmqError, NotSupported, ReceiptError, shown
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.admin import Admin
@@ -34,6 +35,7 @@ from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.markers.life import MessageLife
 from kmqpy.kafka.markers.log_cuts import cuts_behind
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
+from kmqpy.kafka.places import place_in_id
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.settings_mirror import check_topics, settings_of
@@ -56,7 +58,7 @@ CAPABILITIES = Capabilities(
     blocking_take=True,
     max_body_bytes=MAX_MESSAGE_BYTES,
     immediate=False,
-    stable_ids=False,
+    receipts_by_id=False,  # of a queue with late acks True
     late_ack=False,
     tells_lost=False,  # extend() tells of some
     exact_sizes=False,
@@ -84,11 +86,6 @@ class KmqClient:
                        leases
     holder             a name for this client, shown beside the messages that it has taken
     instance_id        static membership in the group: a restart within the session moves no partitions
-    markers            the format of the markers that the client writes. "jvm": that of the JVM library kmq,
-                       one marker for each message. "range": kmqpy's own, one marker for many messages,
-                       several times as fast. Choose "range" unless JVM trackers look after the queue: they
-                       can't read it. kmqpy's trackers read both, mixed
-    coalesce_ms        with "range": for how long the client collects end markers, to write them as ranges
     delivery_timeout   the longest time (seconds) that sending may take
     max_message_bytes  the largest message (key, body and headers) that send() accepts
     shared, on_close   for KafkaStorage: connections that it closes itself, used instead of `zookeeper`, and a
@@ -122,7 +119,9 @@ class KmqClient:
         self._codec = codec
         self._on_close = on_close
         self._shared = shared or SharedConnections(connection, zookeeper, clock=self._clock, limits=limits)
-        check_topics(settings, self._shared.topics().check(settings), connection)
+        there = self._shared.topics().check(settings)
+        check_topics(settings, there, connection)
+        self._topic_id = there.queue.topic_id
         self._owns_shared = shared is None
         self._consumer = LazyConsumer(
             lambda: QueueConsumer(settings, connection, acknowledged_by=self, **receiving),
@@ -130,7 +129,7 @@ class KmqClient:
             self._clock,
         )
         self._guard = ForkGuard(f"the client of queue {settings.name!r}")
-        self._opening = threading.RLock()
+        self._opening = threading.Lock()
         self._sender: QueueSender | None = None
         self._dead_letters = _DeadLetters(self)
 
@@ -141,8 +140,8 @@ class KmqClient:
 
     @property
     def capabilities(self) -> Capabilities:
-        """See Queue.capabilities."""
-        return CAPABILITIES
+        """See Queue.capabilities; a queue with late acks has `receipts_by_id`."""
+        return dataclasses.replace(CAPABILITIES, receipts_by_id=self._settings.late_acks)
 
     @property
     def settings(self) -> QueueSettings:
@@ -328,7 +327,7 @@ class KmqClient:
 
         For a message that was finished meanwhile, the call does nothing. The same is true of a message that
         was redelivered, unless the queue has late acks: then a copy that no client has taken yet waits until
-        this lease is over. `lease=0` means `nack(count=False)`; other leases below 0.1 s raise ConfigError.
+        this lease is over. Leases below 0.1 s raise ConfigError; nack(count=False) gives a message back.
         """
         with self._consumer.use() as consumer:
             return consumer.extend(*messages, lease=lease, confirmed=confirmed)
@@ -343,6 +342,28 @@ class KmqClient:
         """
         with self._consumer.use() as consumer:
             consumer.dead_letter(*messages, reason=reason, confirmed=confirmed)
+
+    def receipt(self, message_id: str) -> str:
+        """See Queue.receipt. It takes no request, and raises ReceiptError only for what is no id.
+
+        The receipt names the message's first record. What is written for that after a redelivery counts for
+        the copy, as a late operation (rules R32 and R33 of docs/rules.md). So it is heeded when the next
+        client takes the message, and the client that has it now is not disturbed.
+
+        Raises NotSupported if the queue's setting `late_acks` is off.
+        """
+        self._consumer.check_open()
+        place = place_in_id(message_id)
+        if place is None:
+            raise ReceiptError(f"id: {shown(message_id)} is not that of a message; they look like 0-42")
+        if not self._settings.late_acks:
+            raise NotSupported(
+                f"receipt: queue {self.name!r} has no late acks; "
+                f"switch them on with: kmq queue alter {self.name} --late-acks"
+            )
+        consumer = self._consumer.current
+        topic_id = self._topic_id if consumer is None else consumer.topic_id
+        return str(Receipt(self.name, topic_id, *place))
 
     def flush(self, timeout: Duration = 30) -> None:
         """Wait until the markers of all calls so far are confirmed; raises Unavailable after `timeout`.
@@ -376,9 +397,9 @@ class KmqClient:
         """See Queue.peek; delayed messages count towards `limit` and are left out."""
         check_limit(limit, "limit")
         self._consumer.check_open()
-        records = stats.waiting_records(self._connection, self._settings, limit=limit)
+        records, cuts = stats.waiting_records(self._connection, self._settings, limit=limit)
         now_ms = self._clock.wall_ms()
-        context = ReceiveContext(self._settings, "", now_ms, self._telemetry)
+        context = ReceiveContext(self._settings, "", now_ms, self._telemetry, cuts=cuts)
         found = [KafkaMessage(record, context) for record in records]
         return [message for message in found if not _is_delayed(message, now_ms)]
 
@@ -455,10 +476,6 @@ class KmqClient:
         with self._use_admin() as admin:
             return admin.purge(self._settings)
 
-    def redrive(self, limit: int | None = None) -> int:
-        """See Queue.redrive. Raises Unfinished when the redrive was stopped halfway."""
-        return self._dead_letters.redrive(limit=limit)
-
     def release_all(self) -> int:
         """See Queue.release_all; nacked messages still wait until their delay is over."""
         leased = self._leased()
@@ -467,7 +484,11 @@ class KmqClient:
         return len(leased)
 
     def leave_group(self) -> None:
-        """Close the consumer, which leaves the consumer group; the next receive() makes another."""
+        """Close the consumer, which leaves the consumer group; the next receive() makes another.
+
+        Raises KmqError as close() does.
+        """
+        self._refuse_in_call()
         self._consumer.close_current()
 
     def leave_group_if_idle(self, idle_s: float) -> None:
@@ -479,9 +500,13 @@ class KmqClient:
 
         A receive() that waits in another thread raises Closed. In a forked child close() does nothing:
         connections and threads belong to the parent.
+
+        Raises KmqError in a signal handler that has interrupted a call of this client: close() would wait for
+        the end of that call, which waits for the handler.
         """
-        if self._guard.inherited:
+        if self._guard.inherited or not self._consumer.is_open:
             return
+        self._refuse_in_call()
         try:
             self._consumer.close()  # from here on, _opened_sender() makes no sender
         finally:
@@ -501,6 +526,13 @@ class KmqClient:
     ) -> None:
         self.close()
 
+    def _refuse_in_call(self) -> None:
+        if is_inside(_CALLS, self):
+            raise KmqError(
+                f"queue {self.name!r}: a signal handler can't close the client that it has interrupted; "
+                "let the handler raise SystemExit, or set a flag, and close the client by `with`"
+            )
+
     @contextmanager
     def _use_admin(self) -> Iterator[Admin]:
         self._consumer.check_open()
@@ -513,6 +545,15 @@ class KmqClient:
         self._consumer.check_open()
         with KafkaDeadLetters(self._settings, self._connection, self._clock) as letters:
             yield letters
+
+
+_CLOSING = ("close", "leave_group", "_refuse_in_call", "__exit__")
+_CALLS = [
+    method
+    for name, method in vars(KmqClient).items()
+    if isinstance(method, FunctionType) and name not in _CLOSING
+]
+"""The methods of a client for whose end close() may have to wait."""
 
 
 class _DeadLetters:
@@ -532,7 +573,7 @@ class _DeadLetters:
             return letters.peek(limit)
 
     def redrive(self, ids: Iterable[str] | None = None, *, limit: int | None = None) -> int:
-        """See DeadLetters.redrive."""
+        """See DeadLetters.redrive. Raises Unfinished when the redrive was stopped halfway."""
         with self._open() as letters:
             return letters.redrive(ids, limit=limit)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from kmqpy import message
 from kmqpy.errors import DecodeError
 from kmqpy.kafka.markers import codec
+from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import DEAD_LETTERS_SUFFIX, QueueSettings, is_topic_name
 from kmqpy.message import Headers, last_header
 
@@ -52,6 +53,21 @@ def int_header(headers: Headers, name: str) -> int | None:
     if not _DECIMAL.fullmatch(data) or not -(2**63) <= (number := int(data)) < 2**63:
         raise DecodeError(f"header {name}: not a decimal number of 64 bits", data)
     return number
+
+
+def first_place(headers: Headers, own: Place | None = None) -> Place | None:
+    """Where the first record of a copy stands, by its headers `kmq-original-…`; None if they don't say so.
+
+    Programs that forward records may forward these headers, too: what can't be true of a copy that stands at
+    the place `own` is not believed.
+    """
+    try:
+        partition, number = int_header(headers, ORIGINAL_PARTITION), int_header(headers, ORIGINAL_OFFSET)
+    except DecodeError:
+        return None
+    if partition is None or number is None or not 0 <= partition < 2**31 or number < 0:
+        return None
+    return None if own is not None and partition == own[0] and number >= own[1] else (partition, number)
 
 
 def redelivery_count(headers: Headers, name: str) -> int:

@@ -35,16 +35,17 @@ from kmqpy.kafka.copies.torn_transactions import Copies, find_copies
 from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.markers.claim_headers import DROPPED, naming_tick
 from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
-from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts, offset_of
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts
 from kmqpy.kafka.markers.open_claims import TornClaim
 from kmqpy.kafka.markers.records import message_headers
 from kmqpy.kafka.message_headers import (
     DEAD_LETTER_PARTITION,
     DEAD_LETTER_TOPIC,
+    first_place,
     int_header,
     size_of,
 )
-from kmqpy.kafka.places import Place
+from kmqpy.kafka.places import Place, message_id
 from kmqpy.kafka.redrive_claims import FinishedDeadLetters, RedriveClaim
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_names import dead_letter_queue
@@ -72,12 +73,14 @@ class DeadLetterMove(NamedTuple):
 
     number  that of the dead letter in its partition, see log_cuts
     epoch   the leader epoch of its record; None: Kafka names none
+    id      the id of the message, for those whom Kafka refuses the copy
     copy    the message that a redrive appends to the queue in the same transaction; None: a purge drops it
     """
 
     partition: int
     number: int
     epoch: int | None
+    id: str
     copy: NewRecord | None = None
 
     @property
@@ -99,9 +102,18 @@ class KnownEnds(NamedTuple):
     cuts: LogCuts = NO_CUTS
 
 
+def letter_id(record: Any) -> str:
+    """The id of the message that became a dead letter; without headers that name it, its place."""
+    first = first_place(message_headers(record))
+    if first is None:  # another program has written it
+        return f"{record.topic()}:{record.partition()}:{record.offset()}"
+    return message_id(*first)
+
+
 def move_of(record: Any, cuts: LogCuts, copy: NewRecord | None = None) -> DeadLetterMove:
     """The move of a dead letter whose log has these cuts."""
-    return DeadLetterMove(record.partition(), cuts.number_of(record.offset()), record.leader_epoch(), copy)
+    number = cuts.number_of(record.offset())
+    return DeadLetterMove(record.partition(), number, record.leader_epoch(), letter_id(record), copy)
 
 
 def redrive_move(record: Any, queue: QueueSettings, partitions: int, cuts: LogCuts) -> DeadLetterMove:
@@ -148,7 +160,7 @@ class RedriveRun:
     """Executes the moves of one redrive or purge, and counts them.
 
     done     how many dead letters the run has finished for certain
-    refused  (partition, offset) of the dead letters whose copies Kafka refuses; they stay dead letters
+    refused  the ids of the dead letters whose copies Kafka refuses; they stay dead letters
 
     Its constructor ends the run before it, and raises Unavailable and the like if Kafka does not allow that.
     """
@@ -157,7 +169,7 @@ class RedriveRun:
         self, doing: str, queue: QueueSettings, connection: KafkaConnection, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self.done = 0
-        self.refused: list[tuple[int, int]] = []
+        self.refused: list[str] = []
         self._doing = f"{doing} {queue.name}"
         self._queue = queue
         self._dead_letters = dead_letter_queue(queue).name
@@ -200,7 +212,7 @@ class RedriveRun:
         return redriven
 
     def _mend_one(self, partition: int, copies: Copies, not_copied: Sequence[int]) -> None:
-        markers = [*end_markers(self._dead_letters, partition, copies, copy_topic=self._queue.name)]
+        markers = [*self._ends(partition, dict(sorted(copies.items())))]
         if not_copied:
             markers.append(NewRecord(partition, *naming_tick(partition, DROPPED, not_copied)))
         try:
@@ -276,10 +288,8 @@ class RedriveRun:
             self._commit_batch(batch[:middle])
             self._commit_batch(batch[middle:])
         else:
-            self.refused.append((batch[0].partition, offset_of(batch[0].number)))
-            _log.error(
-                "%s: dead letter %d-%d is refused: %s", self._doing, *self.refused[-1], error.cause.str()
-            )
+            self.refused.append(batch[0].id)
+            _log.error("%s: dead letter %s is refused: %s", self._doing, batch[0].id, error.cause.str())
 
     def _execute(self, batch: list[DeadLetterMove]) -> int:
         """Execute one transaction, of one partition; returns how many dead letters of `batch` it left out.
@@ -342,11 +352,18 @@ class RedriveRun:
         self, batch: list[DeadLetterMove], claim: RedriveClaim, places: Sequence[Place | None]
     ) -> Iterator[NewRecord]:
         copied = iter(places)
-        for step in batch:
-            if step.number in claim.dropped:
-                continue
-            copies = {step.number: None if step.copy is None else next(copied)}
-            yield from end_markers(self._dead_letters, step.partition, copies, copy_topic=self._queue.name)
+        kept = (step for step in batch if step.number not in claim.dropped)
+        copies = {step.number: None if step.copy is None else next(copied) for step in kept}
+        yield from self._ends(batch[0].partition, copies)
+
+    def _ends(self, partition: int, copies: Mapping[int, Place | None]) -> Iterator[NewRecord]:
+        return end_markers(
+            self._dead_letters,
+            partition,
+            copies,
+            copy_topic=self._queue.name,
+            ranges=self._queue.writes_ranges,
+        )
 
     def _stopped(self, *errors: KafkaError | None) -> KmqError:
         if any(error is not None and error.code() in _FENCED for error in errors):

@@ -19,7 +19,7 @@ from typing import Any, Self
 from kmqpy.core.durations import MIN_LEASE_MS
 from kmqpy.core.environment import config_file, from_environment, unknown_variables
 from kmqpy.core.settings import build, check_addresses, convert, flat, keys, refuse_unknown, with_default_port
-from kmqpy.errors import ConfigError
+from kmqpy.errors import ConfigError, shown
 from kmqpy.queue_policy import LEASES, QueuePolicy
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
@@ -39,6 +39,9 @@ _SECRET_NAME = re.compile(
 )
 OTHER_TABLES = ("tracker", "gateway")
 """Tables of the config file that hold no settings of connections."""
+MARKER_FORMATS = ("range", "jvm")
+"""The formats of markers: kmqpy's own, one marker for many messages, and that of the JVM library kmq, one
+for each message. kmqpy reads both, mixed in one topic; programs on the JVM read theirs only."""
 _FORMER_SETTINGS = ("claims",)
 """Settings of queues that earlier versions stored, ignored where they are read."""
 SETTINGS_TOPIC = "kmq.queues"
@@ -47,7 +50,7 @@ SETTINGS_TOPIC = "kmq.queues"
 
 @dataclass(frozen=True, kw_only=True)
 class QueueSettings(QueuePolicy):
-    """The settings of a queue on Kafka: its policy, the names of its topics, group and header, a flag.
+    """The settings of a queue on Kafka: its policy, topics, group and header, how its markers are written.
 
     Names that are left empty follow the queue's name: `<queue>__markers`, `<queue>__undelivered`, group
     `kmq-<queue>`. The registry in ZooKeeper and the topic kmq.queues hold the settings as JSON.
@@ -55,6 +58,10 @@ class QueueSettings(QueuePolicy):
     A client completes the settings that it is given from the stored ones. It raises ConfigError if both have
     a value and the values differ. Settings that were read from the store are complete.
 
+    markers    the format in which kmqpy writes the queue's markers. "range": one marker for many messages,
+               several times as fast. "jvm": that of the JVM library kmq, whose trackers can read no other.
+               Who finds no stored settings writes JVM markers unless told otherwise, because a program on the
+               JVM may own a queue that nobody registered
     late_acks  a client that takes a copy (a message that a tracker has appended again) hands it out only if
                nobody acknowledged or rejected the message after it was copied, and no lease or delay that
                somebody gave it after that still runs (rule R32 of docs/rules.md). Trackers of versions
@@ -65,6 +72,7 @@ class QueueSettings(QueuePolicy):
     dead_letter_topic: str = ""
     consumer_group: str = ""
     redelivery_count_header: str = "kmq-redelivery-count"
+    markers: str = "range"
     late_acks: bool = False
 
     def __new__(cls, *_: Any, **given: Any) -> Self:  # noqa: D102
@@ -98,6 +106,8 @@ class QueueSettings(QueuePolicy):
         for key in ("consumer_group", "redelivery_count_header"):
             if not getattr(self, key).isprintable():
                 raise ConfigError(f"{key}: {getattr(self, key)!r} can't be printed")
+        if self.markers not in MARKER_FORMATS:
+            raise ConfigError(f"markers: {shown(self.markers)} is neither 'range' nor 'jvm'")
         super().__post_init__()
 
     @property
@@ -114,6 +124,19 @@ class QueueSettings(QueuePolicy):
         """
         ids: Mapping[str, str] = self.__dict__.get("_topic_ids", {})
         return ids
+
+    @property
+    def writes_ranges(self) -> bool:
+        """True if kmqpy writes range markers for this queue; everything that writes markers asks this."""
+        return self.markers == "range"
+
+    def unregistered(self) -> QueueSettings:
+        """Return these settings for a queue of which nothing is stored: JVM markers, if none were given."""
+        if self.given_fields is None or "markers" in self.given_fields:
+            return self
+        told = copy.copy(self)
+        object.__setattr__(told, "markers", "jvm")
+        return told
 
     def with_topic_ids(self, ids: Mapping[str, str]) -> QueueSettings:
         """Return a copy of these settings that holds these topic ids."""
@@ -145,10 +168,14 @@ class QueueSettings(QueuePolicy):
     def stored(cls, values: Mapping[str, Any]) -> QueueSettings:
         """Settings as they are stored in the registry; raises ConfigError.
 
-        Leases below 100 ms, which earlier versions allowed, become 100 ms, and settings of earlier versions
-        that no longer exist are ignored, because registered queues must be served.
+        Without `markers`, the queue has JVM markers: whoever stored the settings may know no others. Leases
+        below 100 ms, which earlier versions allowed, become 100 ms, and settings of earlier versions that no
+        longer exist are ignored, because registered queues must be served.
         """
-        values = {key: value for key, value in values.items() if key not in _FORMER_SETTINGS}
+        values = {
+            "markers": "jvm",
+            **{key: value for key, value in values.items() if key not in _FORMER_SETTINGS},
+        }
         leases = {key: convert(key, values[key], int) for key in LEASES if key in values}
         least = {key: MIN_LEASE_MS for key, value in leases.items() if 0 <= value < MIN_LEASE_MS}
         read = build(cls, values, least)

@@ -46,7 +46,9 @@ _MAX_RECORD_BYTES = 64 * 1024
 _MAX_VALUES_PER_KEY = 8
 """The number of last values kept of each key, so that unreadable values hide none before them (rule R21)."""
 
-_DEFAULTS_APPLY = "clients use the default of each setting that their program does not give"
+_DEFAULTS_APPLY = (
+    "clients use the default of each setting that their program does not give, and write JVM markers"
+)
 
 _TOPIC_IDS_FIELD = "topic_ids"
 """The JSON field of the topic ids; versions of kmqpy that don't know it leave it out when they read."""
@@ -90,9 +92,10 @@ _logged: set[str] = set()
 def settings_of(queue: str | QueueSettings, connection: KafkaConnection) -> QueueSettings:
     """Return the settings that a client of `queue` works with: those given, and for the rest the queue's own.
 
-    A setting that is not known has its default. That is so if there is no readable record of the queue, if
-    there is no topic kmq.queues, if the client may not read that topic, or if the topic is too long. A
-    warning of each of these cases, except a missing record, is logged once in each process and cluster.
+    A setting that is not known has its default, and `markers` are JVM markers. That is so if there is no
+    readable record of the queue, if there is no topic kmq.queues, if the client may not read that topic, or
+    if the topic is too long. A warning of each of these cases, except a missing record, is logged once in
+    each process and cluster.
 
     Raises ConfigError where `queue` contradicts the queue's own settings, Unavailable.
     """
@@ -106,7 +109,7 @@ def settings_of(queue: str | QueueSettings, connection: KafkaConnection) -> Queu
     if known is None or _contradictions(given, given_fields, known):  # the cache may be out of date
         known = mirror.find(given.name)
     if known is None:
-        return QueueSettings.stored(dataclasses.asdict(given))
+        return QueueSettings.stored(dataclasses.asdict(given.unregistered()))
     for problem in _contradictions(given, given_fields, known):
         raise ConfigError(problem)
     return known

@@ -38,8 +38,7 @@ class SharedConnections:
         self.zookeeper = zookeeper
         self._limits = limits
         self._guard = ForkGuard("the connections of a storage")
-        # Reentrant: a handler of signals may call close() in the middle of any call.
-        self._opening = threading.RLock()
+        self._opening = threading.Lock()
         self._producer: RenewedProducer | None = None
         self._topics: Topics | None = None
         self._administering = threading.RLock()

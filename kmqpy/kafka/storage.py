@@ -1,4 +1,4 @@
-"""The `Storage` protocol for Kafka: makes, opens and deletes queues. open_storage() opens `kafka:` URLs."""
+"""KafkaStorage, the administrator of queues on Kafka. open_storage() opens `kafka:` URLs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn, Self, Unpack
 from weakref import WeakSet
@@ -17,7 +18,9 @@ from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import build, convert, nearest, refuse_unknown
 from kmqpy.errors import Closed, ConfigError, NotSupported, QueueNotFound
 from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.admin.findings import Finding
 from kmqpy.kafka.admin.foreign_topics import refuse_foreign_topics
+from kmqpy.kafka.admin.stats import InFlightMessage, QueueStats
 from kmqpy.kafka.client.client_options import ClientOptions, split_options
 from kmqpy.kafka.kmq_client import CAPABILITIES, KmqClient
 from kmqpy.kafka.settings import (
@@ -29,6 +32,7 @@ from kmqpy.kafka.settings import (
 )
 from kmqpy.kafka.settings_mirror import SettingsMirror
 from kmqpy.kafka.shared_connections import SharedConnections
+from kmqpy.kafka.topics import TopicInfo
 from kmqpy.queue import Capabilities, Codec, QueueDescription, QueueUrl, Storage
 from kmqpy.telemetry.base import Telemetry
 from kmqpy.zookeeper.settings import NO_ZOOKEEPER, ZooKeeperConnection
@@ -52,8 +56,21 @@ names."""
 _IDLE_TIMEOUT_MS = 60_000
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaQueueDescription(QueueDescription):
+    """Describes a queue on Kafka.
+
+    topics    the existing topics among these four, with the Kafka settings that matter: queue topic, markers
+              topic, dead-letter topic, markers topic of the dead letters
+    trackers  by partition: the id of the tracker that has the partition
+    """
+
+    topics: tuple[TopicInfo, ...]
+    trackers: Mapping[int, str]
+
+
 class KafkaStorage:
-    """Makes, opens and deletes the queues of one Kafka and ZooKeeper root, see kmqpy.queue.Storage.
+    """Makes, changes, opens, checks and deletes the queues of one Kafka and ZooKeeper root, see Storage.
 
     The queues share a producer and an administrator. Each queue is a consumer group, so each has a client of
     its own. A queue opens its client when the first message is received or finished. The storage closes a
@@ -127,19 +144,38 @@ class KafkaStorage:
                 made, retention=None if retention_ms is None else retention_ms / 1000, **topics
             )
 
+    def alter(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        retention_ms: int | None = None,
+        **changes: Any,
+    ) -> None:
+        """See Storage.alter. Also changes `late_acks`, adds partitions, and sets the topics' retention.
+
+        Trackers apply the settings at once, clients when they are made. Keys move to other partitions when
+        some are added. Raises ConfigError for fewer partitions, and for a retention that is not longer than
+        the longest lease or delay; TopicError while the queue is being deleted.
+        """
+        _check_name(name)
+        retention = None if retention_ms is None else retention_ms / 1000
+        with self._use_admin() as admin, self._suggest_nearest(admin, name):
+            admin.alter_queue(name, partitions=partitions, retention=retention, **changes)
+
     def list(self) -> builtins.list[str]:
         """See Storage.list: the registered queues, without those that are being deleted."""
         with self._use_admin() as admin:
             return sorted(one.settings.name for one in admin.list_queues() if not one.deleting)
 
-    def describe(self, name: str) -> QueueDescription:
+    def describe(self, name: str) -> KafkaQueueDescription:
         """See Storage.describe; the generation is the id of the queue's topic."""
         _check_name(name)
         with self._use_admin() as admin, self._suggest_nearest(admin, name):
             found = admin.describe_queue(name)
             counted = admin.stats(name)
         delayed = counted.delayed + counted.released
-        return QueueDescription(
+        return KafkaQueueDescription(
             name=name,
             generation=next((one.topic_id for one in found.topics if one.name == name), ""),
             settings={
@@ -151,7 +187,30 @@ class KafkaStorage:
             delayed=delayed,
             in_flight=counted.in_flight - counted.released,
             dead=counted.dead_letters,
+            topics=found.topics,
+            trackers=found.owners,
         )
+
+    def stats(self, name: str) -> QueueStats:
+        """Return counts of the queue and of each partition, and which tracker has the partition."""
+        with self._use_admin() as admin, self._suggest_nearest(admin, name):
+            return admin.stats(name)
+
+    def in_flight(self, name: str, limit: int | None = 1_000) -> builtins.list[InFlightMessage]:
+        """Return the first `limit` messages in flight, or all (None), delayed ones included.
+
+        In flight is a message that was taken and is not finished. Messages that were taken first come first.
+        """
+        with self._use_admin() as admin, self._suggest_nearest(admin, name):
+            return admin.in_flight(name, limit)
+
+    def doctor(self, name: str | None = None) -> builtins.list[Finding]:
+        """Return findings about one queue, or about every queue and what belongs to none.
+
+        For each queue, errors come first; a queue with which nothing is wrong has one finding, `ok`.
+        """
+        with self._use_admin() as admin:
+            return admin.doctor(name)
 
     def delete(self, name: str) -> None:
         """See Storage.delete. Waits until trackers have let go of the queue, else raises Unavailable."""
@@ -268,7 +327,7 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> Storage:
     """Open the storage of a kafka: url.
 
     The url may set `zookeeper`, `root`, `idle_timeout_ms`, the options `max_in_flight`, `holder`,
-    `instance_id` and `markers` of KmqClient, and settings of librdkafka (names with a dot). The url of a
+    and `instance_id` of KmqClient, and settings of librdkafka (names with a dot). The url of a
     queue may also set fields of QueueSettings, and `create=true` with the settings of KafkaStorage.create.
     Connection settings that the url leaves open come from the config file and the environment, as in
     KafkaConnection.from_environment(), but ZooKeeper has no default address.
@@ -299,14 +358,12 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> Storage:
         options["holder"] = own["holder"]
     if "instance_id" in own:
         options["instance_id"] = own["instance_id"]
-    if "markers" in own:
-        options["markers"] = own["markers"]  # type: ignore[typeddict-item]  # KafkaStorage checks it
     idle_ms = convert("idle_timeout_ms", own.get("idle_timeout_ms", _IDLE_TIMEOUT_MS), int)
     return KafkaStorage(connection, zookeeper, idle_timeout_ms=idle_ms, **options)
 
 
 _CONNECTION_SETTINGS = ("zookeeper", "root")
-_CLIENT_SETTINGS = ("max_in_flight", "holder", "instance_id", "markers")
+_CLIENT_SETTINGS = ("max_in_flight", "holder", "instance_id")
 
 
 def _select(settings: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import (
+    ConsumerGroupState,
     ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
@@ -50,6 +51,7 @@ _EXTRA_WAIT_S = 5.0
 """Seconds that librdkafka gets, after the time limit of a request, to report that the request timed out."""
 _MAX_GROUP_REQUESTS = 100
 """groups() asks for at most this many consumer groups at once."""
+_WITHOUT_MEMBERS = (ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD)
 
 K = TypeVar("K")
 
@@ -82,6 +84,17 @@ class QueueTopics:
     def ids(self) -> TopicIds:
         """The ids of the queue topic and the markers topic."""
         return TopicIds(self.queue.topic_id, self.markers.topic_id)
+
+
+class GroupMember(NamedTuple):
+    """A member of a consumer group; `client_id` is what it calls itself."""
+
+    group: str
+    client_id: str
+
+
+Members = dict[str, list[GroupMember]]
+"""The members of consumer groups, by the topics of which they have partitions."""
 
 
 def dead_letter_limit(limit: int) -> int:
@@ -371,14 +384,13 @@ class Topics:
         found = self._metadata("list topics").topics
         return {name for name in found if not name.startswith("__")}
 
-    def groups(self) -> dict[str, list[str]]:
-        """Return the consumer groups with committed offsets, by topic. Sends one request for each group."""
-        (listed,) = self._ask(
-            "list consumer groups",
-            [None],
-            lambda admin, _, try_s: {None: admin.list_consumer_groups(request_timeout=try_s)},
-        ).values()
-        names = sorted(group.group_id for group in listed.valid)
+    def groups(self) -> tuple[dict[str, list[str]], Members]:
+        """Return the consumer groups with committed offsets, by topic, and what members() returns.
+
+        Sends one request for each group, and another for each with members.
+        """
+        listed = self._list_groups()
+        names = sorted(group.group_id for group in listed)
         committed: dict[str, Any] = {}
         for start in range(0, len(names), _MAX_GROUP_REQUESTS):
             committed |= self._ask(
@@ -397,6 +409,36 @@ class Topics:
             places = [] if committed[group] is None else committed[group].topic_partitions
             for topic in {place.topic for place in places if place.offset >= 0}:
                 found.setdefault(topic, []).append(group)
+        return found, self._members_of(listed)
+
+    def members(self) -> Members:
+        """Return the members of consumer groups, by the topics that they read now.
+
+        Sends one request for each group with members.
+        """
+        return self._members_of(self._list_groups())
+
+    def _list_groups(self) -> list[Any]:
+        (listed,) = self._ask(
+            "list consumer groups",
+            [None],
+            lambda admin, _, try_s: {None: admin.list_consumer_groups(request_timeout=try_s)},
+        ).values()
+        return list(listed.valid)
+
+    def _members_of(self, groups: Iterable[Any]) -> Members:
+        with_members = sorted(one.group_id for one in groups if one.state not in _WITHOUT_MEMBERS)
+        described = self._ask(
+            "describe group {}",
+            with_members,
+            lambda admin, left, try_s: admin.describe_consumer_groups(left, request_timeout=try_s),
+            none_on=KafkaError.GROUP_ID_NOT_FOUND,  # a group can vanish meanwhile
+        )
+        found: Members = {}
+        for group in with_members:
+            for member in [] if described[group] is None else described[group].members:
+                for topic in sorted({place.topic for place in member.assignment.topic_partitions}):
+                    found.setdefault(topic, []).append(GroupMember(group, member.client_id))
         return found
 
     def brokers(self) -> int:

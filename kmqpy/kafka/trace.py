@@ -163,7 +163,8 @@ class _Tracer:
             place = RecordPlace(found[1] or self._queue.name, int(found[2]), int(found[3]))
             if place.topic not in self._partitions:
                 raise ConfigError(f"message: {place.topic!r} is no topic of messages of {self._queue.name!r}")
-            if place.topic == self._queue.name:  # what stands there now
+            # A number behind a cut names its message already; an offset names what stands there now.
+            if place.topic == self._queue.name and place.offset == offset_of(place.offset):
                 place = place._replace(offset=self._cuts[place.partition].number_of(place.offset))
         if not self._has(place):
             raise ReceiptError(f"message: there is no {shown(self._queue.name, place)} in {place.topic!r}")

@@ -10,7 +10,7 @@ from kmqpy.errors import ConfigError, shown
 
 
 def check_queue(queue: object) -> None:
-    """Raise ConfigError unless `queue` is a Queue (a KmqClient or a url is none)."""
+    """Raise ConfigError unless `queue` is a Queue (a url is none)."""
     if not hasattr(queue, "at_most_once"):
         raise ConfigError(f"queue: {type(queue).__name__} is not a Queue; kmqpy.queue_for(url) opens one")
 

@@ -29,11 +29,11 @@ class Capabilities:
                        asks the storage again and again
     max_body_bytes     the largest body; send() raises MessageError for a larger one. None:
                        as large as memory allows
-    immediate          the end of a lease, nack() and dead_letter() take effect at once, and receive(wait=0)
-                       returns any message that is ready. Otherwise another process (a tracker) redelivers
-                       and dead-letters a moment later, and receive() has to wait for messages to arrive
-    stable_ids         a redelivered message or dead letter keeps its id, and after nack(count=False) its
-                       `enqueued_ms`. Otherwise it is a copy with a new id and time
+    immediate          the end of a lease, nack() and dead_letter() take effect at once, nack(count=False)
+                       leaves `enqueued_ms` as it was, and receive(wait=0) returns any message that is ready.
+                       Otherwise another process (a tracker) appends the message again a moment later, or
+                       dead-letters it, and receive() has to wait for messages to arrive
+    receipts_by_id     Queue.receipt() makes a receipt of a message's id
     late_ack           an acknowledgement after the lease counts, until the message is taken again. Otherwise
                        it does nothing once the message is redelivered
     tells_lost         extend() returns the receipts of all messages whose lease could not be extended.
@@ -60,7 +60,7 @@ class Capabilities:
     blocking_take: bool = False
     max_body_bytes: int | None = None
     immediate: bool = True
-    stable_ids: bool = True
+    receipts_by_id: bool = True
     late_ack: bool = True
     tells_lost: bool = True
     exact_sizes: bool = True

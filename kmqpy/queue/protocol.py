@@ -36,7 +36,7 @@ class Orphan:
 class DeadLetter:
     """A message that failed too often or was rejected, and is not delivered any more.
 
-    id                 names the dead letter for redrive()
+    id                 the message's id, as send() returned it
     attempts           how often the message was delivered
     first_enqueued_ms  when the message was first sent (ms since 1970, the storage's clock)
     dead_since_ms      when it became a dead letter
@@ -230,7 +230,7 @@ class Queue(Protocol):
         finished or given back, or their leases were over. A storage without the capability `tells_lost`
         returns some of these receipts, or none.
 
-        `lease=0` means `nack(count=False)`. Raises ConfigError for any other lease below 100 ms.
+        Raises ConfigError for a lease below 100 ms; nack(count=False) gives a message back at once.
         """
         ...
 
@@ -238,6 +238,15 @@ class Queue(Protocol):
         self, *messages: MessagesLike, reason: str | None = None, confirmed: bool = False
     ) -> None:
         """Make messages dead letters at once: they are not delivered again, unless they are redriven."""
+        ...
+
+    def receipt(self, message_id: str) -> str:
+        """Return a receipt for the message with this id, good for whoever has the message now.
+
+        With it, ack(), nack(), extend() and dead_letter() act on the present take of the message. For a
+        message that nobody has taken yet they do nothing. Raises ReceiptError if the queue has no such
+        message; NotSupported without the capability `receipts_by_id`.
+        """
         ...
 
     def peek(self, limit: int = 10) -> Sequence[Message]:
@@ -271,10 +280,6 @@ class Queue(Protocol):
 
     def purge(self) -> int:
         """Remove all messages except dead letters; returns about how many there were."""
-        ...
-
-    def redrive(self, limit: int | None = None) -> int:
-        """Put the oldest `limit` dead letters, or all, back in the queue, as new; returns how many."""
         ...
 
     def release_all(self) -> int:

@@ -1,14 +1,15 @@
-"""The `Storage` protocol: makes, opens and deletes queues, which share the connections of the storage."""
+"""The `Storage` protocol: the administrator of queues, which share the connections of the storage."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from kmqpy.errors import KmqError, MessageError
+from kmqpy.core.settings import nearest
+from kmqpy.errors import ConfigError, KmqError, MessageError
 from kmqpy.queue.capabilities import Capabilities
 from kmqpy.queue.protocol import Queue
 from kmqpy.queue.url import QueueUrl
@@ -49,6 +50,14 @@ def encode_body(codec: Codec, value: Any) -> bytes:
     return body
 
 
+def refuse_unalterable(changes: Iterable[str], alterable: Sequence[str]) -> None:
+    """Raise ConfigError if a setting in `changes` can't be changed."""
+    for key in changes:
+        if key not in alterable:
+            hint = nearest(key, alterable) or f"; what can is: {', '.join(alterable)}"
+            raise ConfigError(f"{key}: can't be changed{hint}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueDescription:
     """Describes a queue: its settings, and how many messages it has.
@@ -71,9 +80,10 @@ class QueueDescription:
 
 
 class Storage(Protocol):
-    """Makes, opens and deletes queues, which share its connections and threads; safe to use from any thread.
+    """Makes, changes, opens and deletes queues, which share its connections and threads.
 
-    Every method may raise Unavailable when the storage does not answer, and Closed after close().
+    Safe to use from any thread. Every method may raise Unavailable when the storage does not answer, and
+    Closed after close().
     """
 
     @property
@@ -86,6 +96,14 @@ class Storage(Protocol):
 
         Raises ConfigError for a wrong or unknown setting, and for a name that is in use. Raises NotSupported
         for a setting that this storage can't do.
+        """
+        ...
+
+    def alter(self, name: str, **changes: Any) -> None:
+        """Change settings of a queue: max_redeliveries, lease_ms, max_delay_ms, max_lease_ms.
+
+        Queues that are open keep the settings with which they were opened, except where the storage itself
+        applies them. Raises QueueNotFound, and ConfigError for a wrong setting and one that can't be changed.
         """
         ...
 

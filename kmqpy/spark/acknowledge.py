@@ -34,7 +34,6 @@ from kmqpy.spark.failures import Failure, FailurePolicy, nacks
 from kmqpy.spark.report import REPORTS, BatchReport, merged
 from kmqpy.spark.stateful import refusal
 from kmqpy.spark.take import FAILURES, failed_messages
-from kmqpy.spark.taker import MarkersFormat
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,13 +67,11 @@ class Acknowledger(StreamingQueryListener):
         spark: SparkSession,
         queue: QueueSettings,
         connection: KafkaConnection,
-        markers_format: MarkersFormat,
         ids: TopicIds,
     ) -> None:
         self._spark = spark
         self._queue = queue
         self._connection = connection
-        self._markers_format = markers_format
         self._ids = ids
         self._run_of_metric: dict[str, str | None] = {}
         """The run that reports each watched metric, by the name of the metric; None before its first report
@@ -90,10 +87,8 @@ class Acknowledger(StreamingQueryListener):
         self._refused: dict[str, ConfigError] = {}
         """Runs whose messages are not acknowledged, each with the error that says why."""
         self._changed = threading.Condition()
-        self._writer = MarkerWriter(
-            connection, queue.markers_topic, coalesce_ms=1 if markers_format == "range" else None
-        )
-        self._leftovers = LeftoverMessages(queue, connection, markers_format, self._writer)
+        self._writer = MarkerWriter(connection, queue)
+        self._leftovers = LeftoverMessages(queue, connection, self._writer)
         self._committer = self._new_committer()
         self._committed_up_to: dict[int, int] = {}
         spark.streams.addListener(self)
@@ -265,13 +260,13 @@ class Acknowledger(StreamingQueryListener):
         failures = {place: failure for place, failure in failures.items() if _is_done(report, place)}
         for partition, offset in failures:
             report.done[partition].discard(offset)
-        self._writer.put(nacks(self._markers_format, failures))
+        self._writer.put(nacks(self._queue, failures))
         for partition, offsets in report.done.items():
             self._writer.put(self._end_markers(partition, offsets))
         self._commit(report.next)
 
     def _end_markers(self, partition: int, offsets: OffsetRuns) -> list[Item]:
-        if self._markers_format == "range":
+        if self._queue.writes_ranges:
             return [*codec.ranges_of_runs(partition, Op.END, offsets.runs())]
         return [(partition, range(first, first + count)) for first, count in offsets.runs()]
 

@@ -35,7 +35,7 @@ from kmqpy.spark import isolation
 from kmqpy.spark.checkpoint import RememberedFailures
 from kmqpy.spark.failures import Failure, FailurePolicy, alike_markers, nacks
 from kmqpy.spark.isolation import FAILED_PREFIX
-from kmqpy.spark.taker import MarkersFormat, read_taken
+from kmqpy.spark.taker import read_taken
 from kmqpy.worker.outcome import shortened
 
 _log = logging.getLogger(__name__)
@@ -86,12 +86,10 @@ class LeftoverMessages:
         self,
         queue: QueueSettings,
         connection: KafkaConnection,
-        markers_format: MarkersFormat,
         writer: MarkerWriter,
     ) -> None:
         self._queue = queue
         self._connection = connection
-        self._markers_format = markers_format
         self._writer = writer
 
     def spare(self, failure: str | None) -> None:
@@ -114,7 +112,7 @@ class LeftoverMessages:
             for lease_ms, offsets in alike.items():
                 self._writer.put(
                     alike_markers(
-                        self._markers_format,
+                        self._queue,
                         partition,
                         Op.EXTEND,
                         sorted(offsets),
@@ -164,7 +162,7 @@ class LeftoverMessages:
         )
 
     def _give_back(self, failures: Mapping[Place, Failure]) -> None:
-        self._writer.put(nacks(self._markers_format, failures))
+        self._writer.put(nacks(self._queue, failures))
         if left := self._writer.flush(_WRITE_TIMEOUT_S):
             raise Unavailable(
                 f"markers topic {self._queue.markers_topic}: {left} nacks are not confirmed yet"

@@ -14,7 +14,6 @@ from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import QueueSettings
-from kmqpy.spark.taker import MarkersFormat
 from kmqpy.spark.values import NotOfSchema
 from kmqpy.worker.outcome import Reject, Retry, described, shortened
 
@@ -78,7 +77,7 @@ class FailurePolicy:
             _log.warning("processing failed; the messages will be redelivered", exc_info=error, extra=about)
 
 
-def nacks(markers: MarkersFormat, failures: Mapping[Place, Failure]) -> list[Marker]:
+def nacks(queue: QueueSettings, failures: Mapping[Place, Failure]) -> list[Marker]:
     """The markers that give these messages back: nacks and dead-letter requests."""
     alike: dict[tuple[int, Failure], list[int]] = {}
     for (partition, offset), failure in failures.items():
@@ -86,7 +85,7 @@ def nacks(markers: MarkersFormat, failures: Mapping[Place, Failure]) -> list[Mar
     found: list[Marker] = []
     for (partition, failure), offsets in alike.items():
         found += alike_markers(
-            markers,
+            queue,
             partition,
             failure.op,
             sorted(offsets),
@@ -98,9 +97,9 @@ def nacks(markers: MarkersFormat, failures: Mapping[Place, Failure]) -> list[Mar
 
 
 def alike_markers(
-    markers: MarkersFormat, partition: int, op: Op, offsets: Sequence[int], **fields: Any
+    queue: QueueSettings, partition: int, op: Op, offsets: Sequence[int], **fields: Any
 ) -> list[Marker]:
     """Markers with the same `op` and `fields` for several messages: range markers, or one for each."""
-    if markers == "range" and len(offsets) > 1:
+    if queue.writes_ranges and len(offsets) > 1:
         return codec.ranges(partition, op, offsets, **fields)
     return [Marker(partition, offset, op, **fields) for offset in offsets]

@@ -32,7 +32,6 @@ from kmqpy.spark.sinks import checkpoint_of, target_of
 from kmqpy.spark.sinks.identity import identity_of
 from kmqpy.spark.sinks.origin import MESSAGE_COLUMNS, WithOrigin, with_copy, with_origin
 from kmqpy.spark.sinks.target import Sink
-from kmqpy.spark.taker import MarkersFormat
 
 __all__ = ["Sink", "check_aggregate", "dead_letters", "run_pipeline", "write_aggregate", "written"]
 
@@ -61,7 +60,6 @@ def run_pipeline(
     trigger: Duration = 1.0,
     max_batch: int = MAX_OFFSETS_PER_TRIGGER,
     lease: Duration = DEFAULT_LEASE_S,
-    markers: MarkersFormat = "range",
     clock: Clock = SYSTEM_CLOCK,
 ) -> bool:
     """Process the messages that the queue holds now, and acknowledge those whose rows were written.
@@ -87,7 +85,7 @@ def run_pipeline(
     if function is None:
         json_rows.check_readable(spark, fields)
     stopped = stop or (lambda: False)
-    with KmqSpark(spark, connection, queue, markers=markers) as kmq:
+    with KmqSpark(spark, connection, queue) as kmq:
         target.check(spark, wanted)
         target.bind(kmq.queue.name, Topics(connection).check(kmq.queue).ids.queue)
         run: str | None = None

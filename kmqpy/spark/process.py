@@ -39,7 +39,7 @@ from kmqpy.spark.row_function import RowFunction
 from kmqpy.spark.session import enlarge_arrow_batches
 from kmqpy.spark.source import MAX_ATTEMPTS
 from kmqpy.spark.take import MESSAGE, TakeTask, only_ok, with_taken, without_own_columns
-from kmqpy.spark.taker import MarkersFormat, for_executors
+from kmqpy.spark.taker import for_executors
 from kmqpy.spark.task import REPORT, ProcessTask
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def parse_schema(spark: SparkSession, schema: StructType | str) -> StructType:
 class Processing:
     """The part of KmqSpark that takes messages into Spark and acknowledges each one by itself.
 
-        with KmqSpark(spark, "host:9092", queue="orders", markers="range") as kmq:
+        with KmqSpark(spark, "host:9092", queue="orders") as kmq:
             out = kmq.process(kmq.read_stream(), enrich, "id long, total double")
             query = kmq.write_stream(out, checkpoint="/data/ck").format("parquet").start("/data/orders")
             kmq.await_termination(query)
@@ -92,15 +92,11 @@ class Processing:
         connection: KafkaConnection,
         queue: QueueSettings,
         options: Mapping[str, str],
-        markers: MarkersFormat,
     ) -> None:
-        if markers not in ("jvm", "range"):
-            raise ConfigError(f"markers: {markers!r} is neither 'jvm' nor 'range'")
         self.spark = spark
         self.connection = connection
         self.queue = queue
         self.options = options
-        self._markers = markers
         self._acknowledger: Acknowledger | None = None
 
     def read_stream(
@@ -203,7 +199,6 @@ class Processing:
         task = TakeTask(
             queue=self.queue,
             connection=for_executors(self.connection),
-            markers=self._markers,
             lease_ms=lease_ms,
         )
         enlarge_arrow_batches(df.sparkSession)
@@ -308,7 +303,6 @@ class Processing:
         task = ProcessTask(
             queue=self.queue,
             connection=for_executors(self.connection),
-            markers=self._markers,
             lease_ms=lease_ms,
             backoff=backoff,
             schema=wanted,
@@ -356,9 +350,7 @@ class Processing:
         if self._acknowledger is None:
             topics = Topics(self.connection).check(self.queue)
             check_topics(self.queue, topics, self.connection)
-            self._acknowledger = Acknowledger(
-                self.spark, self.queue, self.connection, self._markers, topics.ids
-            )
+            self._acknowledger = Acknowledger(self.spark, self.queue, self.connection, topics.ids)
         name = f"kmq-{self.queue.name}-{uuid.uuid4().hex[:8]}"
         self._acknowledger.watch(name, policy)
         return name

@@ -24,7 +24,6 @@ from kmqpy.spark.session import check_version
 from kmqpy.spark.snapshot import take_snapshot
 from kmqpy.spark.state import State
 from kmqpy.spark.state_table import StateTable
-from kmqpy.spark.taker import MarkersFormat
 
 
 class KmqSpark(Processing):
@@ -35,9 +34,6 @@ class KmqSpark(Processing):
     queue      the queue's name, or QueueSettings; fields that you leave out come from the queue's stored
                settings, and fields that contradict them raise ConfigError
     options    for Spark's Kafka source, untouched: `{"minPartitions": "64"}`, or `kafka.…` for its client
-    markers    the format of the markers that processing writes. "jvm": that of the JVM library kmq, one
-               marker for each message. "range": kmqpy's own, one marker for many messages, several times as
-               fast. Choose "range" unless JVM trackers look after the queue: they can't read it
 
     A frame of the queue's state shows the queue as it was when the method was called, whenever and however
     often the frame is evaluated. Reading the state joins no consumer group and writes nothing. Processing has
@@ -55,7 +51,6 @@ class KmqSpark(Processing):
         queue: str | QueueSettings,
         *,
         options: Mapping[str, str] | None = None,
-        markers: MarkersFormat = "jvm",
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         check_version(spark.version, "Spark")
@@ -63,7 +58,7 @@ class KmqSpark(Processing):
             bootstrap if isinstance(bootstrap, KafkaConnection) else KafkaConnection(bootstrap=bootstrap)
         )
         settings = settings_of(queue, connection)
-        super().__init__(spark, connection, settings, kafka_options(connection, options), markers)
+        super().__init__(spark, connection, settings, kafka_options(connection, options))
         self._clock = clock
 
     def messages(self) -> DataFrame:

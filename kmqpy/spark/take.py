@@ -26,7 +26,7 @@ from kmqpy.spark.checkpoint import error_line
 from kmqpy.spark.handout import Handout, Places
 from kmqpy.spark.records import own_partition
 from kmqpy.spark.report import REPORTS
-from kmqpy.spark.taker import MarkersFormat, taker_of
+from kmqpy.spark.taker import taker_of
 from kmqpy.worker.outcome import REASON_CHARS
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ class TakeTask:
 
     queue: QueueSettings
     connection: KafkaConnection
-    markers: MarkersFormat
     lease_ms: int
 
     def __call__(self, batches: Iterable[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
@@ -60,9 +59,7 @@ class TakeTask:
 
         A batch is three arrays: partitions (as by own_partition()), offsets, deliver_at_ms.
         """
-        handout = Handout(
-            taker_of(self.queue, self.connection, self.markers), self.lease_ms, withholds_deadly=False
-        )
+        handout = Handout(taker_of(self.queue, self.connection), self.lease_ms, withholds_deadly=False)
         for partitions, offsets, deliver_at_ms in batches:
             if not len(partitions):
                 yield pa.array([], pa.string())

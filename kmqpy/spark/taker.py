@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import DecodeError, Unavailable
@@ -32,8 +32,6 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 
 _log = logging.getLogger(__name__)
-
-MarkersFormat = Literal["jvm", "range"]
 
 MAX_TAKES = 3
 """A message is *deadly* if it was taken MAX_TAKES times in one delivery, and no marker says that the Python
@@ -224,15 +222,10 @@ class Taker:
     Used by one thread; see `taker_of`.
     """
 
-    def __init__(
-        self, queue: QueueSettings, connection: KafkaConnection, markers_format: MarkersFormat
-    ) -> None:
+    def __init__(self, queue: QueueSettings, connection: KafkaConnection) -> None:
         self._queue = queue
         self._connection = connection
-        self._writes_ranges = markers_format == "range"
-        self._writer = MarkerWriter(
-            connection, queue.markers_topic, coalesce_ms=1 if self._writes_ranges else None
-        )
+        self._writer = MarkerWriter(connection, queue)
         self._markers = RepeatedReader(connection, queue.markers_topic)
         self._read_from: dict[int, Place] = {}
         """An offset for each partition, and a markers offset before which the messages from that offset on
@@ -332,14 +325,14 @@ def for_executors(connection: KafkaConnection) -> KafkaConnection:
 _takers: dict[str, Taker] = {}
 
 
-def taker_of(queue: QueueSettings, connection: KafkaConnection, markers_format: MarkersFormat) -> Taker:
+def taker_of(queue: QueueSettings, connection: KafkaConnection) -> Taker:
     """The one Taker of this Python worker for that queue; it lives as long as the worker.
 
     When the worker is killed, nothing is lost with its Taker: tasks wait until their markers are confirmed.
     """
     # The hash stands for settings that may be secret, and must not be kept as text.
     secret = hash(repr(sorted(connection.kafka.items())))
-    key = f"{connection.bootstrap} {secret} {markers_format} {queue.to_json().decode()}"
+    key = f"{connection.bootstrap} {secret} {queue.to_json().decode()}"
     if key not in _takers:
-        _takers[key] = Taker(queue, connection, markers_format)
+        _takers[key] = Taker(queue, connection)
     return _takers[key]

@@ -29,7 +29,7 @@ from kmqpy.spark.failures import FailurePolicy, alike_markers, nacks
 from kmqpy.spark.frame_function import FrameCaller, FrameFunction
 from kmqpy.spark.handout import HandedOut, Handout, Places
 from kmqpy.spark.row_function import RowCaller, RowFunction
-from kmqpy.spark.taker import MAX_TAKES, MarkersFormat, Taker, taker_of
+from kmqpy.spark.taker import MAX_TAKES, Taker, taker_of
 
 REPORT = "kmq_report"
 """The column of a report; null in the rows that the function returned."""
@@ -50,7 +50,6 @@ class ProcessTask:
 
     queue: QueueSettings
     connection: KafkaConnection
-    markers: MarkersFormat
     lease_ms: int
     backoff: Backoff
     schema: StructType
@@ -59,7 +58,7 @@ class ProcessTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run one task: take and process messages. Yields the output for each group, then a report on it."""
-        taker = taker_of(self.queue, self.connection, self.markers)
+        taker = taker_of(self.queue, self.connection)
         handout = Handout(taker, self.lease_ms, withholds_deadly=True)
         for batch in filter(len, batches):
             places = self._places(batch)
@@ -89,9 +88,7 @@ class ProcessTask:
         handed_out = handout.take(places, batch.column("deliver_at_ms"))
         operations: list[Marker] = []
         for partition, deadly in handed_out.deadly.items():
-            operations += alike_markers(
-                self.markers, partition, Op.NACK, sorted(deadly), reason=_DEADLY_REASON
-            )
+            operations += alike_markers(self.queue, partition, Op.NACK, sorted(deadly), reason=_DEADLY_REASON)
         failures = FailurePolicy(queue=self.queue, backoff=self.backoff)
         failed: dict[int, set[int]] = {}
         output: list[pa.RecordBatch] = []
@@ -106,7 +103,7 @@ class ProcessTask:
                 failed.setdefault(partition, set()).add(offset)
             operations += [
                 *self._extensions_of_survivors(handout, handed_out),
-                *nacks(self.markers, by_place),
+                *nacks(self.queue, by_place),
             ]
         if operations:
             taker.write(operations)
@@ -122,7 +119,7 @@ class ProcessTask:
         found: list[Marker] = []
         for partition, offsets in handout.taken_again(handed_out.taken).items():
             fields = {"redeliver_after_ms": self.lease_ms}
-            found += alike_markers(self.markers, partition, Op.EXTEND, offsets, **fields)
+            found += alike_markers(self.queue, partition, Op.EXTEND, offsets, **fields)
         return found
 
     def _with_report(self, output: pa.RecordBatch, report: str | None) -> pa.RecordBatch:

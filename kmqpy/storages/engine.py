@@ -164,6 +164,10 @@ class Engine(Protocol):
         """The queue of this name; None if there is none."""
         ...
 
+    def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> None:
+        """Replace the settings of the queue."""
+        ...
+
     def queue_names(self) -> list[str]:
         """The names of all queues, in any order."""
         ...
@@ -188,6 +192,10 @@ class Engine(Protocol):
         Several takers at a time get different rows. In an at-most-once queue the engine deletes the rows that
         it returns.
         """
+        ...
+
+    def last_take(self, queue: QueueRow, row_id: int) -> int | None:
+        """The number of a row's last take; None if there is no such row, or if it is dead."""
         ...
 
     def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:

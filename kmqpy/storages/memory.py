@@ -76,6 +76,11 @@ class MemoryEngine:
             found = self._queues.get(name)
         return None if found is None else found.row
 
+    def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> None:
+        """See Engine."""
+        with self._lock:
+            self._queue(queue).row = QueueRow(queue.generation, settings)
+
     def queue_names(self) -> list[str]:
         """See Engine."""
         with self._lock:
@@ -154,6 +159,12 @@ class MemoryEngine:
                 found.requeue(row, at_ms=now_ms, now_ms=now_ms, delay_ms=delay_ms, count=count, reason=reason)
                 done += 1
             return done
+
+    def last_take(self, queue: QueueRow, row_id: int) -> int | None:
+        """See Engine."""
+        with self._locked(queue) as (found, _):
+            row = found.rows.get(row_id)
+            return None if row is None or row.state is RowState.DEAD else row.take
 
     def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> list[TakeRef]:
         """See Engine."""

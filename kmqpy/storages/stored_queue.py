@@ -33,7 +33,7 @@ from kmqpy.queue import Capabilities, Codec, DeadLetter, DeadLetters, Orphan
 from kmqpy.queue.arguments import check_age, check_flag
 from kmqpy.queue.storage import encode_body
 from kmqpy.storages.engine import Engine, MessageRow, NewRow, QueueRow, TakeRef
-from kmqpy.storages.receipts import Receipts
+from kmqpy.storages.receipts import Receipts, parse_number
 from kmqpy.storages.stored_dead_letters import StoredDeadLetters
 from kmqpy.storages.stored_message import StoredMessage, TakeContext
 from kmqpy.telemetry.base import Telemetry
@@ -270,9 +270,6 @@ class StoredQueue(Closeable):
                 f"queue {self.name!r} forgets a message when it is taken (delivery='at-most-once'), "
                 "so no lease can be extended"
             )
-        if not duration_ms(lease, "lease"):
-            self._give_back(takes, delay_ms=0, count=False, reason=None)
-            return []
         lease_ms = self._bounded(lease_duration_ms(lease), "lease")
         if not takes:
             return []
@@ -346,6 +343,15 @@ class StoredQueue(Closeable):
 
     # --- looking ----------------------------------------------------------------------------------
 
+    def receipt(self, message_id: str) -> str:
+        """See Queue.receipt."""
+        self._check_open()
+        number = parse_number(message_id)
+        take = None if number is None else self._engine.last_take(self._queue, number)
+        if number is None or take is None:
+            raise ReceiptError(f"id: queue {self.name!r} has no message {shown(message_id)}")
+        return self._receipts.make(number, take)
+
     def peek(self, limit: int = 10) -> list[Message]:
         """See Queue.peek. The receipts of the messages name no take, so ack() refuses them."""
         self._check_open()
@@ -400,10 +406,6 @@ class StoredQueue(Closeable):
         """See Queue.purge."""
         self._check_open()
         return self._engine.purge(self._queue)
-
-    def redrive(self, limit: int | None = None) -> int:
-        """See Queue.redrive."""
-        return self._dead_letters.redrive(limit=limit)
 
     def release_all(self) -> int:
         """See Queue.release_all."""

@@ -1,4 +1,4 @@
-"""StoredStorage, the storage over any `Engine`: it makes, lists, describes, deletes and opens queues."""
+"""StoredStorage, the storage over any `Engine`: the administrator of its queues."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import convert, nearest
 from kmqpy.errors import Closed, ConfigError, QueueNotFound
 from kmqpy.queue import Capabilities, Codec, QueueDescription, QueueUrl
+from kmqpy.queue.storage import refuse_unalterable
+from kmqpy.queue_policy import POLICY
 from kmqpy.storages.engine import Engine, QueueRow
 from kmqpy.storages.settings import SETTING_NAMES, StoredQueueSettings, check_queue_name
 from kmqpy.storages.stored_queue import StoredQueue
@@ -63,6 +65,13 @@ class StoredStorage(Closeable):
                 f"queue: there is a queue {name!r} already; use it as it is (kmq queue describe shows its "
                 "settings), or delete it first (kmq queue delete)"
             )
+
+    def alter(self, name: str, **changes: Any) -> None:
+        """See Storage.alter."""
+        queue = self._find(name)
+        refuse_unalterable(changes, POLICY)
+        settings = dataclasses.asdict(queue.settings)
+        self._engine.alter_queue(queue, StoredQueueSettings.of(settings.pop("name"), {**settings, **changes}))
 
     def list(self) -> builtins.list[str]:
         """See Storage.list."""

@@ -11,7 +11,6 @@ import inspect
 import logging
 import signal
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -23,6 +22,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import Duration, duration_ms, lease_duration_ms
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import check_limit
+from kmqpy.core.stack import is_inside
 from kmqpy.errors import Closed, ConfigError, Fenced, Forked, KmqError, NotSupported, shown
 from kmqpy.message import Message
 from kmqpy.queue import Queue
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 _RECEIVE_WAIT_S = 0.5
 """Seconds that one receive() waits for messages; the receiving thread notices stop() only afterwards."""
 _SIGNAL_POLL_S = 0.1
-"""Seconds between two checks of run() whether a signal came or the worker stops."""
+"""Seconds between two checks of run() whether a signal came."""
 _MIN_TAKER_JOIN_S = 5.0
 """Seconds that stop() waits at most for the receiving thread, unless `drain_timeout` is longer."""
 _DEFAULT_BACKOFF = Backoff()
@@ -158,7 +158,8 @@ class Worker:
         self._leases = LeaseKeeper(queue, self._lease_s, clock, self._failures, self._report_lost)
         self._outcomes = OutcomeWriter(queue, self._leases, self._failures, self._count_finished)
         self._stopping = threading.Event()
-        self._draining = threading.RLock()  # reentrant: a signal handler may call stop() during a drain
+        self._stop_asked = False
+        self._draining = threading.Lock()
         self._drain_begun = False
         self._failure: KmqError | None = None
         self._taker = _thread("take", partial(self._guarded, self._take))
@@ -189,12 +190,11 @@ class Worker:
         with ExitStack() as stack:
             signals = stack.enter_context(noted_signals()) if self._handle_signals else []
             self.start()
-            # Not Event.wait(): a signal handler that calls stop() could wait for the Event's lock for ever.
-            while not signals and not self._stopping.is_set():
-                time.sleep(_SIGNAL_POLL_S)
+            while not (signals or self._stop_asked or self._stopping.wait(_SIGNAL_POLL_S)):
+                pass
         if signals:
             self.log_signal(signals[0])
-        self.stop()
+        self._stop()
         if self._failure is not None:
             raise self._failure
 
@@ -215,16 +215,25 @@ class Worker:
             for thread in (self._taker, self._finisher, *self._handler_threads):
                 thread.start()
             self._running = True
+        if self._stop_asked:
+            self._stop(wait=False)
 
     def stop(self, *, wait: bool = True) -> None:
         """Receive no more messages, give back those that are not started, wait for the running handlers.
 
         After `drain_timeout` the messages of running handlers are given back, too. stop() does not wait with
         `wait=False`, or when a handler calls it; then the worker only receives and starts no more messages.
-        stop() does nothing in a forked child, because the messages belong to the parent.
+        In a signal handler that has interrupted run(), start() or stop(), it sets a flag and returns; the
+        interrupted call does the rest. stop() does nothing in a forked child, because the messages belong to
+        the parent.
         """
         if self._guard.inherited:
             return
+        self._stop_asked = True
+        if not is_inside((Worker.run, Worker.start, Worker._stop), self):
+            self._stop(wait=wait)
+
+    def _stop(self, *, wait: bool = True) -> None:
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()

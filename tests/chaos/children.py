@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass
 from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from kmqpy.core import logs
-from kmqpy.errors import KmqError
+from kmqpy.errors import KmqError, Unavailable
 from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.message import Message
@@ -50,7 +50,6 @@ class ChildTask:
     kafka: dict[str, str]
     first: int = 0
     per_second: float = 0.0
-    markers: Literal["jvm", "range"] = "jvm"
     work_s: float = 0.05
     drop: int = 80
     nack: int = 40
@@ -111,16 +110,13 @@ def consume(task: ChildTask) -> None:
     """Take messages until SIGTERM; each delivery and each ack is in the journal before it is done."""
     stopping = _until_sigterm()
     journal = Journal(Path(task.journal))
-    with KmqClient(
-        task.settings,
-        task.connection,
-        markers=task.markers,
-        max_in_flight=MAX_IN_FLIGHT,
-        holder=task.name,
-    ) as client:
+    with _opened(task, stopping, max_in_flight=MAX_IN_FLIGHT, holder=task.name) as client:
         late = LateAcks()
         while not stopping.is_set():
-            messages = client.receive(_BATCH, wait=0.05 if late else 0.2)
+            try:
+                messages = client.receive(_BATCH, wait=0.05 if late else 0.2)
+            except Unavailable:  # the first call connects
+                continue
             if messages:
                 journal.write(*(("d", *place) for place in places(messages)))
                 stopping.wait(task.work_s)
@@ -130,6 +126,16 @@ def consume(task: ChildTask) -> None:
             for message in late.due(time.monotonic()):
                 journal.write(*(("l", *place) for place in places([message])))
                 _ack(client, [message], journal)
+
+
+def _opened(task: ChildTask, stopping: threading.Event, **options: Any) -> KmqClient:
+    """Open the client; as whoever supervises a process would, try again while Kafka does not answer."""
+    while True:
+        try:
+            return KmqClient(task.settings, task.connection, **options)
+        except Unavailable:
+            if stopping.wait(1):
+                raise
 
 
 def _ack(client: KmqClient, messages: list[Message], journal: Journal) -> None:
@@ -157,7 +163,7 @@ def send(task: ChildTask) -> None:
     journal = Journal(Path(task.journal))
     every = max(1, round(task.per_second * _EVERY_S))
     started, sent = time.monotonic(), 0
-    with KmqClient(task.settings, task.connection) as producer:
+    with _opened(task, stopping) as producer:
         while not stopping.is_set():
             due = int((time.monotonic() - started) * task.per_second) - sent
             if due < every:

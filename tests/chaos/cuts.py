@@ -16,6 +16,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,8 @@ class _Load:
                     pass  # unknown: they may stand in the log
 
     def _consume(self, markers: str) -> None:
-        with KmqClient(QUEUE, self.connection, markers=markers) as client:  # type: ignore[arg-type]
+        settings = QueueSettings.stored({**asdict(QUEUE), "markers": markers})
+        with KmqClient(settings, self.connection) as client:
             while not self._receiving.is_set():
                 try:
                     messages = client.receive(20, wait=0.2)

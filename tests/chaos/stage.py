@@ -273,16 +273,17 @@ class Stage:
         name, per_second = f"{kind}-{number}", self.level.messages / SENDERS / self._load_s
         settings = {"session.timeout.ms": str(self.level.group_ms)} if kind == "consumer" else {}
 
+        markers = "range" if number % 2 else "jvm"  # as before and after `kmq queue alter`
+
         def command(incarnation: int) -> list[str]:
             return ChildTask(
                 name=name,
                 journal=str(self.out / f"{name}-{incarnation}.journal"),
                 bootstrap=self.connection.bootstrap,
-                queue=self.queue.to_json().decode(),
+                queue=replace(self.queue, markers=markers).to_json().decode(),
                 kafka=settings,
                 first=number * 1_000_000_000,
                 per_second=per_second,
-                markers="range" if number % 2 else "jvm",
                 late=self.level.late,
                 late_by_s=self.level.late_by_s,
             ).command(kind)

@@ -29,7 +29,5 @@ def queue(make_queue):
 
 @pytest.fixture(params=["jvm", "range"])
 def either_queue(request, make_queue):
-    """The same, once for each format in which clients write markers."""
-    queue = make_queue()
-    queue.markers = request.param
-    return queue
+    """The same, once for each format of markers."""
+    return make_queue(markers=request.param)

@@ -116,10 +116,10 @@ class LiveQueue:
     ) -> None:
         self.zookeeper = zookeeper
         self.connection = replace(connection, root=root or f"/kmq-{name}")
-        self.settings = QueueSettings(name=name, **{"lease_ms": int(LEASE_S * 1000), **settings})
+        settings = {"lease_ms": int(LEASE_S * 1000), "markers": "range", **settings}
+        self.settings = QueueSettings(name=name, **settings)
         self.name = name
         self.partitions = partitions
-        self.markers = "jvm"  # the format that its clients write
         self.topics = Topics(self.connection)
         self.found: QueueTopics = self.topics.create(self.settings, partitions, replication)
         self._ends = contextlib.ExitStack()
@@ -145,7 +145,6 @@ class LiveQueue:
             yield Registry(zk, self.connection.root)
 
     def client(self, **arguments: Any) -> KmqClient:
-        arguments = {"markers": self.markers, **arguments}
         return self._ends.enter_context(KmqClient(self.settings, self.connection, **arguments))
 
     def producer(self, **arguments: Any) -> KmqClient:
@@ -451,7 +450,6 @@ class Taker(Process):
     def __init__(self, queue: LiveQueue, arguments: Iterable[str]) -> None:
         connection = queue.connection
         where = json.dumps({"bootstrap": connection.bootstrap, "kafka": dict(connection.kafka)})
-        arguments = [f"--markers={queue.markers}", *arguments]
         command = [sys.executable, str(TAKER), where, queue.settings.to_json().decode()]
         super().__init__([*command, *arguments], stdout=subprocess.PIPE)
         self.taken: list[dict[str, Any]] = []

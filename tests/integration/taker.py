@@ -7,7 +7,6 @@
 --batch N   how many to take at once
 --lease S   for how long
 --instance  static membership
---markers   the format to write
 --receipts  acknowledge these instead, and end
 --pause-before-start
             say so and stop (SIGSTOP) when the first messages are fetched, before their start markers
@@ -51,7 +50,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--lease", type=float)
     parser.add_argument("--instance")
-    parser.add_argument("--markers", default="jvm")
     parser.add_argument("--receipts", nargs="*")
     parser.add_argument("--pause-before-start", action="store_true")
     options = parser.parse_args()
@@ -59,7 +57,7 @@ def main() -> None:
         pause_before_start()
     settings = QueueSettings.from_json(options.queue.encode())
     connection = KafkaConnection(**json.loads(options.connection))
-    with KmqClient(settings, connection, instance_id=options.instance, markers=options.markers) as client:
+    with KmqClient(settings, connection, instance_id=options.instance) as client:
         if options.receipts is not None:
             client.ack(*options.receipts, confirmed=True)
             return

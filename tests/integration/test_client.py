@@ -66,7 +66,7 @@ def test_r11_a_lease_that_its_start_marker_used_up_is_not_handed_out(queue, monk
 
 def test_r18_unconfirmed_ends_are_sent_again(queue):
     topic = queue.settings.markers_topic
-    with MarkerWriter(queue.connection, topic) as writer:
+    with MarkerWriter(queue.connection, queue.settings) as writer:
         writer.put_one(Marker(0, 1, Op.END))
         assert writer.flush(60) == 0
         queue.configure(topic, UNWRITABLE)
@@ -82,7 +82,7 @@ def test_r18_a_nack_that_is_sent_again_is_still_one(queue):
     """librdkafka's delivery reports have no headers, and without them it would be a take."""
     topic = queue.settings.markers_topic
     nack = Marker(0, 1, Op.NACK, counts=False, reason="busy")
-    with MarkerWriter(queue.connection, topic) as writer:
+    with MarkerWriter(queue.connection, queue.settings) as writer:
         queue.configure(topic, UNWRITABLE)
         writer.put_one(nack)
         assert writer.flush(0.5) == 1
@@ -312,10 +312,10 @@ def test_an_ack_that_waits_returns_when_it_is_written(queue):
 @pytest.mark.parametrize("fmt", ["jvm", "range"])
 def test_r26_an_ack_that_waits_waits_for_no_other_marker(make_queue, fmt):
     """One that can't be written stands for those of other threads, of which there are always some."""
-    queue = make_queue(2)
+    queue = make_queue(2, markers=fmt)
     queue.send(*(f"m{i}" for i in range(5)))
     queue.send("refused", partition=1)
-    client = queue.client(markers=fmt)
+    client = queue.client()
     found = collect(client, 6, lease=60.0)
     topic = queue.settings.markers_topic
     queue.configure(topic, {"max.message.bytes": "300"})

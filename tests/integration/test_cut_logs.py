@@ -130,7 +130,6 @@ def test_r39_an_election_alone_changes_nothing(scenes) -> None:
 
 def test_r39_new_messages_are_redelivered_by_their_numbers(scenes) -> None:
     scene: Scene = scenes("taken")
-    scene.queue.markers = "range"
     until(lambda: scene.value("redelivered") == CUT_AT, what=scene.tracker.problems)
     with scene.queue.client() as client:
         taken = collect(client, COUNT + CUT_AT, lease=4.0)  # the new ones, and the copies of the old ones

@@ -33,8 +33,7 @@ class Scene:
     def __init__(self, cluster: Cluster, name: str, markers: str = "range") -> None:
         connection = KafkaConnection(bootstrap=cluster.bootstrap)
         zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
-        self.queue = LiveQueue(connection, zookeeper, name, register=False, lease_ms=600_000)
-        self.queue.markers = markers
+        self.queue = LiveQueue(connection, zookeeper, name, register=False, markers=markers, lease_ms=600_000)
         self.client = self.queue.client()
         send(self.queue, COUNT, "old")
         self.taken: list[Message] = collect(self.client, COUNT)

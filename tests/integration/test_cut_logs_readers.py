@@ -43,8 +43,10 @@ def after_cut() -> Iterator[Cut]:
     with Cluster() as cluster:
         connection = KafkaConnection(bootstrap=cluster.bootstrap)
         zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
-        made = {name: LiveQueue(connection, zookeeper, name) for name in NEW}
-        made["noticed"].markers = "range"
+        made = {
+            name: LiveQueue(connection, zookeeper, name, markers="range" if name == "noticed" else "jvm")
+            for name in NEW
+        }
         receipts: dict[str, list[str]] = {}
         for queue in made.values():
             queue.send(*(f"old {number}" for number in range(CUT_AT)))

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from kmqpy import Admin
 from kmqpy.dev import demo
 from kmqpy.errors import ClusterError
+from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.settings import KafkaConnection
 
 

@@ -56,9 +56,8 @@ def copied(queue, times=2):
 
 
 def late_ack_queue(make_queue, markers="jvm", **settings):
-    """A queue with late acks and a tracker; `markers`: the format that its clients write."""
-    queue = make_queue(late_acks=True, **settings)
-    queue.markers = markers
+    """A queue with late acks and a tracker."""
+    queue = make_queue(late_acks=True, markers=markers, **settings)
     queue.tracker()
     return queue
 

@@ -169,14 +169,12 @@ def test_r10_starts_that_were_written_although_they_timed_out_are_not_written_ag
 ):
     """The answers don't come: the tracker redelivers before the client knows that it took something."""
     cluster, bootstrap, gate = cluster_behind_a_gate
-    with LiveQueue(*addresses(cluster), queue_name) as queue:
+    with LiveQueue(*addresses(cluster), queue_name, markers=fmt) as queue:
         tracker = queue.tracker()
         sent = [f"m{i}" for i in range(61)]
         queue.send(*sent)
         with (
-            KmqClient(
-                queue.settings, replace(addresses(cluster)[0], bootstrap=bootstrap), markers=fmt
-            ) as client,
+            KmqClient(queue.settings, replace(addresses(cluster)[0], bootstrap=bootstrap)) as client,
             healed(gate),
         ):
             first = collect(client, 1, max_messages=1, ack=True, lease=60.0)
@@ -204,13 +202,11 @@ def test_r11_what_is_confirmed_when_its_lease_is_over_was_given_back_in_time(
 ):
     """The start marker is written at once, only the answer comes late: that costs no attempt."""
     cluster, bootstrap, gate = cluster_behind_a_gate
-    with LiveQueue(*addresses(cluster), queue_name, max_redeliveries=0) as queue:
+    with LiveQueue(*addresses(cluster), queue_name, markers=fmt, max_redeliveries=0) as queue:
         tracker = queue.tracker()
         queue.send("m0", "m1")
         with (
-            KmqClient(
-                queue.settings, replace(addresses(cluster)[0], bootstrap=bootstrap), markers=fmt
-            ) as client,
+            KmqClient(queue.settings, replace(addresses(cluster)[0], bootstrap=bootstrap)) as client,
             healed(gate),
         ):
             collect(client, 1, max_messages=1, ack=True, lease=60.0)  # the rest was fetched with it

@@ -139,7 +139,7 @@ def test_of_the_issue_a_list_is_taken_as_well_as_several_arguments(queue):
 
 def test_of_the_issue_asyncio_takes_a_list_too(queue):
     async def acknowledge(over_asyncio):
-        return await over_asyncio.ack(over_asyncio.queue.receive(wait=10, lease=60), wait=True)
+        return await over_asyncio.ack(over_asyncio.queue.receive(wait=10, lease=60), confirmed=True)
 
     queue.send("a")
     asyncio.run(acknowledge(AsyncQueue(queue)))
@@ -236,10 +236,10 @@ def test_dead_letters_and_redrive(queue):
     queue.dead_letter(*take(queue, 3, lease=30), reason="bad")
     until(lambda: queue.in_flight() == 0)
     assert (queue.size(), queue.receive(wait=0.2)) == (0, [])
-    until(lambda: queue.redrive(1) == 1)  # it may take a moment until all are there
+    until(lambda: queue.dead_letters.redrive(limit=1) == 1)  # it may take a moment until all are there
     redriven = [1]
-    until(lambda: redriven.append(queue.redrive()) or sum(redriven) == 3, what=redriven)
-    assert queue.redrive() == 0
+    until(lambda: redriven.append(queue.dead_letters.redrive()) or sum(redriven) == 3, what=redriven)
+    assert queue.dead_letters.redrive() == 0
     found = take(queue, 3, lease=30)
     assert sorted(message.body for message in found) == [b"a", b"b", b"c"]
     assert {message.attempts for message in found} == {1}
@@ -252,7 +252,7 @@ def test_after_the_last_attempt_it_is_a_dead_letter(queue):
         assert message.attempts == attempt
         queue.nack(message)
     assert queue.receive(wait=1) == []
-    until(lambda: queue.redrive() == 1)
+    until(lambda: queue.dead_letters.redrive() == 1)
 
 
 def test_peek_takes_nothing(queue):

@@ -11,6 +11,7 @@ from support import LEASE_S, bodies, collect, delete_topic, nothing_comes, until
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError, MessageError
+from kmqpy.kafka.client import marker_writer
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.markers.codec import Marker, Op
@@ -382,7 +383,7 @@ def test_r19_new_partitions_are_served_while_all_runs(queue):
     often = {"topic.metadata.refresh.interval.ms": 500}
     with (
         KmqClient(queue.settings, replace(queue.connection, kafka=often)) as client,
-        MarkerWriter(queue.connection, queue.settings.markers_topic) as writer,
+        MarkerWriter(queue.connection, queue.settings) as writer,
     ):
         producer.send("old")
         (old,) = collect(client, 1)
@@ -402,11 +403,13 @@ def test_r19_new_partitions_are_served_while_all_runs(queue):
         producer.send("none", partition=3)
 
 
-@pytest.mark.parametrize("markers", ["jvm", "range"])
-def test_f14_a_nack_right_behind_the_ack_does_not_overtake_it(queue, markers):
+def test_f14_a_nack_right_behind_the_ack_does_not_overtake_it(either_queue, monkeypatch):
+    for name in ("_COLLECT_S", "_COLLECT_RANGES_S"):
+        monkeypatch.setattr(marker_writer, name, 0.3)
+    queue = either_queue
     tracker = queue.tracker()
     queue.send(*(f"m{i}" for i in range(60)), "last")
-    client = queue.client(markers=markers, coalesce_ms=300)
+    client = queue.client()
     taken = collect(client, 61, lease=60.0)
     client.ack(*taken[:60])
     for message in taken[:30]:

@@ -189,7 +189,7 @@ def test_with_a_new_generation_old_receipts_are_refused_and_nothing_is_lost(plac
             again.ack(message)
         assert again.release_all() == 1
         assert [message.body for message in again.receive()] == [b"in flight"]
-        assert again.redrive() == 1
+        assert again.dead_letters.redrive() == 1
         assert [message.body for message in again.receive()] == [b"dead"]
         assert after.describe("q").settings["max_redeliveries"] == 7
         assert sorted(after.list()) == ["other", "q"]

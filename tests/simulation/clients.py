@@ -1,6 +1,7 @@
 """The clients, producers and users of a simulation: kmqpy's own code (see `stepwise`), in single steps."""
 
 import contextlib
+from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -97,7 +98,6 @@ _writer = stepwise(
     librdkafka=Module,
     StartMarkerWriter=_start_markers.StartMarkerWriter,
     threading=Threading,
-    SignalSafeEvent=Threading.Event,
 )
 _topics_in_use = stepwise(
     "kmqpy.kafka.client.topics_in_use",
@@ -147,9 +147,6 @@ _client = stepwise(
     TopicsInUse=_topics_in_use.TopicsInUse,
     Receiver=_receiver.Receiver,
     Housekeeper=_Housekeeper,
-    released=lambda *_: contextlib.nullcontext(),
-    settings_of=lambda queue, _connection: queue,
-    check_connection=lambda connection: connection,
 )
 _receiver._START_TIMEOUT_S = 0.3  # less than it may take until a start marker counts as failed
 
@@ -196,7 +193,7 @@ class MarkerWriter(_writer.MarkerWriter):
 
     @property
     def idle(self) -> bool:
-        return not self._count_unconfirmed()
+        return not (self._collected or self._failed or len(self._producer))
 
     @property
     def starts(self) -> Any:
@@ -220,14 +217,14 @@ class MarkerWriter(_writer.MarkerWriter):
         """The same, step by step."""
         waiters = {tick.partition: self._put_unflushed(tick) for tick in ticks}
         until = self._world.now + timeout_s * 1000
-        while any(waiter.size() for waiter in waiters.values()) and self._world.now < until:
+        while any(waiter.left for waiter in waiters.values()) and self._world.now < until:
             yield 10.0
-        return {partition for partition, waiter in waiters.items() if waiter.size()}
+        return {partition for partition, waiter in waiters.items() if waiter.left}
 
     def write_in_steps(self, items: Any) -> Steps:
         """write(), step by step and without a time-out."""
         waiter = self._put_apart(items)
-        while waiter.size():
+        while waiter.left:
             yield 10.0
             if self._closing.is_set():
                 raise Closed
@@ -256,7 +253,8 @@ def client(
     process, world = connection.process, connection.world
     while True:
         try:
-            own = _client.QueueConsumer(queue, connection, holder=process.name, markers=fmt, clock=process)
+            settings = replace(queue, markers=fmt)  # as before and after `kmq queue alter`
+            own = _client.QueueConsumer(settings, connection, holder=process.name, clock=process)
             break
         except TopicError:
             yield 200.0
@@ -351,7 +349,7 @@ def _use_open(connection: Connection, own: Any, message: Any, lease: int, histor
         history.asks(process, message)
         yield from own.dead_letter(message, reason="simulated")
 
-    if world.faults and own.queue.late_acks and world.random() < 0.4:  # while the copy waits, with luck
+    if world.faults and own._queue.late_acks and world.random() < 0.4:  # while the copy waits, with luck
         yield lease * (1 + world.random())
         late = world.random()
         if late < 0.15:

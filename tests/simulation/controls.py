@@ -131,8 +131,9 @@ class IgnoredFailures(MarkerWriter):
 class ForgetsFailures(MarkerWriter):
     """Writes again what failed, and tells who waits for it that it is written (rule R26)."""
 
-    def _send_failed_later(self, _unconfirmed: Any, *failed: Any) -> None:
-        super()._send_failed_later(self._unconfirmed, *failed)
+    def _send_failed_later(self, group: Any, *failed: Any) -> None:
+        group.confirmed += 1
+        super()._send_failed_later(self._new_group(), *failed)
 
 
 class RetriesFromMemory(Redeliverer):

@@ -18,7 +18,7 @@ from .model import Log, Process
 if TYPE_CHECKING:
     from .simulate import Simulation
 
-SHARE = 0.0
+SHARE = 0.2
 """In so many of the seeds without a control logs may be cut back."""
 _MOST_CUTS = 2
 

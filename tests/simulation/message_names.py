@@ -6,6 +6,7 @@ themselves. A number that names two messages, or a message with two numbers, is 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from kmqpy.kafka.markers.codec import Op
@@ -32,6 +33,8 @@ class MessageNames:
         back since: a gap of rule R39."""
         self._gone: set[tuple[Number, Record]] = set()
         """What clients took that they had fetched before it was cut away: another gap."""
+        self._starts: defaultdict[tuple[Number, Record], list[Record]] = defaultdict(list)
+        """The start markers by which a message had this number."""
 
     def meant_by(self, marker: Record, process: Process, decoded: Any) -> None:
         """Keep with a start marker that is about to be sent which messages its client may mean."""
@@ -46,6 +49,8 @@ class MessageNames:
         for number, candidates in marker.meant.items():
             place = marker.partition(), number
             self._gone.update((place, one) for one in candidates if one.is_cut)
+            for one in candidates:
+                self._starts[place, one].append(marker)
             if marker.is_of_halted:
                 self._halted.update((place, one) for one in candidates)
             if len(candidates) == 1:
@@ -62,7 +67,7 @@ class MessageNames:
         if known is not None and known is not record:
             if self._is_of_former(place, record):
                 return
-            if self._is_of_former(place, known):
+            if self._is_of_former(place, known) or self._is_forgotten(place, known):
                 known = None
         if known is not None and known is not record:
             self._tell(f"{_shown(place)} is {record.value()!r} to {by}, and was {known.value()!r} before")
@@ -75,6 +80,10 @@ class MessageNames:
 
     def _is_of_former(self, place: Number, record: Record) -> bool:
         return record.is_cut and (place, record) in self._halted
+
+    def _is_forgotten(self, place: Number, record: Record) -> bool:
+        """Whether nobody can know that there was such a message: its start markers were deleted, too."""
+        return record.is_cut and all(one.at < one.log.start for one in self._starts[place, record])
 
     def was_gone(self, place: Number, record: Record) -> bool:
         """Whether somebody took this message by this number when it was cut away already."""

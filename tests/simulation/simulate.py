@@ -296,7 +296,9 @@ class Simulation:
                 fmt=rng.choice(("jvm", "range")),
             )
         else:
-            zookeeper = (self.zookeeper, process, self.queue, self.partitions)
+            # As before and after `kmq queue alter`; the clients' formats differ, too.
+            markers = Random(f"markers of {process.name} in {self.seed}").choice(("jvm", "range"))
+            zookeeper = (self.zookeeper, process, replace(self.queue, markers=markers), self.partitions)
             connection = Connection(process, self.broker, self.group, zookeeper)
             settings = TrackerSettings(
                 tracker_id=process.name,

@@ -164,8 +164,8 @@ class Thread:
         pass
 
 
-class RLock(contextlib.nullcontext[None]):
-    """threading.RLock, where there is one thread."""
+class Lock(contextlib.nullcontext[None]):
+    """threading.Lock, where there is one thread."""
 
     def acquire(self, timeout: float) -> bool:
         return True
@@ -177,8 +177,7 @@ class RLock(contextlib.nullcontext[None]):
 class Threading:
     Condition = Condition
     Event = Event
-    Lock = contextlib.nullcontext
-    RLock = RLock
+    Lock = Lock
     Thread = Thread
 
 

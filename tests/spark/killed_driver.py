@@ -79,7 +79,7 @@ class FunctionJob:
                 time.sleep(0.05)
             return values.str.decode("utf-8")
 
-        self.kmq = KmqSpark(spark, connection, queue, markers="range")
+        self.kmq = KmqSpark(spark, connection, queue)
         df = self.kmq.read_stream(max_offsets_per_trigger=BATCH)
         if how == "process":
             out = self.kmq.process(

@@ -30,7 +30,7 @@ class Job:
     def __init__(self, spark, queue, checkpoint, how):
         self.queue = queue
         self.checkpoint = str(checkpoint)
-        self.kmq = KmqSpark(spark, queue.connection, queue.settings, markers="range")
+        self.kmq = KmqSpark(spark, queue.connection, queue.settings)
         df = self.kmq.read_stream()
         if how == "take":
             bodies = self.kmq.take(df, lease=LEASE_S).selectExpr("cast(value as string) body")

@@ -32,11 +32,11 @@ SOON = Backoff(first=0.05, jitter=0)
 class Run:
     """One queue, its KmqSpark, and what sinks have got of it."""
 
-    def __init__(self, spark, queue, checkpoint: Path, markers: str = "range") -> None:
+    def __init__(self, spark, queue, checkpoint: Path) -> None:
         self.spark = spark
         self.queue = queue
         self.checkpoint = str(checkpoint)
-        self.kmq = KmqSpark(spark, queue.connection, queue.settings, markers=markers)
+        self.kmq = KmqSpark(spark, queue.connection, queue.settings)
         self.got: Counter[str] = Counter()
         self.lock = threading.Lock()
 
@@ -69,9 +69,9 @@ class Run:
 def make_run(spark, make_queue, tmp_path):
     with contextlib.ExitStack() as ends:
 
-        def make(partitions=1, markers="range", **settings):
+        def make(partitions=1, **settings):
             queue = make_queue(partitions, **settings)
-            found = Run(spark, queue, tmp_path / "checkpoint", markers)
+            found = Run(spark, queue, tmp_path / "checkpoint")
             ends.callback(found.kmq.close)
             return found
 
@@ -84,7 +84,7 @@ def bodies(count, name="m"):
 
 @pytest.mark.parametrize(("form", "markers"), [("frames", "range"), ("rows", "jvm")])
 def test_what_fails_comes_again_and_poison_becomes_a_dead_letter(make_run, form, markers):
-    run = make_run(2, markers, max_redeliveries=2)
+    run = make_run(2, markers=markers, max_redeliveries=2)
     run.queue.tracker()
     good, flaky, poison = bodies(360), bodies(36, "flaky"), bodies(4, "poison")
     for partition in (0, 1):
@@ -395,7 +395,7 @@ def test_lying_markers_hide_nothing_from_a_task(make_queue):
         key=encode_key(0, 0),
     )
     queue.mark(Marker(0, 1, Op.TAKE, forever_ms))
-    taker = Taker(queue.settings, queue.connection, "jvm")
+    taker = Taker(queue.settings, queue.connection)
     found = taker.taken_before(0, 0)
     assert (found.taken([0, 1, 2]), found.takes(1), found.highest) == ([1], 1, 1)
     (entry,) = found.state

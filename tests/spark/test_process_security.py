@@ -18,7 +18,7 @@ def test_executors_need_neither_files_nor_zookeeper(spark, secured, live, tmp_pa
     ca.write_text(Path(secured.files.ca).read_text())
     connection = secured.connection("client", kafka=secured.kafka("client", ca=str(ca)))
     run = Run(spark, live, tmp_path / "checkpoint")
-    run.kmq = KmqSpark(spark, connection, live.settings, markers="range")
+    run.kmq = KmqSpark(spark, connection, live.settings)
     register(spark)
     settings = {f"kafka.{name}": value for name, value in connection.kafka.items()}
     own = spark.readStream.format(KmqDataSource.name()).options(

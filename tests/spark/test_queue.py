@@ -47,7 +47,6 @@ def aborted(queue, *marks):
 def test_a_queue_whose_truth_is_known(spark, make_queue):
     """With range markers; test_state_table has another one with those of JVM clients."""
     queue = make_queue(2, max_redeliveries=1, lease_ms=600_000)
-    queue.markers = "range"
     producer = queue.producer()
     for number in range(16):
         producer.send(str(number), partition=number % 2)

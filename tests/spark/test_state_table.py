@@ -81,8 +81,7 @@ def test_any_markers_in_any_number_of_updates(make_queue, kmq_of, tmp_path):
 
 
 def test_a_queue_that_is_worked_on(make_queue, kmq_of, tmp_path):
-    queue = make_queue(2, max_redeliveries=1, lease_ms=600_000)
-    queue.markers = "jvm"
+    queue = make_queue(2, max_redeliveries=1, lease_ms=600_000, markers="jvm")
     kmq = kmq_of(queue)
     table = kmq.state_table(str(tmp_path / "table"))
     assert (table.update().markers, table.messages().count()) == (0, 0)

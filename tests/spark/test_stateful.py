@@ -12,7 +12,7 @@ from kmqpy.spark import KmqSpark
 def test_a_stateful_query_is_refused_and_acknowledges_nothing(spark, make_queue, tmp_path, trigger):
     queue = make_queue()
     queue.send(*[f"m{number}" for number in range(20)])
-    with KmqSpark(spark, queue.connection, queue.settings, markers="range") as kmq:
+    with KmqSpark(spark, queue.connection, queue.settings) as kmq:
         out = kmq.process(kmq.read_stream(), lambda frame: frame, "value binary, timestamp timestamp")
         counted = out.withWatermark("timestamp", "1 minute").groupBy(F.window("timestamp", "1 hour")).count()
         writer = kmq.write_stream(counted, str(tmp_path / "checkpoint")).outputMode("append")

@@ -23,10 +23,10 @@ NUMBER = "try_cast(cast(value AS string) AS long) AS number"
 class Job:
     """One queue, its KmqSpark, and the rows that its sink has got."""
 
-    def __init__(self, spark, queue, checkpoint, markers="range"):
+    def __init__(self, spark, queue, checkpoint):
         self.queue = queue
         self.checkpoint = str(checkpoint)
-        self.kmq = KmqSpark(spark, queue.connection, queue.settings, markers=markers)
+        self.kmq = KmqSpark(spark, queue.connection, queue.settings)
         self.rows = []
         self.in_flight = []
 
@@ -53,8 +53,8 @@ class Job:
 def make_job(spark, make_queue, tmp_path):
     with contextlib.ExitStack() as ends:
 
-        def make(partitions=1, markers="range", **settings):
-            job = Job(spark, make_queue(partitions, **settings), tmp_path / "checkpoint", markers)
+        def make(partitions=1, **settings):
+            job = Job(spark, make_queue(partitions, **settings), tmp_path / "checkpoint")
             ends.callback(job.kmq.close)
             return job
 
@@ -63,7 +63,7 @@ def make_job(spark, make_queue, tmp_path):
 
 @pytest.mark.parametrize("markers", ["range", "jvm"])
 def test_rows_that_are_not_ok_come_again_and_become_dead_letters(make_job, markers):
-    job = make_job(2, markers, max_redeliveries=1)
+    job = make_job(2, markers=markers, max_redeliveries=1)
     job.queue.tracker()
     for partition in (0, 1):
         job.queue.send("1", "2", "odd", "4", partition=partition)

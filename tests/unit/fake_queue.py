@@ -144,9 +144,6 @@ class FakeQueue:
     def purge(self) -> int:
         raise NotSupported("purge")
 
-    def redrive(self, limit: int | None = None) -> int:
-        raise NotSupported("redrive")
-
     def release_all(self) -> int:
         raise NotSupported("release_all")
 

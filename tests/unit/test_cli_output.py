@@ -258,6 +258,8 @@ class TestTables:
     def test_dead_letters(self, rows):
         one = KafkaDeadLetter(
             id="0-17",
+            partition=1,
+            offset=3,
             key=b"user-1",
             origin_topic="jobs",
             origin_partition=2,

@@ -43,7 +43,6 @@ class FakeTopics:
 
 class FakeWriter:
     def __init__(self, *_, **__):
-        self.lock = threading.RLock()
         self.queued = []
         self.closed = False
 
@@ -202,22 +201,14 @@ def test_what_got_stale_is_given_back_before_close_closes_the_writer(client, mon
     assert client._topics.writer.given_back() == [1, 2, 3, 4]
 
 
-def test_to_extend_a_lease_by_nothing_is_to_give_back(client):
-    first, second = client.receive()[:2]
-    client.extend(first, second, lease=0)
-    assert client._topics.writer.queued == [Marker(0, offset, Op.NACK, counts=False) for offset in (0, 1)]
-    assert client.leased == 3
-
-
 @pytest.mark.parametrize("lease", [0, 0.099])
 def test_leases_have_a_least_length(client, lease):
     with pytest.raises(ConfigError, match=r"lease: \d+ ms is shorter than the least, 100 ms"):
         client.receive(lease=lease)
     messages = client.receive(lease=0.1)
     assert len(messages) == 5
-    if lease:
-        with pytest.raises(ConfigError, match="least"):
-            client.extend(*messages, lease=lease)
+    with pytest.raises(ConfigError, match="least"):
+        client.extend(*messages, lease=lease)
 
 
 def wait_for_markers(client):
@@ -323,84 +314,8 @@ def test_over_a_slow_link_short_leases_are_lengthened_so_that_messages_are_hande
     assert link.leases_ms[-1] == 1_000
 
 
-def interrupted(function, handler):
-    """`function`, in whose middle a signal is handled in the same thread, once it has done its work."""
-
-    def call(*some, **more):
-        result = function(*some, **more)
-        handler()
-        return result
-
-    return call
-
-
-@pytest.mark.parametrize("where", ["popping", "giving back", "receiving"])
-def test_a_signal_handler_closes_a_client_in_the_middle_of_an_iteration(client, monkeypatch, where):
-    writer, waiting = client._topics.writer, client._read_ahead._waiting
-    ended = threading.Event()
-    if where == "popping":
-
-        class Waiting(type(waiting)):
-            popleft = interrupted(type(waiting).popleft, client.close)
-
-        client._read_ahead._waiting = Waiting()
-    elif where == "giving back":
-        client._read_ahead._min_lease_left_s = 60
-        monkeypatch.setattr(client._in_flight, "discard", interrupted(lambda _: None, client.close))
-    else:  # what close() gives back is given back again
-        outcome = StartOutcome({0: 0}, {}, given_back=True)
-        starting = SimpleNamespace(
-            wait_until_confirmed=interrupted(lambda: outcome, client.close),
-            give_back=lambda: writer.give_back((0, at) for at in range(5)),
-        )
-        monkeypatch.setattr(writer, "start", lambda *_: starting)
-
-    def iterate():
-        handed_out.extend(message.offset for message in client)
-        ended.set()
-
-    handed_out = []
-    threading.Thread(target=iterate, daemon=True).start()
-    assert ended.wait(30)
-    assert handed_out + writer.given_back() == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("interrupted_call", ["_read_ahead", "_in_flight", "writer"])
-def test_a_signal_handler_closes_a_client_whose_housekeeper_needs_what_the_interrupted_call_holds(
-    client, monkeypatch, interrupted_call
-):
-    lock = (client._topics.writer if interrupted_call == "writer" else getattr(client, interrupted_call)).lock
-    working, ended = threading.Event(), threading.Event()
-
-    def give_back_stale():
-        working.set()
-        with lock:
-            pass
-
-    def close():
-        client._housekeeper.ensure_started()
-        with lock:
-            working.wait(30)
-            client.close()
-        ended.set()
-
-    monkeypatch.setattr(client._read_ahead, "give_back_stale", give_back_stale)
-    threading.Thread(target=close, daemon=True).start()
-    assert ended.wait(30)
-
-
-def test_who_receives_is_told_that_a_signal_handler_has_closed_the_client(client, monkeypatch):
-    def poll(*_):
-        client.close()
-        raise RuntimeError("Consumer closed")
-
-    monkeypatch.setattr(FakeMember, "poll", poll)
-    with pytest.raises(Closed):
-        client.receive()
-
-
 @pytest.mark.parametrize("confirmed", [False, True])
-def test_who_acknowledges_is_told_that_a_signal_handler_has_closed_the_client(client, monkeypatch, confirmed):
+def test_who_acknowledges_is_told_that_another_thread_has_closed_the_client(client, monkeypatch, confirmed):
     messages = client.receive(1)
 
     def write(*_):
@@ -410,40 +325,6 @@ def test_who_acknowledges_is_told_that_a_signal_handler_has_closed_the_client(cl
     monkeypatch.setattr(client._topics.writer, "write" if confirmed else "put", write, raising=False)
     with pytest.raises(Closed):
         client.ack(*messages, confirmed=confirmed)
-
-
-@pytest.mark.parametrize("use", ["receive", "close"])
-@pytest.mark.parametrize("moment", ["before", "in the middle"])
-def test_a_signal_handler_uses_a_client_whose_housekeeper_starts(client, monkeypatch, use, moment):
-    started = []
-    handle = getattr(client, use)
-
-    class Thread(threading.Thread):
-        def __init__(self, **how):
-            super().__init__(**how)
-            if self.name == "kmq-client" and moment == "before" and not handled:
-                handled.append(True)
-                handle()  # as a handler would, in the thread that starts this one
-
-        def start(self):
-            if self.name == "kmq-client":
-                started.append(self)
-                if moment == "in the middle":
-                    handle()
-            super().start()
-
-    handled = []
-
-    monkeypatch.setattr(threading, "Thread", Thread)
-    user = threading.Thread(target=client._housekeeper.ensure_started, daemon=True)
-    user.start()
-    user.join(30)
-    assert not user.is_alive()
-    client.close()
-    assert len(started) == (0 if (use, moment) == ("close", "before") else 1)
-    for housekeeper in started:
-        housekeeper.join(30)
-        assert not housekeeper.is_alive()
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), KeyboardInterrupt()])
@@ -457,27 +338,6 @@ def test_a_housekeeper_that_could_not_start_is_started_by_the_next_call(client, 
             client._housekeeper.ensure_started()
     assert client.receive(1)
     assert client._housekeeper.is_started
-
-
-def test_a_signal_handler_closes_a_client_that_replaces_what_is_cut_off(client, monkeypatch):
-    """The handler runs in a thread that has the lock of those who receive."""
-    found = threading.Event()
-
-    def find(_clients):
-        found.set()
-        return ["a consumer"]
-
-    monkeypatch.setattr(receiver, "_CHECK_CUT_OFF_AFTER_S", 0.0)
-    monkeypatch.setattr(client._receiver._cut_off, "is_due", lambda: True)
-    monkeypatch.setattr(client._receiver._cut_off, "find", find)
-    monkeypatch.setattr(client._receiver, "_clients", list)
-    replaced = []
-    monkeypatch.setattr(client._receiver, "replace", replaced.append)
-    with client._receiving:
-        client._housekeeper.ensure_started()
-        found.wait(10)
-        client.close()
-    assert not replaced
 
 
 def test_what_is_cut_off_is_replaced_in_a_pause_of_those_who_receive(client, monkeypatch):

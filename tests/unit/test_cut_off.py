@@ -231,7 +231,9 @@ def test_producers_of_start_markers_that_are_cut_off_are_gone_once_replaced(kafk
 
 
 def test_a_marker_writer_takes_another_producer_after_markers_that_were_not_written(kafka):
-    writer = MarkerWriter(kafka.connection(), "t", delivery_timeout_ms=200)
+    writer = MarkerWriter(
+        kafka.connection(), QueueSettings(name="q", markers_topic="t"), delivery_timeout_ms=200
+    )
     first = writer._producer
     writer.end(0, [1])
     assert wait_until(lambda: writer._producer is not first, 20.0)

@@ -192,8 +192,12 @@ def test_what_is_wrong_with_the_topic_of_all_queues_settings():
     assert kinds(both) == [Kind.SETTINGS_TOPIC_NOT_COMPACTED, Kind.SETTINGS_TOPIC_PARTITIONS]
 
 
-def test_a_record_that_says_what_the_registry_says_is_fine_and_so_are_defaults_without_one():
+def test_a_record_that_says_what_the_registry_says_is_fine_and_so_is_none_where_clients_guess_right():
     fine = Records(own={"q": QUEUE.with_topic_ids({name: f"id of {name}" for name in NAMES})})
-    for records in (None, Records(), fine):
+    for records in (None, fine):
         assert [one.kind for one in check(facts(records=records))] == [Kind.OK]
+    for markers, kind in (("jvm", Kind.OK), ("range", Kind.RECORD_MISSING)):
+        queue = replace(QUEUE, markers=markers)
+        told = facts(settings=queue, registered=RegisteredQueue(queue, 2), records=Records())
+        assert [one.kind for one in check(told)] == [kind]
     assert check_records_of_no_queue(fine, ["q"], {}) == []

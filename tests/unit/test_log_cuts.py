@@ -45,6 +45,12 @@ def test_r39_a_later_cut_that_lies_lower_supersedes_the_former() -> None:
     assert TWICE.with_cut(Cut(9, 450, 8)).cuts == (Cut(9, 450, 8),)
 
 
+def test_r39_an_earlier_cut_that_is_found_later_lies_below_the_known_one() -> None:
+    found = LogCuts((Cut(7, 900, 6),)).with_cut(Cut(3, 450, 2))
+    assert found == TWICE
+    assert LogCuts((Cut(7, 900, 6),)).new_in(TWICE) == (Cut(3, 450, 2),)
+
+
 @pytest.mark.parametrize(
     "cut", [Cut(7, 1, 6), Cut(6, 2_000, 5), Cut(0, 0, 0), Cut(2**19, 0, 8), Cut(8, 2**44, 7), Cut(8, -1, 7)]
 )

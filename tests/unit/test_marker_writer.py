@@ -1,6 +1,5 @@
 """The marker writer, over a producer whose queue holds little and is emptied by poll() only."""
 
-import sys
 import threading
 
 import pytest
@@ -13,7 +12,10 @@ from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.client.start_markers import StartBatch, StartOutcome
 from kmqpy.kafka.client.unconfirmed_starts import UnconfirmedStarts
 from kmqpy.kafka.markers.codec import Marker, Op, assignment_tick, decode, decode_key, encode_key
-from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+
+SINGLE = QueueSettings(name="q", markers_topic="m", markers="jvm")
+RANGES = QueueSettings(name="q", markers_topic="m", markers="range")
 
 
 class Delivered:
@@ -112,54 +114,31 @@ def producer(monkeypatch):
     return tiny
 
 
-@pytest.mark.parametrize("coalesce_ms", [None, 1])
-def test_a_full_queue_is_no_dead_lock_once_kafka_answers_again(producer, coalesce_ms):
-    writer = MarkerWriter(KafkaConnection(), "m", coalesce_ms=coalesce_ms)
+@pytest.mark.parametrize("queue", [SINGLE, RANGES])
+def test_a_full_queue_is_no_dead_lock_once_kafka_answers_again(producer, queue):
+    writer = MarkerWriter(KafkaConnection(), queue)
     poster = threading.Thread(target=lambda: [writer.end(p, [1, 2, 3]) for p in range(10)], daemon=True)
     poster.start()
     assert writer.flush(0.2) > 0  # nobody answers yet
     producer.answers.set()
     poster.join(60)
     assert writer.flush(5) == 0
-    assert producer.written == (30 if coalesce_ms is None else 10)
+    assert producer.written == (30 if queue is SINGLE else 10)
     assert writer.close() == 0
 
 
 def test_close_comes_back_while_nobody_answers_and_tells_what_is_left(producer):
-    writer = MarkerWriter(KafkaConnection(), "m", coalesce_ms=1)
+    writer = MarkerWriter(KafkaConnection(), RANGES)
     for partition in range(10):
         writer.end(partition, [1])
     assert writer.close(0.2) > 0
-
-
-def test_a_signal_handler_may_give_back_in_the_middle_of_an_acknowledgement(producer):
-    """As close() does. Here a trace function takes the place of the handler: at each line of Event.set()."""
-    producer.answers.set()
-    writer = MarkerWriter(KafkaConnection(), "m", coalesce_ms=1)
-
-    def handle(frame, event, _argument):
-        if frame.f_code is threading.Event.set.__code__:
-            writer.give_back([(0, 7)])
-            return handle
-        return None
-
-    def acknowledge():
-        sys.settrace(handle)
-        writer.end(0, [1])
-        sys.settrace(None)
-
-    acknowledging = threading.Thread(target=acknowledge, daemon=True)
-    acknowledging.start()
-    acknowledging.join(30)
-    assert not acknowledging.is_alive()
-    assert writer.close() == 0
 
 
 def test_r26_who_waits_waits_for_no_other_partition(producer):
     producer.LIMIT = 100
     producer.leaderless, producer.refused = (1,), (2,)
     producer.answers.set()
-    writer = MarkerWriter(KafkaConnection(), "m")
+    writer = MarkerWriter(KafkaConnection(), SINGLE)
     writer.end(1, [1])
     writer.end(2, [1])
     assert writer.write([(0, [1, 2])], 5.0) == 0
@@ -174,7 +153,7 @@ def test_r30_ticks_of_assignments_are_waited_for_together(producer):
     producer.LIMIT = 100
     producer.leaderless = (1, 3)
     producer.answers.set()
-    writer = MarkerWriter(KafkaConnection(), "m")
+    writer = MarkerWriter(KafkaConnection(), SINGLE)
     ticks = [assignment_tick(partition, 7, again=partition < 3) for partition in range(4)]
     began = SYSTEM_CLOCK.monotonic()
     assert writer.write_assignments(ticks, 0.3) == {1, 3}
@@ -188,7 +167,7 @@ def test_r30_ticks_of_assignments_are_waited_for_together(producer):
 
 def test_r26_a_flush_waits_for_nothing_that_is_posted_later(producer):
     producer.leaderless = (1,)
-    writer = MarkerWriter(KafkaConnection(), "m")
+    writer = MarkerWriter(KafkaConnection(), SINGLE)
     writer.end(0, [1])
     left = []
     flushing = threading.Thread(target=lambda: left.append(writer.flush(5.0)))
@@ -203,7 +182,7 @@ def test_r26_a_flush_waits_for_nothing_that_is_posted_later(producer):
 
 
 def test_r26_who_waits_is_told_when_the_writer_is_closed_before(producer):
-    writer = MarkerWriter(KafkaConnection(), "m")
+    writer = MarkerWriter(KafkaConnection(), SINGLE)
     left = []
     waiting = threading.Thread(target=lambda: left.append(writer.write([(0, [1])], 60.0)))
     waiting.start()
@@ -216,7 +195,7 @@ def test_r26_who_waits_is_told_when_the_writer_is_closed_before(producer):
 
 def test_r26_whoever_is_interrupted_while_waiting_waits_no_more(producer, monkeypatch):
     """Else the writer's thread looks every ms, and nothing is collected, for as long as the client lives."""
-    writer = MarkerWriter(KafkaConnection(), "m")
+    writer = MarkerWriter(KafkaConnection(), SINGLE)
 
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -232,7 +211,7 @@ def test_r26_whoever_is_interrupted_while_waiting_waits_no_more(producer, monkey
 
 def test_r26_a_marker_that_can_not_be_encoded_is_its_callers_fault(producer):
     producer.answers.set()
-    writer = MarkerWriter(KafkaConnection(), "m")
+    writer = MarkerWriter(KafkaConnection(), SINGLE)
     with pytest.raises(AttributeError):
         writer.put_one(Marker(0, 1, Op.NACK, reason=7))
     assert writer.write([Marker(0, 1, Op.NACK, reason="7")], 5.0) == 0
@@ -241,7 +220,7 @@ def test_r26_a_marker_that_can_not_be_encoded_is_its_callers_fault(producer):
 
 def test_r26_what_an_unknown_error_prevents_is_not_taken_for_written(producer, monkeypatch):
     producer.answers.set()
-    writer = MarkerWriter(KafkaConnection(), "m")
+    writer = MarkerWriter(KafkaConnection(), SINGLE)
     monkeypatch.setattr(producer, "produce", lambda *_, **__: 1 / 0)
     assert writer.write([(0, [1])], 0.2) == 1
     monkeypatch.undo()
@@ -250,7 +229,7 @@ def test_r26_what_an_unknown_error_prevents_is_not_taken_for_written(producer, m
 
 
 def test_r10_the_outcome_of_starts_is_known_when_a_tick_behind_them_is_written(producer):
-    writer = MarkerWriter(KafkaConnection(), "m")
+    writer = MarkerWriter(KafkaConnection(), SINGLE)
     assert writer.starts.start({0: [1]}, {}, 1_000, None, 0.02).wait_until_confirmed() == StartOutcome(
         {}, {0: 1}
     )
@@ -268,20 +247,18 @@ def test_r10_the_outcome_of_starts_is_known_when_a_tick_behind_them_is_written(p
     writer.close(1)
 
 
-@pytest.mark.parametrize("coalesce_ms", [None, 1])
-def test_r11_what_is_confirmed_too_late_is_given_back_right_behind_its_start(
-    producer, monkeypatch, coalesce_ms
-):
+@pytest.mark.parametrize("queue", [SINGLE, RANGES])
+def test_r11_what_is_confirmed_too_late_is_given_back_right_behind_its_start(producer, monkeypatch, queue):
     """Before anybody knows that it stands there, and by the same producer, which writes in order."""
 
     def one_of_three(connection, settings):
         made = TinyProducer()
         made.LIMIT, made.log, made.answers = 1_000, producer.log, producer.answers
-        made.only_errors = settings["delivery.report.only.error"]
+        made.only_errors = settings.get("delivery.report.only.error", False)
         return made
 
     monkeypatch.setattr(librdkafka, "new_producer", one_of_three)
-    writer = MarkerWriter(KafkaConnection(), "m", coalesce_ms=coalesce_ms)
+    writer = MarkerWriter(KafkaConnection(), queue)
     takes = {0: list(range(300)), 1: [5]}  # many of one partition, which have no report of each
     batch = writer.starts.start(takes, {(1, 9): 60_000}, 1_000, None, 5.0, hand_out_until=0.0)
     waiting = threading.Thread(target=lambda: found.append(batch.wait_until_confirmed()))
@@ -309,7 +286,7 @@ def test_r11_what_is_confirmed_too_late_is_given_back_right_behind_its_start(
 
 def test_r11_what_is_confirmed_in_time_is_not_given_back(producer):
     producer.answers.set()
-    writer = MarkerWriter(KafkaConnection(), "m")
+    writer = MarkerWriter(KafkaConnection(), SINGLE)
     batch = writer.starts.start({0: [1]}, {}, 1_000, None, 5.0, SYSTEM_CLOCK.monotonic() + 60)
     assert not batch.wait_until_confirmed().given_back
     assert len(producer.log) == 1
@@ -317,7 +294,7 @@ def test_r11_what_is_confirmed_in_time_is_not_given_back(producer):
 
 
 def test_r10_close_waits_until_nothing_started_can_come_any_more(producer):
-    writer = MarkerWriter(KafkaConnection(), "m")
+    writer = MarkerWriter(KafkaConnection(), SINGLE)
     assert writer.starts.start({0: [1], 1: [5]}, {}, 1_000, None, 0.02).wait_until_confirmed().failed == {
         0: 1,
         1: 5,
@@ -350,7 +327,7 @@ def test_producers_that_end_at_once_are_not_made_all_the_time(monkeypatch):
     monkeypatch.setattr(librdkafka, "new_producer", another)
     monkeypatch.setattr(marker_writer, "_SEND_AGAIN_AFTER_S", 0.001)
     monkeypatch.setattr(marker_writer, "_REPLACE_EVERY_S", 60.0)
-    writer = MarkerWriter(KafkaConnection(), "m", coalesce_ms=1)
+    writer = MarkerWriter(KafkaConnection(), RANGES)
     writer.end(0, [1])
     assert tried.wait(60)
     writer.abandon()
@@ -368,7 +345,7 @@ def test_start_markers_go_to_another_producer_once_theirs_has_ended(monkeypatch,
         return made[-1]
 
     monkeypatch.setattr(librdkafka, "new_producer", another)
-    writer = MarkerWriter(KafkaConnection(), "m")
+    writer = MarkerWriter(KafkaConnection(), SINGLE)
     batch = writer.starts.start({0: [1]}, {}, 1_000, None, 5.0)
     made[1].error = None if confirmed else KafkaError(KafkaError._PURGE_QUEUE)
     if not confirmed:
@@ -399,7 +376,7 @@ def test_r10_what_a_broken_producer_sent_gets_a_while_to_arrive(producer):
 def test_r10_what_a_producer_sent_that_is_cut_off_gets_a_while_to_arrive(producer):
     """Its own tick never comes: its start markers are not waited for until that does."""
     clock = Jumping()
-    writer = MarkerWriter(KafkaConnection(), "m", clock=clock)
+    writer = MarkerWriter(KafkaConnection(), SINGLE, clock=clock)
     starts = writer.starts
     batch = starts.start({0: [1]}, {}, 1_000, None, 5.0)
     clock.now = 5.0
@@ -461,15 +438,15 @@ class Starts:
             report(self.error, Delivered(encode_key(0, 9), b"", 0, 70))
 
 
-@pytest.mark.parametrize("coalesce_ms", [None, 1])
+@pytest.mark.parametrize("queue", [SINGLE, RANGES])
 @pytest.mark.parametrize("refused", [(2, 4), (4, 2), (1, 2, 3, 4), (3, 5, 6)])
-def test_r18_of_several_starts_that_failed_the_lowest_is_told(monkeypatch, coalesce_ms, refused):
+def test_r18_of_several_starts_that_failed_the_lowest_is_told(monkeypatch, queue, refused):
     """The client reads again from there: above the lowest, messages would be lost."""
     apart = 100_000  # too far for one range marker
     choosy = Choosy()
     choosy.refused = {number * apart for number in refused}
     monkeypatch.setattr(librdkafka, "new_producer", lambda connection, settings: choosy)
-    writer = MarkerWriter(KafkaConnection(), "m", coalesce_ms=coalesce_ms)
+    writer = MarkerWriter(KafkaConnection(), queue)
     takes = {0: [number * apart for number in range(1, 5)], 1: [7, 8]}
     delays = {(0, number * apart): 500 for number in (5, 6)}
     started = writer.starts.start(takes, delays, 1_000, None, 5).wait_until_confirmed()

@@ -66,7 +66,7 @@ def test_r39_the_highest_copy_has_an_epoch_that_its_claim_limits(read, ranges) -
     assert read(*first) == NamedCopy(14, 2, b"c")
     assert read(*first, *transaction(2, {5: (0, 13)})) == NamedCopy(14, 2, b"c")
     last = transaction(4, {5: (0, 17), 6: None}, ranges=ranges, claim_id=b"d")
-    assert read(*first, *last) == (NamedCopy(14, 4, b"c") if ranges else NamedCopy(17, 4, b"d"))
+    assert read(*first, *last) == NamedCopy(17, 4, b"d")
 
 
 def test_r39_transactions_that_were_aborted_do_not_hide_the_one_before() -> None:

@@ -15,6 +15,7 @@ from kmqpy.kafka.markers.replay import replay_markers
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 from tracker.partition.start_position import StartPosition, start_position
+from tracker.redelivery.known_log import LastSeen
 from tracker.redelivery.redeliverer import Redeliverer
 from tracker.redelivery.tick_writer import Tick
 from tracker.settings import TrackerSettings
@@ -88,6 +89,17 @@ def test_r39_what_is_in_flight_is_found_by_its_offset():
     for at, number in enumerate((1, cuts.number_of(4), 5)):
         part.state.apply(Marker(0, number, Op.TAKE, 2_000), at, 10_000)
     assert [offset for offset in range(8) if part.has_taken(offset)] == [1, 4, 5]
+
+
+def test_r39_after_a_cut_nothing_is_known_of_messages_that_nobody_had_taken():
+    """No client knows more: where the log is cut back below them, their offsets are numbers of new ones."""
+    queue = QueueSettings(name="q")
+    part = OwnedPartition(("q", 0), 1, queue, Redeliverer(KafkaConnection(), queue, 0, TrackerSettings()))
+    part.start_reading(InFlight(), now=100.0)
+    part.taken_end = LogEnd(2, 0)
+    part.state.apply(codec.tick(0, LogCuts.parse("0<1@12")), 0, 10_000)
+    part.log_was_cut(12, 15, 0, now=100.0)
+    assert part.last_known == LastSeen(1, 1)
 
 
 def test_lateness_and_age_are_seconds_and_go_on_without_markers():

@@ -2,7 +2,7 @@ import contextlib
 import copy
 import json
 import pickle
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kmqpy.core import settings as settings_module
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError
-from kmqpy.kafka.admin.registry_entries import decode_queue
+from kmqpy.kafka.admin.registry_entries import decode_queue, readable_part
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 
 
@@ -57,7 +57,7 @@ class TestQueueSettings:
         assert QueueSettings.from_json(settings.to_json()) == settings
 
     def test_json_may_name_the_queue_only(self):
-        assert QueueSettings.from_json(b'{"name": "jobs"}') == QueueSettings(name="jobs")
+        assert QueueSettings.from_json(b'{"name": "jobs"}') == QueueSettings(name="jobs", markers="jvm")
 
     def test_it_is_known_what_was_said_and_what_was_left_open(self):
         assert QueueSettings(name="q").given_fields == {"name"}
@@ -82,7 +82,8 @@ class TestQueueSettings:
         data = b'{"name": "q", "max_lease_ms": 500, "colour": {"a": 1}}'
         with pytest.raises(ConfigError, match="colour"):
             QueueSettings.from_json(data)
-        assert QueueSettings.from_json(data, newer=True) == QueueSettings(name="q", max_lease_ms=500)
+        known = QueueSettings(name="q", max_lease_ms=500, markers="jvm")
+        assert QueueSettings.from_json(data, newer=True) == known
 
     @pytest.mark.parametrize(
         ("data", "message"),
@@ -167,10 +168,34 @@ class TestQueueSettings:
     def test_the_stored_form_stays_as_it_is(self):
         assert QueueSettings(name="q").to_json() == (
             b'{"consumer_group": "kmq-q", "dead_letter_topic": "q__undelivered", "lease_ms": 30000, '
-            b'"markers_topic": "q__markers", '
+            b'"markers": "range", "markers_topic": "q__markers", '
             b'"max_delay_ms": 604800000, "max_lease_ms": 604800000, "max_redeliveries": 3, "name": "q", '
             b'"redelivery_count_header": "kmq-redelivery-count"}'
         )
+
+    def test_whoever_stored_no_format_of_markers_may_know_jvm_markers_only(self):
+        assert QueueSettings(name="q").writes_ranges
+        stored = json.loads(QueueSettings(name="q").to_json())
+        del stored["markers"]
+        assert not QueueSettings.stored(stored).writes_ranges
+        assert not decode_queue("q", json.dumps(stored).encode())[0].writes_ranges
+        for damaged in (b"\xff", json.dumps({**stored, "markers": "fast"}).encode()):
+            assert not readable_part("q", damaged).writes_ranges
+
+    def test_of_a_queue_that_nobody_registered_markers_are_those_of_the_jvm_unless_given(self):
+        given = QueueSettings(name="q", lease_ms=500)
+        assert given.unregistered() == replace(given, markers="jvm")
+        assert given.unregistered().given_fields == given.given_fields == {"name", "lease_ms"}
+        for markers in ("range", "jvm"):
+            said = QueueSettings(name="q", markers=markers)
+            assert said.unregistered() == said
+        stored = QueueSettings.from_json(QueueSettings(name="q").to_json())
+        assert stored.unregistered().writes_ranges
+
+    @pytest.mark.parametrize("markers", ["fast", "JVM", "", None, 1])
+    def test_there_are_two_formats_of_markers(self, markers):
+        with pytest.raises(ConfigError, match=r"markers: .* is neither 'range' nor 'jvm'"):
+            QueueSettings(name="q", markers=markers)
 
     def test_late_acks_are_stored_where_they_are_on(self):
         settings = QueueSettings(name="q", late_acks=True)
@@ -181,7 +206,7 @@ class TestQueueSettings:
     def test_what_an_earlier_version_stored_of_claims_is_ignored(self, claims):
         """It had them as a setting; now every redelivery has one."""
         data = b'{"claims": %s, "max_redeliveries": 7, "name": "q"}' % claims.encode()
-        settings = QueueSettings(name="q", max_redeliveries=7)
+        settings = QueueSettings(name="q", max_redeliveries=7, markers="jvm")
         assert QueueSettings.from_json(data) == QueueSettings.from_json(data, newer=True) == settings
         assert decode_queue("q", data) == (settings, False)
         with pytest.raises(ConfigError, match="claim"):

@@ -44,16 +44,17 @@ def test_further_parameters_are_settings(opened):
     )
     settings, (connection, zookeeper), arguments = opened[0]
     assert zookeeper == ZooKeeperConnection(hosts="z:2181")
-    assert (settings.lease_ms, settings.max_redeliveries) == (60_000, None)
+    assert (settings.lease_ms, settings.max_redeliveries, settings.markers) == (60_000, None, "range")
+    assert "markers" in settings.given_fields
     assert connection == KafkaConnection(
         bootstrap="h:9092",
         root="/other",
         kafka={"security.protocol": "SSL", "sasl.password": "a&b="},
     )
-    assert arguments == {"telemetry": None, "max_in_flight": 5, "holder": "me", "markers": "range"}
+    assert arguments == {"telemetry": None, "max_in_flight": 5, "holder": "me"}
 
 
-def test_the_format_of_markers_is_handed_on_to_the_client():
+def test_the_format_of_markers_is_checked():
     with pytest.raises(ConfigError, match="markers: 'fast' is neither"):
         queue_for("kafka://127.0.0.1:1?queue=q&markers=fast")
 
@@ -154,9 +155,10 @@ def test_the_url_of_a_kafka_storage_has_no_settings_of_queues():
     for setting in ("max_redeliveries=1", "create=true"):
         with pytest.raises(ConfigError, match="is a setting of a queue"):
             storage_for(f"kafka://h:9092?{setting}")
-    with pytest.raises(ConfigError, match="unknown setting 'markers_topic'"):
-        storage_for("kafka://h:9092?markers_topic=m")
-    storage_for("kafka://h:9092?markers=range&idle_timeout_ms=5s&root=/r").close()
+    for name in ("markers_topic", "markers"):
+        with pytest.raises(ConfigError, match=f"unknown setting '{name}'"):
+            storage_for(f"kafka://h:9092?{name}=range")
+    storage_for("kafka://h:9092?idle_timeout_ms=5s&root=/r").close()
 
 
 @pytest.mark.parametrize("url", ["sqs://foo", "sqs://foo?queue", "sqs://foo?queue=q#x", "h:9092/q"])

@@ -51,7 +51,7 @@ def listener(servers, monkeypatch):
     monkeypatch.setattr(LeftoverMessages, "spare", lambda _, failure: servers.spared.append(failure))
     streams = SimpleNamespace(addListener=lambda _: None, removeListener=servers.removed.append, active=[])
     spark = SimpleNamespace(streams=streams)
-    made = Acknowledger(spark, QueueSettings(name="q"), KafkaConnection(), "range", TopicIds("Q", "M"))
+    made = Acknowledger(spark, QueueSettings(name="q"), KafkaConnection(), TopicIds("Q", "M"))
     made.watch("one")
     made.watch("another")
     return made

@@ -50,7 +50,7 @@ def taker_with(monkeypatch):
         starts = FakeStarts(clock, **how)
         monkeypatch.setattr(spark_taker, "SYSTEM_CLOCK", clock)
         monkeypatch.setattr(spark_taker, "MarkerWriter", lambda *_, **__: SimpleNamespace(starts=starts))
-        return Taker(QueueSettings(name="q"), KafkaConnection(), "jvm"), starts
+        return Taker(QueueSettings(name="q"), KafkaConnection()), starts
 
     return make
 

@@ -3,6 +3,7 @@
 import logging
 import pickle
 import sys
+from dataclasses import replace
 from typing import NamedTuple
 
 import pandas as pd
@@ -74,13 +75,12 @@ def batch(count, *, first=10, partition=0, attempts=1, topic="q", **columns):
     return pa.RecordBatch.from_pydict(rows)
 
 
-def task(function, *, by_row=False, markers="range", queue=QUEUE, schema="value binary"):
+def task(function, *, by_row=False, queue=QUEUE, schema="value binary"):
     name, kind = schema if isinstance(schema, tuple) else schema.split()
     struct = StructType().add(name, kind)
     return ProcessTask(
         queue=queue,
         connection=KafkaConnection(),
-        markers=markers,
         lease_ms=1_000,
         backoff=Backoff(first=1, jitter=0),
         schema=struct,
@@ -135,7 +135,7 @@ def test_the_function_says_what_failed_and_how(takes):
             kmq_reject=[False, False, False, True],
         )
 
-    output, report = run(task(function, markers="jvm"), batch(4))
+    output, report = run(task(function, queue=replace(QUEUE, markers="jvm")), batch(4))
     assert output == [b"m0"]
     assert listed(report.left) == {0: [11, 12, 13]}
     assert takes.nacks == [

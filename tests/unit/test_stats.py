@@ -41,7 +41,7 @@ def test_who_only_peeks_reads_markers_from_where_the_commit_says(committed, star
         monkeypatch.setattr(
             partition_reader, name, lambda _, name, starts, *__, **___: read.update({name: starts})
         )
-    assert stats.waiting_records(KafkaConnection(), QUEUE, limit=1) == []
+    assert stats.waiting_records(KafkaConnection(), QUEUE, limit=1)[0] == []
     assert read == {QUEUE.markers_topic: {0: start}, "q": {0: 500 if committed else 0}}
 
 

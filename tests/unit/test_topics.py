@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException, TopicCollection, TopicPartition
 
 from kmqpy.errors import AccessDenied, ConfigError, KmqError, TopicError, Unavailable
 from kmqpy.kafka import librdkafka
@@ -17,7 +17,7 @@ from kmqpy.kafka.retention import DEFAULT_RETENTION_MS
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds, TopicWatch
 from kmqpy.kafka.topic_names import dead_letter_queue, topics_of
-from kmqpy.kafka.topics import Topics
+from kmqpy.kafka.topics import GroupMember, Topics
 
 QUEUE = QueueSettings(name="q")
 DEAD = dead_letter_queue(QUEUE)
@@ -149,12 +149,18 @@ class FakeAdmin:
         return SimpleNamespace(offset=place.partition + 10)
 
     def list_consumer_groups(self, **_: Any) -> Future:
-        listed = SimpleNamespace(valid=[SimpleNamespace(group_id="g"), SimpleNamespace(group_id="{h}")])
+        states = {"g": ConsumerGroupState.STABLE, "{h}": ConsumerGroupState.EMPTY}
+        listed = SimpleNamespace(valid=[SimpleNamespace(group_id=g, state=s) for g, s in states.items()])
         return self.answer("list_groups", [None], lambda _: listed)[None]
 
     def list_consumer_group_offsets(self, request: list[Any], **_: Any) -> dict[Any, Future]:
         places = SimpleNamespace(topic_partitions=[TopicPartition("q", 1, 3), TopicPartition("x", 0)])
         return self.answer("offsets_of_records", [request[0].group_id], lambda _: places)
+
+    def describe_consumer_groups(self, names: list[str], **_: Any) -> dict[Any, Future]:
+        places = SimpleNamespace(topic_partitions=[TopicPartition("q", 1), TopicPartition("q", 0)])
+        member = SimpleNamespace(client_id="c", assignment=places)
+        return self.answer("describe_groups", names, lambda _: SimpleNamespace(members=[member]))
 
 
 @pytest.fixture
@@ -231,6 +237,7 @@ def test_r19_what_can_not_have_more_markers_partitions_gets_no_more_itself(topic
     assert ["q"] not in admin.of("create_partitions")
 
 
+MEMBERS = {"q": [GroupMember("g", "c")]}
 CALLS: dict[str, tuple[Callable[[Topics], Any], Any]] = {
     "create_topics": (lambda topics: topics.create(QUEUE, 2).partitions, 2),
     "create_partitions": (lambda topics: topics.grow(QUEUE, 3).partitions, 3),
@@ -243,8 +250,9 @@ CALLS: dict[str, tuple[Callable[[Topics], Any], Any]] = {
     "configure": (lambda topics: topics.configure("q", {"retention.ms": "7"}), None),
     "list_offsets": (lambda topics: topics.offsets("q", [0, 1]), {0: (10, 10), 1: (11, 11)}),
     "delete_records": (lambda topics: topics.delete_records("q", {0: 7, 1: 7}), None),
-    "list_groups": (lambda topics: topics.groups(), {"q": ["g", "{h}"]}),
-    "offsets_of_records": (lambda topics: topics.groups(), {"q": ["g", "{h}"]}),
+    "list_groups": (lambda topics: topics.groups(), ({"q": ["g", "{h}"]}, MEMBERS)),
+    "offsets_of_records": (lambda topics: topics.groups()[0], {"q": ["g", "{h}"]}),
+    "describe_groups": (lambda topics: topics.members(), MEMBERS),
 }
 
 

@@ -254,10 +254,12 @@ class OwnedPartition:
         if epoch == self.taken_end.epoch:
             self.taken_end = LogEnd(max(self.taken_end.offset, offset_of(highest_taken + 1)), epoch)
 
-    def log_was_cut(self, end: int, lost: int, now: float) -> None:
+    def log_was_cut(self, start: int, end: int, lost: int, now: float) -> None:
         """Show it for a while; what Kafka told of the former log's end does not count any more."""
-        epoch, start, _ = self.state.cuts.cuts[-1]
-        self.taken_end = self.intact_end = LogEnd(start, epoch)
+        epoch = self.state.cuts.cuts[-1].epoch
+        self.intact_end = LogEnd(start, epoch)
+        # Clients know of no message above those that were taken, so its offset may have been used again.
+        self.taken_end = LogEnd(min(self.taken_end.offset, start), epoch)
         self.doubted_since = None
         self.queue_end = QueueEnd(0, 0, self.queue_end.epoch)
         self.problems.log_was_cut(

@@ -77,7 +77,6 @@ class MarkerReader:
         )
         done, partition.unread = partition.unread[: applied.records], partition.unread[applied.records :]
         self._markers.limit_unread(partition)
-        partition.redeliverer.ranges = partition.redeliverer.ranges or applied.in_ranges > 0
         self._report(partition, applied)
         if done and partition.read(done[-1].offset(), now_before_ms, now):
             # By then every message whose start marker was never read is acknowledged, or its lease has ended.

@@ -100,10 +100,11 @@ def find_lost_copies(
     queue: QueueSettings,
     partition: int,
     cuts: LogCuts,
+    start: int,
     clock: Clock,
     pause_s: float = 0.0,
 ) -> list[Marker]:
-    """The markers with which messages are in flight again whose copies the last of these cuts took away.
+    """The markers with which messages are in flight again whose copies were cut away from `start` on.
 
     Begins after `pause_s` seconds. Raises KmqError.
     """
@@ -113,7 +114,7 @@ def find_lost_copies(
     partition_reader.scan(
         connection,
         queue.name,
-        {partition: max(0, cuts.cuts[-1].start - _OFFSETS_BEFORE)},
+        {partition: max(0, start - _OFFSETS_BEFORE)},
         lambda record: times.append(record.timestamp()[1]),
         limit=1,
         uncommitted=True,

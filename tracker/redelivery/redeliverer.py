@@ -131,8 +131,6 @@ class Redeliverer:
     refuses all writes of producers that were opened before.
 
     queue   the settings of the queue; the main loop replaces them when they have changed
-    ranges  True once a client has written range markers: then end markers may be range markers, too. Before,
-            trackers on the JVM may be running, which don't know them
     """
 
     def __init__(
@@ -144,7 +142,6 @@ class Redeliverer:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.queue = queue
-        self.ranges = False
         self._connection = connection
         self._partition = partition
         self._settings = settings
@@ -519,7 +516,7 @@ class Redeliverer:
         return end_markers(
             *(self.queue.name, self._partition, copies),
             copy_topic=copy_topic,
-            ranges=self.ranges,
+            ranges=self.queue.writes_ranges,
             reason=reason,
         )
 

@@ -1,4 +1,4 @@
-"""`Admin` administers queues: their topics in Kafka, and their entries in the registry in ZooKeeper."""
+"""`Admin` does the work of KafkaStorage and of the command kmq: queues, their topics, the registry."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection, check_zookeeper
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueueDescription:
+class QueueDetails:
     """The settings of a queue, its topics, and its trackers.
 
     registered     whether the registry has the queue, so that trackers serve it
@@ -97,9 +97,10 @@ class Admin(Closeable):
         retention    seconds; default: 14 days, or the longest lease or delay and a week if that is longer
 
         Raises ConfigError for bad numbers, for the name of a new queue that ends like the names of markers
-        topics or dead-letter topics, for other settings than the registered ones, and for a topic that
-        another queue uses. Raises TopicError while the queue is being deleted, and for existing topics that
-        do not fit, for example because they hold markers of another queue.
+        topics or dead-letter topics, for other settings than the registered ones, for a topic that another
+        queue uses, and for range markers of a new queue while a JVM tracker reads its markers. Raises
+        TopicError while the queue is being deleted, and for existing topics that do not fit, for example
+        because they hold markers of another queue.
         """
         return QueueCreation(self._context).create(queue, partitions, replication, retention)
 
@@ -111,13 +112,13 @@ class Admin(Closeable):
         """Return the registered queues in the order of their names; logs and skips unreadable ones."""
         return self._context.registry.queues()
 
-    def describe_queue(self, queue: str | QueueSettings) -> QueueDescription:
+    def describe_queue(self, queue: str | QueueSettings) -> QueueDetails:
         """Return the settings and topics of the queue, and which tracker has which partition."""
         settings, known = self._context.find(queue)
         topics = self._context.described(settings, known)
         owners, stored = self._context.tracked(settings.name, known)
         messages = topics.get(settings.name)
-        return QueueDescription(
+        return QueueDetails(
             settings=settings,
             registered=known is not None,
             deleting=known is not None and known.deleting,
@@ -140,8 +141,9 @@ class Admin(Closeable):
         Admin changes the topics before the registry, and adds partitions to the markers topic before the
         queue topic (rule R19 of docs/rules.md). Running clients keep the settings that they were made with.
 
-        Raises ConfigError for a setting that can't be changed, for fewer partitions, and for a retention that
-        is not longer than the longest lease or delay. Raises TopicError while the queue is being deleted.
+        Raises ConfigError for a setting that can't be changed, for fewer partitions, for a retention that is
+        not longer than the longest lease or delay, and for range markers while a JVM tracker reads the
+        markers. Raises TopicError while the queue is being deleted.
         """
         if not isinstance(name, str):
             raise ConfigError(

@@ -80,16 +80,16 @@ class AdminContext:
         """Return the settings of the queue, and its entry in the registry.
 
         For a name, the settings are the registered ones, or the defaults without an entry. Settings that are
-        given are returned as they are. With NO_ZOOKEEPER, there is no entry, and settings_of() reads the
-        settings from kmq.queues.
+        given are returned as they are. Where nothing else is said, markers are JVM markers, which everybody
+        can read. With NO_ZOOKEEPER, there is no entry, and settings_of() reads the settings from kmq.queues.
         """
         name = name_of(queue)
         if not self.has_registry:
             return settings_of(queue, self.connection), None
-        default = queue if isinstance(queue, QueueSettings) else QueueSettings(name=name)
+        given = queue if isinstance(queue, QueueSettings) else QueueSettings(name=name)
         known = self.registered(name)
         if isinstance(queue, QueueSettings) or known is None:
-            return default, known
+            return given.unregistered(), known
         return known.settings, known
 
     def described(self, settings: QueueSettings, known: RegisteredQueue | None) -> dict[str, TopicInfo]:

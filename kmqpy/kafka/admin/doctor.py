@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from kmqpy.errors import AccessDenied, ConfigError, QueueNotFound
 from kmqpy.kafka.admin.checks.log_cuts import check_log_cuts
+from kmqpy.kafka.admin.checks.marker_format import check_marker_format
 from kmqpy.kafka.admin.checks.retention import check_retention
 from kmqpy.kafka.admin.checks.settings_topic import (
     check_record,
@@ -43,7 +44,7 @@ from kmqpy.kafka.settings import SETTINGS_TOPIC, QueueSettings
 from kmqpy.kafka.settings_mirror import Records
 from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.kafka.topic_names import shared_topics, topics_of
-from kmqpy.kafka.topics import TopicInfo
+from kmqpy.kafka.topics import Members, TopicInfo
 
 CHECKS = (
     check_topics,
@@ -58,6 +59,7 @@ CHECKS = (
     check_offsets,
     check_clocks,
     check_consumer_groups,
+    check_marker_format,
     check_record,
 )
 """The checks of one queue. Findings of equal severity are listed in this order."""
@@ -91,12 +93,12 @@ class Doctor:
 
     def examine(self, queue: str | QueueSettings) -> list[Finding]:
         """Return the findings about one queue; raises QueueNotFound."""
-        return self._diagnosis(queue, self._context.topics.groups(), self._context.records()[0])
+        return self._diagnosis(queue, *self._context.topics.groups(), self._context.records()[0])
 
     def examine_all(self) -> list[Finding]:
         """Return the findings about every registered queue, and about topics and znodes of no queue."""
         context, registry = self._context, self._registry
-        groups = context.topics.groups()
+        groups, members = context.topics.groups()
         records, error = context.records()
         registered, damaged = registry.every_queue()
         names = [one.name for one in registered]
@@ -110,7 +112,7 @@ class Doctor:
         found += check_records_of_no_queue(told, names, context.topics.describe(ownerless, with_config=True))
         for name in names:
             with contextlib.suppress(QueueNotFound):  # removed meanwhile
-                found += self._diagnosis(name, groups, records)
+                found += self._diagnosis(name, groups, members, records)
         return found
 
     def quick_look(self, queue: str | QueueSettings) -> list[Finding]:
@@ -118,9 +120,13 @@ class Doctor:
         return check(self._facts(*self._context.find(queue), self._context.records()[0]))
 
     def _diagnosis(
-        self, queue: str | QueueSettings, groups: Mapping[str, list[str]], records: Records | None
+        self,
+        queue: str | QueueSettings,
+        groups: Mapping[str, list[str]],
+        members: Members,
+        records: Records | None,
     ) -> list[Finding]:
-        """Return the findings about one queue; see examine(). `groups` are consumer groups by topic."""
+        """Return the findings about one queue; see examine(). `groups`, `members`: see Topics.groups()."""
         registry = self._registry
         try:
             settings, known = self._context.find(queue)
@@ -137,6 +143,7 @@ class Doctor:
                 hanging=hanging,
                 own_hanging=own,
                 groups=tuple(groups.get(settings.name, ())),
+                members=members,
                 shared=tuple(shared_topics(settings, registry.every_queue()[0])),
                 unusable_znodes=tuple(registry.unusable_znodes(settings.name)),
             )
@@ -160,7 +167,7 @@ class Doctor:
     def _facts(
         self, settings: QueueSettings, known: RegisteredQueue | None, records: Records | None
     ) -> Facts:
-        """Gather the facts for check(), except `groups`, `shared` and `unusable_znodes`."""
+        """Gather the facts for check(), except `groups`, `members`, `shared` and `unusable_znodes`."""
         context, log = self._context, self._context.topics
         topics = context.described(settings, known)
         owners, stored = context.tracked(settings.name, known)

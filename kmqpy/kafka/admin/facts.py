@@ -16,7 +16,7 @@ from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.settings_mirror import Records
 from kmqpy.kafka.topic_names import SharedTopic
-from kmqpy.kafka.topics import TopicInfo
+from kmqpy.kafka.topics import Members, TopicInfo
 
 Faults = Iterator[tuple[Severity, Kind, str, str]]
 """The faults that a check of one queue yields: severity, kind, what is wrong, what to do about it."""
@@ -40,6 +40,7 @@ class Facts:
     commits          those of the queue's own consumer group
     new_cuts         where logs of the queue topic lack records that commits or stored offsets knew
     groups           consumer groups with commits on the queue topic, the queue's own included
+    members          the members of consumer groups, by the topics that they read
     unusable_znodes  znodes of the queue that kmqpy can't use
     shared           topics of the queue that another queue uses as well
     records          the records of kmq.queues, which tell clients the settings of queues; None if the topic
@@ -63,6 +64,7 @@ class Facts:
     commits: Mapping[int, Commit] = field(default_factory=dict)
     new_cuts: Mapping[int, LogCuts] = field(default_factory=dict)
     groups: tuple[str, ...] = ()
+    members: Members = field(default_factory=dict)
     unusable_znodes: tuple[UnusableZnode, ...] = ()
     shared: tuple[SharedTopic, ...] = ()
     records: Records | None = None

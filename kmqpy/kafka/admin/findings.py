@@ -60,6 +60,8 @@ class Kind(StrEnum):
     LOG_CUT = "log-cut"
     HANGING_TRANSACTION = "hanging-transaction"
     OTHER_GROUPS = "other-groups"
+    RANGES_WITH_JVM_TRACKER = "range-markers-with-jvm-tracker"
+    RANGES_WITH_JVM_CLIENTS = "range-markers-with-jvm-clients"
     SETTINGS_TOPIC_MISSING = "settings-topic-missing"
     SETTINGS_TOPIC_UNREADABLE = "settings-topic-unreadable"
     SETTINGS_TOPIC_NOT_COMPACTED = "settings-topic-not-compacted"

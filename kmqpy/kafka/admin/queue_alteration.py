@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from kmqpy.core.durations import Duration, duration_ms
-from kmqpy.core.settings import build, nearest
-from kmqpy.errors import ConfigError
+from kmqpy.core.settings import build
+from kmqpy.kafka.admin.checks.marker_format import refuse_jvm_trackers
 from kmqpy.kafka.admin.context import AdminContext, queue_not_found
 from kmqpy.kafka.retention import check_retention
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_names import topics_of
+from kmqpy.queue.storage import refuse_unalterable
+from kmqpy.queue_policy import POLICY
 
-ALTERABLE = ("max_redeliveries", "lease_ms", "max_delay_ms", "max_lease_ms", "late_acks")
+ALTERABLE = (*POLICY, "markers", "late_acks")
 """The settings of a queue that can be changed while it exists."""
 
 
@@ -31,14 +33,12 @@ class QueueAlteration:
         self, name: str, partitions: int | None, retention: Duration | None, changes: Mapping[str, Any]
     ) -> QueueSettings:
         """See Admin.alter_queue()."""
-        for key in changes:
-            if key not in ALTERABLE:
-                known = [field.name for field in dataclasses.fields(QueueSettings)]
-                hint = "it can't be changed" if key in known else f"unknown setting{nearest(key, ALTERABLE)}"
-                raise ConfigError(f"{key}: {hint}")
+        refuse_unalterable(changes, ALTERABLE)
         registered = self._context.registry.get(name)
         before = registered.settings
         settings = build(QueueSettings, dataclasses.asdict(before), changes)
+        if settings.writes_ranges and not before.writes_ranges:
+            refuse_jvm_trackers(settings, self._context.topics.members())
         existing = self._context.topics.describe([name]).get(name)
         if existing is None:
             raise queue_not_found(name)

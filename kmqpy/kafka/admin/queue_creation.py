@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.errors import ConfigError, TopicError, Unavailable
+from kmqpy.kafka.admin.checks.marker_format import refuse_jvm_trackers
 from kmqpy.kafka.admin.context import AdminContext
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.client.marker_writer import MarkerWriter
@@ -76,6 +77,8 @@ class QueueCreation:
             else duration_ms(retention, "retention")
         )
         existing = self._context.topics.describe(list(topics_of(settings)))
+        if entry is None and settings.writes_ranges and settings.markers_topic in existing:
+            refuse_jvm_trackers(settings, self._context.topics.members())
         tracked = 1 if entry is None else entry.partitions
         if partitions is None:
             most = max([tracked, *(topic.partitions for topic in existing.values())])
@@ -189,7 +192,7 @@ class QueueCreation:
         """
         commits = group_commits(self._context.connection, settings, range(topics.partitions), topics.ids)
         taken = [partition for partition, commit in commits.items() if commit.offset > 0]
-        with MarkerWriter(self._context.connection, settings.markers_topic) as writer:
+        with MarkerWriter(self._context.connection, settings) as writer:
             for partition, (low, end) in self._context.topics.offsets(settings.name, taken).items():
                 cuts = commits[partition].cuts
                 if cuts:  # the ticks that told them are deleted with the markers

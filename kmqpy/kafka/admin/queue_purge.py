@@ -38,7 +38,7 @@ class QueuePurge:
         )
         log = self._context.topics.offsets(settings.name, range(topics.partitions))
         before = {partition: end for partition, (_low, end) in log.items()}
-        with MarkerWriter(self._context.connection, settings.markers_topic) as writer:
+        with MarkerWriter(self._context.connection, settings) as writer:
             self._end_all(settings, stored, before, writer)
             self._context.topics.delete_records(settings.name, before)
             self._end_all(settings, stored, before, writer)  # taken since the first look

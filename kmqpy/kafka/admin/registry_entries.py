@@ -170,7 +170,7 @@ def readable_part(name: str, data: bytes) -> QueueSettings:
         values = _object(data, name)
     except ConfigError:
         values = {}
-    settings = QueueSettings(name=name)
+    settings = QueueSettings.stored({"name": name})
     for key in sorted(values.keys() - {"name"}):
         with contextlib.suppress(ConfigError):
             settings = QueueSettings.stored({**asdict(settings), key: values[key]})

@@ -24,7 +24,7 @@ from kmqpy.kafka.group_commits import add_cuts_of_letters, commits_in_log, log_e
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
-from kmqpy.kafka.markers.log_cuts import NO_CUTS, offset_of
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts, offset_of
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import message_headers, read_marker
 from kmqpy.kafka.markers.replay import QueueEnd, replay_markers
@@ -314,8 +314,10 @@ def in_flight(
     ]
 
 
-def waiting_records(connection: KafkaConnection, queue: QueueSettings, *, limit: int) -> list[Any]:
-    """Return the `limit` oldest records that nobody has taken yet.
+def waiting_records(
+    connection: KafkaConnection, queue: QueueSettings, *, limit: int
+) -> tuple[list[Any], Mapping[int, LogCuts]]:
+    """Return the `limit` oldest records that nobody has taken yet, and the cuts of the queue's logs.
 
     Reads markers from where the group's commits say, or from the beginning where another kind of client
     committed. Raises QueueNotFound, TopicError, Unavailable.
@@ -334,7 +336,8 @@ def waiting_records(connection: KafkaConnection, queue: QueueSettings, *, limit:
         start = touched[partition].first_missing(read.starts[partition])
         passed = touched[partition].count_from(start)
         partition_reader.scan(connection, queue.name, {partition: start}, visit, limit=passed + limit)
-    return sorted(found, key=lambda one: (one.timestamp()[1], one.partition(), one.offset()))[:limit]
+    oldest = sorted(found, key=lambda one: (one.timestamp()[1], one.partition(), one.offset()))[:limit]
+    return oldest, {partition: commit.cuts for partition, commit in commits.items()}
 
 
 def open_entries(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypedDict, cast
+from typing import TypedDict, cast
 
 from kmqpy.core.clock import Clock
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.settings import check_limit
-from kmqpy.errors import ConfigError
 from kmqpy.kafka.topics import MAX_MESSAGE_BYTES
 from kmqpy.telemetry.base import Telemetry
 
@@ -19,8 +18,6 @@ class ConsumerOptions(TypedDict, total=False):
     max_in_flight: int
     holder: str | None
     instance_id: str | None
-    markers: Literal["jvm", "range"]
-    coalesce_ms: float
     telemetry: Telemetry | None
     clock: Clock
 
@@ -45,20 +42,10 @@ DEFAULT_LIMITS = SendLimits()
 
 def split_options(options: ClientOptions) -> tuple[ConsumerOptions, SendLimits]:
     """Return the options that concern taking, and those that concern sending; raises ConfigError."""
-    check_options(options)
+    check_limit(options.get("max_in_flight", 1), "max_in_flight")
     limits = SendLimits(
         duration_ms(options.get("delivery_timeout", 30.0), "delivery_timeout"),
         check_limit(options.get("max_message_bytes", MAX_MESSAGE_BYTES), "max_message_bytes"),
     )
     names = ConsumerOptions.__annotations__
     return cast("ConsumerOptions", {key: value for key, value in options.items() if key in names}), limits
-
-
-def check_options(options: ConsumerOptions) -> None:
-    """Raise ConfigError for options of a consumer that are out of bounds."""
-    check_limit(options.get("max_in_flight", 1), "max_in_flight")
-    markers, coalesce_ms = options.get("markers", "jvm"), options.get("coalesce_ms", 0)
-    if markers not in ("jvm", "range"):
-        raise ConfigError(f"markers: {markers!r} is neither 'jvm' nor 'range'")
-    if not 0 <= coalesce_ms <= 1_000:
-        raise ConfigError(f"coalesce_ms: {coalesce_ms!r} must be from 0 to 1000")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Literal, Self, TypeVar
+from typing import Self, TypeVar
 
 from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import Duration, duration_ms, lease_duration_ms
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import check_limit
-from kmqpy.core.signal_safety import SignalSafeEvent, released
 from kmqpy.errors import Closed, ConfigError, Unavailable
-from kmqpy.kafka.client.client_options import check_options
 from kmqpy.kafka.client.housekeeper import Housekeeper
 from kmqpy.kafka.client.in_flight_limit import InFlightLimit
 from kmqpy.kafka.client.marker_writer import Item, MarkerWriter
@@ -66,21 +64,17 @@ class QueueConsumer:
         max_in_flight: int = 10_000,
         holder: str | None = None,
         instance_id: str | None = None,
-        markers: Literal["jvm", "range"] = "jvm",
-        coalesce_ms: float = 5,
         acknowledged_by: Acknowledges | None = None,
         telemetry: Telemetry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        check_options({"max_in_flight": max_in_flight, "markers": markers, "coalesce_ms": coalesce_ms})
+        check_limit(max_in_flight, "max_in_flight")
         self._connection = connection
         self._queue = queue
         self._guard = ForkGuard(f"the client of queue {self._queue.name!r}")
         self._telemetry = telemetry or Telemetry()
         self._clock = clock
-        self._topics = TopicsInUse(
-            connection, self._queue, clock, coalesce_ms=coalesce_ms if markers == "range" else None
-        )
+        self._topics = TopicsInUse(connection, self._queue, clock)
         self._in_flight = InFlightLimit(max_in_flight, self._queue.name, self._telemetry, clock)
         self._read_ahead = ReadAhead(self._queue, self._topics, self._in_flight, clock)
         self._receiver = Receiver(
@@ -95,14 +89,15 @@ class QueueConsumer:
             telemetry=self._telemetry,
             clock=clock,
         )
-        self._receiving = threading.RLock()  # for the receiver, and for changing the topics
+        # For the receiver, and for changing the topics; reentrant, since the receiver may have these changed.
+        self._receiving = threading.RLock()
         self._places = MessagePlaces(
             self._queue,
             self._topics,
             watch_topics=self._watch_topics,
             look_for_topics=self._look_for_topics,
         )
-        self._closed = SignalSafeEvent()
+        self._closed = threading.Event()
         self._housekeeper = Housekeeper(
             self._queue,
             self._receiver,
@@ -111,6 +106,11 @@ class QueueConsumer:
             receiving=self._receiving,
             closed=self._closed,
         )
+
+    @property
+    def topic_id(self) -> str:
+        """The id of the queue topic, as this consumer knows it."""
+        return self._topics.ids.queue
 
     @property
     def leased(self) -> int:
@@ -148,17 +148,15 @@ class QueueConsumer:
         """Yield messages one by one, for as long as the consumer is open."""
         while not self._closed.is_set():
             self._guard.raise_if_inherited()
+            self._read_ahead.give_back_stale()
+            message = self._read_ahead.pop()
+            if message is not None:
+                yield message
+                continue
             try:
-                self._read_ahead.give_back_stale()
-                message = self._read_ahead.pop()
-                if message is None:
-                    self._receive_ahead()
-                    continue
-            except Exception:
-                if self._closed.is_set():  # closed meanwhile, perhaps by a signal handler
-                    return
-                raise
-            yield message
+                self._receive_ahead()
+            except Closed:
+                return
 
     def ack(self, *messages: MessagesLike, confirmed: bool = False) -> None:
         """See KmqClient.ack."""
@@ -184,9 +182,6 @@ class QueueConsumer:
 
     def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:
         """See KmqClient.extend."""
-        if not duration_ms(lease, "lease"):
-            self.nack(*messages, count=False, confirmed=confirmed)
-            return []
         lease_ms = self._lease_ms(lease)
         named = m.each_of(messages)
         writer, places = self._locate(self._places.places_of, named)
@@ -220,15 +215,12 @@ class QueueConsumer:
         if self._closed.is_set() or self._guard.inherited:
             return
         self._closed.set()
-        # If this is a signal handler, the call that it interrupted may hold these locks, and the threads that
-        # close() waits for need them.
-        with released(self._read_ahead.lock, self._in_flight.lock, self._topics.writer.lock):
-            self._housekeeper.join()
-            with self._receiving:
-                self._topics.writer.give_back(self._read_ahead.pop_all())
-                self._receiver.give_back_interrupted()
-                self._topics.writer.close(_CLOSE_TIMEOUT_S)
-                self._receiver.close()
+        self._housekeeper.join()
+        with self._receiving:
+            self._topics.writer.give_back(self._read_ahead.pop_all())
+            self._receiver.give_back_interrupted()
+            self._topics.writer.close(_CLOSE_TIMEOUT_S)
+            self._receiver.close()
 
     def __enter__(self) -> Self:
         return self
@@ -257,11 +249,7 @@ class QueueConsumer:
         if self._topics.has_stale_markers:
             self._closed.wait(wait_s)  # so that a caller who tries again at once does not keep a CPU busy
             raise stale_markers_error(self._queue)
-        try:
-            messages, offsets = self._receiver.receive(max_messages, wait_s, lease_ms)
-        except Exception:
-            self._check_open()  # a signal handler may have closed what this call still used
-            raise
+        messages, offsets = self._receiver.receive(max_messages, wait_s, lease_ms)
         if messages:
             self._places.remember(messages, offsets)
             self._telemetry.received(self._queue.name, messages)
@@ -321,7 +309,7 @@ class QueueConsumer:
             else:
                 writer.put(items)
         except Unavailable:
-            self._check_open()  # a signal handler may have closed what this call still used
+            self._check_open()  # another thread may have closed the writer
             raise
 
     def _check_confirmed(self, left: int) -> None:

@@ -154,18 +154,18 @@ class CrashRecovery:
         Three messages may have stood where the log has others now: that before the commit, the last copy, and
         the last message that was started.
         """
-        given = commit.cuts
+        given = commit
         ends = self._commit_check.ask(consumer, [partition], _READ_COMMIT_TIMEOUT_S)[partition]
-        commit = self._commit_check.cut_back(partition, commit, commit.offset - 1, commit.epoch, ends.queue)
-        with_markers = self._commit_check.with_markers_cut_back(partition, commit, ends.markers)
-        lost_markers, commit = with_markers is not commit, with_markers
+        commit = self._commit_check.with_markers_cut_back(partition, given, ends.markers)
+        lost_markers = commit is not given
+        commit = self._commit_check.cut_back(partition, commit, given.offset - 1, commit.epoch, ends.queue)
         epoch = ends.queue.epoch or 0
         look_back = _LOOK_BACK if epoch > (commit.epoch or 0) else 0
         found = self._find_starts(
             partition, commit.markers_offset, commit.offset, epoch, look_back, commit.epoch
         )
         found.complete &= not lost_markers
-        commit = replace(commit, cuts=given.merged(found.cuts).merged(commit.cuts))
+        commit = replace(commit, cuts=given.cuts.merged(found.cuts).merged(commit.cuts))
         for copy in found.copies.last:
             if commit.cuts.is_current(copy.number):
                 commit = self._commit_check.cut_back(

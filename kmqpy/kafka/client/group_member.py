@@ -521,6 +521,5 @@ class GroupMember:
             self._queue.consumer_group,
             static=self._is_static,
             in_rebalance=lambda: self._awaits_assignment,
-            interrupted=self._fetcher.is_interrupted,
             clock=self._clock,
         )

@@ -47,8 +47,7 @@ class Housekeeper:
         self._receiving = receiving
         self._closed = closed
         self._thread: threading.Thread | None = None
-        self._starting = threading.RLock()
-        """Reentrant: a signal handler may use the client while its thread is inside ensure_started()."""
+        self._starting = threading.Lock()
 
     @property
     def is_started(self) -> bool:
@@ -60,11 +59,9 @@ class Housekeeper:
         if self._thread is not None:
             return
         with self._starting:
-            thread = threading.Thread(target=self._run, name="kmq-client", daemon=True)
-            # No call may stand between the look at _thread and its change: a signal handler may run in one.
             if self._closed.is_set() or self._thread is not None:
                 return
-            self._thread = thread
+            self._thread = thread = threading.Thread(target=self._run, name="kmq-client", daemon=True)
             try:
                 thread.start()
             except BaseException:  # no thread left, or a signal handler raised: the next call tries again
@@ -74,7 +71,7 @@ class Housekeeper:
 
     def join(self) -> None:
         """Wait until the thread has ended, if it was started. Set `closed` before, or this never returns."""
-        # A thread whose start() a signal handler interrupts is not alive yet. It ends at once, by `closed`.
+        # Not alive yet is a thread in whose start() a signal handler raised. It ends at once, by `closed`.
         if self._thread is not None and self._thread.is_alive():
             self._thread.join()
 
@@ -96,12 +93,6 @@ class Housekeeper:
 
     def _replace_cut_off(self) -> None:
         found = self._receiver.find_cut_off()
-        # This thread waits for the lock only until the client is closed: close() waits for this thread, and
-        # its caller holds the lock if it is a signal handler that has interrupted receive().
-        while found and not self._closed.is_set():
-            if self._receiving.acquire(timeout=_MAX_PAUSE_S):
-                try:
-                    self._receiver.replace(found)
-                finally:
-                    self._receiving.release()
-                return
+        if found and not self._closed.is_set():
+            with self._receiving:
+                self._receiver.replace(found)

@@ -24,7 +24,7 @@ class InFlightLimit:
         self._telemetry = telemetry
         self._clock = clock
         self._leases = LocalLeases()
-        self.lock = self._changed = threading.Condition()
+        self._changed = threading.Condition()
 
     def __len__(self) -> int:
         with self._changed:

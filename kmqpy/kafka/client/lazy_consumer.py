@@ -26,7 +26,7 @@ class LazyConsumer:
         self._what = what
         self._clock = clock
         self._guard = ForkGuard(what)
-        # Reentrant: a handler of signals may call close() in the middle of any call.
+        # Reentrant: the garbage collector may end an iteration, and with it use(), in the middle of any call.
         self._lock = threading.RLock()
         self._client: QueueConsumer | None = None
         self._users = 0
@@ -60,7 +60,7 @@ class LazyConsumer:
             self.check_open()
             if self._client is None:
                 client = self._make()
-                if self._closed:  # by a handler of signals
+                if self._closed:  # by another thread
                     client.close()
                     self.check_open()
                 self._client = client

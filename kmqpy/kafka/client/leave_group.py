@@ -23,14 +23,12 @@ def leave_group(
     *,
     static: bool,
     in_rebalance: Callable[[], bool],
-    interrupted: bool,
     clock: Clock,
 ) -> bool:
     """Close `consumer`; returns False if that takes longer than 5 s.
 
     static        True: a static member, which keeps its partitions for a while; other members give them up
     in_rebalance  returns True while partitions are revoked and new ones are not assigned yet
-    interrupted   True: the caller is a signal handler that has interrupted a call of `consumer`
     """
     # librdkafka hangs for ever, and Python with it, when it is closed in the middle of a rebalance
     # (its issue 4884). So first wait until the rebalance has ended, or unsubscribe before closing.
@@ -39,9 +37,6 @@ def leave_group(
         consumer.unsubscribe()
         while consumer.assignment() and clock.monotonic() < deadline:
             consumer.consume(1, 0.02)
-    if interrupted:  # close() waits until the interrupted call ends, which waits for the signal handler
-        threading.Thread(target=consumer.close, name="kmq-close", daemon=True).start()
-        return True
     return returns_in_time(consumer.close)
 
 

@@ -1,11 +1,16 @@
-"""Writes a client's markers, other than start markers, and sends each again until Kafka has confirmed it."""
+"""Writes a client's markers, other than start markers, and sends each again until Kafka has confirmed it.
+
+How the writer knows what is confirmed: each marker belongs to a group (`_Group`), which counts markers when
+they are queued, and again when the producer's delivery callback says that they are written. A marker that
+failed is sent again, and counts once it is written after all. Who waits, waits until both counts are equal:
+those of the group of its own markers, or, in flush(), those of all groups.
+"""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import threading
-import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
@@ -17,7 +22,6 @@ from confluent_kafka import KafkaError, KafkaException
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.closeable import Closeable
 from kmqpy.core.forks import ForkGuard
-from kmqpy.core.signal_safety import SignalSafeEvent
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import ReceiptError, Unavailable
 from kmqpy.kafka import librdkafka
@@ -28,7 +32,7 @@ from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.places import Place
-from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 
 _log = logging.getLogger(__name__)
 
@@ -36,9 +40,10 @@ _IDLE_POLL_S = 0.05
 """The writer's own thread looks for failed markers this often while no thread waits for a confirmation."""
 _AWAITED_POLL_S = 0.001
 """The writer's own thread looks for new markers and confirmations this often while a thread waits."""
-_JVM_COLLECT_S = 0.002
-"""In the JVM format, the writer's own thread collects markers for this long, to send them together. In the
-range format, `coalesce_ms` says how long."""
+_COLLECT_S = 0.002
+"""The writer's own thread collects markers for this long, to send them together."""
+_COLLECT_RANGES_S = 0.005
+"""The same for end markers that become range markers: the longer, the fewer they are."""
 _MAX_COLLECTED = 100_000
 """put() blocks while more markers than this wait for the writer's own thread."""
 _SEND_AGAIN_AFTER_S = 0.2
@@ -52,37 +57,36 @@ Item = Marker | tuple[int, Sequence[int]]
 """A marker to write; or a partition, and the offsets of messages in it whose end markers to write."""
 
 
-class _UnconfirmedMarkers:
-    """Stands for a group of markers: all are confirmed once Python has freed this object.
+class _Group:
+    """Counts markers that are confirmed together, for those who wait for them.
 
-    Each unconfirmed marker refers to this object: while the marker waits in a list of the writer, through
-    that list; while librdkafka has the marker, through confluent-kafka, of which this object is the delivery
-    callback. A thread that waits for the group has only a weak reference, and is done when that is dead (rule
-    R26 of docs/rules.md). The callback counts no successes, because librdkafka calls it for failures only: a
-    call for each success was measured to add 17 % to the CPU time of acknowledging in batches.
-
-    size  an upper bound of the number of markers in the group
+    queued     how many markers were queued; changed under the writer's lock
+    confirmed  how many of them Kafka has confirmed; changed by the writer's own thread
     """
 
-    __slots__ = ("__weakref__", "_failed", "size")
+    __slots__ = ("_failed", "confirmed", "queued")
 
-    def __init__(
-        self, failed: Callable[[_UnconfirmedMarkers, KafkaError, Any, codec.Headers | None], None]
-    ) -> None:
+    def __init__(self, failed: Callable[[_Group, KafkaError, Any, codec.Headers | None], None]) -> None:
         self._failed = failed
-        self.size = 0
+        self.queued = self.confirmed = 0
 
-    def __call__(
-        self, error: KafkaError | None, message: Any, *, headers: codec.Headers | None = None
-    ) -> None:
-        if error is not None:
-            self._failed(self, error, message, headers)
+    @property
+    def left(self) -> int:
+        """How many markers are not confirmed."""
+        return self.queued - self.confirmed
+
+    def report(self, error: KafkaError | None, record: Any, *, headers: codec.Headers | None = None) -> None:
+        """Count a marker as confirmed, or have it sent again: the delivery callback."""
+        if error is None:
+            self.confirmed += 1
+        else:
+            self._failed(self, error, record, headers)
 
 
 class _QueuedMarkers(NamedTuple):
     """Markers that wait for the writer's own thread: the end markers of `ends`, or `other`, encoded."""
 
-    unconfirmed: _UnconfirmedMarkers
+    group: _Group
     ends: Sequence[int]
     other: tuple[bytes, bytes, codec.Headers] | None = None
 
@@ -90,7 +94,7 @@ class _QueuedMarkers(NamedTuple):
 class _MarkerToWrite(NamedTuple):
     """One encoded marker, its partition, and the group that the marker belongs to."""
 
-    unconfirmed: _UnconfirmedMarkers
+    group: _Group
     partition: int
     encoded: codec.Encoded
 
@@ -98,17 +102,20 @@ class _MarkerToWrite(NamedTuple):
 class _Waiter:
     """A thread that waits until all markers of some groups are confirmed."""
 
-    def __init__(self, unconfirmed: Iterable[_UnconfirmedMarkers]) -> None:
-        self._unconfirmed = [weakref.ref(one) for one in unconfirmed]
-        self.done = SignalSafeEvent()
+    def __init__(self, groups: Iterable[_Group]) -> None:
+        self._groups = [*groups]
+        self.done = threading.Event()
 
-    def size(self) -> int:
-        """Return an upper bound of the number of unconfirmed markers; 0 once all are confirmed."""
-        return sum(one.size for ref in self._unconfirmed if (one := ref()) is not None)
+    @property
+    def left(self) -> int:
+        """How many markers of the groups are not confirmed."""
+        return sum(group.left for group in self._groups)
 
 
 class MarkerWriter(Closeable):
-    """Writes acknowledgements, nacks, extensions, dead-letter requests and assignment ticks of a client.
+    """Writes acknowledgements, nacks, extensions, dead-letter requests and assignment ticks, for one queue.
+
+    If the queue's format is "range", end markers that wait, and start markers, are written as range markers.
 
     `put`, `put_one` and `end` queue markers, from any thread. They return at once, unless more than 100,000
     markers wait. A thread of the writer's own sends the markers, and sends failed ones again until they are
@@ -119,25 +126,22 @@ class MarkerWriter(Closeable):
     otherwise queue after all these.
 
     delivery_timeout_ms  librdkafka reports a marker as failed when Kafka has not confirmed it after this time
-    coalesce_ms          collect end markers for this long and write them as range markers; start markers are
-                         range markers, too. None: the format of the JVM library
     """
 
     def __init__(
         self,
         connection: KafkaConnection,
-        markers_topic: str,
+        queue: QueueSettings,
         *,
         delivery_timeout_ms: int = 10_000,
-        coalesce_ms: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._guard = ForkGuard(f"the writer of markers topic {markers_topic}")
+        self._topic = queue.markers_topic
+        self._guard = ForkGuard(f"the writer of markers topic {self._topic}")
         self._connection = connection
-        self._topic = markers_topic
         self._delivery_timeout_ms = delivery_timeout_ms
-        self._coalesces = coalesce_ms is not None
-        self._collect_s = _JVM_COLLECT_S if coalesce_ms is None else coalesce_ms / 1000
+        self._writes_ranges = queue.writes_ranges
+        self._collect_s = _COLLECT_RANGES_S if self._writes_ranges else _COLLECT_S
         self._clock = clock
         self._producer = self._new_producer()
         self._producer_is_broken = False
@@ -146,24 +150,21 @@ class MarkerWriter(Closeable):
         self._queued: defaultdict[int, list[_QueuedMarkers]] = defaultdict(list)
         """By partition, the markers that wait for the writer's own thread, in order (case F14)."""
         self._collected = 0  # the number of markers in _queued
-        self._sending = 0  # the number of markers that _send_queued() is handing to librdkafka
         self._failed: deque[tuple[float, _MarkerToWrite]] = deque()
         """Markers that failed, each with the monotonic time at which it is sent again."""
-        self._lost_markers: list[object] = []
-        """Markers that an unexpected error lost; kept, so that they don't count as confirmed."""
-        self.lock = self._changed = threading.Condition()
-        self._unconfirmed = _UnconfirmedMarkers(self._send_failed_later)
+        self._changed = threading.Condition()
+        self._group = self._new_group()
         """The group of markers that put() has queued, without a group of their own, since the last
         flush()."""
-        self._to_flush = weakref.WeakSet((self._unconfirmed,))
-        """The groups that flush() waits for."""
+        self._groups = [self._group]
+        """The groups that flush() waits for; some may be confirmed."""
         self._waiters: list[_Waiter] = []
-        self._work = SignalSafeEvent()  # wakes the writer's own thread
-        self._stop_collecting = SignalSafeEvent()  # set while a thread waits, and when the writer closes
-        self._closing = SignalSafeEvent()
+        self._work = threading.Event()  # wakes the writer's own thread
+        self._stop_collecting = threading.Event()  # set while a thread waits, and when the writer closes
+        self._closing = threading.Event()
         self._abandoned = False
         self._starts = StartMarkerWriter(
-            markers_topic, self._new_producer, clock, ranges=self._coalesces, closing=self._closing
+            self._topic, self._new_producer, clock, ranges=self._writes_ranges, closing=self._closing
         )
         self._thread = threading.Thread(target=self._serve, name="kmq-markers", daemon=True)
         self._thread.start()
@@ -174,7 +175,7 @@ class MarkerWriter(Closeable):
         self._guard.raise_if_inherited()
         return self._starts
 
-    def put(self, items: Iterable[Item], own: _UnconfirmedMarkers | None = None) -> None:
+    def put(self, items: Iterable[Item], own: _Group | None = None) -> None:
         """Queue these markers, which are sent until confirmed. Blocks only while more than 100,000 wait.
 
         `own` is a group for these markers only, for which the caller waits. Raises ReceiptError after
@@ -186,17 +187,17 @@ class MarkerWriter(Closeable):
                 raise ReceiptError(f"markers topic {self._topic}: it is of another queue now, recreated")
             if self._closing.is_set():
                 raise Unavailable(f"markers topic {self._topic}: the writer is closed")
-            unconfirmed = self._unconfirmed if own is None else own
+            group = self._group if own is None else own
             for item in items:
                 if isinstance(item, Marker):  # encoded here, so that the caller gets the error
                     partition, count = item.partition, 1
-                    queued = _QueuedMarkers(unconfirmed, (), codec.encode(item))
+                    queued = _QueuedMarkers(group, (), codec.encode(item))
                 else:
                     partition, ends = item
-                    queued, count = _QueuedMarkers(unconfirmed, ends), len(ends)
+                    queued, count = _QueuedMarkers(group, ends), len(ends)
                 self._queued[partition].append(queued)
                 self._collected += count
-                unconfirmed.size += count
+                group.queued += count
             if not self._waiters:  # while a thread waits, the writer's own thread wakes up often enough
                 self._work.set()
             if self._collected > _MAX_COLLECTED:
@@ -218,7 +219,7 @@ class MarkerWriter(Closeable):
     def write(self, items: Iterable[Item], timeout_s: float) -> int:
         """Write these markers and wait until they are confirmed, whatever other callers write.
 
-        Returns how many may be unconfirmed after the time-out; the writer goes on sending these (rule R26).
+        Returns how many are not confirmed after the time-out; the writer goes on sending these (rule R26).
         """
         return self._wait(self._put_apart(items), timeout_s)
 
@@ -239,52 +240,52 @@ class MarkerWriter(Closeable):
     def flush(self, timeout_s: float) -> int:
         """Wait until all markers queued so far are confirmed, except assignment ticks.
 
-        Returns how many may be unconfirmed after the time-out.
+        Returns how many are not confirmed after the time-out.
         """
         self._guard.raise_if_inherited()
         with self._changed:
-            waiter = _Waiter(self._to_flush)
-            self._unconfirmed = _UnconfirmedMarkers(self._send_failed_later)
-            self._to_flush.add(self._unconfirmed)
+            waiter = _Waiter(self._groups)
+            self._group = self._new_group()
+            self._groups = [*self._unconfirmed_groups(), self._group]
         return self._wait(waiter, timeout_s)
 
     def _put_apart(self, items: Iterable[Item]) -> _Waiter:
         """Queue these markers as a group of their own, for which flush() waits, too; returns the waiter."""
-        self._guard.raise_if_inherited()  # before the lock, which may be held for ever in a child
-        unconfirmed = _UnconfirmedMarkers(self._send_failed_later)
+        group = self._new_group()
+        self.put(items, group)
         with self._changed:
-            self._to_flush.add(unconfirmed)
-        self.put(items, unconfirmed)
-        return _Waiter([unconfirmed])  # a weak reference: only unconfirmed markers refer to the group then
+            self._groups = [*self._unconfirmed_groups(), self._group, group]
+        return _Waiter([group])
 
     def _put_unflushed(self, marker: Marker) -> _Waiter:
         """Queue a marker as a group of its own, for which flush() does not wait; returns the waiter."""
-        unconfirmed = _UnconfirmedMarkers(self._send_failed_later)
-        self.put([marker], unconfirmed)
-        return _Waiter([unconfirmed])
+        group = self._new_group()
+        self.put([marker], group)
+        return _Waiter([group])
+
+    def _new_group(self) -> _Group:
+        return _Group(self._send_failed_later)
+
+    def _unconfirmed_groups(self) -> list[_Group]:
+        return [group for group in self._groups if group.left and group is not self._group]
 
     def _has_room(self) -> bool:
         return self._collected <= _MAX_COLLECTED or self._closing.is_set()
 
     def _wait(self, waiter: _Waiter, timeout_s: float) -> int:
-        """Have all markers sent at once, and wait; returns how many of the waiter's may be unconfirmed."""
+        """Have all markers sent at once, and wait; returns how many of the waiter's are not confirmed."""
         try:
             with self._changed:
                 self._waiters.append(waiter)
                 self._stop_collecting.set()
                 self._work.set()
-            if waiter.size():
+            if waiter.left:
                 waiter.done.wait(timeout_s)
         finally:  # also when a signal handler raised: the thread would hurry for ever
             with self._changed:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
-        with self._changed:
-            size, all_of_them = waiter.size(), self._count_unconfirmed()
-            return min(size, all_of_them or size)
-
-    def _count_unconfirmed(self) -> int:
-        return self._collected + self._sending + len(self._failed) + len(self._producer)
+        return waiter.left
 
     def close(self, timeout_s: float = 10.0) -> int:
         """Flush and stop; returns how many markers stay unconfirmed. Their messages are redelivered.
@@ -332,7 +333,6 @@ class MarkerWriter(Closeable):
                 "linger.ms": 1,
                 "message.timeout.ms": self._delivery_timeout_ms,
                 "queue.buffering.max.messages": 200_000,
-                "delivery.report.only.error": True,
                 **settings,
             },
         )
@@ -359,57 +359,49 @@ class MarkerWriter(Closeable):
             if not self._waiters:
                 self._stop_collecting.clear()
             for waiter in self._waiters:
-                if not waiter.size():
+                if not waiter.left:
                     waiter.done.set()
 
     def _send_queued(self) -> None:
         """Send the markers that were collected, in each partition in the order in which they were queued."""
         with self._changed:
             queued, self._queued = self._queued, defaultdict(list)
-            self._sending, self._collected = self._collected, 0
+            self._collected = 0
             self._changed.notify_all()
-        try:
-            for partition, items in queued.items():
-                for unconfirmed, group in itertools.groupby(items, attrgetter("unconfirmed")):
-                    self._send_group(unconfirmed, partition, group)
-        except BaseException:
-            self._lost_markers.append(queued)
-            raise
-        finally:
-            self._sending = 0
+        for partition, markers in queued.items():
+            for group, of_group in itertools.groupby(markers, attrgetter("group")):
+                self._send_group(group, partition, of_group)
 
-    def _send_group(
-        self, unconfirmed: _UnconfirmedMarkers, partition: int, group: Iterable[_QueuedMarkers]
-    ) -> None:
+    def _send_group(self, group: _Group, partition: int, markers: Iterable[_QueuedMarkers]) -> None:
         ends: list[Sequence[int]] = []
-        for queued in group:
+        for queued in markers:
             if queued.other is None:
                 ends.append(queued.ends)
                 continue
             if ends:
-                self._send_ends(unconfirmed, partition, ends)
+                self._send_ends(group, partition, ends)
                 ends = []
-            self._send(_MarkerToWrite(unconfirmed, partition, queued.other))
+            self._send(_MarkerToWrite(group, partition, queued.other))
         if ends:
-            self._send_ends(unconfirmed, partition, ends)
+            self._send_ends(group, partition, ends)
 
-    def _send_ends(
-        self, unconfirmed: _UnconfirmedMarkers, partition: int, chunks: list[Sequence[int]]
-    ) -> None:
-        if self._coalesces:
-            for marker in _ranges(partition, chunks):
-                self._send(_MarkerToWrite(unconfirmed, partition, codec.encode(marker)))
+    def _send_ends(self, group: _Group, partition: int, chunks: list[Sequence[int]]) -> None:
+        if self._writes_ranges:
+            markers = _ranges(partition, chunks)
+            group.confirmed += sum(map(len, chunks)) - len(markers)  # one marker of a range will be confirmed
+            for marker in markers:
+                self._send(_MarkerToWrite(group, partition, codec.encode(marker)))
             return
         value = codec.encode_end()
         offsets = [*itertools.chain.from_iterable(chunks)]
-        for key in produce_all(self._producer, self._topic, partition, offsets, value, unconfirmed):
-            self._send(_MarkerToWrite(unconfirmed, partition, (key, value, None)))
+        for key in produce_all(self._producer, self._topic, partition, offsets, value, group.report):
+            self._send(_MarkerToWrite(group, partition, (key, value, None)))
 
     def _send(self, marker: _MarkerToWrite) -> None:
-        unconfirmed, partition, encoded = marker
+        group, partition, encoded = marker
         _, _, headers = encoded
         # A delivery report lacks the headers, without which a nack would be sent again as a take.
-        report = partial(unconfirmed, headers=headers) if headers else unconfirmed
+        report = partial(group.report, headers=headers) if headers else group.report
         while not self._closing.is_set():
             try:
                 produce(self._producer, self._topic, partition, encoded, report)
@@ -438,13 +430,13 @@ class MarkerWriter(Closeable):
         self._failed.append((self._clock.monotonic() + _SEND_AGAIN_AFTER_S, marker))
 
     def _send_failed_later(
-        self, unconfirmed: _UnconfirmedMarkers, error: KafkaError, message: Any, headers: codec.Headers | None
+        self, group: _Group, error: KafkaError, record: Any, headers: codec.Headers | None
     ) -> None:
         """Have a marker sent again later: its delivery report tells of a failure."""
         if not self._closing.is_set():
             self._warn(error)
-        encoded = message.key(), message.value(), headers
-        self._send_later(_MarkerToWrite(unconfirmed, message.partition(), encoded))
+        encoded = record.key(), record.value(), headers
+        self._send_later(_MarkerToWrite(group, record.partition(), encoded))
 
     def _warn(self, error: KafkaError | None) -> None:
         """Log that a marker failed, unless that was done lately; note if the producer must be replaced."""

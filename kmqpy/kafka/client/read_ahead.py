@@ -30,24 +30,24 @@ class ReadAhead:
         self._in_flight = in_flight
         self._clock = clock
         self._waiting: deque[tuple[float, KafkaMessage]] = deque()
-        self.lock = threading.RLock()  # a signal handler may call close() in the middle of any call
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def extend(self, messages: Iterable[KafkaMessage], until: float) -> None:
         """Add messages whose leases end at `until`: not before the leases of the messages that wait here."""
-        with self.lock:
+        with self._lock:
             self._waiting.extend((until, message) for message in messages)
 
     def pop(self) -> KafkaMessage | None:
         """Remove and return the next message; None if there is none."""
-        with self.lock:
+        with self._lock:
             return self._waiting.popleft()[1] if self._waiting else None
 
     def pop_all(self) -> list[Place]:
         """Remove all messages; returns their places."""
-        with self.lock:
+        with self._lock:
             places = [message.place for _, message in self._waiting]
             self._waiting.clear()
             return places
@@ -60,11 +60,11 @@ class ReadAhead:
         given back.
         """
         needed = self._clock.monotonic() + self._min_lease_left_s
-        with self.lock:
+        with self._lock:
             if not self._waiting or self._waiting[0][0] >= needed:
                 return  # the lease of the first message ends first
             stale = [one.place for until, one in self._waiting if until < needed]
             self._in_flight.discard(offsets_by_partition(stale))
             self._topics.writer.give_back(stale)
-            # Removed only now, so that a signal handler that closes the client meanwhile gives back them all.
+            # Removed only now, so that none is lost when a signal handler raises meanwhile.
             self._waiting = deque((until, one) for until, one in self._waiting if until >= needed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection
 from typing import Any
 
@@ -24,12 +23,6 @@ class RecordFetcher:
         self._ahead: list[Any] = []
         """Records and errors that fetch_ahead() got, and that fetch() returns first."""
         self._paused: set[int] = set()
-        self._fetched_by: int | None = None
-
-    @property
-    def is_interrupted(self) -> bool:
-        """True in a signal handler that has interrupted fetch()."""
-        return self._fetched_by == threading.get_ident()
 
     def change_consumer(self, consumer: Consumer) -> None:
         """Go on with a new consumer, which has no partitions yet."""
@@ -39,17 +32,13 @@ class RecordFetcher:
 
     def fetch(self, max_records: int, wait_s: float) -> list[Any]:
         """Return up to `max_records` records and errors; waits at most `wait_s` for the first."""
-        self._fetched_by = threading.get_ident()
-        try:
-            # Two calls, because consume(n, t) waits for n records, or until t is over.
-            records, self._ahead = self._ahead[:max_records], self._ahead[max_records:]
-            if not records:
-                records = self._consumer.consume(1, wait_s)
-            if records and max_records > len(records):
-                records += self._consumer.consume(max_records - len(records), 0)
-            return records
-        finally:
-            self._fetched_by = None
+        # Two calls, because consume(n, t) waits for n records, or until t is over.
+        records, self._ahead = self._ahead[:max_records], self._ahead[max_records:]
+        if not records:
+            records = self._consumer.consume(1, wait_s)
+        if records and max_records > len(records):
+            records += self._consumer.consume(max_records - len(records), 0)
+        return records
 
     def fetch_ahead(self) -> list[Any]:
         """Poll once without waiting, so that the group keeps this member; returns the records that came.

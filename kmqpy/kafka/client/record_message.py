@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from kmqpy.errors import DecodeError
 from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.kafka.markers.records import message_headers
-from kmqpy.kafka.message_headers import ORIGINAL_TIMESTAMP, int_header, redelivery_count
+from kmqpy.kafka.message_headers import ORIGINAL_TIMESTAMP, first_place, int_header, redelivery_count
 from kmqpy.kafka.places import Place, message_id
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import QueueSettings
@@ -72,7 +72,8 @@ class KafkaMessage(LazyMessage):
 
     @property
     def id(self) -> str:
-        return message_id(self._record.partition(), self._record.offset())
+        own = self.place
+        return message_id(*(first_place(self.headers, own) or own))
 
     @property
     def key(self) -> bytes | None:

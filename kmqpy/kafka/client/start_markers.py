@@ -429,13 +429,13 @@ class StartMarkerWriter:
         if any(one.fatal_error for one in self.producers()):  # since the last start markers
             self._drop_producers()
         if self._reporting is None:
-            self._reporting = self._new_producer(**{"linger.ms": 0, "delivery.report.only.error": False})
+            self._reporting = self._new_producer(**{"linger.ms": 0})
         self._used_at = self._clock.monotonic()
         return self._reporting
 
     def _errors_only_producer(self) -> Producer:
         if self._errors_only is None:
-            self._errors_only = self._new_producer(**{"linger.ms": 0})
+            self._errors_only = self._new_producer(**{"linger.ms": 0, "delivery.report.only.error": True})
         return self._errors_only
 
     def _drop_producers(self) -> None:

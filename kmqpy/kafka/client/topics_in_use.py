@@ -25,7 +25,6 @@ class _Current(NamedTuple):
 class TopicsInUse:
     """The ids of the queue's topics, as the client knows them, and the writer of their markers.
 
-    coalesce_ms        see MarkerWriter
     ids, writer        change_to() replaces both at once, and never brings a former writer back. A caller
                        reads `writer`, compares `ids`, and reads `writer` again. If it is the same one, it
                        belongs to these ids. If not, the caller starts over: the new writer would write the
@@ -36,13 +35,10 @@ class TopicsInUse:
     The constructor raises QueueNotFound, TopicError, Unavailable.
     """
 
-    def __init__(
-        self, connection: KafkaConnection, queue: QueueSettings, clock: Clock, *, coalesce_ms: float | None
-    ) -> None:
+    def __init__(self, connection: KafkaConnection, queue: QueueSettings, clock: Clock) -> None:
         self._connection = connection
         self._queue = queue
         self._clock = clock
-        self._coalesce_ms = coalesce_ms
         topics = Topics(connection).check(queue)
         check_topics(queue, topics, connection)
         self._current = _Current(topics.ids, self._new_writer())
@@ -91,6 +87,4 @@ class TopicsInUse:
         before.writer.abandon()
 
     def _new_writer(self) -> MarkerWriter:
-        return MarkerWriter(
-            self._connection, self._queue.markers_topic, coalesce_ms=self._coalesce_ms, clock=self._clock
-        )
+        return MarkerWriter(self._connection, self._queue, clock=self._clock)

@@ -80,8 +80,7 @@ class LateAckCheck:
     def __init__(self, connection: KafkaConnection, queue: QueueSettings, clock: Clock) -> None:
         self._queue = queue
         self._clock = clock
-        # Reentrant: a handler of signals may call close() in the middle of any call.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._closed = False
         self._known: dict[int, LateOperations] = {}
         self._former: dict[int, LateOperations] = {}

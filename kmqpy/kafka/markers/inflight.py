@@ -185,7 +185,8 @@ class InFlight:
                 self.finished.assigned(marker.takes_from, again=marker.takes_again)
                 return 0
             return self._end_range(marker.runs) if marker.runs else self._end(marker.offset)
-        self.highest_taken = max(self.highest_taken, marker.highest)
+        if marker.op in (Op.TAKE, Op.DELAY):
+            self.highest_taken = max(self.highest_taken, marker.highest)
         if marker.op is Op.TAKE and marker.counts and marker.reason is None:
             due_ms = self._deadline(marker)
             if marker.runs:

@@ -61,16 +61,18 @@ class LogCuts:
         return bool(self.cuts)
 
     def knows(self, cut: Cut) -> bool:
-        """Return True if this cut, or a later one, is known; False also if it can't be numbered."""
-        known = self.cuts[-1].epoch if self.cuts else 0
-        can_be_new = known < cut.epoch <= _MAX_EPOCH and 0 <= cut.start <= _MAX_OFFSET
-        return not can_be_new or any(one.start <= cut.start and one.epoch > cut.above for one in self.cuts)
+        """Return True if this cut, or a later one that lies lower, is known, or if it can't be numbered."""
+        can_be_new = cut.above < cut.epoch <= _MAX_EPOCH and 0 <= cut.start <= _MAX_OFFSET
+        return not can_be_new or any(
+            one.epoch == cut.epoch or (one.start <= cut.start and one.epoch > cut.above) for one in self.cuts
+        )
 
     def with_cut(self, cut: Cut) -> LogCuts:
         """These cuts and `cut`, unless it is known; those that it has cut away are left out."""
         if self.knows(cut):
             return self
-        return LogCuts((*(one for one in self.cuts if one.start < cut.start), cut))
+        kept = (one for one in self.cuts if one.start < cut.start or one.epoch > cut.epoch)
+        return LogCuts(tuple(sorted((*kept, cut))))
 
     def new_in(self, other: LogCuts) -> tuple[Cut, ...]:
         """The cuts in `other` that are not known here."""
@@ -155,7 +157,7 @@ class LogCuts:
         for part in parts:
             above, epoch, start = map(int, re.split("[<@]", part))
             found = found.with_cut(Cut(epoch, start, above))
-        if len(found.cuts) != len(parts) or len(parts) > _MAX_CUTS:
+        if len(found.cuts) != len(parts) or len(parts) > _MAX_CUTS or str(found) != text:
             raise ValueError("cuts: too many, not ascending, or out of range")
         return found
 

@@ -76,7 +76,7 @@ class RedisEngine:
             "last_number": first + _NUMBERS_PER_BLOCK,
             "arrivals": 0,
             "largest": 1,
-            "max_redeliveries": "" if settings.max_redeliveries is None else settings.max_redeliveries,
+            "max_redeliveries": _limit(settings),
             "to_front": int(settings.to_front),
             "is_manual": int(settings.is_manual),
             "at_most_once": int(settings.at_most_once),
@@ -107,6 +107,12 @@ class RedisEngine:
             self._forget(name, generation)  # the process that made or deleted it died halfway
             return None
         return QueueRow(generation, StoredQueueSettings.from_json(settings, name))
+
+    def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> None:
+        """See Engine."""
+        if not self._storage_function("alter", queue.name, queue.generation, settings.to_json()):
+            raise _not_found(queue)
+        self._server.function("limit", (self._key(queue.generation),), _limit(settings))
 
     def queue_names(self) -> list[str]:
         """See Engine."""
@@ -152,6 +158,11 @@ class RedisEngine:
         how = (delay_ms, int(count), int(reason is not None), reason or "")
         rows = _checked_bytes(gone_rows(gone))
         return int(self._call(queue, "give_back", take_refs(takes), *how, *rows, repeatable=not gone))
+
+    def last_take(self, queue: QueueRow, row_id: int) -> int | None:
+        """See Engine."""
+        found = int(self._call(queue, "last_take", row_id))
+        return None if found < 0 else found
 
     def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> list[TakeRef]:
         """See Engine."""
@@ -354,6 +365,11 @@ def _appendfsync(server: Server) -> str:
     except (AccessDenied, ResponseError):
         return ""  # a hosted server that does not tell its settings
     return found[1].decode() if len(found) == 2 else ""
+
+
+def _limit(settings: StoredQueueSettings) -> int | str:
+    """max_redeliveries as the functions keep it."""
+    return "" if settings.max_redeliveries is None else settings.max_redeliveries
 
 
 def _not_found(queue: QueueRow) -> QueueNotFound:

@@ -555,6 +555,16 @@ function calls.give_back(q, args)
   return #ids
 end
 
+-- id -> the number of its last take; -1: there is no such row, or it is dead
+function calls.last_take(q, args)
+  local state = read_states(q, args)[1]
+  if state then
+    local _, _, take = struct.unpack('>c1BI4', state)
+    return take
+  end
+  return redis.call('HEXISTS', q.rows, args[1]) - 1
+end
+
 -- takes, lease_ms -> the numbers of those that are lost
 function calls.extend(q, args)
   local ids, states, lost = current(q, args[1], true)
@@ -764,6 +774,7 @@ register('put', calls.put, {}, rows_of)
 register('take', calls.take, WHEN_FULL)
 register('finish', calls.finish, WHEN_FULL)
 register('give_back', calls.give_back, WHEN_FULL, takes_of)
+register('last_take', calls.last_take, WHEN_FULL)
 register('extend', calls.extend, WHEN_FULL)
 register('bury', calls.bury, WHEN_FULL, takes_of)
 register('release', calls.release, WHEN_FULL)
@@ -783,6 +794,11 @@ redis.register_function(LIBRARY .. 'make', function(keys, args)
     redis.call('HSET', keys[1], unpack(args))
     redis.call('EXPIRE', keys[1], UNSETTLED_S)
   end
+end)
+
+-- the limit, or an empty text
+redis.register_function(LIBRARY .. 'limit', function(keys, args)
+  if redis.call('EXISTS', keys[1]) == 1 then redis.call('HSET', keys[1], 'max_redeliveries', args[1]) end
 end)
 
 -- Keeps a queue for good once it is registered; 0 if there is none, -1 if others have deleted a part of it.
@@ -851,6 +867,14 @@ redis.register_function(LIBRARY .. 'register', function(keys, args)
   local value = args[2] .. ' ' .. args[3]
   redis.call('HSETNX', keys[2], args[1], value)
   return redis.call('HGET', keys[2], args[1]) == value and 1 or 0
+end)
+
+-- name, generation, settings -> whether the name is this generation's
+redis.register_function(LIBRARY .. 'alter', function(keys, args)
+  local value = redis.call('HGET', keys[2], args[1])
+  if not value or string.sub(value, 1, #args[2] + 1) ~= args[2] .. ' ' then return 0 end
+  redis.call('HSET', keys[2], args[1], args[2] .. ' ' .. args[3])
+  return 1
 end)
 
 -- name, generation -> how many there were

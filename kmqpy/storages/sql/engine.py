@@ -90,6 +90,17 @@ class SqlEngine:
             None if found is None else QueueRow(str(found[0]), StoredQueueSettings.from_json(found[1], name))
         )
 
+    def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> None:
+        """See Engine."""
+
+        def alter(cursor: Cursor) -> None:
+            cursor.execute(
+                self._sql["alter_queue"], {**self._parameters(queue), "settings": settings.to_json()}
+            )
+            self._check_exists(cursor, queue)
+
+        self._run(alter, several=True)
+
     def queue_names(self) -> list[str]:
         """See Engine."""
 
@@ -148,6 +159,19 @@ class SqlEngine:
             # A lease that ends only now is left to the next take: in a busy queue some lease always ends.
             picked = self._pick(queue, limit, lease_ms, late=True)
         return Taken(picked.rows, picked.now_ms, picked.due_ms, seen)
+
+    def last_take(self, queue: QueueRow, row_id: int) -> int | None:
+        """See Engine."""
+
+        def look(cursor: Cursor) -> int | None:
+            cursor.execute(self._sql["last_take"], {"queue": int(queue.generation), "id": row_id})
+            found = cursor.fetchone()
+            if found is None:
+                self._check_exists(cursor, queue)
+                return None
+            return int(found[0])
+
+        return self._run(look, several=True)
 
     def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:
         """See Engine."""

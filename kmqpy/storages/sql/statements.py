@@ -150,6 +150,7 @@ _SHARED = {
     "set_schema_version": "UPDATE {meta} SET value = :version WHERE name = 'schema_version'",
     "describe_storage": "INSERT INTO {meta} (name, value) VALUES (:name, :value)",
     "find_queue": "SELECT id, settings FROM {queues} WHERE name = :name",
+    "alter_queue": "UPDATE {queues} SET settings = :settings WHERE id = :queue",
     "queue_exists": f"SELECT {_EXISTS}",
     "queue_names": "SELECT name FROM {queues}",
     "delete_queue": "DELETE FROM {queues} WHERE id = :queue",
@@ -160,6 +161,7 @@ VALUES (:id, :queue, :place, :until_ms, 0, :enqueued_ms, :first_enqueued_ms, :ta
     :minus_priority, :key, :headers, :body) {or_nothing}""",
     "situation": f"SELECT {{now}}, {_NEXT_DUE}, {_EXISTS}, EXISTS (SELECT 1 {_READY})",
     "peek": f"SELECT {COLUMNS} {_READY} ORDER BY minus_priority, place LIMIT :limit",
+    "last_take": "SELECT take FROM {messages} WHERE id = :id AND queue = :queue AND state <> 3",
     "counts": f"SELECT {', '.join(_COUNT.format(state=state) for state in _STATES.values())}",
     "some_counts": "SELECT "
     + ", ".join(_COUNT_SOME.format(name=name, state=state) for name, state in _STATES.items()),

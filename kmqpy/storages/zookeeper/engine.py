@@ -81,7 +81,16 @@ class ZooKeeperEngine:
         if found is None:
             return None
         generation, settings = found
-        return QueueRow(generation, StoredQueueSettings.from_json(json.dumps(settings), name))
+        row = QueueRow(generation, StoredQueueSettings.from_json(json.dumps(settings), name))
+        with self._lock:
+            if generation in self._queues:
+                self._queues[generation].row = row  # somebody may have altered the queue
+        return row
+
+    def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> None:
+        """See Engine."""
+        if not self._znodes.alter_queue(queue.name, queue.generation, dataclasses.asdict(settings)):
+            self._live(queue).raise_deleted()
 
     def queue_names(self) -> list[str]:
         """See Engine."""
@@ -174,6 +183,15 @@ class ZooKeeperEngine:
             draft.requeue(row, draft.now.high, delay_ms=delay_ms, count=count, reason=reason)
 
         return self._change_takes(queue, takes, give_back, late=False, gone=gone)
+
+    def last_take(self, queue: QueueRow, row_id: int) -> int | None:
+        """See Engine."""
+
+        def look(draft: Draft) -> int | None:
+            row = draft.row(row_id)
+            return None if row is None or row.status is Status.DEAD else row.take
+
+        return self._live(queue).change(look)[0]
 
     def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> list[TakeRef]:
         """See Engine. If some takes are lost, a second look finds out which; they stay lost."""

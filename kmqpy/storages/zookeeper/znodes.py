@@ -197,7 +197,7 @@ class Znodes:
     def create_queue(self, name: str, settings: dict[str, Any], directory: bytes) -> bool:
         """Make a queue of a new generation; returns False if a queue of this name exists already."""
         generation = uuid.uuid4().hex
-        content = json.dumps({"generation": generation, "settings": settings}, sort_keys=True).encode()
+        content = _queue_content(generation, settings)
 
         def create() -> bool:
             multi = self.zk.transaction()
@@ -224,6 +224,27 @@ class Znodes:
 
         data = self.repeated(find)
         return None if data is None else _parsed_queue(data, path)
+
+    def alter_queue(self, name: str, generation: str, settings: dict[str, Any]) -> bool:
+        """Replace the settings of a queue; returns False if this generation is gone."""
+        path = self._name(name)
+        content = _queue_content(generation, settings)
+
+        def alter() -> bool | None:
+            self._sync(path)
+            with suppress(NoNodeError):
+                data, stat = self._wait(self.zk.get_async(path))
+                if _parsed_queue(data, path)[0] == generation:
+                    try:
+                        self._wait(self.zk.set_async(path, content, stat.version))
+                    except BadVersionError:
+                        return None
+                    return True
+            return False
+
+        while (altered := self.repeated(alter)) is None:
+            pass
+        return altered
 
     def queue_names(self) -> list[str]:
         """The names of all queues."""
@@ -451,6 +472,10 @@ def _json(data: bytes, path: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise not_ours(path, "no JSON object", "the znode")
     return found
+
+
+def _queue_content(generation: str, settings: dict[str, Any]) -> bytes:
+    return json.dumps({"generation": generation, "settings": settings}, sort_keys=True).encode()
 
 
 def _parsed_queue(data: bytes, path: str) -> tuple[str, dict[str, Any]]:

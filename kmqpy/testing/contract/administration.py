@@ -84,6 +84,29 @@ def test_what_is_wrong_with_a_queue_is_said(kmq_storage: Storage) -> None:
     assert other not in kmq_storage.list()
 
 
+def test_the_limits_of_a_queue_can_be_changed(kmq_storage: Storage) -> None:
+    name = new_name()
+    kmq_storage.create(name, max_redeliveries=1, lease_ms=2_000)
+    before = kmq_storage.open(name)
+    before.send("kept")
+    kmq_storage.alter(name, max_redeliveries=None, lease_ms="5s", max_lease_ms=60_000)
+    kmq_storage.alter(name)
+    found = kmq_storage.describe(name).settings
+    assert (found["max_redeliveries"], found["lease_ms"], found["max_lease_ms"]) == (None, 5_000, 60_000)
+    with kmq_storage.open(name) as after:
+        assert (after.default_lease, after.max_lease) == (5, 60)
+        for _ in range(3):
+            message = take_one(after, lease=60)
+            after.nack(message, confirmed=True)
+        assert (message.body, message.attempts) == (b"kept", 3)
+    with pytest.raises(QueueNotFound, match=f"did you mean {name}"):
+        kmq_storage.alter(name + "x", lease_ms=2_000)
+    for wrong in ({"lease_ms": 50}, {"max_redeliveries": -1}, {"requeue_to": "front"}, {"lease": 5}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            kmq_storage.alter(name, **wrong)
+    assert kmq_storage.describe(name).settings == found
+
+
 def test_a_queue_keeps_its_messages_and_settings_when_it_is_opened_again(
     kmq_target: Target, make_queue: MakeQueue
 ) -> None:
@@ -115,7 +138,7 @@ OPERATIONS: dict[str, Callable[[Queue, Message], object]] = {
     "in_flight": lambda queue, _: queue.in_flight(),
     "orphans": lambda queue, _: queue.orphans(),
     "purge": lambda queue, _: queue.purge(),
-    "redrive": lambda queue, _: queue.redrive(),
+    "dead_letters.redrive": lambda queue, _: queue.dead_letters.redrive(),
     "release_all": lambda queue, _: queue.release_all(),
     "dead_letters.list": lambda queue, _: queue.dead_letters.list(),
     "dead_letters.purge": lambda queue, _: queue.dead_letters.purge(),

@@ -32,7 +32,7 @@ def test_a_message_is_redelivered_when_its_lease_is_over(kmq_target: Target, que
     assert_sizes(queue, waiting=1, in_flight=0)
     again = take_one(queue)
     assert (again.body, again.key, own_headers(again)) == (b"x", b"k", (("h", b"1"),))
-    assert again.id == sent or not queue.capabilities.stable_ids
+    assert again.id == sent
     assert again.attempts == 2
     assert again.receipt != first.receipt
     assert again.first_enqueued_ms == first.first_enqueued_ms
@@ -86,12 +86,6 @@ def test_a_lease_can_be_shortened(kmq_target: Target, queue: Queue) -> None:
     assert take_one(queue).attempts == 2
 
 
-def test_extending_by_nothing_gives_back_uncounted(queue: Queue) -> None:
-    queue.send("x")
-    queue.extend(take_one(queue), lease=0, confirmed=True)
-    assert take_one(queue).attempts == 1
-
-
 def test_what_is_finished_cannot_be_extended(kmq_target: Target, queue: Queue) -> None:
     queue.send_many(["acked", "given back"])
     messages = take(queue, 2)
@@ -129,7 +123,7 @@ def test_a_counted_nack_is_an_attempt_and_enqueues_anew(kmq_target: Target, queu
     queue.nack(first, reason="why", confirmed=True)
     again = take_one(queue)
     assert again.attempts == 2
-    assert again.id == first.id or not queue.capabilities.stable_ids
+    assert again.id == first.id
     assert again.enqueued_ms > first.enqueued_ms
     assert again.first_enqueued_ms == first.first_enqueued_ms
 
@@ -142,8 +136,9 @@ def test_a_silent_nack_changes_neither_number_nor_time(kmq_target: Target, queue
         queue.nack(message, count=False, confirmed=True)
         message = take_one(queue)
         assert (message.attempts, message.first_enqueued_ms) == (1, first.enqueued_ms)
-        if queue.capabilities.stable_ids:
-            assert (message.id, message.enqueued_ms) == (first.id, first.enqueued_ms)
+        assert message.id == first.id
+        if queue.capabilities.immediate:
+            assert message.enqueued_ms == first.enqueued_ms
 
 
 def test_a_nack_with_a_delay_is_redelivered_after_it(kmq_target: Target, queue: Queue) -> None:
@@ -246,7 +241,6 @@ def test_a_receipt_never_touches_the_take_of_another(kmq_target: Target, queue: 
     queue.ack(late, confirmed=True)
     queue.nack(late, confirmed=True)
     queue.extend(late, lease=LEASE_S, confirmed=True)
-    queue.extend(late, lease=0, confirmed=True)
     queue.dead_letter(late, confirmed=True)
     kmq_target.pass_time(PAST_LEASE_S)
     assert_sizes(queue, waiting=0, in_flight=1)
@@ -339,3 +333,29 @@ def test_a_seen_message_is_not_taken(queue: Queue) -> None:
             queue.ack(seen)
         queue.nack(take_one(queue), count=False, confirmed=True)
     assert_sizes(queue, waiting=1, in_flight=0)
+
+
+def test_a_receipt_of_an_id_is_good_for_whoever_has_the_message(
+    kmq_target: Target, make_queue: MakeQueue
+) -> None:
+    queue = make_queue(max_redeliveries=None)
+    skip_without(queue.capabilities, "receipts_by_id")
+    ids = queue.send_many(["acked", "extended", "given back", "rejected", "kept"])
+    named = dict(zip(("acked", "extended", "given back", "rejected", "kept"), ids, strict=True))
+    take(queue, 5)
+    kmq_target.pass_time(PAST_LEASE_S)
+    again = take(queue, 5, lease=60)
+    assert sorted(one.id for one in again) == sorted(ids)
+    queue.ack(queue.receipt(named["acked"]), confirmed=True)
+    queue.extend(queue.receipt(named["extended"]), lease=120, confirmed=True)
+    queue.nack(queue.receipt(named["given back"]), confirmed=True)
+    queue.dead_letter(queue.receipt(named["rejected"]), confirmed=True)
+    assert take_one(queue, lease=120).body == b"given back"
+    kmq_target.pass_time(65)
+    if kmq_target.real_time:
+        return  # the leases are still running
+    assert [one.body for one in take(queue, 1)] == [b"kept"]
+    assert_dead(queue, 1)
+    for wrong in ("", "x", "-1", "99999999999999999999", "12345678", named["acked"], named["rejected"]):
+        with pytest.raises(ReceiptError, match="id: "):
+            queue.receipt(wrong)

@@ -139,10 +139,10 @@ class TestCreateAlterDelete:
         ("changes", "what"),
         [
             ({"partitions": 1}, "partitions: 1 is fewer than the 2"),
-            ({"max_redelivery": 3}, "max_redelivery: unknown setting; did you mean max_redeliveries"),
-            ({"consumer_group": "other"}, "consumer_group: it can't be changed"),
-            ({"markers_topic": "other"}, "markers_topic: it can't be changed"),
-            ({"dead_letter_topic": "other"}, "dead_letter_topic: it can't be changed"),
+            ({"max_redelivery": 3}, "max_redelivery: can't be changed; did you mean max_redeliveries"),
+            ({"consumer_group": "other"}, "consumer_group: can't be changed"),
+            ({"markers_topic": "other"}, "markers_topic: can't be changed"),
+            ({"dead_letter_topic": "other"}, "dead_letter_topic: can't be changed"),
             ({"max_redeliveries": -1}, "max_redeliveries: -1"),
             ({"max_lease_ms": 14 * DAY_MS}, "retention"),  # as long as Kafka keeps messages
             ({"retention": 7 * 86_400}, "retention"),  # as long as the longest lease

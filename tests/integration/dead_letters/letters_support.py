@@ -21,6 +21,8 @@ from kmqpy.kafka.message_headers import (
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 
 PARTITIONS = 3
+FIRST_OFFSET = 10_000
+"""Where the first record of dead letter 0 of bury() stood in its partition of the queue topic."""
 
 
 def tracker_headers(queue: QueueSettings, number: int) -> list[tuple[str, bytes | None]]:
@@ -29,7 +31,7 @@ def tracker_headers(queue: QueueSettings, number: int) -> list[tuple[str, bytes 
         ("trace", b"t-%d" % number),
         ("trace", None),
         (ORIGINAL_PARTITION, b"%d" % (number % PARTITIONS)),
-        (ORIGINAL_OFFSET, b"7"),
+        (ORIGINAL_OFFSET, b"%d" % (FIRST_OFFSET + number // PARTITIONS)),
         (ORIGINAL_TIMESTAMP, b"1700000000000"),
         (queue.redelivery_count_header, codec.encode_count(3)),
         (DEAD_LETTER_TOPIC, queue.name.encode()),
@@ -56,6 +58,11 @@ def bury(
         )
     producer.commit_transaction(60)
     committed_records(connection, queue.dead_letter_topic)
+
+
+def id_of(number: int) -> str:
+    """The id of a message that bury() has made a dead letter."""
+    return f"{number % PARTITIONS}-{FIRST_OFFSET + number // PARTITIONS}"
 
 
 def transactional(connection: KafkaConnection, queue: QueueSettings) -> Producer:

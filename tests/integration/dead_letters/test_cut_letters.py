@@ -6,7 +6,7 @@ A redrive has moved dead letters whose offsets new ones have now.
 from collections.abc import Iterator
 
 import pytest
-from letters_support import tracker_headers
+from letters_support import id_of, tracker_headers
 
 from kmqpy.dev import Cluster
 from kmqpy.kafka import librdkafka
@@ -19,6 +19,8 @@ from tests.cut_logs import cut_logs
 
 COUNT = 12
 CUT_AT = 6
+NEW = {"old": 0, "new": 100}
+"""What is added to the numbers of dead letters in their ids."""
 QUEUES = ("redriven", "purged", "elected")
 
 
@@ -31,7 +33,7 @@ def cluster() -> Iterator[Cluster]:
             Topics(connection).create(queue, 1)
             bury_one_by_one(connection, queue, "old", COUNT)
             with KafkaDeadLetters(queue, connection) as letters:
-                assert letters.redrive([f"0-{offset}" for offset in (1, 2, *range(5, COUNT))]) == COUNT - 3
+                assert letters.redrive([id_of(number) for number in (1, 2, *range(5, COUNT))]) == COUNT - 3
         keep = {(QueueSettings(name=name).dead_letter_topic, 0): CUT_AT for name in QUEUES}
         keep["elected__undelivered", 0] = COUNT
         cut_logs(made, keep)
@@ -44,7 +46,7 @@ def bury_one_by_one(connection: KafkaConnection, queue: QueueSettings, kind: str
     """Write dead letters in batches of their own, between which a log can be cut."""
     producer = librdkafka.new_producer(connection, {})
     for number in range(count):
-        body, headers = f"{kind}{number}".encode(), tracker_headers(queue, number)
+        body, headers = f"{kind}{number}".encode(), tracker_headers(queue, number + NEW[kind])
         producer.produce(queue.dead_letter_topic, body, partition=0, headers=headers)
         assert producer.flush(60) == 0
 
@@ -68,7 +70,7 @@ def test_r39_new_dead_letters_wait_at_the_offsets_of_old_ones(cluster: Cluster, 
             KafkaConnection(bootstrap=cluster.bootstrap), ZooKeeperConnection(hosts=cluster.zookeeper)
         )
         assert admin.stats(QueueSettings(name="redriven")).dead_letters == len(WAITING)
-        assert letters.redrive(["0-3", "0-7", "0-9"]) == 3  # tells the cut
+        assert letters.redrive([id_of(3), id_of(NEW["new"] + 1), id_of(NEW["new"] + 3)]) == 3  # tells the cut
         caplog.clear()
         assert texts(letters) == [one for one in WAITING if one not in ("old3", "new1", "new3")]
         assert "cut back" not in caplog.text

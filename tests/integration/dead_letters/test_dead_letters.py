@@ -9,6 +9,7 @@ from letters_support import (
     assert_each_once,
     bury,
     delivered,
+    id_of,
     tracker_headers,
     transactional,
     write,
@@ -48,7 +49,7 @@ def test_list_says_what_the_headers_say(letters, connection, queue):
 
     found = letters.list()
 
-    assert [one.id for one in found if one.key == b"key-3"] == ["0-1"]
+    assert [one.id for one in found if one.key == b"key-3"] == [id_of(3)]
     one = next(one for one in found if one.key == b"key-3")
     assert (one.origin_topic, one.origin_partition, one.origin_offset) == (queue.name, 0, 3)
     assert (one.attempts, one.reason, one.first_enqueued_ms) == (4, "nack: schön", 1_700_000_000_000)
@@ -129,13 +130,13 @@ def test_redrive_sends_everything_back_as_if_never_delivered(letters, connection
 
 def test_redrive_by_id(letters, connection, queue):
     bury(connection, queue, 9_000)  # with gaps that are worth a seek
-    ids = ["0-0", "0-2999", "2-5", "1-999999", "7-0", "0-2999"]
+    ids = [id_of(0), id_of(8_997), id_of(17), "1-999999", "7-0", id_of(8_997)]
 
     result = letters.run_redrive(ids)
 
     assert result == RedriveResult(3, ("1-999999", "7-0"))
     assert sorted(int(r.value()) for r in delivered(connection, queue)) == [0, 17, 8_997]
-    assert letters.run_redrive(["2-5", "2-6"]) == RedriveResult(1, ("2-5",))
+    assert letters.run_redrive([id_of(17), id_of(20)]) == RedriveResult(1, (id_of(17),))
     assert letters.run_redrive([]) == RedriveResult(0)
     assert len(letters.list(10_000)) == 8_996
 
@@ -275,16 +276,17 @@ def test_one_that_the_queue_does_not_take_holds_back_no_other(letters, connectio
     write(connection, queue.dead_letter_topic, {"value": os.urandom(50_000), "partition": 0})
     configure(Topics(connection), queue.name, {"max.message.bytes": "20000"})
 
+    unnamed = f"{queue.dead_letter_topic}:0:8"
     result = letters.run_redrive()
 
-    assert result == RedriveResult(20, (), ("0-8",))
+    assert result == RedriveResult(20, (), (unnamed,))
     assert_each_once(connection, queue, 20)
-    assert [one.id for one in letters.list()] == ["0-8"]
+    assert [one.id for one in letters.list()] == [unnamed]
 
 
 def test_purge(letters, connection, queue):
     bury(connection, queue, 300)
-    letters.run_redrive(["0-0"])
+    letters.run_redrive([id_of(0)])
 
     assert letters.purge() == 299
 

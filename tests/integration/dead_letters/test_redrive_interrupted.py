@@ -216,7 +216,7 @@ def test_r27_what_is_finished_while_a_redrive_runs_is_not_sent_back(letters, con
     def finish_one_first(transaction: CopyTransaction, *args: Any, **more: Any) -> None:
         if not finished:
             finished.append(True)
-            with MarkerWriter(connection, dead_letter_queue(queue).markers_topic) as writer:
+            with MarkerWriter(connection, dead_letter_queue(queue)) as writer:
                 writer.end(0, [1])
                 writer.end(2, [0])
                 assert writer.flush(60) == 0

@@ -33,11 +33,12 @@ def test_of_two_queues_with_one_dead_letter_topic_each_touches_its_own_only(
     of = {number: (queue, sharing)[number % 2] for number in range(10)}
     records = [letter(number, one.name.encode(), number // 5) for number, one in of.items()]
     write(connection, queue.dead_letter_topic, *records)
+    topic = queue.dead_letter_topic
     with KafkaDeadLetters(sharing, connection) as theirs:
         assert sorted(one.body for one in letters.peek()) == [b"0", b"2", b"4", b"6", b"8"]
         assert sorted(one.body for one in theirs.peek(2)) == [b"1", b"3"]
         assert [stats.queue_stats(connection, one).dead_letters for one in (queue, sharing)] == [5, 5]
-        assert theirs.run_redrive(["0-0", "0-1"]) == RedriveResult(1, ("0-0",))
+        assert theirs.run_redrive([f"{topic}:0:0", f"{topic}:0:1"]) == RedriveResult(1, (f"{topic}:0:0",))
         assert letters.purge() == 5
         assert letters.list() == []
         assert sorted(one.body for one in theirs.peek()) == [b"3", b"5", b"7", b"9"]

@@ -122,6 +122,24 @@ def test_r39_a_take_of_what_is_not_there_after_an_election_has_the_log_searched(
     assert member.poll(1, 0)[1] == {0: range(Cut(1, 0, 0).base + 4, Cut(1, 0, 0).base + 5)}
 
 
+def test_r40_markers_are_no_others_because_the_queue_was_cut_back(member, consumer, takes, monkeypatch):
+    """The start marker before the commit is still there: it names the message before the commit as it was."""
+    ends = [TopicPartition(topic, 0, 4, leader_epoch=1) for topic in ("q", "q__markers")]
+    consumer.offsets_for_times = lambda places, timeout: ends
+    consumer.of_predecessor = TopicPartition("q", 0, 3, "kmq3:2:Q:M:0::0")
+    asked = []
+
+    def find_cut(_connection, topic, *_, starts=None, **__):
+        asked.append((topic, starts))
+        return Cut(1, 1, 0) if topic == "q" else None
+
+    monkeypatch.setattr(commit_check, "find_cut", find_cut)
+    assign(member, consumer, 0)
+    consumer.offsets = [1]
+    assert member.poll(1, 0)[1] == {0: range(Cut(1, 0, 0).base + 1, Cut(1, 0, 0).base + 2)}
+    assert ("q__markers", 2) in asked
+
+
 def test_r24_where_the_markers_end_before_a_commit_they_are_read_from_their_beginning(
     member, consumer, takes
 ):

@@ -1,6 +1,5 @@
 """A member of the consumer group: polls, commits, errors, and how it ends."""
 
-import threading
 import weakref
 
 import pytest
@@ -47,22 +46,6 @@ def test_librdkafka_fetches_at_once_from_what_is_resumed(monkeypatch, kafka, cre
     assert not woken_by
     consumer.resume([TopicPartition("q", 0)])
     assert woken_by == [credentials]
-
-
-def test_a_signal_handler_that_has_interrupted_a_poll_closes_without_waiting_for_it(member, consumer, caplog):
-    polled = threading.Event()
-
-    def consume(count, timeout):
-        member.close()  # as a handler would, in the thread that polls
-        return []
-
-    consumer.consume = consume
-    consumer.unsubscribe = lambda: None
-    consumer.assignment = list
-    consumer.close = polled.wait  # librdkafka's waits until no other call of it is going on
-    member.poll(1, 0)
-    polled.set()
-    assert not [one for one in caplog.records if "without an answer" in one.getMessage()]
 
 
 @pytest.mark.parametrize(("partitions", "ready", "waited_s"), [(0, 0, 0.02), (2, 1, 0.02), (2, 2, 5.0)])

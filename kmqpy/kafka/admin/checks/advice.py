@@ -28,7 +28,7 @@ def create_command(queue: QueueSettings, topics: Mapping[str, TopicInfo], omitte
         "max_redeliveries": lambda limit: "none" if limit is None else str(limit),
         **dict.fromkeys(("lease_ms", "max_delay_ms", "max_lease_ms"), duration_text),
     }
-    names = ("markers_topic", "dead_letter_topic", "consumer_group", "redelivery_count_header")
+    names = ("markers_topic", "dead_letter_topic", "consumer_group", "redelivery_count_header", "markers")
     options |= dict.fromkeys(names, shlex.quote)
     words += [
         f"--{key.removesuffix('_ms').replace('_', '-')} {shown(given[key])}"

@@ -1,6 +1,7 @@
 """Checks the topic kmq.queues, which tells clients without ZooKeeper the settings of queues.
 
-The topic has one record for each queue. Clients take the defaults for a queue without a readable record.
+The topic has one record for each queue. Clients take the defaults for a queue without a readable record, and
+write JVM markers.
 """
 
 from __future__ import annotations
@@ -81,8 +82,11 @@ def check_record(facts: Facts) -> Faults:
             f"the last record of it in topic {SETTINGS_TOPIC} can't be read: clients may go by the defaults"
         )
         yield Severity.WARNING, Kind.RECORD_UNREADABLE, what, to_do
-    elif told is None and queue != QueueSettings(name=queue.name):
-        what = f"topic {SETTINGS_TOPIC} has no record of it: clients without ZooKeeper go by the defaults"
+    elif told is None and queue != QueueSettings(name=queue.name).unregistered():
+        what = (
+            f"topic {SETTINGS_TOPIC} has no record of it: clients without ZooKeeper go by the defaults, and "
+            "write JVM markers"
+        )
         yield Severity.WARNING, Kind.RECORD_MISSING, what, to_do
     elif told is not None and told != queue:
         values = dataclasses.asdict(queue)
