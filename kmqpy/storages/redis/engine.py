@@ -327,7 +327,7 @@ def _checked_bytes(stored: list[bytes]) -> list[bytes]:
     """Return the rows as they will be stored; raise MessageError if they are too many bytes for one call."""
     if sum(map(len, stored)) > _MAX_PUT_BYTES:
         raise MessageError(
-            f"messages: Redis takes at most {_MAX_PUT_BYTES} bytes at once; give it fewer of them"
+            f"messages: Redis takes at most {_MAX_PUT_BYTES} bytes at once; send fewer of them"
         )
     return stored
 
