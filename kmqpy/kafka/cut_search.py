@@ -59,7 +59,7 @@ def find_cut(
     has. If no record is there yet, it has the latest epoch of the partition, at least `epoch + 1`.
 
     may_be_control  True: the record may be one that ends a transaction. Readers don't see those, so that none
-                    is seen at `offset` proves nothing
+                    is seen at `offset` proves nothing, unless one of a higher epoch stands before it
     claim_id        the record is a copy that names this claim: then it is still there, whatever its epoch is;
                     a transaction that was aborted after an election may have written it
     starts          the record is the start marker of the message at this queue offset, perhaps with a higher
@@ -114,21 +114,24 @@ class _Search:
             log = self._ask()
         if offset < log.start:
             return None
-        found = None
+        found, is_gap = None, False
         if offset < log.end:
             found = self._first_from(offset, log)
             if found is None or found.offset() != offset:
-                if may_be_control:
-                    return None
                 if (log.epoch if found is None else _epoch_of(found)) <= epoch:
                     return None  # a gap that no cut has made: behind one, epochs are higher
+                is_gap = True
             elif (
                 _epoch_of(found) <= epoch
                 or (claim_id and (CLAIM_ID, claim_id) in read_headers(found)[0])
                 or (starts is not None and _starts(found, starts))
             ):
                 return None
-        return self._cut_before(min(offset, log.end), found, epoch, log)
+        cut = self._cut_before(min(offset, log.end), found, epoch, log)
+        if is_gap and may_be_control:
+            first = self._first_from(cut.start, log)
+            return cut if first is not None and first.offset() < offset else None
+        return cut
 
     def _cut_before(self, end: int, behind: Any, epoch: int, log: _Log) -> Cut:
         """The cut at or before offset `end`; `behind` is the first record from `end` on, None without one."""

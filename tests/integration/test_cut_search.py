@@ -86,6 +86,7 @@ def test_a_new_leader_alone_is_no_cut(connection: KafkaConnection) -> None:
 
 def test_where_a_message_stood_a_transaction_ends_now(connection: KafkaConnection) -> None:
     assert find_cut(connection, TOPIC, CONTROL, offset=3, epoch=0) == Cut(2, 1, 0)
+    assert find_cut(connection, TOPIC, CONTROL, offset=3, epoch=0, may_be_control=True) == Cut(2, 1, 0)
     assert find_cut(connection, TOPIC, CONTROL, offset=2, epoch=0) == Cut(2, 1, 0)
     assert find_cut(connection, TOPIC, CONTROL, offset=0, epoch=0) is None
 

@@ -102,6 +102,14 @@ def test_r39_messages_that_are_being_redelivered_are_dropped_too() -> None:
     assert markers.in_flight() == [9]
 
 
+def test_r39_what_was_only_given_back_was_not_taken() -> None:
+    """Its start marker had failed. Clients go by start markers, and tell no cut that took it away."""
+    markers = Markers()
+    markers.take(8)
+    markers.read(Marker(0, 9, Op.NACK, 0), Marker(0, 10, Op.DELAY, 300), Marker(0, 11, Op.EXTEND, 300))
+    assert markers.state.highest_taken == 10
+
+
 def test_r39_who_knows_no_cuts_takes_by_offsets() -> None:
     """Their messages are in flight beside those with numbers, and end by themselves."""
     markers = Markers()
