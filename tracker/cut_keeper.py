@@ -51,11 +51,12 @@ class CutKeeper:
         if seen.epoch < end.epoch and (seen.offset < 0 or seen.epoch < 0):
             part.is_intact(seen, end.epoch)
             seen = part.last_known
-        if seen.epoch < end.epoch:
+        taken = part.last_taken
+        if taken is not None and taken.epoch < min(seen.epoch, end.epoch):
+            self.look(part, taken, epoch=end.epoch)  # what clients tell of an earlier cut comes first
+        elif seen.epoch < end.epoch:
             # Somebody may have written the marker of a record that ends a transaction.
             self.look(part, seen, may_be_control=not seen.claim_id, epoch=end.epoch)
-        elif (taken := part.last_taken) is not None and taken.epoch < end.epoch:
-            self.look(part, taken, epoch=end.epoch)
 
     def look(
         self,

@@ -125,6 +125,7 @@ class Takeover:
         if cuts != begin.at.cuts:
             # Messages that stood behind them are dropped, and counted, when this tick is read.
             tick = self._kafka.tick_writer.send_tick(queue.markers_topic, number, _FENCING_TIMEOUT_S, cuts)
+            queue_end = self._kafka.ends.end_beyond((queue.name, number), begin.highest)  # after the tick
         existed = queue_end.offset if cut is None else max(queue_end.offset, begin.at.taken_end)
         begin = begin.corrected(tick.now_ms, queue, existed, self._max_clock_lead_ms)
         if begin.problem is not None:

@@ -277,6 +277,7 @@ class KmqClient:
         The client takes the messages in batches. It gives back messages whose leases run out before their
         turn, which does not count as an attempt.
         """
+        self._guard.raise_if_inherited()
         while self._consumer.is_open:
             with self._consumer.use() as consumer:
                 yield from consumer

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.log_cuts import offset_of
 
+from .model import decoded
+
 if TYPE_CHECKING:
     from .model import Process, Record
 
@@ -34,7 +36,7 @@ class MessageNames:
         self._gone: set[tuple[Number, Record]] = set()
         """What clients took that they had fetched before it was cut away: another gap."""
         self._starts: defaultdict[tuple[Number, Record], list[Record]] = defaultdict(list)
-        """The start markers by which a message had this number."""
+        """The start markers by which a message had this number, while it was there."""
 
     def meant_by(self, marker: Record, process: Process, decoded: Any) -> None:
         """Keep with a start marker that is about to be sent which messages its client may mean."""
@@ -50,7 +52,8 @@ class MessageNames:
             place = marker.partition(), number
             self._gone.update((place, one) for one in candidates if one.is_cut)
             for one in candidates:
-                self._starts[place, one].append(marker)
+                if not one.is_cut:
+                    self._starts[place, one].append(marker)
             if marker.is_of_halted:
                 self._halted.update((place, one) for one in candidates)
             if len(candidates) == 1:
@@ -82,8 +85,12 @@ class MessageNames:
         return record.is_cut and (place, record) in self._halted
 
     def _is_forgotten(self, place: Number, record: Record) -> bool:
-        """Whether nobody can know that there was such a message: its start markers were deleted, too."""
-        return record.is_cut and all(one.at < one.log.start for one in self._starts[place, record])
+        """Whether nobody can know that there was such a message, and of which epoch.
+
+        Its start markers were deleted, or the assignment ticks before them.
+        """
+        starts = self._starts[place, record]
+        return record.is_cut and bool(starts) and all(_tick_before(one) < one.log.start for one in starts)
 
     def was_gone(self, place: Number, record: Record) -> bool:
         """Whether somebody took this message by this number when it was cut away already."""
@@ -111,6 +118,12 @@ class MessageNames:
 
     def _tell(self, problem: str) -> None:
         self.problems.append(f"R39: {problem}")
+
+
+def _tick_before(start: Record) -> int:
+    """Where the assignment tick stands that tells the epoch of what a start marker names."""
+    before = (one for one in reversed(start.log.records[: start.at]) if one.is_data)
+    return next((one.at for one in before if any(tick.takes_from is not None for tick in decoded(one))), -1)
 
 
 def _shown(place: Number) -> str:

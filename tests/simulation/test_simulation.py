@@ -45,8 +45,13 @@ FOUND = {
 
 FOUND_WITH_CUT_LOGS = {
     107: "stuck: after two cuts, a tracker went by messages that nobody had taken",
+    614: "stuck: what was given back without a start marker was evidence to trackers, and not to clients",
+    867: "R39: a cut was not found, since a transaction ended where the last known record had stood",
     12616: "R39: the first of two cuts was found when the second was known, and was thought to be known, too",
     13766: "R10: markers were compared with a commit that was cut back, and looked cut back themselves",
+    30328: "lost: a partition was begun where the first record had stood that came before a cut",
+    30569: "stuck: a tracker took the end that Kafka had told before its last tick for one of later",
+    30660: "stuck: a tracker told a second cut by what it knew since the first, which clients were to tell",
 }
 """The same, of seeds in which logs are cut back."""
 

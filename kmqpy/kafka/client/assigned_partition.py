@@ -78,13 +78,12 @@ class AssignedPartition:
                  this time or later
     log_end      the end of the queue partition, if it is known. A commit above it is ignored, because the log
                  was truncated or the topic was recreated (deleted and made again under the same name)
-    seek_to      the offset to read from once the partition is ACTIVE, unless the commit is higher. None:
-                 librdkafka begins at the commit by itself
+    must_seek    True: librdkafka does not go on from the commit by itself when the partition becomes ACTIVE
     """
 
-    def __init__(self, assigned_at: float, *, log_end: int = INT64_MAX, seek_to: int | None = None) -> None:
+    def __init__(self, assigned_at: float, *, log_end: int = INT64_MAX, must_seek: bool = False) -> None:
         self.assigned_at = assigned_at
-        self.seek_to = seek_to
+        self.must_seek = must_seek
         self.phase = ReceivePhase.RECOVERING
         self.commits = PartitionCommits()
         self.position = 0
@@ -141,8 +140,7 @@ class AssignedPartition:
         time, that has a start marker, or that was deleted since it was fetched.
         """
         if self.phase is not ReceivePhase.ACTIVE:
-            if self.seek_to is None:
-                self.seek_to = offset
+            self.must_seek = True
             return False
         if offset < self.position:
             # If a pause, resume or seek overtakes librdkafka's look-up of the offset to begin at, librdkafka
@@ -193,7 +191,7 @@ class AssignedPartition:
         """Receive messages from `number` on again, after a back-off and a check of failed start markers."""
         self.phase = ReceivePhase.CHECKING
         self.commits.rewind()
-        self.seek_to = self.position = offset_of(number)
+        self.position = offset_of(number)
         self.back_off(now)
 
     def continues_at(self, markers_offset: int) -> bool:
@@ -221,14 +219,15 @@ class AssignedPartition:
         """Return the commit to recover from: the predecessor's, or the beginning if that is unusable."""
         if commit is not None and (commit.epoch is not None or commit.offset <= self._log_end):
             return commit  # with an epoch, it tells whether the log was cut back
-        self.seek_to = 0  # librdkafka may have begun at a commit of a former topic of this name
+        self.must_seek = True  # librdkafka may have begun at a commit of a former topic of this name
         return Commit(0, 0)
 
     def finish_recovery(self, commit: Commit, found: StartsFound) -> None:
         """Become ACTIVE from `commit` on. The client skips the messages in `found.started`."""
         self.phase = ReceivePhase.ACTIVE
         self._failures = 0
-        self.position = max(self.seek_to or 0, commit.offset)
+        # Not where the first record stood that has come: the log may have been cut back since.
+        self.position = commit.offset
         self.epoch, self.cuts = commit.epoch, commit.cuts
         self.markers_epoch, self._given_epoch = found.markers_epoch, commit.markers_epoch
         self.commits.begin(commit.markers_offset)

@@ -140,8 +140,6 @@ class CrashRecovery:
                 raise KafkaException(committed.error)
             commit = assigned.recover_from(commit_of(committed, ids))
             before, (commit, found) = commit, self._find_in_log(partition, commit, consumer)
-            if commit.offset < before.offset:  # a record that came from behind it says nothing
-                assigned.seek_to = commit.offset
         except (KafkaException, KmqError) as exception:
             self._back_off(partition, assigned, exception)
             return None
@@ -218,7 +216,7 @@ class CrashRecovery:
                 continue
             assigned.finish_recovery(commit, found)
             # librdkafka begins at the committed offset, even if that is of a former topic of this name.
-            if assigned.seek_to is not None or commit.offset != begins_at:
+            if assigned.must_seek or commit.offset != begins_at:
                 to_seek.append(partition)
         return to_seek
 

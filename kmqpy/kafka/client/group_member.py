@@ -381,7 +381,7 @@ class GroupMember:
         """Recover these partitions as if they had just been assigned."""
         now = self._clock.monotonic()
         for partition in list(partitions):
-            self._partitions[partition] = AssignedPartition(now, log_end=log_end, seek_to=0)
+            self._partitions[partition] = AssignedPartition(now, log_end=log_end, must_seek=True)
 
     # --- reading the markers -----------------------------------------------------------------------
 
