@@ -528,6 +528,7 @@ class KmqClient:
         self.close()
 
     def refuse_in_call(self) -> None:
+        """Raise KmqError in a signal handler that has interrupted a call of this client."""
         if is_inside(_CALLS, self):
             raise KmqError(
                 f"queue {self.name!r}: a signal handler can't close the client that it has interrupted; "
