@@ -164,8 +164,8 @@ class Engine(Protocol):
         """The queue of this name; None if there is none."""
         ...
 
-    def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> None:
-        """Replace the settings of the queue."""
+    def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> bool:
+        """Replace the settings of the queue; returns False if they are not those of `queue` any more."""
         ...
 
     def queue_names(self) -> list[str]:

@@ -76,10 +76,14 @@ class MemoryEngine:
             found = self._queues.get(name)
         return None if found is None else found.row
 
-    def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> None:
+    def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> bool:
         """See Engine."""
         with self._lock:
-            self._queue(queue).row = QueueRow(queue.generation, settings)
+            found = self._queue(queue)
+            if found.row != queue:
+                return False
+            found.row = QueueRow(queue.generation, settings)
+            return True
 
     def queue_names(self) -> list[str]:
         """See Engine."""

@@ -68,10 +68,12 @@ class StoredStorage(Closeable):
 
     def alter(self, name: str, **changes: Any) -> None:
         """See Storage.alter."""
-        queue = self._find(name)
-        refuse_unalterable(changes, POLICY)
-        settings = dataclasses.asdict(queue.settings)
-        self._engine.alter_queue(queue, StoredQueueSettings.of(settings.pop("name"), {**settings, **changes}))
+        altered = False
+        while not altered:  # others may alter other settings meanwhile
+            queue = self._find(name)
+            refuse_unalterable(changes, POLICY)
+            settings = {**dataclasses.asdict(queue.settings), **changes}
+            altered = self._engine.alter_queue(queue, StoredQueueSettings.of(settings.pop("name"), settings))
 
     def list(self) -> builtins.list[str]:
         """See Storage.list."""

@@ -108,11 +108,25 @@ class RedisEngine:
             return None
         return QueueRow(generation, StoredQueueSettings.from_json(settings, name))
 
-    def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> None:
+    def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> bool:
         """See Engine."""
-        if not self._storage_function("alter", queue.name, queue.generation, settings.to_json()):
+        before = self._server.call("HGET", self._registry[1], queue.name) or b""
+        generation, _, text = before.decode(errors="replace").partition(" ")
+        if generation != queue.generation:
             raise _not_found(queue)
-        self._server.function("limit", (self._key(queue.generation),), _limit(settings))
+        if StoredQueueSettings.from_json(text, queue.name) != queue.settings:
+            return False
+        if not self._storage_function("alter", queue.name, before, f"{generation} {settings.to_json()}"):
+            return False
+        limit = None
+        while limit != _limit(settings):  # others may alter the queue before its limit is set, or after
+            limit = _limit(settings)
+            self._server.function("limit", (self._key(generation),), limit)
+            found = self.find_queue(queue.name)
+            if found is None or found.generation != generation:
+                break
+            settings = found.settings
+        return True
 
     def queue_names(self) -> list[str]:
         """See Engine."""

@@ -869,11 +869,10 @@ redis.register_function(LIBRARY .. 'register', function(keys, args)
   return redis.call('HGET', keys[2], args[1]) == value and 1 or 0
 end)
 
--- name, generation, settings -> whether the name is this generation's
+-- name, what is registered for it (generation, a space, settings), what is to be -> whether it was
 redis.register_function(LIBRARY .. 'alter', function(keys, args)
-  local value = redis.call('HGET', keys[2], args[1])
-  if not value or string.sub(value, 1, #args[2] + 1) ~= args[2] .. ' ' then return 0 end
-  redis.call('HSET', keys[2], args[1], args[2] .. ' ' .. args[3])
+  if redis.call('HGET', keys[2], args[1]) ~= args[2] then return 0 end
+  redis.call('HSET', keys[2], args[1], args[3])
   return 1
 end)
 

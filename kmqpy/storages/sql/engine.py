@@ -90,16 +90,21 @@ class SqlEngine:
             None if found is None else QueueRow(str(found[0]), StoredQueueSettings.from_json(found[1], name))
         )
 
-    def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> None:
+    def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> bool:
         """See Engine."""
+        parameters = self._parameters(queue)
 
-        def alter(cursor: Cursor) -> None:
-            cursor.execute(
-                self._sql["alter_queue"], {**self._parameters(queue), "settings": settings.to_json()}
-            )
-            self._check_exists(cursor, queue)
+        def alter(cursor: Cursor) -> bool:
+            cursor.execute(self._sql["lock_settings"], parameters)
+            found = cursor.fetchone()
+            if found is None:
+                raise _not_found(queue)
+            if StoredQueueSettings.from_json(found[0], queue.name) != queue.settings:
+                return False
+            cursor.execute(self._sql["alter_queue"], {**parameters, "settings": settings.to_json()})
+            return True
 
-        self._run(alter, several=True)
+        return self._run(alter, several=True)
 
     def queue_names(self) -> list[str]:
         """See Engine."""

@@ -240,6 +240,7 @@ _POSTGRESQL = {
 ON CONFLICT (name) DO NOTHING""",
     # The lock on the queue lets delete_queue wait until the rows can be seen, and deleted.
     "lock_queue": "SELECT id FROM {queues} WHERE id = :queue FOR KEY SHARE",
+    "lock_settings": "SELECT settings FROM {queues} WHERE id = :queue FOR NO KEY UPDATE",
     "put": """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms,
     take, requeues, state, minus_priority, message_key, headers, body)
 SELECT new.id, queue.id, new.id, CASE WHEN delay_ms > 0 THEN {now} + delay_ms ELSE 0 END, 0, {now}, {now},
@@ -332,6 +333,7 @@ _PAIRS = "id IN :ids AND (id, take) IN :takes"
 _MARIADB = {
     "create_queue": "INSERT IGNORE INTO {queues} (id, name, settings) VALUES (:queue, :name, :settings)",
     "lock_queue": "SELECT id FROM {queues} WHERE id = :queue LOCK IN SHARE MODE",
+    "lock_settings": "SELECT settings FROM {queues} WHERE id = :queue FOR UPDATE",
     "put": """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms,
     take, requeues, state, minus_priority, message_key, headers, body) VALUES {rows} RETURNING id""",
     "put_row": """(NEXT VALUE FOR {numbers}, :queue, PREVIOUS VALUE FOR {numbers},
@@ -411,6 +413,7 @@ _SQLITE_DUE = (
 _SQLITE = {
     "create_queue": "INSERT OR IGNORE INTO {queues} (id, name, settings) VALUES (:queue, :name, :settings)",
     "lock_queue": "SELECT id FROM {queues} WHERE id = :queue",  # a transaction has locked the database
+    "lock_settings": "SELECT settings FROM {queues} WHERE id = :queue",
     "draw": "UPDATE {numbers} SET next = next + :count RETURNING next - :count",
     "put": """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms,
     take, requeues, state, minus_priority, message_key, headers, body)

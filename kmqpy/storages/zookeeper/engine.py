@@ -87,10 +87,17 @@ class ZooKeeperEngine:
                 self._queues[generation].row = row  # somebody may have altered the queue
         return row
 
-    def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> None:
+    def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> bool:
         """See Engine."""
-        if not self._znodes.alter_queue(queue.name, queue.generation, dataclasses.asdict(settings)):
+
+        def is_unchanged(found: dict[str, Any]) -> bool:
+            return StoredQueueSettings.from_json(json.dumps(found), queue.name) == queue.settings
+
+        new = dataclasses.asdict(settings)
+        altered = self._znodes.alter_queue(queue.name, queue.generation, is_unchanged, new)
+        if altered is None:
             self._live(queue).raise_deleted()
+        return bool(altered)
 
     def queue_names(self) -> list[str]:
         """See Engine."""

@@ -225,8 +225,14 @@ class Znodes:
         data = self.repeated(find)
         return None if data is None else _parsed_queue(data, path)
 
-    def alter_queue(self, name: str, generation: str, settings: dict[str, Any]) -> bool:
-        """Replace the settings of a queue; returns False if this generation is gone."""
+    def alter_queue(
+        self,
+        name: str,
+        generation: str,
+        is_unchanged: Callable[[dict[str, Any]], bool],
+        settings: dict[str, Any],
+    ) -> bool | None:
+        """Replace settings that are unchanged; returns False for others, None if this generation is gone."""
         path = self._name(name)
         content = _queue_content(generation, settings)
 
@@ -234,17 +240,18 @@ class Znodes:
             self._sync(path)
             with suppress(NoNodeError):
                 data, stat = self._wait(self.zk.get_async(path))
-                if _parsed_queue(data, path)[0] == generation:
+                found, before = _parsed_queue(data, path)
+                if found == generation:
+                    if not is_unchanged(before):
+                        return False
                     try:
                         self._wait(self.zk.set_async(path, content, stat.version))
                     except BadVersionError:
-                        return None
+                        return False
                     return True
-            return False
+            return None
 
-        while (altered := self.repeated(alter)) is None:
-            pass
-        return altered
+        return self.repeated(alter)
 
     def queue_names(self) -> list[str]:
         """The names of all queues."""

@@ -107,6 +107,23 @@ def test_the_limits_of_a_queue_can_be_changed(kmq_storage: Storage) -> None:
     assert kmq_storage.describe(name).settings == found
 
 
+def test_changes_of_several_settings_at_a_time_all_count(kmq_storage: Storage) -> None:
+    name = new_name()
+    kmq_storage.create(name)
+    changes = [
+        ("lease_ms", 2_000),
+        ("max_redeliveries", 7),
+        ("max_lease_ms", 50_000),
+        ("max_delay_ms", 3_000),
+    ]
+    with ThreadPoolExecutor(len(changes)) as threads:
+        for more in range(3):
+            wanted = {key: value + more for key, value in changes}
+            for done in [threads.submit(kmq_storage.alter, name, **{key: wanted[key]}) for key in wanted]:
+                done.result(60)
+            assert wanted.items() <= kmq_storage.describe(name).settings.items()
+
+
 def test_a_queue_keeps_its_messages_and_settings_when_it_is_opened_again(
     kmq_target: Target, make_queue: MakeQueue
 ) -> None:
