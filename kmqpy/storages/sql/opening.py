@@ -126,8 +126,12 @@ _ENGINES = {
 
 
 def _connect(engine: sqlalchemy.Engine) -> Any:
-    """Open a connection as the engine of the application does, and take it out of the engine's pool."""
-    proxy = engine.raw_connection()
+    """Open a connection as the engine of the application does.
+
+    It comes from a new pool like the engine's. The engine's own pool may give the connection that the
+    application is using (StaticPool, SingletonThreadPool), or have none left.
+    """
+    proxy = engine.pool.recreate().connect()
     connection: Any = proxy.driver_connection
     proxy.detach()
     connection.rollback()

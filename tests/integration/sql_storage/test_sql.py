@@ -183,6 +183,22 @@ def test_a_storage_connects_as_an_engine_of_the_application_does(place: Place, p
     engine.dispose()
 
 
+@pytest.mark.parametrize(
+    "pool", [sqlalchemy.StaticPool, sqlalchemy.SingletonThreadPool, sqlalchemy.AssertionPool]
+)
+def test_a_connection_that_the_application_uses_stays_its_own(place: Place, pool: Any) -> None:
+    engine = sqlalchemy.create_engine(place.application.url, poolclass=pool)
+    with engine.begin() as connection:
+        assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+        ours = connection.connection.driver_connection
+        with storage_for(f"{place.name}:?prefix={place.prefix}", engine=engine) as storage:
+            storage.create("q")
+            storage.open("q").send("x")
+        assert connection.connection.driver_connection is ours
+        assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+    engine.dispose()
+
+
 def test_engines_that_do_not_fit_are_refused(place: Place) -> None:
     engine, scheme = place.application, place.name
     other = "sqlite" if scheme != "sqlite" else "mariadb"
