@@ -79,6 +79,16 @@ class TestRedelivery:
         copy = copy_of(entry(), later, QUEUE, PARTITION)
         assert copy.headers == (*ORIGIN, (ANCESTORS, b"4:70,4:99"), (COUNT, b"\x02"))
 
+    @pytest.mark.parametrize(
+        ("partition", "offset"), [(b"4", b"70"), (b"4", b"999"), (b"x", b"1"), (b"4", None)]
+    )
+    def test_an_origin_that_can_not_be_true_is_replaced(self, partition, offset):
+        """Clients do not believe it either: message and dead letter have one id."""
+        forged = original(
+            (ORIGINAL_PARTITION, partition), (ORIGINAL_OFFSET, offset), (ORIGINAL_TIMESTAMP, b"5")
+        )
+        assert plan(entry(), forged).headers == plan(entry(), original()).headers
+
     def test_where_the_queue_has_late_acks_it_says_from_where_to_look_for_them(self):
         queue = QueueSettings(name="jobs", late_acks=True, max_redeliveries=2)
 
@@ -152,7 +162,8 @@ class TestRedelivery:
     @given(headers, st.booleans())
     def test_headers_of_others_stay_in_order(self, given_headers, dead):
         copy = plan(entry(EntryState.DEAD if dead else EntryState.LEASED), original(*given_headers))
-        kept = tuple((k, v) for k, v in given_headers if k not in (COUNT, DELIVER_AT))
+        made_anew = (COUNT, DELIVER_AT, ORIGINAL_PARTITION, ORIGINAL_OFFSET, ORIGINAL_TIMESTAMP)
+        kept = tuple((k, v) for k, v in given_headers if k not in made_anew)
         assert copy.headers[: len(kept)] == kept
         assert all(name.startswith("kmq-") for name, _ in copy.headers[len(kept) :])
 

@@ -29,6 +29,7 @@ from kmqpy.kafka.message_headers import (
     ORIGINAL_OFFSET,
     ORIGINAL_PARTITION,
     ORIGINAL_TIMESTAMP,
+    first_place,
 )
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.message import Headers, last_header, without
@@ -117,13 +118,14 @@ def redriven_headers(
 def _kept_headers(original: Headers, origin: Origin, queue: QueueSettings) -> Headers:
     """The headers that a copy keeps of its original, and those about the first record.
 
-    An original without headers about the first record is the first record itself.
+    An original without headers about the first record is the first record itself. So is one whose headers
+    can't be true: programs that forward records may forward them, and clients do not believe them either.
     """
     kept = without(original, queue.redelivery_count_header, DELIVER_AT, ANCESTORS, PLANNED_AT, CLAIM_ID)
-    if last_header(original, ORIGINAL_OFFSET) is not None:
+    if first_place(original, (origin.partition, origin.offset)) is not None:
         return kept
     return (
-        *kept,
+        *without(kept, *_FIRST_RECORD_HEADERS),
         (ORIGINAL_PARTITION, _decimal(origin.partition)),
         (ORIGINAL_OFFSET, _decimal(origin.offset)),
         (ORIGINAL_TIMESTAMP, _decimal(origin.timestamp_ms)),
