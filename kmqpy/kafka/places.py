@@ -23,4 +23,7 @@ def message_id(partition: int, number: int) -> str:
 def place_in_id(text: object) -> Place | None:
     """The place that a message id names; None for any other value."""
     found = _MESSAGE_ID.fullmatch(text) if isinstance(text, str) else None
-    return None if found is None else (int(found[1]), int(found[2]))
+    if found is None:
+        return None
+    partition, number = int(found[1]), int(found[2])
+    return (partition, number) if partition < 2**31 and number < 2**63 else None

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import ConfigError, DecodeError, ReceiptError
 from kmqpy.kafka import partition_reader
@@ -166,7 +167,7 @@ class _Tracer:
             # A number behind a cut names its message already; an offset names what stands there now.
             if place.topic == self._queue.name and place.offset == offset_of(place.offset):
                 place = place._replace(offset=self._cuts[place.partition].number_of(place.offset))
-        if not self._has(place):
+        if place.offset > INT64_MAX or not self._has(place):
             raise ReceiptError(f"message: there is no {shown(self._queue.name, place)} in {place.topic!r}")
         return place
 

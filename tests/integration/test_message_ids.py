@@ -66,6 +66,11 @@ def test_what_is_no_id_is_refused(queue):
     for wrong in ("", "0", "0-", "a-b", "topic:0:1", None, 5, b"0-1"):
         with pytest.raises(ReceiptError, match="id: "):
             client.receipt(wrong)
+    for large in ("2147483648-0", "0-9223372036854775808"):
+        with pytest.raises(ReceiptError, match="id: "):
+            client.receipt(large)
+        with pytest.raises(ReceiptError, match="there is no"):
+            client.trace(large)
     assert client.capabilities.receipts_by_id
     with pytest.raises(ReceiptError, match="no partition 7"):
         client.ack(client.receipt("7-0"))
