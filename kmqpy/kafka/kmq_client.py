@@ -489,6 +489,7 @@ class KmqClient:
 
         Raises KmqError as close() does.
         """
+        self._guard.raise_if_inherited()
         self.refuse_in_call()
         self._consumer.close_current()
 

@@ -74,6 +74,28 @@ def test_a_closed_one_opens_no_more():
     assert len(lazy.made) == 1
 
 
+def test_one_that_is_closed_just_when_it_was_opened_is_left_to_nobody():
+    class ClosedMeanwhile(Lazy):
+        """Another thread calls close() just after the thread that opens has looked whether it is closed."""
+
+        _is_closed = False
+
+        @property
+        def _closed(self):
+            found = self._is_closed
+            if self.made and not found:
+                self.close()
+            return found
+
+        @_closed.setter
+        def _closed(self, value):
+            self._is_closed = value
+
+    lazy = ClosedMeanwhile()
+    lazy.opened()
+    assert [client.closed for client in lazy.made] == [True]
+
+
 def test_one_that_is_closed_while_it_is_opened_is_left_to_nobody():
     lazy = Lazy()
     opening, may_open = threading.Event(), threading.Event()

@@ -59,11 +59,10 @@ class LazyConsumer:
         with self._lock:
             self.check_open()
             if self._client is None:
-                client = self._make()
-                if self._closed:  # by another thread
+                self._client = client = self._make()
+                if self._closed:  # by another thread, which perhaps saw no client yet
                     client.close()
                     self.check_open()
-                self._client = client
             client = self._client
             self._users += 1
         try:
