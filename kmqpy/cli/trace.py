@@ -70,6 +70,8 @@ def trace(cli: Cli, arguments: tuple[str, ...], key: str | None, since: timedelt
 def _read_arguments(cli: Cli, arguments: tuple[str, ...], *, by_key: bool) -> tuple[QueueSettings, list[str]]:
     """Return the queue's settings, and the message that the arguments name; no message if `by_key`."""
     wanted = 1 if by_key else 2
+    if cli.queue_in_url:
+        arguments = (cli.queue_in_url, *arguments)
     if len(arguments) == 1 and not by_key:
         try:
             return cli.queue(Receipt.parse(arguments[0]).queue), [*arguments]
