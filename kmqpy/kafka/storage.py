@@ -159,6 +159,10 @@ class KafkaStorage:
         the longest lease or delay; TopicError while the queue is being deleted.
         """
         _check_name(name)
+        partitions, retention_ms = (
+            convert(key, value, _TOPIC_SETTINGS[key])
+            for key, value in (("partitions", partitions), ("retention_ms", retention_ms))
+        )
         retention = None if retention_ms is None else retention_ms / 1000
         with self._use_admin() as admin, self._suggest_nearest(admin, name):
             admin.alter_queue(name, partitions=partitions, retention=retention, **changes)
