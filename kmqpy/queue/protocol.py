@@ -244,8 +244,8 @@ class Queue(Protocol):
         """Return a receipt for the message with this id, good for whoever has the message now.
 
         With it, ack(), nack(), extend() and dead_letter() act on the present take of the message. For a
-        message that nobody has taken yet they do nothing or raise ReceiptError. Raises ReceiptError if the queue has no such
-        message; NotSupported without the capability `receipts_by_id`.
+        message that nobody has taken yet they do nothing or raise ReceiptError. Raises ReceiptError if the
+        queue has no such message; NotSupported without the capability `receipts_by_id`.
         """
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from kmqpy.core.durations import Duration, duration_ms
@@ -12,6 +13,7 @@ from kmqpy.kafka.admin.checks.marker_format import check_before_ranges
 from kmqpy.kafka.admin.context import AdminContext, queue_not_found
 from kmqpy.kafka.retention import check_retention
 from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.settings_mirror import SettingsMirror
 from kmqpy.kafka.topic_names import topics_of
 from kmqpy.queue.storage import refuse_unalterable
 from kmqpy.queue_policy import POLICY
@@ -34,6 +36,19 @@ class QueueAlteration:
     ) -> QueueSettings:
         """See Admin.alter_queue()."""
         refuse_unalterable(changes, ALTERABLE)
+        while (settings := self._altered(name, partitions, retention, changes)) is None:
+            pass
+        mirrored = None
+        while mirrored != settings:  # others may alter it meanwhile, and write their record before this one
+            mirrored = settings
+            self._context.mirror(partial(_write_record, settings))
+            settings = self._context.registry.get(name).settings
+        return settings
+
+    def _altered(
+        self, name: str, partitions: int | None, retention: Duration | None, changes: Mapping[str, Any]
+    ) -> QueueSettings | None:
+        """Change topics and registry; returns the settings, or None if others have changed them meanwhile."""
         registered = self._context.registry.get(name)
         before = registered.settings
         settings = build(QueueSettings, dataclasses.asdict(before), changes)
@@ -51,9 +66,8 @@ class QueueAlteration:
             retention_ms = str(duration_ms(retention, "retention"))
             for topic in self._context.topics.describe(list(topics_of(settings))):
                 self._context.topics.configure(topic, {"retention.ms": retention_ms})
-        self._context.registry.register(settings, max(counts))
-        self._context.mirror(lambda mirror: mirror.write([settings]))
-        return settings
+        altered = self._context.registry.register(settings, max(counts), before=before)
+        return settings if altered else None
 
     def follow_topic(self, name: str) -> None:
         """See Admin.follow_topic()."""
@@ -70,7 +84,8 @@ class QueueAlteration:
             markers = self._context.topics.describe([settings.markers_topic]).get(settings.markers_topic)
             count = min(wanted.partitions, markers.partitions if markers is not None else 0)
             if count > registered.partitions:
-                self._context.registry.register(settings, count)
+                while not self._context.registry.register(settings, count, before=settings):
+                    settings = self._context.registry.get(name).settings
 
     def _check_retention(self, settings: QueueSettings, retention: Duration | None) -> None:
         """Raise ConfigError unless the new retention outlives every lease and delay of `settings`.
@@ -86,3 +101,7 @@ class QueueAlteration:
             limits = [ms for ms in kept if ms != -1]
             if limits:
                 check_retention(settings, min(limits))
+
+
+def _write_record(settings: QueueSettings, mirror: SettingsMirror) -> None:
+    mirror.write([settings])

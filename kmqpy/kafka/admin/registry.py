@@ -66,8 +66,12 @@ class Registry:
         self._requests = RegistryRequests(zk, root, timeout)
         self._clock = clock
 
-    def register(self, settings: QueueSettings, partitions: int) -> None:
+    def register(
+        self, settings: QueueSettings, partitions: int, *, before: QueueSettings | None = None
+    ) -> bool:
         """Add a queue with its partitions, or replace its settings and add partitions, in one transaction.
+
+        Returns False, and changes nothing, if `before` is given and the settings are not these any more.
 
         Raises ConfigError for fewer partitions than are registered, TopicError while the queue is being
         removed.
@@ -79,6 +83,8 @@ class Registry:
             self._requests.wait(self._requests.zk.ensure_path_async(self._requests.paths.queues))
             for _ in range(MAX_TRIES):
                 data, children = self._requests.raw(name)
+                if before is not None and (data is None or decode_queue(name, data[0])[0] != before):
+                    return False
                 there = frozenset(children or ())
                 transaction = self._requests.zk.transaction()
                 if data is None:
@@ -94,7 +100,7 @@ class Registry:
                         transaction.create(self._requests.paths.partition(name, partition))
                 if self._requests.commit(transaction):
                     log.info("queue registered", extra={"queue": name, "partitions": partitions})
-                    return
+                    return True
         raise Unavailable(f"queue {name!r} is changed by others all the time; try again")
 
     def get(self, name: str) -> RegisteredQueue:

@@ -1,5 +1,7 @@
 """Queues are created, altered and deleted, on a real Kafka and ZooKeeper."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from support import until
 
@@ -10,6 +12,7 @@ from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Kind, Severity
 from kmqpy.kafka.group_commits import group_commits
 from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.settings_mirror import SettingsMirror
 from kmqpy.kafka.topic_names import topics_of
 from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.settings import NO_ZOOKEEPER, ZooKeeperConnection
@@ -122,6 +125,18 @@ class TestCreateAlterDelete:
         admin.create_queue(settings)
         kept = int(admin.describe_queue(queue_name).topics[0].config["retention.ms"])
         assert kept > 30 * DAY_MS
+
+    def test_changes_of_several_settings_at_a_time_all_count(self, admin, connection, zookeeper, queue_name):
+        admin.create_queue(queue_name, partitions=1)
+        with Admin(connection, zookeeper) as other, ThreadPoolExecutor(2) as threads:
+            for more in range(5):
+                for done in (
+                    threads.submit(admin.alter_queue, queue_name, lease_ms=2_000 + more),
+                    threads.submit(other.alter_queue, queue_name, max_redeliveries=10 + more),
+                ):
+                    done.result(60)
+                for found in (admin.settings(queue_name), SettingsMirror(connection).find(queue_name)):
+                    assert (found.lease_ms, found.max_redeliveries) == (2_000 + more, 10 + more)
 
     def test_alter_changes_topics_and_registry(self, admin, queue_name):
         admin.create_queue(queue_name, partitions=1)
