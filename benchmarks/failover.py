@@ -43,7 +43,7 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
 
 def _turn(lab: Lab, marker_format: str, count: int) -> Callable[[], Figures]:
     def turn() -> Figures:
-        with lab.queue(1, register=True, max_redeliveries=None) as queue:
+        with lab.queue(1, register=True, markers=marker_format, max_redeliveries=None) as queue:
             lab.preload(queue, 1, count + _TRICKLE, 100)
             with (
                 trackers.tracker_process(lab, queue) as one,
@@ -55,7 +55,6 @@ def _turn(lab: Lab, marker_format: str, count: int) -> Callable[[], Figures]:
                     "hold",
                     bootstrap=lab.connection.bootstrap,
                     queue=queue.to_json().decode(),
-                    markers=marker_format,
                     batch=5_000,
                     messages=count,
                 ) as holder:

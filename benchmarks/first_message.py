@@ -31,7 +31,7 @@ def _plain(lab: Lab, queue: QueueSettings) -> Iterator[Receive]:
 
 @contextmanager
 def _kmqpy(lab: Lab, queue: QueueSettings) -> Iterator[Receive]:
-    with KmqClient(queue, lab.connection, markers="range") as client:
+    with KmqClient(queue, lab.connection) as client:
         yield lambda: client.receive(1, wait=1.0)
 
 

@@ -52,11 +52,11 @@ def _turn(
     lab: Lab, queue: QueueSettings, markers: str, count: int, copies: int, *, late_acks: bool
 ) -> Callable[[], Figures]:
     def turn() -> Figures:
-        with lab.view(replace(queue, late_acks=late_acks), 1) as view:
+        with lab.view(replace(queue, late_acks=late_acks, markers=markers), 1) as view:
             # The originals count as taken before, so they are not taken again (rule R10).
             lab.fill(view.markers_topic, 0, starts(range(copies), _LEASE_MS))
-            lab.append(view.markers_topic, _made(view, count, copies, ranges=markers == "range"))
-            return drain.drained(lab, view, "kmqpy", markers=markers, messages=count)
+            lab.append(view.markers_topic, _made(view, count, copies, ranges=view.writes_ranges))
+            return drain.drained(lab, view, "kmqpy", messages=count)
 
     return turn
 

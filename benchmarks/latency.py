@@ -11,12 +11,14 @@ RATE = 1_000
 PARTITIONS = 4
 BATCH = 100
 
+_NONE = "jvm"  # it writes no markers
+
 _PEERS = {
-    PLAIN: ("consume", ""),
+    PLAIN: ("consume", _NONE),
     KMQPY["range"]: ("kmqpy", "range"),
     KMQPY["jvm"]: ("kmqpy", "jvm"),
-    SHARE: ("share", ""),
-    JVM: ("jvm", ""),
+    SHARE: ("share", _NONE),
+    JVM: ("jvm", "jvm"),
 }
 
 
@@ -38,7 +40,7 @@ def _turn(lab: Lab, peer: str, sizes: Sizes) -> Callable[[], Figures]:
 
     def turn() -> Figures:
         with (
-            lab.queue(PARTITIONS) as queue,
+            lab.queue(PARTITIONS, markers=markers) as queue,
             children.peer(
                 "sender", "send", bootstrap=bootstrap, topic=queue.name, rate=RATE, partitions=PARTITIONS
             ),
@@ -49,7 +51,6 @@ def _turn(lab: Lab, peer: str, sizes: Sizes) -> Callable[[], Figures]:
                 topic=queue.name,
                 group=queue.consumer_group,
                 queue=queue.to_json().decode(),
-                markers=markers,
                 batch=BATCH,
                 messages=sizes.latency_messages,
                 warm_up_s=sizes.latency_warm_up_s,

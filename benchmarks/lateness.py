@@ -51,7 +51,7 @@ def turn(lab: Lab, tracker: Tracker, marker_format: str, sizes: Sizes) -> Callab
 
     def measure() -> Figures:
         with (
-            lab.queue(PARTITIONS, register=True, lease_ms=LEASE_MS) as queue,
+            lab.queue(PARTITIONS, register=True, markers=marker_format or "jvm", lease_ms=LEASE_MS) as queue,
             tracker(lab, queue, PARTITIONS),
             children.peer(
                 "sender",
@@ -67,7 +67,6 @@ def turn(lab: Lab, tracker: Tracker, marker_format: str, sizes: Sizes) -> Callab
                 "drop",
                 bootstrap=bootstrap,
                 queue=queue.to_json().decode(),
-                markers=marker_format or "jvm",
                 batch=100,
                 max_in_flight=count,
                 seconds=sizes.lateness_s + LEASE_MS / 1000 + 2.5,

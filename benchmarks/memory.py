@@ -74,7 +74,7 @@ def _taken_one_by_one(count: int) -> Iterator[Record]:
 
 def _process(lab: Lab, marker_format: str, count: int) -> Callable[[], Figures]:
     def turn() -> Figures:
-        with lab.queue(PARTITIONS, register=True) as queue:
+        with lab.queue(PARTITIONS, register=True, markers=marker_format) as queue:
             lab.preload(queue, PARTITIONS, count, 100)
             with (
                 trackers.kmqpy(lab, queue, PARTITIONS) as tracker,
@@ -83,7 +83,6 @@ def _process(lab: Lab, marker_format: str, count: int) -> Callable[[], Figures]:
                     "hold",
                     bootstrap=lab.connection.bootstrap,
                     queue=queue.to_json().decode(),
-                    markers=marker_format,
                     batch=5_000,
                     messages=count,
                 ) as holder,

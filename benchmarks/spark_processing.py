@@ -5,6 +5,7 @@ of acknowledgement.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from benchmarks import children
 from benchmarks.lab import Lab
@@ -50,13 +51,12 @@ def _turn(lab: Lab, queue: QueueSettings, peer: str, count: int) -> Callable[[],
 
     def turn() -> Figures:
         with (
-            lab.view(queue, _PARTITIONS) as view,
+            lab.view(replace(queue, markers=markers or "jvm"), _PARTITIONS) as view,
             children.peer(
                 "spark",
                 "processing",
                 bootstrap=lab.connection.bootstrap,
                 queue=view.to_json().decode(),
-                markers=markers,
                 how=how,
                 messages=count,
             ) as child,

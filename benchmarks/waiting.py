@@ -37,14 +37,13 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
 
 def _turn(lab: Lab, markers: str, threads: int, rate: int, sizes: Sizes) -> Callable[[], Figures]:
     def turn() -> Figures:
-        with lab.queue(PARTITIONS) as queue:
+        with lab.queue(PARTITIONS, markers=markers) as queue:
             lab.preload(queue, PARTITIONS, _MESSAGES, 100)
             with children.peer(
                 "kmqpy",
                 "wait",
                 bootstrap=lab.connection.bootstrap,
                 queue=queue.to_json().decode(),
-                markers=markers,
                 batch=_MESSAGES,
                 threads=threads,
                 rate=rate,

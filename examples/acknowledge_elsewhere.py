@@ -11,45 +11,44 @@ import subprocess
 import sys
 import uuid
 
-from kmqpy import Admin, KafkaConnection, KmqClient, QueueSettings, ZooKeeperConnection
+from kmqpy import KafkaConnection, KafkaStorage, KmqClient, ZooKeeperConnection
 from kmqpy.errors import KmqError
 
 connection = KafkaConnection.from_environment()
 zookeeper = ZooKeeperConnection.from_environment()
 
 
-def acknowledge(queue: str) -> None:
+def acknowledge(name: str) -> None:
     """Acknowledge the messages whose receipts are on stdin, one a line; runs in the other process."""
     receipts = sys.stdin.read().split()
-    with KmqClient(queue, connection) as client:
-        client.ack(*receipts, confirmed=True)
+    with KmqClient(name, connection) as queue:
+        queue.ack(*receipts, confirmed=True)
     print(f"acknowledged {len(receipts)} messages in process {os.getpid()}")
 
 
 def main() -> None:
-    queue = QueueSettings(name=f"elsewhere-{uuid.uuid4().hex[:6]}")
-    with Admin(connection, zookeeper) as admin:
-        admin.create_queue(queue, partitions=1)
+    name = f"elsewhere-{uuid.uuid4().hex[:6]}"
+    with KafkaStorage(connection, zookeeper) as storage:
+        storage.create(name, partitions=1)
         try:
-            run(queue, admin)
+            run(name, storage)
         finally:
-            admin.delete_queue(queue.name)
+            storage.delete(name)
 
 
-def run(queue: QueueSettings, admin: Admin) -> None:
-    with KmqClient(queue, connection) as producer:
-        producer.send_many(["one", "two", "three"])
-    with KmqClient(queue, connection) as client:
-        messages = client.receive(10, wait=10, lease=60)
-    # The client is closed; the messages stay taken until their leases end.
-    assert len(admin.in_flight(queue)) == 3
+def run(name: str, storage: KafkaStorage) -> None:
+    with KmqClient(name, connection) as queue:
+        queue.send_many(["one", "two", "three"])
+        messages = queue.receive(10, wait=10, lease=60)
+    # The queue is closed; the messages stay taken until their leases end.
+    assert len(storage.in_flight(name)) == 3
     subprocess.run(
-        [sys.executable, __file__, queue.name],
+        [sys.executable, __file__, name],
         input="\n".join(message.receipt for message in messages),
         text=True,
         check=True,
     )
-    assert len(admin.in_flight(queue)) == 0
+    assert len(storage.in_flight(name)) == 0
     print("nothing is in flight any more")
 
 

@@ -11,21 +11,20 @@ import logging
 import sys
 import uuid
 
-from kmqpy import Admin, KafkaConnection, Message, QueueSettings, ZooKeeperConnection
+from kmqpy import KafkaConnection, KafkaStorage, KmqClient, Message, ZooKeeperConnection
 from kmqpy.errors import KmqError
-from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.worker.asyncio import AsyncQueue, AsyncWorker
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
 
 connection = KafkaConnection.from_environment()
 zookeeper = ZooKeeperConnection.from_environment()
-settings = QueueSettings(name=f"example-asyncio-{uuid.uuid4().hex[:8]}")
+name = f"example-asyncio-{uuid.uuid4().hex[:8]}"
 
 
 async def main() -> int:
     # Operations run in threads, so the event loop stays free. Await those that wait for Kafka.
-    async with AsyncQueue(await asyncio.to_thread(KmqClient, settings, connection, zookeeper)) as queue:
+    async with AsyncQueue(await asyncio.to_thread(KmqClient, name, connection)) as queue:
         await queue.send_many([f"letter {number}" for number in range(5)])
 
         # 1. Take messages yourself, and acknowledge each one.
@@ -65,14 +64,14 @@ async def main() -> int:
 def run() -> int:
     # A tracker warns of a queue with one replica, which is all that a small cluster has.
     logging.basicConfig(level=logging.ERROR)
-    with Admin(connection, zookeeper) as admin:
-        admin.create_queue(settings, partitions=2)
+    with KafkaStorage(connection, zookeeper) as storage:
+        storage.create(name, partitions=2)
         try:
             # A tracker redelivers messages given back. In production: `kmq tracker`, in processes of its own.
-            with Tracker(connection, zookeeper, TrackerSettings(queues=(settings.name,), http_port=-1)):
+            with Tracker(connection, zookeeper, TrackerSettings(queues=(name,), http_port=-1)):
                 return asyncio.run(main())
         finally:
-            admin.delete_queue(settings.name)
+            storage.delete(name)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs all parts from one process: a Kafka and a ZooKeeper, a tracker, a producer and a client.
+"""Runs all parts from one process: a Kafka and a ZooKeeper, a tracker and a queue.
 
     python examples/embedded.py
 
@@ -12,7 +12,7 @@ import logging
 import os
 import uuid
 
-from kmqpy import Admin, KafkaConnection, KmqClient, QueueSettings, ZooKeeperConnection
+from kmqpy import KafkaConnection, KafkaStorage, ZooKeeperConnection
 from kmqpy.dev import Cluster
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
@@ -30,30 +30,27 @@ def main() -> None:
             connection = KafkaConnection(bootstrap=cluster.bootstrap)
             zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
 
-        queue = QueueSettings(name=f"embedded-{uuid.uuid4().hex[:6]}", lease_ms=1_000)
-        admin = stack.enter_context(Admin(connection, zookeeper))
-        admin.create_queue(queue, partitions=2)
-        stack.callback(admin.delete_queue, queue.name)
+        name = f"embedded-{uuid.uuid4().hex[:6]}"
+        storage = stack.enter_context(KafkaStorage(connection, zookeeper))
+        storage.create(name, partitions=2, lease_ms=1_000)
+        stack.callback(storage.delete, name)
 
-        stack.enter_context(
-            Tracker(connection, zookeeper, TrackerSettings(queues=(queue.name,), http_port=-1))
-        )
-        producer = stack.enter_context(KmqClient(queue, connection))
-        client = stack.enter_context(KmqClient(queue, connection))
+        stack.enter_context(Tracker(connection, zookeeper, TrackerSettings(queues=(name,), http_port=-1)))
+        queue = stack.enter_context(storage.open(name))
 
-        producer.send_many([f"message {number}" for number in range(10)])
+        queue.send_many([f"message {number}" for number in range(10)])
         acknowledged: list[str] = []
-        for message in client:
+        for message in queue:
             text = message.body.decode()
             if text == "message 3" and message.attempts == 1:
                 print(f"{text}: taken and forgotten")
                 continue
-            client.ack(message)
+            queue.ack(message)
             acknowledged.append(text)
             print(f"{text}: acknowledged at attempt {message.attempts}")
             if len(acknowledged) == 10:
                 break
-        client.flush()
+        queue.flush()
     assert sorted(acknowledged) == sorted(f"message {number}" for number in range(10))
     assert acknowledged[-1] == "message 3", "the forgotten message comes last"
     print("all ten messages were processed, one of them after a redelivery")

@@ -19,7 +19,7 @@ import pandas as pd
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from kmqpy import Admin, KafkaConnection, KmqClient, QueueSettings, ZooKeeperConnection
+from kmqpy import KafkaConnection, KafkaStorage, QueueSettings, ZooKeeperConnection
 from kmqpy.errors import KmqError
 from kmqpy.spark import KmqSpark, configure_spark_with_kmq
 from kmqpy.spark.health import health
@@ -53,11 +53,11 @@ def enrich(messages: pd.DataFrame) -> pd.DataFrame:
     return out.assign(kmq_error=errors, kmq_reject=rejected, kmq_delay=0.5)
 
 
-def send_orders(queue: QueueSettings, connection: KafkaConnection, count: int) -> None:
-    with Admin(connection, ZooKeeperConnection.from_environment()) as admin:
-        admin.create_queue(queue, partitions=4)
-    with KmqClient(queue, connection) as producer:
-        producer.send_many(
+def send_orders(name: str, connection: KafkaConnection, count: int) -> None:
+    with KafkaStorage(connection, ZooKeeperConnection.from_environment()) as storage:
+        if name not in storage.list():
+            storage.create(name, partitions=4)
+        storage.open(name).send_many(
             "broken"
             if number % 100 == 99
             else json.dumps(
@@ -83,7 +83,7 @@ def main() -> None:
     spark = configure_spark_with_kmq(builder).getOrCreate()
 
     queue = QueueSettings(name=options.queue)
-    send_orders(queue, connection, options.orders)
+    send_orders(options.queue, connection, options.orders)
     sink = Sink(path=options.out)
     run_pipeline(spark, queue, connection, schema=SCHEMA, sink=sink, function=enrich, drain=True)
 

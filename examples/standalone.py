@@ -17,7 +17,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 
-from kmqpy import Admin, KafkaConnection, KmqClient, QueueSettings, ZooKeeperConnection
+from kmqpy import KafkaConnection, KafkaStorage, KmqClient, ZooKeeperConnection
 from kmqpy.errors import KmqError
 
 MESSAGES = 100
@@ -25,25 +25,20 @@ connection = KafkaConnection.from_environment()
 zookeeper = ZooKeeperConnection.from_environment()
 
 
-def settings(name: str) -> QueueSettings:
-    # Clients and trackers must agree on these; trackers read them from the registry.
-    return QueueSettings(name=name, lease_ms=1_500)
-
-
 def send(name: str) -> None:
-    with KmqClient(settings(name), connection) as producer:
-        producer.send_many([f"{number}" for number in range(MESSAGES)])
+    with KmqClient(name, connection) as queue:
+        queue.send_many([f"{number}" for number in range(MESSAGES)])
     print(f"sent {MESSAGES} messages to queue {name}", flush=True)
 
 
 def receive(name: str, crash: bool) -> None:
     done: set[str] = set()
-    with KmqClient(settings(name), connection) as client:
-        for message in client:
+    with KmqClient(name, connection) as queue:
+        for message in queue:
             if crash and len(done) == MESSAGES // 2:
-                client.flush()
+                queue.flush()
                 os.kill(os.getpid(), 9)  # messages taken and not acknowledged stay in flight
-            client.ack(message)
+            queue.ack(message)
             done.add(message.body.decode())
             print(message.body.decode(), flush=True)
             if message.body == b"last":
@@ -52,13 +47,13 @@ def receive(name: str, crash: bool) -> None:
 
 def main() -> None:
     name = f"standalone-{uuid.uuid4().hex[:6]}"
-    with Admin(connection, zookeeper) as admin:
-        admin.create_queue(settings(name), partitions=1)
+    with KafkaStorage(connection, zookeeper) as storage:
+        storage.create(name, partitions=1, lease_ms=1_500)  # clients and trackers find the settings
         try:
             with tracker(name):
                 run(name)
         finally:
-            admin.delete_queue(name)
+            storage.delete(name)
 
 
 @contextlib.contextmanager
@@ -84,8 +79,8 @@ def run(name: str) -> None:
         for line in second.stdout:
             done.add(line.strip())
             if len(done) == MESSAGES:
-                with KmqClient(settings(name), connection) as producer:
-                    producer.send("last")
+                with KmqClient(name, connection) as queue:
+                    queue.send("last")
     assert done >= {f"{number}" for number in range(MESSAGES)}, "a message was lost"
     print(f"all {MESSAGES} messages were processed")
 

@@ -14,18 +14,17 @@ import uuid
 from collections import Counter
 
 from kmqpy import (
-    Admin,
     Backoff,
     KafkaConnection,
+    KafkaStorage,
     Message,
-    QueueSettings,
+    Queue,
     Reject,
     Retry,
     Worker,
     ZooKeeperConnection,
 )
 from kmqpy.errors import KmqError
-from kmqpy.kafka.kmq_client import KmqClient
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
 
@@ -34,7 +33,7 @@ DELIVERIES = 30 + 1 + 2 + 3  # calls of handle(): for the teas, the unknown cust
 
 connection = KafkaConnection.from_environment()
 zookeeper = ZooKeeperConnection.from_environment()
-settings = QueueSettings(name=f"example-worker-{uuid.uuid4().hex[:8]}", max_redeliveries=2)
+name = f"example-worker-{uuid.uuid4().hex[:8]}"
 
 calls: Counter[bytes] = Counter()
 lock = threading.Lock()
@@ -57,18 +56,18 @@ def handle(message: Message) -> None:
 def main() -> int:
     # A worker logs a failed handler as a warning, with a traceback. Those here are meant to fail.
     logging.basicConfig(level=logging.ERROR)
-    with Admin(connection, zookeeper) as admin:
-        admin.create_queue(settings, partitions=2)
+    with KafkaStorage(connection, zookeeper) as storage:
+        storage.create(name, partitions=2, max_redeliveries=2)
         try:
-            return run()
+            return run(storage)
         finally:
-            admin.delete_queue(settings.name)
+            storage.delete(name)
 
 
-def run() -> int:
+def run(storage: KafkaStorage) -> int:
     # A tracker redelivers messages given back. In production: `kmq tracker`, in processes of its own.
-    tracker = Tracker(connection, zookeeper, TrackerSettings(queues=(settings.name,), http_port=-1))
-    with tracker, KmqClient(settings, connection, zookeeper) as queue:
+    tracker = Tracker(connection, zookeeper, TrackerSettings(queues=(name,), http_port=-1))
+    with tracker, storage.open(name) as queue:
         for customer in CUSTOMERS:
             # Messages with the same key are handled one at a time and in order.
             queue.send_many([f"{customer} orders tea {number}" for number in range(10)], key=customer)
@@ -83,7 +82,7 @@ def run() -> int:
     return 0 if done and calls.total() == DELIVERIES and dead == expected else 1
 
 
-def ended(queue: KmqClient, timeout: float = 60) -> bool:
+def ended(queue: Queue, timeout: float = 60) -> bool:
     """Wait until every message is acknowledged or a dead letter."""
     pause = threading.Event()
     for _ in range(int(timeout / 0.2)):

@@ -1,4 +1,4 @@
-"""kmqpy's KmqClient as a peer, with the marker format that the options name."""
+"""kmqpy's KmqClient as a peer, with the settings of the queue in the options."""
 
 import itertools
 import time
@@ -21,7 +21,6 @@ class Client:
             QueueSettings.from_json(options["queue"].encode()),
             KafkaConnection(bootstrap=options["bootstrap"]),
             max_in_flight=options.get("max_in_flight", 2 * self._batch),
-            markers=options["markers"],
         )
 
     def take(self) -> list[Message]:

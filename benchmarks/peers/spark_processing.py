@@ -47,7 +47,7 @@ def processing(options: dict[str, Any]) -> dict[str, float]:
     register(spark)
     batches = _Batches()
     limit = -(-options["messages"] // _MICRO_BATCHES)
-    with KmqSpark(spark, connection, queue, markers=options["markers"] or "jvm") as kmq:
+    with KmqSpark(spark, connection, queue) as kmq:
         out = _frame(spark, kmq, options, limit)
         spark.streams.addListener(batches)
         with tempfile.TemporaryDirectory() as checkpoint:

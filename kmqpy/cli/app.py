@@ -26,6 +26,7 @@ from kmqpy.cli import (
 from kmqpy.cli.options import connection_options, given_defaults
 from kmqpy.cli.output import PartlyDone, drop_stdout, print_error, replace_closed_streams
 from kmqpy.cli.plugins import load, plugins
+from kmqpy.core.foreign_names import our_name
 from kmqpy.core.settings import nearest
 from kmqpy.errors import KmqError, Unfinished
 
@@ -155,6 +156,8 @@ def run(args: Sequence[str]) -> int:
             return 0
         return stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)
     except click.ClickException as error:
+        if isinstance(error, click.NoSuchOption):
+            error = _with_our_option(error)
         if type(error).__name__ == "NoArgsIsHelpError":
             click.echo(error.format_message(), err=True)
             return 2
@@ -172,6 +175,16 @@ def run(args: Sequence[str]) -> int:
     except BrokenPipeError:
         drop_stdout()
     return result if isinstance(result, int) else 0
+
+
+def _with_our_option(error: click.NoSuchOption) -> click.UsageError:
+    """The error, with the option for what other queues call so."""
+    options = error.ctx.command.params if error.ctx is not None else []
+    names = [name for one in options for name in one.opts if name.startswith("--")]
+    ours = our_name(error.option_name, names)
+    if ours is None:
+        return error
+    return click.UsageError(f"No such option {error.option_name!r}; did you mean {ours}?", error.ctx)
 
 
 def _failed(text: str, code: int = 2) -> int:

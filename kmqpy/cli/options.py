@@ -83,6 +83,7 @@ class Cli:
     tables        tables of the config file for other parts of kmqpy
     named         the names of connection settings that an option, the environment or the config file gave
     url           the storage that --queue-url or KMQ_QUEUE_URL names; None: Kafka
+    queue_in_url  the name of the queue in the url, also in one of Kafka; empty if there is none
     """
 
     connection: KafkaConnection
@@ -92,6 +93,7 @@ class Cli:
     tables: Mapping[str, Any]
     named: frozenset[str] = frozenset()
     url: StorageUrl | None = None
+    queue_in_url: str = ""
 
     def table(self, name: str) -> Mapping[str, Any]:
         """Return a table of the config file; empty if there is none. Raises ConfigError."""
@@ -124,8 +126,8 @@ class Cli:
 
         Where the url names the queue, QUEUE was left out, so `name` is the first of the other arguments.
         """
-        if self.url is not None and self.url.queue:
-            return self.url.queue, rest if name is None else (name, *rest)
+        if self.queue_in_url:
+            return self.queue_in_url, rest if name is None else (name, *rest)
         if name is None:
             raise click.UsageError("Missing argument 'QUEUE'")
         return name, rest
@@ -176,7 +178,7 @@ def connection_options(function: F) -> F:
         click.option(
             "--queue-url",
             metavar="URL",
-            help="Queues of another storage than Kafka (KMQ_QUEUE_URL).",
+            help="The storage of the queues, and perhaps the queue (KMQ_QUEUE_URL).",
         ),
         click.option("-o", "--output", type=click.Choice(["text", "json"]), help="How to print [text]."),
         click.option("-v", "--verbose", is_flag=True, default=None, help="Log to stderr."),
@@ -314,10 +316,15 @@ def _cli_of(ctx: click.Context) -> Cli:
     for table, option in (("kafka", "-X"), ("zookeeper_security", "-Z")):
         if values := given.pop(table, ()):
             given[table] = _checked_for_secrets(table, pairs(values, option), option)
-    connection, zookeeper = build_connections(file, environment, given)
-    named = frozenset({*file, *environment, *given})
+    in_url = None if url is None else url.kafka_connection()
+    on_kafka, in_url = in_url is not None, in_url or {}
+    connection, zookeeper = build_connections(file, environment, in_url, given)
+    named = frozenset({*file, *environment, *in_url, *given})
     has_registry = "zookeeper" in named and bool(zookeeper.hosts)
-    return Cli(connection, zookeeper, as_json, has_registry, tables, named, url)
+    queue_in_url = "" if url is None else url.queue
+    return Cli(
+        connection, zookeeper, as_json, has_registry, tables, named, None if on_kafka else url, queue_in_url
+    )
 
 
 def _storage_url(option: str | None) -> StorageUrl | None:

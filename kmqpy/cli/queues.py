@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from kmqpy.cli import stored
-from kmqpy.cli.options import DURATION, Cli, connected, connected_to_any, milliseconds, pairs, queue_argument
+from kmqpy.cli.options import DURATION, Cli, connected_to_any, milliseconds, pairs, queue_argument
 from kmqpy.cli.output import confirmed, many, print_json, print_table, print_text, span, warn
 from kmqpy.core.settings import build
 from kmqpy.kafka.admin.admin import Admin, QueueDetails
@@ -294,13 +294,13 @@ def _described(found: QueueDetails) -> dict[str, Any]:
 
 
 @queue.command()
-@click.argument("name")
+@queue_argument
 @click.option("--partitions", type=int, help="Add partitions up to this number; fewer is not possible.")
 @_setting_options
-@connected
+@connected_to_any
 def alter(
     cli: Cli,
-    name: str,
+    queue: str | None,
     partitions: int | None,
     retention: timedelta | None,
     max_redeliveries: int | str | None,
@@ -312,8 +312,8 @@ def alter(
 ) -> None:
     """Change a queue while it is used.
 
-    Trackers take the new settings at once, clients when they are made. Keys move to other partitions when
-    some are added.
+    Clients take the new settings when they are made, trackers of Kafka's queues at once. Keys move to other
+    partitions when some are added.
 
     \b
     Example:
@@ -330,6 +330,11 @@ def alter(
     )
     if not changes and partitions is None and retention is None:
         raise click.UsageError("name what is to be changed; see kmq queue alter --help")
+    name = cli.named_queue(queue)
+    if cli.url is not None:
+        cli.kafka_only(partitions=partitions, retention=retention, markers=markers, late_acks=late_acks)
+        stored.alter(cli.url, name, changes, as_json=cli.json)
+        return
     with cli.admin() as admin:
         cli.check_root(admin)
         settings = admin.alter_queue(name, partitions=partitions, retention=retention, **changes)

@@ -1,10 +1,11 @@
-"""`StorageUrl`: the storage that --queue-url or KMQ_QUEUE_URL names for commands, instead of Kafka."""
+"""`StorageUrl`: the storage that --queue-url or KMQ_QUEUE_URL names for commands."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.settings import is_secret
@@ -34,8 +35,8 @@ class StorageUrl:
     def of(cls, text: str, *, on_command_line: bool) -> StorageUrl:
         """Parse a url.
 
-        Raises ConfigError for a url that can't be parsed, for one of Kafka, and for one with a secret
-        `on_command_line`: whoever may list processes could read the secret.
+        Raises ConfigError for a url that can't be parsed, and for one with a secret `on_command_line`, where
+        whoever may list processes could read it.
         """
         names_queue = any(part.partition("=")[0] == "queue" for part in _parameters(text))
         url = parse_url(text, names_queue=names_queue)
@@ -43,10 +44,19 @@ class StorageUrl:
             raise ConfigError(
                 f"--queue-url: a secret must not stand on a command line; give it as {URL_VARIABLE}"
             )
-        if url.scheme == "kafka":
-            raise ConfigError("--queue-url: queues on Kafka are named by --bootstrap and QUEUE")
         of_queue = QUEUE_SETTINGS - {"create"}
         return cls(text, url.queue, {key: url.settings[key] for key in url.settings.keys() & of_queue})
+
+    def kafka_connection(self) -> dict[str, Any] | None:
+        """The settings of the connection to Kafka, for build_connections(); None for another storage.
+
+        Raises ConfigError for settings of the queue: commands have options for them.
+        """
+        if not self.text.lower().startswith("kafka:"):
+            return None
+        from kmqpy.kafka.storage import connection_in
+
+        return connection_in(replace(parse_url(self.text, names_queue=bool(self.queue)), queue=""))
 
     def storage(self, *, for_create: bool = False) -> Storage:
         """Open the storage, by the url without the parameters that are about a queue.

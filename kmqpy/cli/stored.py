@@ -28,6 +28,17 @@ def create(url: StorageUrl, name: str, settings: Mapping[str, Any], *, as_json: 
         print_text(f"queue {name}")
 
 
+def alter(url: StorageUrl, name: str, changes: Mapping[str, Any], *, as_json: bool) -> None:
+    """Change settings of a queue, and print them."""
+    with url.storage() as storage:
+        storage.alter(name, **changes)
+        found = storage.describe(name)
+    if as_json:
+        print_json(found.settings)
+    else:
+        print_text(f"queue {name} changed")
+
+
 def list_queues(url: StorageUrl, *, as_json: bool) -> None:
     """Print the queues of the storage."""
     with url.storage() as storage:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kmqpy.core.durations import parse_duration_ms
+from kmqpy.core.foreign_names import our_name
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError, shown
 
@@ -141,8 +142,10 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def nearest(key: str, names: Iterable[str]) -> str:
-    """`; did you mean …?` with the name that is most similar to `key`; empty if no name is similar."""
-    close = difflib.get_close_matches(key, list(names), n=1)
+    """`; did you mean …?` with the name for what others call `key`, or the most similar; else empty."""
+    known = list(names)
+    ours = our_name(key, known)
+    close = [ours] if ours else difflib.get_close_matches(key, known, n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 

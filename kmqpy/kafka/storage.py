@@ -152,7 +152,7 @@ class KafkaStorage:
         retention_ms: int | None = None,
         **changes: Any,
     ) -> None:
-        """See Storage.alter. Also changes `late_acks`, adds partitions, and sets the topics' retention.
+        """See Storage.alter. Changes `markers` and `late_acks`, too, partitions, and the retention.
 
         Trackers apply the settings at once, clients when they are made. Keys move to other partitions when
         some are added. Raises ConfigError for fewer partitions, and for a retention that is not longer than
@@ -245,14 +245,16 @@ class KafkaStorage:
         return self._open_queue(settings, on_close=self.close)
 
     def close(self) -> None:
-        """See Storage.close. Does nothing in a child process."""
+        """See Storage.close. Does nothing in a child process; see KmqClient.close() for signal handlers."""
         if self._guard.inherited:
             return
         with self._lock:
             if self._closed.is_set():
                 return
-            self._closed.set()
             queues = self._opened_queues()
+            for queue in queues:
+                queue.refuse_in_call()
+            self._closed.set()
         with ExitStack() as all_of_them:  # closes the others, too, if one of them raises
             all_of_them.callback(self._shared.close)
             if self._idle_closer is not None and self._idle_closer is not threading.current_thread():
@@ -332,24 +334,9 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> Storage:
     Connection settings that the url leaves open come from the config file and the environment, as in
     KafkaConnection.from_environment(), but ZooKeeper has no default address.
     """
-    if url.user is not None:
-        raise ConfigError("queue url: a kafka: url has no user; use sasl.username and sasl.password")
-    if not url.address or "@" in url.address:
-        raise ConfigError("queue url: write it like kafka://host:9092,host2:9092?queue=name")
-    if url.path not in ("", "/"):
-        raise ConfigError("queue url: a kafka: url has no path")
-    kafka = {name: value for name, value in url.settings.items() if "." in name}
-    of_queues = (*_NEW_QUEUE_SETTINGS, "create") if url.queue else ()
-    url.refuse_unknown([*_CONNECTION_SETTINGS, *_CLIENT_SETTINGS, "idle_timeout_ms", *of_queues, *kafka])
     own = url.settings
     connection, zookeeper = build_connections(
-        {"zookeeper": NO_ZOOKEEPER.hosts},
-        *connection_layers(),
-        {
-            "bootstrap": url.address,
-            "kafka": kafka,
-            **_select(own, _CONNECTION_SETTINGS),
-        },
+        {"zookeeper": NO_ZOOKEEPER.hosts}, *connection_layers(), connection_in(url)
     )
     options = ClientOptions(telemetry=telemetry)
     if "max_in_flight" in own:
@@ -360,6 +347,20 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> Storage:
         options["instance_id"] = own["instance_id"]
     idle_ms = convert("idle_timeout_ms", own.get("idle_timeout_ms", _IDLE_TIMEOUT_MS), int)
     return KafkaStorage(connection, zookeeper, idle_timeout_ms=idle_ms, **options)
+
+
+def connection_in(url: QueueUrl) -> dict[str, Any]:
+    """The settings of connections in a kafka: url, for build_connections(); raises ConfigError."""
+    if url.user is not None:
+        raise ConfigError("queue url: a kafka: url has no user; use sasl.username and sasl.password")
+    if not url.address or "@" in url.address:
+        raise ConfigError("queue url: write it like kafka://host:9092,host2:9092?queue=name")
+    if url.path not in ("", "/"):
+        raise ConfigError("queue url: a kafka: url has no path")
+    kafka = {name: value for name, value in url.settings.items() if "." in name}
+    of_queues = (*_NEW_QUEUE_SETTINGS, "create") if url.queue else ()
+    url.refuse_unknown([*_CONNECTION_SETTINGS, *_CLIENT_SETTINGS, "idle_timeout_ms", *of_queues, *kafka])
+    return {"bootstrap": url.address, "kafka": kafka, **_select(url.settings, _CONNECTION_SETTINGS)}
 
 
 _CONNECTION_SETTINGS = ("zookeeper", "root")

@@ -27,6 +27,7 @@ def dead_letter_queue(queue: QueueSettings) -> QueueSettings:
     return QueueSettings(
         name=queue.dead_letter_topic,
         redelivery_count_header=queue.redelivery_count_header,
+        markers=queue.markers,
         max_redeliveries=None,
     )
 

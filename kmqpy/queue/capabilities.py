@@ -19,7 +19,7 @@ class Capabilities:
     requeue_to_front   a queue may put a redelivered message back where it stood (requeue_to="front")
     manual_redelivery  a queue may leave redelivery to the application (redelivery="manual")
     at_most_once       a queue may hand out each message once, and forget it (delivery="at-most-once")
-    transactions       send(connection=…) and ack(connection=…) are part of the application's transaction
+    transactions       send(transaction=…) and ack(transaction=…) are part of the application's transaction
 
     Where one of the others is missing, a promise is weaker, but nothing raises NotSupported:
 

@@ -7,7 +7,9 @@ the name of an entry point is the scheme, and its object is the function.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -58,12 +60,20 @@ def queue_for(url: str, *, telemetry: Telemetry | None = None) -> Queue:
         raise
 
 
-def storage_for(url: str, *, telemetry: Telemetry | None = None) -> Storage:
+def storage_for(url: str, *, telemetry: Telemetry | None = None, engine: Any = None) -> Storage:
     """Open the storage of `<storage url>`: the url of a queue without `queue=` and the settings of the queue.
+
+    `engine`: an SQLAlchemy engine of the application, which connects to the database; the url then names no
+    server, as in `postgresql:` or `sqlite:?prefix=jobs_`. The storage opens connections of its own as the
+    engine does, keeps them in a pool of its own, and closes them; the engine stays open.
 
     Raises the same errors as queue_for().
     """
-    opener = _find_opener(split(url).scheme)
+    opener: Any = _find_opener(split(url).scheme)
+    if engine is not None:
+        if "engine" not in inspect.signature(opener).parameters:
+            raise ConfigError(f"engine: the storage of {split(url).scheme}: is no SQL database")
+        opener = functools.partial(opener, engine=engine)
     parsed = parse_url(url, names_queue=False)
     for name in parsed.settings:
         if name in QUEUE_SETTINGS:

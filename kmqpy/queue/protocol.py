@@ -130,7 +130,9 @@ class Queue(Protocol):
     def at_most_once(self) -> bool:
         """True if the queue forgets a message when it is taken (`delivery="at-most-once"`).
 
-        nack(), extend() and dead_letter() of such a queue raise NotSupported.
+        nack() and dead_letter() of such a queue put the message back, and so need the message that receive()
+        returned: for a receipt or a copy they raise ReceiptError. A call that raised Unavailable may have put
+        it back; to call again could deliver it twice. extend() raises NotSupported.
         """
         ...
 

@@ -48,9 +48,8 @@ class QueueUrl:
         names = [*known]
         for key in self.settings:
             if key not in names:
-                raise ConfigError(
-                    f"queue url: unknown setting {_shown_name(key, self.settings)}{nearest(key, names)}"
-                )
+                hint = nearest(key, [*names, "queue"])
+                raise ConfigError(f"queue url: unknown setting {_shown_name(key, self.settings)}{hint}")
 
 
 def parse_url(url: str, *, names_queue: bool = True) -> QueueUrl:

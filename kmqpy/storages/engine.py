@@ -13,6 +13,8 @@ The life of a row:
     taken → give_back, or the end of its lease → ready (or delayed)
     taken → bury, or over the limit of redeliveries → dead → redrive → ready
 
+In an at-most-once queue, take deletes the row, and give_back and bury add it again.
+
 Rules for every engine:
 
 1. *Time* is the storage's own clock, in ms since 1970; callers give durations. An engine that has no server
@@ -39,6 +41,10 @@ Rules for every engine:
    Bodies, keys and values of headers are any bytes.
 8. Each method raises Unavailable when the storage does not answer. Then the caller does not know whether the
    storage has carried it out. Ids and takes make it harmless to call a method again, except put().
+9. *Gone rows*: an at-most-once queue deletes the rows that take() returns. give_back() and bury() of such a
+   queue are given these rows as `gone`. They add them again, with id, take, place and all, as if they had
+   stayed taken since, and then do as ever. They add no row whose id the queue has. Calling them again is not
+   harmless: the row may have been taken, and deleted, in between.
 """
 
 from __future__ import annotations
@@ -84,6 +90,7 @@ class MessageRow(NamedTuple):
     until_ms           of a taken row, when its lease ends; of a delayed one, when it is due; else 0
     size               of a dead row, the bytes of its body; else 0
     reason             why it was last given back or buried; None: it never was, or without a reason
+    place              its order among rows of one priority: engines compare it with other places of theirs
     """
 
     id: int
@@ -99,6 +106,7 @@ class MessageRow(NamedTuple):
     until_ms: int = 0
     reason: str | None = None
     size: int = 0
+    place: int = 0
 
 
 class TakeRef(NamedTuple):
@@ -195,11 +203,19 @@ class Engine(Protocol):
         ...
 
     def give_back(
-        self, queue: QueueRow, takes: Sequence[TakeRef], *, delay_ms: int, count: bool, reason: str | None
+        self,
+        queue: QueueRow,
+        takes: Sequence[TakeRef],
+        *,
+        delay_ms: int,
+        count: bool,
+        reason: str | None,
+        gone: Sequence[MessageRow] = (),
     ) -> int:
         """Make taken rows ready again after `delay_ms`, or bury them (rule 4); returns how many were taken.
 
-        `reason` is stored as it is, also when the row is buried.
+        `reason` is stored as it is, also when the row is buried. `gone` are the rows of the takes, in an
+        at-most-once queue (rule 9).
         """
         ...
 
@@ -207,8 +223,10 @@ class Engine(Protocol):
         """Let leases of taken rows end `lease_ms` from now; returns takes that have no lease to extend."""
         ...
 
-    def bury(self, queue: QueueRow, takes: Sequence[TakeRef], reason: str) -> int:
-        """Make the rows of current takes dead; returns how many it buried."""
+    def bury(
+        self, queue: QueueRow, takes: Sequence[TakeRef], reason: str, *, gone: Sequence[MessageRow] = ()
+    ) -> int:
+        """Make the rows of current takes dead; returns how many it buried. `gone` as for give_back()."""
         ...
 
     def release_all(self, queue: QueueRow) -> int:

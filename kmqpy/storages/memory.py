@@ -142,10 +142,18 @@ class MemoryEngine:
             return done
 
     def give_back(
-        self, queue: QueueRow, takes: Sequence[TakeRef], *, delay_ms: int, count: bool, reason: str | None
+        self,
+        queue: QueueRow,
+        takes: Sequence[TakeRef],
+        *,
+        delay_ms: int,
+        count: bool,
+        reason: str | None,
+        gone: Sequence[MessageRow] = (),
     ) -> int:
         """See Engine."""
         with self._locked(queue) as (found, now_ms):
+            found.add_again(gone)
             done = 0
             for row in found.current(takes, RowState.TAKEN):
                 found.requeue(row, at_ms=now_ms, now_ms=now_ms, delay_ms=delay_ms, count=count, reason=reason)
@@ -168,9 +176,12 @@ class MemoryEngine:
                 done.add(TakeRef(row.id, row.take))
             return [one for one in takes if one not in done]
 
-    def bury(self, queue: QueueRow, takes: Sequence[TakeRef], reason: str) -> int:
+    def bury(
+        self, queue: QueueRow, takes: Sequence[TakeRef], reason: str, *, gone: Sequence[MessageRow] = ()
+    ) -> int:
         """See Engine."""
         with self._locked(queue) as (found, now_ms):
+            found.add_again(gone)
             done = 0
             for row in found.current(takes, RowState.TAKEN, RowState.READY, RowState.DELAYED):
                 row.reason = reason

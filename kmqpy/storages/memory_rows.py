@@ -59,6 +59,7 @@ class MemoryRow:
             since_ms=self.since_ms if self.state in (RowState.TAKEN, RowState.DEAD) else 0,
             until_ms=self.until_ms if self.state in (RowState.TAKEN, RowState.DELAYED) else 0,
             reason=self.reason,
+            place=self.place,
         )
 
 
@@ -66,22 +67,23 @@ class _Heap:
     """Rows by a key, the smallest first. The entry of a row is void once the row changes its state."""
 
     def __init__(self) -> None:
-        self._entries: list[tuple[tuple[int, ...], int, MemoryRow]] = []
+        self._entries: list[tuple[tuple[int, ...], int, int, MemoryRow]] = []
+        self._pushes = count()  # so that no two entries are equal, and rows are never compared
 
     def push(self, key: tuple[int, ...], row: MemoryRow, row_count: int) -> None:
         """Add a row. Above 2 * `row_count` + 64 entries, of which most are void, it removes the void ones."""
-        heapq.heappush(self._entries, (key, row.version, row))
+        heapq.heappush(self._entries, (key, next(self._pushes), row.version, row))
         if len(self._entries) > 2 * row_count + 64:
             self.drop_void()
 
     def drop_void(self) -> None:
         """Remove the void entries, which keep their rows in memory."""
-        self._entries = [entry for entry in self._entries if entry[1] == entry[2].version]
+        self._entries = [entry for entry in self._entries if entry[2] == entry[3].version]
         heapq.heapify(self._entries)
 
     def first(self) -> tuple[tuple[int, ...], MemoryRow] | None:
         while self._entries:
-            key, version, row = self._entries[0]
+            key, _, version, row = self._entries[0]
             if row.version == version:
                 return key, row
             heapq.heappop(self._entries)
@@ -126,6 +128,25 @@ class MemoryQueue:
             if (first := self.due.first()) is not None and first[1] is row:
                 self.arrivals += 1  # threads that wait must look again earlier
                 self.changed.notify_all()
+
+    def add_again(self, gone: Sequence[MessageRow]) -> None:
+        """Add rows that a take has deleted, as taken rows: rule 9 of kmqpy.storages.engine."""
+        for one in gone:
+            if one.id not in self.rows:
+                row = MemoryRow(
+                    id=one.id,
+                    body=one.body,
+                    key=one.key,
+                    headers=one.headers,
+                    priority=one.priority,
+                    enqueued_ms=one.enqueued_ms,
+                    first_enqueued_ms=one.first_enqueued_ms,
+                    place=one.place,
+                    take=one.take,
+                    requeues=one.requeues,
+                    until_ms=one.until_ms,
+                )
+                self.enter(row, RowState.TAKEN)
 
     def remove(self, row: MemoryRow) -> None:
         """Delete a row."""

@@ -63,6 +63,11 @@ class StoredMessage(LazyMessage):
         return TakeRef(self._row.id, self._row.take) if self._context.queue is queue else None
 
     @property
+    def row(self) -> MessageRow:
+        """The row as the take returned it."""
+        return self._row
+
+    @property
     def queue(self) -> str:
         return self._context.queue.name
 

@@ -233,7 +233,7 @@ class StoredQueue(Closeable):
 
     def ack(self, *messages: MessagesLike, confirmed: bool = False, transaction: Any = None) -> None:  # noqa: ARG002
         """See Queue.ack."""
-        takes = self._parsed(messages)
+        takes = self._parsed(each_of(messages))
         self._check_transaction(transaction)
         if takes and not self.at_most_once:
             done = self._engine.finish(self._queue, takes, transaction)
@@ -255,18 +255,21 @@ class StoredQueue(Closeable):
         confirmed: bool = False,  # noqa: ARG002
     ) -> None:
         """See Queue.nack; `delay` is at most the queue's max_lease."""
-        takes = self._parsed(messages)
+        takes, gone = self._parsed_with_gone(messages)
         delay_ms = self._bounded(duration_ms(delay, "delay"), "delay")
         check_flag(count, "count")
         if delay_ms:
             self._check_can("delay", self.capabilities.delay)
-        self._check_kept("given back")
-        self._give_back(takes, delay_ms=delay_ms, count=count, reason=_reason("nack", reason))
+        self._give_back(takes, delay_ms=delay_ms, count=count, reason=_reason("nack", reason), gone=gone)
 
     def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:  # noqa: ARG002
         """See Queue.extend."""
-        takes = self._parsed(messages)
-        self._check_kept("extended")
+        takes = self._parsed(each_of(messages))
+        if self.at_most_once:
+            raise NotSupported(
+                f"queue {self.name!r} forgets a message when it is taken (delivery='at-most-once'), "
+                "so no lease can be extended"
+            )
         lease_ms = self._bounded(lease_duration_ms(lease), "lease")
         if not takes:
             return []
@@ -281,21 +284,46 @@ class StoredQueue(Closeable):
         confirmed: bool = False,  # noqa: ARG002
     ) -> None:
         """See Queue.dead_letter."""
-        takes = self._parsed(messages)
-        self._check_kept("dead-lettered")
+        takes, gone = self._parsed_with_gone(messages)
         if takes:
-            done = self._engine.bury(self._queue, takes, _reason("rejected", reason))
+            done = self._engine.bury(self._queue, takes, _reason("rejected", reason), gone=gone)
             self._note("dead-letter", len(takes), done)
 
-    def _give_back(self, takes: Sequence[TakeRef], *, delay_ms: int, count: bool, reason: str | None) -> None:
+    def _give_back(
+        self,
+        takes: Sequence[TakeRef],
+        *,
+        delay_ms: int,
+        count: bool,
+        reason: str | None,
+        gone: Sequence[MessageRow] = (),
+    ) -> None:
         if takes:
-            done = self._engine.give_back(self._queue, takes, delay_ms=delay_ms, count=count, reason=reason)
+            done = self._engine.give_back(
+                self._queue, takes, delay_ms=delay_ms, count=count, reason=reason, gone=gone
+            )
             self._note("nack", len(takes), done)
 
-    def _parsed(self, messages: tuple[MessagesLike, ...]) -> list[TakeRef]:
+    def _parsed_with_gone(
+        self, messages: tuple[MessagesLike, ...]
+    ) -> tuple[Sequence[TakeRef], Sequence[MessageRow]]:
+        """The takes, and in an at-most-once queue the rows, which only the messages themselves hold."""
+        given = each_of(messages)
+        takes = self._parsed(given)
+        if not self.at_most_once:
+            return takes, ()
+        rows = {TakeRef(one.row.id, one.row.take): one.row for one in given if isinstance(one, StoredMessage)}
+        if any(take not in rows for take in takes):
+            raise ReceiptError(
+                f"queue {self.name!r} forgets a message when it is taken (delivery='at-most-once'): only the "
+                "message that receive() returned can put it back, no receipt and no copy"
+            )
+        return takes, [rows[take] for take in takes]
+
+    def _parsed(self, messages: Sequence[Message | str]) -> list[TakeRef]:
         self._check_open()
         found: dict[TakeRef, None] = {}
-        for one in each_of(messages):
+        for one in messages:
             # A message that was received from here needs no parsing.
             take = one.take_of(self) if isinstance(one, StoredMessage) else None
             if take is None:
@@ -409,13 +437,6 @@ class StoredQueue(Closeable):
     def _check_transaction(self, transaction: Any) -> None:
         if transaction is not None:
             self._check_can("transaction", self.capabilities.transactions)
-
-    def _check_kept(self, done: str) -> None:
-        if self.at_most_once:
-            raise NotSupported(
-                f"queue {self.name!r} forgets a message when it is taken (delivery='at-most-once'), "
-                f"so it can't be {done}"
-            )
 
     def _bounded(self, value_ms: int, field: str) -> int:
         most = self._settings.max_lease_ms

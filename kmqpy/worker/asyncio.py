@@ -12,7 +12,6 @@ import asyncio
 import logging
 import math
 import signal
-import sys
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -48,7 +47,7 @@ _TIMER_EARLY_S = 0.001
 """Seconds by which an event loop may call back too early; timers are longer by that time."""
 _MAX_TAKEN_AHEAD = 10
 """The most messages that `async for` takes by one Queue.receive() and then yields one by one. On an
-at-most-once queue, each Queue.receive() takes one message."""
+at-most-once queue, each Queue.receive() takes one message: the process could die with those taken ahead."""
 
 
 class AsyncQueue:
@@ -59,8 +58,8 @@ class AsyncQueue:
     concurrent coroutines give to send() or ack() gather for the next batch, in the order given.
 
     A cancelled receive() loses no message: messages that arrive after the cancellation are given back, and
-    the attempt is not counted. On an at-most-once queue, which can't take messages back, the next receive()
-    returns them. Any other operation that is cancelled may have happened: a message may have been sent.
+    the attempt is not counted. Any other operation that is cancelled may have happened: a message may have
+    been sent.
 
     close() also closes the queue.
     """
@@ -77,7 +76,6 @@ class AsyncQueue:
         self._sends: Batches[OutgoingMessage, str] = Batches("kmq-aio-send", self._send_all)
         self._acks: Batches[_Ack, None] = Batches("kmq-aio-ack", partial(each_result, self._ack_all))
         self._at_most_once = queue.at_most_once
-        self._unhandled: deque[Message] = deque()  # of cancelled receives, at most once
         self._taken_ahead: deque[Message] = deque()  # for `async for`
         self._hand_out_until = 0.0  # afterwards the messages taken ahead are given back
         self._give_back_timer: asyncio.TimerHandle | None = None
@@ -104,7 +102,7 @@ class AsyncQueue:
         delay: Duration = 0,
         priority: int = 0,
     ) -> str:
-        """See Queue.send; within a transaction: `await q.call(q.queue.send, …, connection=…)`."""
+        """See Queue.send; within a transaction: `await q.call(q.queue.send, …, transaction=…)`."""
         self._check_open()
         own = None if headers is None else headers_from(headers)  # converted now: they may be an iterator
         message = OutgoingMessage(body, key=key, headers=own, delay=delay, priority=priority)
@@ -218,7 +216,7 @@ class AsyncQueue:
     def _take_in_thread(self) -> None:
         begun = self._clock.monotonic()
         if self._at_most_once:
-            messages = _popped(self._unhandled, 1) or self._queue.receive(1, wait=_MAX_RECEIVE_S, lease=None)
+            messages = self._queue.receive(1, wait=_MAX_RECEIVE_S, lease=None)
             self._hand_out_until = math.inf
         else:
             messages = self._queue.receive(_MAX_TAKEN_AHEAD, wait=_MAX_RECEIVE_S, lease=None)
@@ -239,8 +237,6 @@ class AsyncQueue:
 
     async def _receive(self, max_messages: int, wait_s: float, lease: Duration | None) -> Sequence[Message]:
         self._check_open()
-        if kept := _popped(self._unhandled, max_messages):
-            return kept
         taking = self._start(
             self._takers, partial(self._queue.receive, max_messages, wait=wait_s, lease=lease)
         )
@@ -259,9 +255,6 @@ class AsyncQueue:
             self._pool.submit(self._give_back, messages)
 
     def _give_back(self, messages: Sequence[Message]) -> None:
-        if self._at_most_once:
-            self._unhandled.extend(messages)
-            return
         try:
             self._queue.nack(*messages, count=False)
         except Exception:  # nobody awaits this nack(); the messages are redelivered when their leases end
@@ -273,11 +266,6 @@ class AsyncQueue:
         self._sends.close()
         self._acks.close()
         self._pool.shutdown()
-        if self._unhandled:
-            _log.warning(
-                "the queue is at most once: messages that nobody has handled are lost",
-                extra={"queue": self._queue.name, "count": len(self._unhandled)},
-            )
         self._queue.close()
 
     def _send_all(self, messages: Sequence[OutgoingMessage]) -> list[str | BaseException]:
@@ -405,11 +393,11 @@ async def _wait_for_end(work: Future[None]) -> None:
     await ended.wait()
 
 
-def _popped(messages: deque[Message], most: int = sys.maxsize) -> list[Message]:
-    """Remove and return up to `most` messages from the left; safe while other threads do it, too."""
+def _popped(messages: deque[Message]) -> list[Message]:
+    """Remove and return all messages, from the left; safe while other threads do it, too."""
     found: list[Message] = []
     with suppress(IndexError):
-        while len(found) < most:
+        while True:
             found.append(messages.popleft())
     return found
 

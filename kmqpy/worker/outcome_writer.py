@@ -103,5 +103,6 @@ class OutcomeWriter:
         failed = context.run(call_for_all, partial(outcome.apply, self._queue), group)
         if failed:  # the messages are redelivered when their leases end
             error = next(iter(failed.values()))
-            text = "messages could not be acknowledged or given back; they will be redelivered"
+            fate = "lost" if self._queue.at_most_once else "redelivered"
+            text = f"messages could not be acknowledged or given back; they will be {fate}"
             self._failures.report("finish", text, error, len(failed))

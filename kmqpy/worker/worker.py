@@ -97,7 +97,9 @@ class Worker:
     handle_signals whether SIGTERM and SIGINT stop the worker while run() runs in the main thread
 
     On a queue with `delivery="at-most-once"` the worker receives nothing ahead unless `prefetch` says so, and
-    stop() lets received messages be handled. A message whose handler failed is lost, which is logged.
+    stop() lets received messages be handled. If a handler raises an error, the message is lost, which is
+    logged. Only Retry, which a handler raises on purpose, puts the message back, and only Reject makes it a
+    dead letter.
 
     Use `run()`, which returns after SIGTERM, SIGINT or stop(), or `start()` and `stop()`, or `with`. The
     worker leaves the queue open. Raises ConfigError for wrong arguments.
@@ -394,10 +396,10 @@ class Worker:
     def _outcome_of_failure(self, message: Message, error: BaseException) -> Outcome:
         outcome = failed_outcome(error, message.attempts, self._backoff)
         extra: dict[str, object] = {"queue": message.queue, "id": message.id, "attempts": message.attempts}
-        if self._at_most_once:
-            _log.warning("handler failed; the queue is at most once: lost", exc_info=error, extra=extra)
-            return ACKNOWLEDGE
         if not isinstance(error, Reject | Retry):
+            if self._at_most_once:
+                _log.warning("handler failed; the queue is at most once: lost", exc_info=error, extra=extra)
+                return ACKNOWLEDGE
             if isinstance(outcome, GiveBack):
                 extra["delay_s"] = outcome.delay
             _log.warning("handler failed; the message will be redelivered", exc_info=error, extra=extra)

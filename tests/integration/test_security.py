@@ -110,7 +110,7 @@ def test_without_the_right_to_read_the_settings_of_queues_they_are_as_given(
         for _ in range(2):
             with KmqClient(live.settings, sender) as producer:
                 producer.send("as before")
-        assert settings_of(live.name, sender) == QueueSettings(name=live.name)
+        assert settings_of(live.name, sender) == QueueSettings(name=live.name, markers="jvm")
     assert [one.getMessage().partition(";")[0] for one in caplog.records] == [f"topic {topic} can't be read"]
     grant(secured, "sender", *rights, (ResourceType.TOPIC, topic, "READ"), producer_acls(live.name)[-1])
     until(lambda: settings_of(live.name, sender) == live.settings)

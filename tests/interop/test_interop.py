@@ -6,13 +6,17 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kmqpy.core.clock import SYSTEM_CLOCK, wait_until
+from kmqpy.errors import ConfigError
 from kmqpy.kafka import partition_reader
+from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.admin.findings import Kind
 from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.markers import codec
@@ -193,3 +197,29 @@ def test_our_tracker_redelivers_what_the_jvm_client_does_not_acknowledge(connect
             (queue.redelivery_count_header, codec.encode_count(1)),
         ]
     assert in_flight(connection, queue) == set()
+
+
+def test_jvm_programs_are_seen_where_they_could_not_read_range_markers(connection, zookeeper, queue):
+    def kinds() -> set[Kind]:
+        found = {one.kind for one in admin.doctor(queue.name)}
+        return found & {Kind.RANGES_WITH_JVM_CLIENTS, Kind.RANGES_WITH_JVM_TRACKER}
+
+    with contextlib.ExitStack() as ends, Admin(connection, zookeeper) as admin:
+        client = ends.enter_context(jvm("client", connection, queue))
+        ends.callback(client.kill)
+        with jvm_tracker(connection, queue):
+            wait_until(lambda: queue.markers_topic in Topics(connection).members(), 30, every_s=0.2)
+            with pytest.raises(ConfigError, match=rf"markers: .*{queue.consumer_group}-redelivery reads"):
+                admin.create_queue(queue)
+            admin.create_queue(replace(queue, markers="jvm"))
+            with pytest.raises(ConfigError, match=r"markers: .* as trackers of the JVM library do"):
+                admin.alter_queue(queue.name, markers="range")
+            wait_until(lambda: queue.name in Topics(connection).members(), 30, every_s=0.2)
+            assert kinds() == set()
+            with connect(zookeeper) as zk:  # as if the tracker had been started later
+                Registry(zk, connection.root).register(queue, PARTITIONS)
+            assert kinds() == {Kind.RANGES_WITH_JVM_TRACKER}
+        wait_until(lambda: queue.markers_topic not in Topics(connection).members(), 60, every_s=0.2)
+        assert kinds() == {Kind.RANGES_WITH_JVM_CLIENTS}
+        admin.alter_queue(queue.name, markers="jvm")
+        admin.alter_queue(queue.name, markers="range")

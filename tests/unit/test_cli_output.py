@@ -17,7 +17,7 @@ from kmqpy.cli.text import as_object
 from kmqpy.core import logs
 from kmqpy.core.clock import SystemClock
 from kmqpy.errors import KmqError
-from kmqpy.kafka.admin.admin import QueueDescription
+from kmqpy.kafka.admin.admin import QueueDetails
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.admin.stats import InFlightMessage, PartitionStats, QueueStats
 from kmqpy.kafka.dead_letters import KafkaDeadLetter
@@ -285,7 +285,7 @@ class TestTables:
         ]
 
     def test_a_queue_with_its_topics_and_trackers(self, rows):
-        found = QueueDescription(
+        found = QueueDetails(
             settings=QueueSettings(name="jobs"),
             registered=True,
             deleting=False,

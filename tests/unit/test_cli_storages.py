@@ -12,12 +12,11 @@ import pytest
 
 from kmqpy.cli import messages
 from kmqpy.cli.app import _KNOWN_HELP, kmq, run
-from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.queue import opening, storage_for
 
 KAFKA_ONLY = [
     "doctor",
-    "queue alter q --max-lease 1d",
     "spark-jars",
     "spark-state q --table x",
     "pipeline q --out x --schema y",
@@ -55,6 +54,47 @@ def test_a_queue_that_the_url_names_is_administered_without_its_name(kmq_at, url
     assert "names queue 'jobs' already" in kmq_at("queue", "describe", "other", at=named)[2]
     assert kmq_at("queue", "delete", "--yes", at=named)[0] == 0
     assert "Missing argument 'QUEUE'" in kmq_at("queue", "create")[2]
+
+
+def test_a_queue_is_altered(kmq_at):
+    kmq_at("queue", "create", "jobs")
+    assert kmq_at("queue", "alter", "jobs", "--lease", "7s", "--max-redeliveries", "none")[:2] == (
+        0,
+        ["queue jobs changed"],
+    )
+    assert {"lease                     7s", "max_redeliveries          none"} <= {
+        *kmq_at("queue", "describe", "jobs")[1]
+    }
+    assert kmq_at("queue", "alter", "jobs")[0] == 2
+    assert "did you mean jobs" in kmq_at("queue", "alter", "jbos", "--lease", "7s")[2]
+
+
+@pytest.mark.parametrize("line", ["size", "size jobs", "size other"])
+def test_a_url_of_kafka_says_where_kafka_is(kmq_at, monkeypatch, line):
+    made = []
+
+    class Opened:
+        def __init__(self, settings, connection, zookeeper):
+            made.append((settings.name, connection.bootstrap, connection.root, zookeeper.hosts))
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def size(self):
+            return 7
+
+    monkeypatch.setattr("kmqpy.cli.options.KmqClient", Opened)
+    monkeypatch.setattr("kmqpy.cli.options.settings_of", lambda name, _: QueueSettings(name=name))
+    monkeypatch.setenv("KMQ_BOOTSTRAP", "elsewhere:1")
+    url = "kafka://h:9,h2:9?root=/r" + ("&queue=jobs" if line == "size" else "")
+    assert kmq_at(*line.split(), at=url)[:2] == (0, ["7"])
+    queue = "jobs" if line == "size" else line.split()[1]
+    assert made == [(queue, "h:9,h2:9", "/r", "127.0.0.1:2181")]
+    assert "unknown setting 'lease_ms'" in kmq_at("size", "q", at="kafka://h:9?lease_ms=5")[2]
+    assert "must not stand on a command line" in kmq_at("size", "q", at="kafka://h:9?sasl.password=x")[2]
 
 
 def test_a_queue_from_its_creation_to_its_deletion(kmq_at):
@@ -147,6 +187,8 @@ def test_what_only_kafka_has_says_so_in_a_line(kmq_at, line):
         "queue create q --partitions 4",
         "queue create q --dead-letter-topic d",
         "queue delete q --leftovers",
+        "queue alter q --late-acks",
+        "queue alter q --partitions 3",
     ],
 )
 def test_an_option_that_only_kafka_has_is_named(kmq_at, line):
@@ -181,7 +223,6 @@ def test_a_secret_must_not_stand_on_the_command_line_and_is_never_shown(kmq_at, 
     [
         ("nonsense", "it has no scheme"),
         ("memroy://x", "did you mean memory?"),
-        ("kafka://h:1", "named by --bootstrap"),
         ("memory://x?requeu_to=front", "did you mean requeue_to?"),
         ("memory://x?queue=a&queue=b", "more than once"),
     ],

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import threading
+from functools import partial
 from itertools import count
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from kmqpy.core.clock import SYSTEM_CLOCK, SystemClock
 from kmqpy.errors import KmqError, Unavailable
 from kmqpy.queue import Capabilities
-from kmqpy.storages.engine import Taken, TakeRef
+from kmqpy.storages.engine import NewRow, Taken, TakeRef
 from kmqpy.storages.memory import MemoryEngine
 from kmqpy.storages.stored_storage import StoredStorage
 from kmqpy.testing import ManualClock, contract
@@ -27,21 +28,21 @@ class Lifo(MemoryEngine):
 class NoCount(MemoryEngine):
     """Forgets the number of redeliveries, as after a failed lock."""
 
-    def give_back(self, queue, takes, *, delay_ms, count, reason):
-        return super().give_back(queue, takes, delay_ms=delay_ms, count=False, reason=reason)
+    def give_back(self, queue, takes, **how):
+        return super().give_back(queue, takes, **{**how, "count": False})
 
 
 class LoudSilence(MemoryEngine):
-    def give_back(self, queue, takes, *, delay_ms, count, reason):
-        return super().give_back(queue, takes, delay_ms=delay_ms, count=True, reason=reason)
+    def give_back(self, queue, takes, **how):
+        return super().give_back(queue, takes, **{**how, "count": True})
 
 
 class Twice(MemoryEngine):
     """Has one id twice in its list when two give it back."""
 
-    def give_back(self, queue, takes, *, delay_ms, count, reason):
+    def give_back(self, queue, takes, **how):
         doubled = self.taken_rows(queue, limit=1)
-        done = super().give_back(queue, takes, delay_ms=delay_ms, count=count, reason=reason)
+        done = super().give_back(queue, takes, **how)
         for row in doubled:
             found = self._queues[queue.name]
             with found.changed:
@@ -49,6 +50,23 @@ class Twice(MemoryEngine):
                 found.enter(found.rows[row.id], found.rows[row.id].state)
                 found.counts[found.rows[row.id].state] += 1
         return done
+
+
+class SendsAgain(MemoryEngine):
+    """Puts what an at-most-once queue has forgotten back as a new message."""
+
+    def give_back(self, queue, takes, *, gone=(), **how):
+        if not gone:
+            return super().give_back(queue, takes, **how)
+        put = [NewRow(row.body, row.key, row.headers, how["delay_ms"], row.priority) for row in gone]
+        return len(self.put(queue, put))
+
+
+class NoPlace(MemoryEngine):
+    """Puts it back before all others, as if it had been sent first."""
+
+    def give_back(self, queue, takes, *, gone=(), **how):
+        return super().give_back(queue, takes, gone=[row._replace(place=-1) for row in gone], **how)
 
 
 class SizeOfAll(MemoryEngine):
@@ -212,6 +230,7 @@ def call(test, target, **parameters):
             return storage.open(name)
 
         given = {"kmq_target": target, "kmq_storage": storage, "make_queue": make, **parameters}
+        given["forgetful"] = partial(make, delivery="at-most-once")
         if "queue" in inspect.signature(test).parameters:
             given["queue"] = make()
         test(**{name: given[name] for name in inspect.signature(test).parameters})
@@ -235,6 +254,12 @@ DEFECTS = [
     (NoCount, "what_fails_too_often_is_a_dead_letter", {"how": "nack"}),
     (LoudSilence, "a_silent_nack_changes_neither_number_nor_time", {}),
     (Twice, "a_nack_counts_once_however_often_it_is_given", {}),
+    (NoCount, "at_most_once_puts_back_what_is_given_back", {}),
+    (NoCount, "at_most_once_has_dead_letters_of_what_was_given_back_too_often", {}),
+    (LoudSilence, "at_most_once_puts_back_what_is_given_back", {}),
+    (SendsAgain, "at_most_once_puts_back_what_is_given_back", {}),
+    (SendsAgain, "at_most_once_puts_back_one_message_however_often_it_is_given", {}),
+    (NoPlace, "at_most_once_puts_back_in_order", {"requeue_to": "front"}),
     (SizeOfAll, "the_size_is_what_is_neither_in_flight_nor_dead", {}),
     (SizeOfAll, "eight_takers_get_nothing_twice_within_its_lease", {}),
     (HundredOrphans, "orphans_are_all_that_is_taken_and_not_finished", {}),

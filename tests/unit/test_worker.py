@@ -261,7 +261,7 @@ class TestAtMostOnce:
             storage.create("q", delivery="at-most-once", lease_ms=200)
             yield storage.open("q")
 
-    def test_nothing_is_extended_given_back_or_tried_again(self, queue, caplog):
+    def test_only_retry_and_reject_keep_a_message_that_failed(self, queue, caplog):
         telemetry = Failures()
         queue.send_many(["bad", "rejected", "retried", "slow", "good"])
         handled = []
@@ -271,17 +271,19 @@ class TestAtMostOnce:
                 case b"bad":
                     raise ValueError("no")
                 case b"rejected":
-                    raise Reject
-                case b"retried":
-                    raise Retry
+                    raise Reject("why")
+                case b"retried" if message.attempts < 3:
+                    raise Retry(delay=0)
                 case b"slow":
                     time.sleep(0.3)  # longer than the lease
-            handled.append(message.body)
+            handled.append((message.body, message.attempts))
 
         with Worker(queue, handler, telemetry=telemetry):
-            until(lambda: len(handled) == 2)
+            until(lambda: len(handled) == 3)
+        assert sorted(handled) == [(b"good", 1), (b"retried", 3), (b"slow", 1)]
         assert (telemetry.what, queue.size(), queue.in_flight()) == ([], 0, 0)
-        assert sum("lost" in record.getMessage() for record in caplog.records) == 3
+        assert [(one.id, one.reason) for one in queue.dead_letters.list()] == [("2", "rejected: why")]
+        assert sum("lost" in record.getMessage() for record in caplog.records) == 1
 
     def test_what_was_taken_is_handled_before_the_worker_stops(self, queue):
         queue.send_many([str(number) for number in range(50)])

@@ -7,7 +7,6 @@ from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.context import AdminContext
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.marker_writer import MarkerWriter
-from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.log_cuts import offset_of
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_names import check_new_queue_name, topics_of
@@ -66,8 +65,7 @@ class QueuePurge:
         context = self._context
         open_entries = stats.open_entries(context.connection, settings, stored, context.topics)
         for partition, state in open_entries.items():
-            for entry in state:
-                if offset_of(entry.offset) < before.get(partition, 0):
-                    writer.put_one(Marker(partition, entry.offset, Op.END))
+            below = before.get(partition, 0)
+            writer.end(partition, [entry.offset for entry in state if offset_of(entry.offset) < below])
         if writer.flush(_FLUSH_TIMEOUT_S):
             raise Unavailable(f"markers topic {settings.markers_topic}: end markers are not confirmed")

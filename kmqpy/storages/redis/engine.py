@@ -12,7 +12,7 @@ from kmqpy.errors import AccessDenied, ConfigError, MessageError, QueueNotFound,
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
 from kmqpy.storages.redis.arrival_subscriber import ArrivalSubscriber
-from kmqpy.storages.redis.rows import put_options, read_rows, row_bytes, take_refs
+from kmqpy.storages.redis.rows import gone_rows, put_options, read_rows, row_bytes, take_refs
 from kmqpy.storages.redis.server import Server
 from kmqpy.storages.settings import StoredQueueSettings
 
@@ -20,7 +20,7 @@ _FORMAT = 1
 """The format of the keys. A storage with a larger one is of a newer kmqpy, and is refused."""
 _MAX_BODY_BYTES = 2**26
 _MAX_PUT_BYTES = 2**29
-"""The most bytes of one put(), bodies, keys and headers together; for more, put() raises MessageError."""
+"""The most bytes that one call stores, with keys and headers; for more, it raises MessageError."""
 _NUMBERS_PER_BLOCK = 2**16
 """A queue gets numbers, for ids and places of messages, from the storage in blocks of at least this size."""
 _REDRIVEN_PER_CALL = 1000
@@ -130,11 +130,7 @@ class RedisEngine:
         """See Engine."""
         if not rows:
             return []
-        stored = [*map(row_bytes, rows)]
-        if sum(map(len, stored)) > _MAX_PUT_BYTES:
-            raise MessageError(
-                f"messages: Redis takes at most {_MAX_PUT_BYTES} bytes at once; send fewer of them"
-            )
+        stored = _checked_bytes([*map(row_bytes, rows)])
         first = int(self._call(queue, "put", put_options(rows), *stored, repeatable=False))
         return list(range(first, first + len(rows)))
 
@@ -149,15 +145,19 @@ class RedisEngine:
         return int(self._call(queue, "finish", take_refs(takes)))
 
     def give_back(
-        self, queue: QueueRow, takes: Sequence[TakeRef], *, delay_ms: int, count: bool, reason: str | None
+        self,
+        queue: QueueRow,
+        takes: Sequence[TakeRef],
+        *,
+        delay_ms: int,
+        count: bool,
+        reason: str | None,
+        gone: Sequence[MessageRow] = (),
     ) -> int:
         """See Engine."""
-        has_reason = reason is not None
-        return int(
-            self._call(
-                queue, "give_back", take_refs(takes), delay_ms, int(count), int(has_reason), reason or ""
-            )
-        )
+        how = (delay_ms, int(count), int(reason is not None), reason or "")
+        rows = _checked_bytes(gone_rows(gone))
+        return int(self._call(queue, "give_back", take_refs(takes), *how, *rows, repeatable=not gone))
 
     def last_take(self, queue: QueueRow, row_id: int) -> int | None:
         """See Engine."""
@@ -169,9 +169,12 @@ class RedisEngine:
         lost = self._call(queue, "extend", take_refs(takes), lease_ms)
         return [takes[number - 1] for number in lost]
 
-    def bury(self, queue: QueueRow, takes: Sequence[TakeRef], reason: str) -> int:
+    def bury(
+        self, queue: QueueRow, takes: Sequence[TakeRef], reason: str, *, gone: Sequence[MessageRow] = ()
+    ) -> int:
         """See Engine."""
-        return int(self._call(queue, "bury", take_refs(takes), reason))
+        rows = _checked_bytes(gone_rows(gone))
+        return int(self._call(queue, "bury", take_refs(takes), reason, *rows, repeatable=not gone))
 
     def release_all(self, queue: QueueRow) -> int:
         """See Engine. Many rows are released in several steps."""
@@ -318,6 +321,15 @@ class RedisEngine:
                 f"this one knows {_FORMAT}); update kmqpy"
             )
         return str(storage_id.decode())
+
+
+def _checked_bytes(stored: list[bytes]) -> list[bytes]:
+    """Return the rows as they will be stored; raise MessageError if they are too many bytes for one call."""
+    if sum(map(len, stored)) > _MAX_PUT_BYTES:
+        raise MessageError(
+            f"messages: Redis takes at most {_MAX_PUT_BYTES} bytes at once; send fewer of them"
+        )
+    return stored
 
 
 class _SeenArrivals(int):

@@ -520,8 +520,30 @@ function calls.finish(q, args)
   return #ids
 end
 
--- takes, delay_ms, 1 if it counts, 1 if there is a reason, the reason
+-- Adds rows that a take has deleted, as taken ones without a lease (rule 9 of Engine); what follows in the same call
+-- changes that. From args[first] on: numbers of a row as text, then the row.
+local function add_again(q, args, first)
+  local largest = q.largest
+  for i = first, #args, 2 do
+    local numbers, row = {}, args[i + 1]
+    for number in string.gmatch(args[i], '%d+') do numbers[#numbers + 1] = number end
+    local id = numbers[1]
+    if redis.call('HEXISTS', q.rows, id) == 0 and redis.call('HEXISTS', q.dead_rows, id) == 0 then
+      redis.call('HSET', q.rows, id, row)
+      redis.call('HSET', q.states, id, packed({
+        status = 'T', priority = numbers[2], take = numbers[3], requeues = numbers[4], enqueued = numbers[5],
+        since = q.now, ends = q.now, place = numbers[6],
+      }))
+      redis.call('ZADD', q.taken, id, id)
+      largest = math.max(largest, #row)
+    end
+  end
+  if largest > q.largest then redis.call('HSET', q.key, 'largest', text_of(largest)) end
+end
+
+-- takes, delay_ms, 1 if it counts, 1 if there is a reason, the reason, rows that are gone
 function calls.give_back(q, args)
+  add_again(q, args, 6)
   local ids, states = current(q, args[1], true)
   local out, delay, count = changes(), tonumber(args[2]), args[3] == '1'
   local reason = args[4] == '1' and args[5] or nil
@@ -562,8 +584,9 @@ function calls.extend(q, args)
   return lost
 end
 
--- takes, reason
+-- takes, reason, rows that are gone
 function calls.bury(q, args)
+  add_again(q, args, 3)
   local ids, states = current(q, args[1])
   local out = changes()
   unlist(q, ids, states)

@@ -17,17 +17,18 @@ from kmqpy.storages.engine import MessageRow, NewRow, TakeRef
 
 _KEY_AND_HEADERS_LENGTHS = Struct(">II")
 _NO_KEY_NO_HEADERS = _KEY_AND_HEADERS_LENGTHS.pack(0, 0)
-_REPLY_ROW = Struct(">QQIIxBIIQQQ8xB")
+_REPLY_ROW = Struct(">QQIIxBIIQQQQB")
 """The head of each message in a reply: what shown() in functions.lua puts in front of the message's state and
 row, then the beginning of the state. The fields, in order:
 
 id of the message; size of its body in bytes (of a dead message that the reply lists, else 0); length of the
 state; length of the row. Of the state: status (skipped); priority; take; requeues; the times enqueued_ms,
-since_ms and until_ms; place (skipped); whether the state ends with a reason (1, else 0).
+since_ms and until_ms; place; whether the state ends with a reason (1, else 0).
 """
 _STATE_AT = 24
 """The state begins this many bytes after the beginning of the head."""
 _STORED_ROW = Struct(">QII")
+_TIME = Struct(">Q")
 _HEADER_LENGTH = Struct(">I")
 _LENGTH_OF_NONE = 2**32 - 1
 
@@ -47,6 +48,16 @@ def put_options(rows: Sequence[NewRow]) -> bytes:
     if not any(row.delay_ms or row.priority for row in rows):
         return b""
     return b",".join(b"%d %d" % (row.delay_ms, row.priority) for row in rows)
+
+
+def gone_rows(gone: Iterable[MessageRow]) -> list[bytes]:
+    """Rows that a take has deleted, as arguments of a function: for each, numbers as text, then the row."""
+    found: list[bytes] = []
+    for row in gone:
+        numbers = (row.id, row.priority, row.take, row.requeues, row.enqueued_ms, row.place)
+        stored = row_bytes(NewRow(row.body, row.key, row.headers))
+        found += (b" ".join(b"%d" % one for one in numbers), _TIME.pack(row.first_enqueued_ms) + stored)
+    return found
 
 
 def take_refs(takes: Iterable[TakeRef]) -> bytes:
@@ -69,6 +80,7 @@ def read_rows(data: bytes) -> list[MessageRow]:
             enqueued,
             since,
             until,
+            place,
             has_reason,
         ) = _REPLY_ROW.unpack_from(data, at)
         row_at = at + _STATE_AT + state_length
@@ -99,6 +111,7 @@ def read_rows(data: bytes) -> list[MessageRow]:
                 until,
                 reason,
                 size,
+                place,
             )
         )
     return rows

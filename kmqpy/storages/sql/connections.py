@@ -95,10 +95,10 @@ class Connections:
                 driver = connection.connection.driver_connection
             return self.dialect.cursor(driver)
         except sqlalchemy.exc.InvalidRequestError as error:  # closed, or failed and not rolled back
-            raise ConfigError(f"connection: {error.args[0]}") from None
+            raise ConfigError(f"transaction: {error.args[0]}") from None
         except (AttributeError, TypeError):
             raise ConfigError(
-                f"connection: an object of type {type(connection).__name__} is neither a connection of "
+                f"transaction: an object of type {type(connection).__name__} is neither a connection of "
                 f"SQLAlchemy nor of the driver of {self.dialect.name}"
             ) from None
 

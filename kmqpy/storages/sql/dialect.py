@@ -144,7 +144,7 @@ def situation(cursor: Cursor, sql: Mapping[str, str], parameters: Parameters) ->
 
 def message_row(columns: Sequence[Any]) -> MessageRow:
     """The row of the columns `statements.COLUMNS`."""
-    row_id, take, body, key, headers, minus_priority, requeues, *times, reason, _ = columns
+    row_id, take, body, key, headers, minus_priority, requeues, *times, reason, place = columns
     enqueued_ms, first_enqueued_ms, since_ms, until_ms = times
     return MessageRow(
         row_id,
@@ -159,6 +159,7 @@ def message_row(columns: Sequence[Any]) -> MessageRow:
         since_ms,
         until_ms,
         reason,
+        place=place,
     )
 
 

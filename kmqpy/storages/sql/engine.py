@@ -13,7 +13,7 @@ from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, T
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.sql.arrivals import ArrivalCounts, ArrivalListener, Notifier, Watcher
 from kmqpy.storages.sql.connections import Connections
-from kmqpy.storages.sql.dialect import CHUNK, Cursor, Dialect, Picked, message_row
+from kmqpy.storages.sql.dialect import CHUNK, Cursor, Dialect, Picked, headers_bytes, message_row
 from kmqpy.storages.sql.schema import Schema
 from kmqpy.storages.sql.statements import NO_LIMIT, Names
 
@@ -178,11 +178,18 @@ class SqlEngine:
         return self._change(queue, "finish", takes, connection=connection)
 
     def give_back(
-        self, queue: QueueRow, takes: Sequence[TakeRef], *, delay_ms: int, count: bool, reason: str | None
+        self,
+        queue: QueueRow,
+        takes: Sequence[TakeRef],
+        *,
+        delay_ms: int,
+        count: bool,
+        reason: str | None,
+        gone: Sequence[MessageRow] = (),
     ) -> int:
         """See Engine."""
         given = {"delay_ms": min(delay_ms, NO_LIMIT), "counted": int(count), "reason": reason}
-        return self._change(queue, "give_back", takes, asked=len(takes), **given)
+        return self._change(queue, "give_back", takes, gone=gone, asked=len(takes), **given)
 
     def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> list[TakeRef]:
         """See Engine. If some takes are lost, a second statement finds out which; they stay lost."""
@@ -197,9 +204,11 @@ class SqlEngine:
         found = self._run(still_taken)
         return [one for one in takes if one not in found]
 
-    def bury(self, queue: QueueRow, takes: Sequence[TakeRef], reason: str) -> int:
+    def bury(
+        self, queue: QueueRow, takes: Sequence[TakeRef], reason: str, *, gone: Sequence[MessageRow] = ()
+    ) -> int:
         """See Engine."""
-        return self._change(queue, "bury", takes, reason=reason)
+        return self._change(queue, "bury", takes, gone=gone, reason=reason)
 
     def release_all(self, queue: QueueRow) -> int:
         """See Engine."""
@@ -345,12 +354,21 @@ class SqlEngine:
         return picked
 
     def _change(
-        self, queue: QueueRow, name: str, takes: Sequence[TakeRef], *, connection: Any = None, **more: Any
+        self,
+        queue: QueueRow,
+        name: str,
+        takes: Sequence[TakeRef],
+        *,
+        connection: Any = None,
+        gone: Sequence[MessageRow] = (),
+        **more: Any,
     ) -> int:
         """Change the rows of takes by the statement `name`; returns how many it changed."""
         parameters = self._parameters(queue, **self._dialect.refs(takes), **more)
 
         def change(cursor: Cursor) -> int:
+            if gone:
+                self._add_again(cursor, queue, gone)
             done = self._dialect.change(cursor, name, parameters)
             if done < len(takes):  # others were faster, or the queue is gone
                 self._check_exists(cursor, queue)
@@ -358,10 +376,33 @@ class SqlEngine:
 
         if connection is not None:
             return self._connections.within(connection, change)
-        done = self._run(change, several=self._dialect.name == "sqlite")
+        several = bool(gone) or self._dialect.name == "sqlite"
+        done = self._run(change, several=several, repeatable=not gone)
         if name == "give_back" and done:
             self._arrived(queue)
         return done
+
+    def _add_again(self, cursor: Cursor, queue: QueueRow, gone: Sequence[MessageRow]) -> None:
+        """Insert rows that a take has deleted, as taken ones: rule 9 of kmqpy.storages.engine."""
+        parameters = self._parameters(queue)
+        cursor.execute(self._sql["lock_queue"], parameters)
+        if cursor.fetchone() is None:
+            raise _not_found(queue)
+        for row in gone:
+            given = {
+                "id": row.id,
+                "place": row.place,
+                "until_ms": NO_LIMIT,  # their lease has not ended, whatever the clock says
+                "enqueued_ms": row.enqueued_ms,
+                "first_enqueued_ms": row.first_enqueued_ms,
+                "take": row.take,
+                "requeues": row.requeues,
+                "minus_priority": -row.priority,
+                "key": row.key,
+                "headers": headers_bytes(row.headers),
+                "body": row.body,
+            }
+            cursor.execute(self._sql["add_again"], {**parameters, **given})
 
     def _after_passing_time(
         self, queue: QueueRow, work: Callable[[Cursor, dict[str, Any]], T], **parameters: Any

@@ -67,7 +67,6 @@ class MariaDb:
         made = sqlalchemy.create_engine(
             self._url,
             connect_args={
-                "autocommit": True,
                 "charset": "utf8mb4",
                 "connect_timeout": 5,
                 "read_timeout": answer_s,
@@ -189,6 +188,7 @@ def _portions(rows: Sequence[NewRow]) -> Iterator[list[NewRow]]:
 
 
 def _prepare(connection: Any, _: Any) -> None:
+    connection.autocommit(True)  # noqa: FBT003 - a method of PyMySQL
     with connection.cursor() as cursor:
         for setting in _SESSION:
             cursor.execute(setting)

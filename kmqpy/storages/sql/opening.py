@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +33,27 @@ _MAX_POOL_SIZE = 100
 
 
 def open_storage(
-    url: QueueUrl, telemetry: Telemetry | None = None, *, clock: Clock = SYSTEM_CLOCK
+    url: QueueUrl,
+    telemetry: Telemetry | None = None,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+    engine: sqlalchemy.Engine | None = None,
 ) -> StoredStorage:
     """Open the storage of `postgresql://user:password@host:5432/database` and the like, or `sqlite:///file`.
 
     It connects, and creates or migrates the tables if need be. `clock` gives the time for leases in SQLite,
-    which has no server. Raises ConfigError, Unavailable, AccessDenied, MissingExtra; and QueueNotFound if the
-    url names a queue without `create=true`, and SQLite's file is missing.
+    which has no server; storage_for() explains `engine`. Raises ConfigError, Unavailable, AccessDenied,
+    MissingExtra; and QueueNotFound if the url names a queue without `create=true`, and SQLite's file is
+    missing.
     """
     url.refuse_unknown((*SETTINGS, *URL_SETTINGS))
     timeout_s = _timeout_ms(url) / 1000
     if url.queue and not convert("create", url.settings.get("create", False), bool):
         refuse_missing_file(url)
-    engine = SqlEngine(dialect_of(url, clock), Names.of(url.scheme, url.settings), timeout_s=timeout_s)
-    return StoredStorage(engine, telemetry=telemetry)
+    names = Names.of(url.scheme, url.settings)
+    return StoredStorage(
+        SqlEngine(dialect_of(url, clock, engine), names, timeout_s=timeout_s), telemetry=telemetry
+    )
 
 
 def refuse_missing_file(url: QueueUrl) -> None:
@@ -65,19 +73,26 @@ def refuse_missing_file(url: QueueUrl) -> None:
         pass  # SQLite will say what is wrong
 
 
-def dialect_of(url: QueueUrl, clock: Clock = SYSTEM_CLOCK) -> Dialect:
+def dialect_of(
+    url: QueueUrl, clock: Clock = SYSTEM_CLOCK, engine: sqlalchemy.Engine | None = None
+) -> Dialect:
     """The dialect of a url, with a pool of the size in the url. Raises ConfigError, MissingExtra."""
     size = convert("pool_size", url.settings.get("pool_size", "10"), int)
     if not _MIN_POOL_SIZE <= size <= _MAX_POOL_SIZE:
         raise ConfigError(f"pool_size: {size} is not from {_MIN_POOL_SIZE} to {_MAX_POOL_SIZE}")
-    pool = {
+    pool: dict[str, Any] = {
         "pool_size": size,
         "max_overflow": 0,
         "pool_timeout": _timeout_ms(url) / 1000,
         "pool_use_lifo": True,
         "pool_reset_on_return": None,  # Connections has rolled back what was not committed
     }
-    return _dialect(url, Names.of(url.scheme, url.settings), clock, pool)
+    names = Names.of(url.scheme, url.settings)
+    if engine is None:
+        return _dialect(url, _database(url), names, clock, pool)
+    return _dialect(
+        url, _database_of(engine, url), names, clock, {**pool, "creator": partial(_connect, engine)}
+    )
 
 
 def _timeout_ms(url: QueueUrl) -> int:
@@ -87,18 +102,51 @@ def _timeout_ms(url: QueueUrl) -> int:
     return timeout_ms
 
 
-def _dialect(url: QueueUrl, names: Names, clock: Clock, pool: dict[str, Any]) -> Dialect:
+def _database_of(engine: object, url: QueueUrl) -> sqlalchemy.URL:
+    """The database of an engine of the application; raises ConfigError if kmqpy can't use the engine."""
+    if not isinstance(engine, sqlalchemy.Engine):
+        raise ConfigError(f"engine: an object of type {type(engine).__name__} is no engine of SQLAlchemy")
+    if url.address or url.user is not None or url.path.strip("/"):
+        raise ConfigError(f"engine: it says where the database is; write the url as {url.scheme}:")
+    names, driver = _ENGINES[url.scheme]
+    if engine.dialect.name not in names or engine.dialect.driver != driver:
+        found = f"{engine.dialect.name}+{engine.dialect.driver}"
+        raise ConfigError(f"engine: it is one for {found}; {url.scheme}: needs one for {names[0]}+{driver}")
+    if url.scheme == "sqlite" and engine.url.database in (None, "", ":memory:"):
+        raise ConfigError("engine: each connection would have a database of its own; use memory:")
+    return engine.url
+
+
+_ENGINES = {
+    "postgresql": (("postgresql",), "psycopg"),
+    "mariadb": (("mariadb", "mysql"), "pymysql"),
+    "sqlite": (("sqlite",), "pysqlite"),
+}
+"""The names of SQLAlchemy's dialects, and the driver, that an engine for a scheme must have."""
+
+
+def _connect(engine: sqlalchemy.Engine) -> Any:
+    """Open a connection as the engine of the application does, and take it out of the engine's pool."""
+    proxy = engine.raw_connection()
+    connection: Any = proxy.driver_connection
+    proxy.detach()
+    connection.rollback()
+    return connection
+
+
+def _database(url: QueueUrl) -> sqlalchemy.URL:
+    """The database that a url names; raises ConfigError."""
     if url.scheme == "sqlite":
         if url.address or url.user is not None or url.path == "/" or not url.path.startswith("/"):
             raise ConfigError("queue url: write it like sqlite:///relative.db or sqlite:////absolute.db")
         if url.path[1:] == ":memory:":
             raise ConfigError("queue url: each connection would have a database of its own; use memory:")
-        return Sqlite(sqlalchemy.URL.create("sqlite", database=url.path[1:]), names, clock, **pool)
+        return sqlalchemy.URL.create("sqlite", database=url.path[1:])
     if not url.path.strip("/"):
         raise ConfigError(f"queue url: it names no database; write it like {url.scheme}://host/database")
     check_addresses(url.address, "queue url", "host:5432")
     host, port = _host_and_port(url.address)
-    where = sqlalchemy.URL.create(
+    return sqlalchemy.URL.create(
         url.scheme,
         username=url.user,
         password=url.password,
@@ -106,6 +154,13 @@ def _dialect(url: QueueUrl, names: Names, clock: Clock, pool: dict[str, Any]) ->
         port=port,
         database=url.path.removeprefix("/"),
     )
+
+
+def _dialect(
+    url: QueueUrl, where: sqlalchemy.URL, names: Names, clock: Clock, pool: dict[str, Any]
+) -> Dialect:
+    if url.scheme == "sqlite":
+        return Sqlite(where, names, clock, **pool)
     try:
         if url.scheme == "postgresql":
             from kmqpy.storages.sql.postgresql import PostgreSql

@@ -98,8 +98,6 @@ class PostgreSql:
         made = sqlalchemy.create_engine(
             self._url,
             connect_args={
-                "autocommit": True,
-                "prepare_threshold": 1,
                 "connect_timeout": max(2, min(5, int(timeout_s))),  # at least 2 s, as libpq wants it
                 # Else the kernel waits for 15 minutes for a machine or network that is gone without a word.
                 "tcp_user_timeout": min(int(timeout_s * 1000), 2**31 - 1),  # libpq refuses larger ones
@@ -202,6 +200,8 @@ def _array(numbers: Iterable[int]) -> str:
 
 
 def _prepare(connection: Any, _: Any) -> None:
+    connection.autocommit = True
+    connection.prepare_threshold = 1
     with connection.cursor() as cursor:
         for setting in SESSION:
             cursor.execute(setting)

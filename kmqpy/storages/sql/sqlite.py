@@ -71,7 +71,7 @@ class Sqlite:
         """See Dialect."""
         made = sqlalchemy.create_engine(
             self._url,
-            connect_args={"isolation_level": None, "check_same_thread": False, "timeout": 5},
+            connect_args={"check_same_thread": False, "timeout": 5},
             poolclass=sqlalchemy.QueuePool,
             **self._pool,
         )
@@ -166,6 +166,7 @@ class Sqlite:
         return first
 
     def _prepare(self, connection: Any, _: Any) -> None:
+        connection.isolation_level = None
         for setting in _SESSION:
             connection.execute(setting)
         self._file = self._file or _identity(self._path)

@@ -154,6 +154,11 @@ _SHARED = {
     "queue_exists": f"SELECT {_EXISTS}",
     "queue_names": "SELECT name FROM {queues}",
     "delete_queue": "DELETE FROM {queues} WHERE id = :queue",
+    # Then `give_back` or `bury` changes the row in the same transaction, so nobody sees it taken.
+    "add_again": """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms,
+    first_enqueued_ms, take, requeues, state, minus_priority, message_key, headers, body)
+VALUES (:id, :queue, :place, :until_ms, 0, :enqueued_ms, :first_enqueued_ms, :take, :requeues, 2,
+    :minus_priority, :key, :headers, :body) {or_nothing}""",
     "situation": f"SELECT {{now}}, {_NEXT_DUE}, {_EXISTS}, EXISTS (SELECT 1 {_READY})",
     "peek": f"SELECT {COLUMNS} {_READY} ORDER BY minus_priority, place LIMIT :limit",
     "last_take": "SELECT take FROM {messages} WHERE id = :id AND queue = :queue AND state <> 3",
@@ -234,6 +239,7 @@ _POSTGRESQL = {
     "create_queue": """INSERT INTO {queues} (id, name, settings) VALUES (:queue, :name, :settings)
 ON CONFLICT (name) DO NOTHING""",
     # The lock on the queue lets delete_queue wait until the rows can be seen, and deleted.
+    "lock_queue": "SELECT id FROM {queues} WHERE id = :queue FOR KEY SHARE",
     "put": """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms,
     take, requeues, state, minus_priority, message_key, headers, body)
 SELECT new.id, queue.id, new.id, CASE WHEN delay_ms > 0 THEN {now} + delay_ms ELSE 0 END, 0, {now}, {now},
@@ -404,6 +410,7 @@ _SQLITE_DUE = (
 
 _SQLITE = {
     "create_queue": "INSERT OR IGNORE INTO {queues} (id, name, settings) VALUES (:queue, :name, :settings)",
+    "lock_queue": "SELECT id FROM {queues} WHERE id = :queue",  # a transaction has locked the database
     "draw": "UPDATE {numbers} SET next = next + :count RETURNING next - :count",
     "put": """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms,
     take, requeues, state, minus_priority, message_key, headers, body)
@@ -448,6 +455,11 @@ _NOW = {
 # SQLite uses a partial index only for statements that have its very condition, and with `state > 0` it
 # would not look for one state in it.
 _NOT_READY = {"postgresql": "", "mariadb": "", "sqlite": "state <> 0 AND "}
+_OR_NOTHING = {
+    "postgresql": "ON CONFLICT (id) DO NOTHING",
+    "mariadb": "ON DUPLICATE KEY UPDATE id = id",
+    "sqlite": "ON CONFLICT (id) DO NOTHING",
+}
 _OWN: Mapping[str, Mapping[str, str]] = {"postgresql": _POSTGRESQL, "mariadb": _MARIADB, "sqlite": _SQLITE}
 _SCHEMAS = {"postgresql": _POSTGRESQL_SCHEMA, "mariadb": _MARIADB_SCHEMA, "sqlite": _SQLITE_SCHEMA}
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
@@ -477,6 +489,7 @@ def _filled(dialect: DialectName, names: Names, text: str) -> str:
         **names.qualified,
         "now": _NOW[dialect],
         "not_ready": _NOT_READY[dialect],
+        "or_nothing": _OR_NOTHING[dialect],
         "messages_index": names.tables["messages"],
     }
     for name, value in values.items():

@@ -156,7 +156,7 @@ class Directory:
     next_id, end_id  the queue may give new messages the ids from next_id on, below end_id
     next_place       the place of the next message that is put or goes to the back
     commits          names of the latest commits, one of each author
-    pages            all pages, by the first id that each may hold, in order
+    pages            all pages, by the first id that each may hold
     table            the name of the commit that has written the table; NO_TABLE: there is no table
     changed          numbers of the pages that differ from the table, removed ones included
     """

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import NamedTuple
+from zlib import crc32
 
 from kmqpy.errors import ConfigError
-from kmqpy.storages.engine import Counts, NewRow, TakeRef
+from kmqpy.storages.engine import Counts, MessageRow, NewRow, TakeRef
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.zookeeper.directory import (
     AUTHOR_BYTES,
@@ -89,7 +90,7 @@ class Draft:
         self._settings = settings
         self._load = load
         self._most_pages = most_pages
-        self._numbers: list[int] = [*directory.pages]
+        self._numbers: list[int] = sorted(directory.pages)
         self._loaded: dict[int, Page] = {}
         self._unreadable: dict[int, ConfigError] = {}
         self._changed: dict[int, dict[int, Row]] = {}
@@ -146,6 +147,33 @@ class Draft:
                 at += len(pack)
             last = number
         return ids
+
+    def add_again(self, gone: MessageRow) -> Row:
+        """Add a message that a take has deleted, as a taken one: rule 9 of kmqpy.storages.engine.
+
+        Its body gets a pack of its own, named by a new id, because the name of its former one may be in use.
+        """
+        at = bisect_right(self._numbers, gone.id)
+        before = self._numbers[at - 1] if at else None
+        number = before if before is not None and gone.id < before + PAGE_ROWS else gone.id
+        row = Row(
+            id=gone.id,
+            pack=self._next_id,
+            nth=0,
+            priority=gone.priority,
+            status=Status.TAKEN,
+            take=gone.take,
+            requeues=gone.requeues,
+            place=gone.place,
+            enqueued_ms=gone.enqueued_ms,
+            first_enqueued_ms=gone.first_enqueued_ms,
+            since_ms=self.now.high,
+            until_ms=self.now.high,
+        )
+        self._next_id += 1
+        self._page_to_change(number)[row.id] = row
+        self._packs[number, row.pack] = pack_bytes([gone])
+        return row
 
     def ready_rows(self) -> Iterator[Row]:
         """Ready rows in the order in which they are taken."""
@@ -240,7 +268,9 @@ class Draft:
             kept = {row.pack for row in page.values()}
             before = {row.pack for row in self._loaded.get(number, {}).values()}
             gone += [(number, pack) for pack in sorted(before - kept)]
-        directory = self.directory.changed_by(commit, self._now_pages(), self._changed)
+        # A page may get the number of one that is gone, which others cache under its versions.
+        pages = self._now_pages(first_version=crc32(commit))
+        directory = self.directory.changed_by(commit, pages, self._changed)
         directory = replace(
             directory,
             next_id=self._next_id,
@@ -264,8 +294,8 @@ class Draft:
     # --- pages ------------------------------------------------------------------------------------
 
     def is_new(self, row: Row) -> bool:
-        """True if the row was put by this change, so that its body is not written yet."""
-        return row.id >= self.directory.next_id
+        """True if this change adds the row, so that its body is not written yet."""
+        return self.body_place(row)[:2] in self._packs
 
     def body_place(self, row: Row) -> tuple[int, int, int]:
         """Where a row's body is: number of the page, first id of the pack, index in the pack."""
@@ -274,13 +304,13 @@ class Draft:
     def _now_directory(self) -> Directory:
         return replace(self.directory, pages=self._now_pages())
 
-    def _now_pages(self) -> Pages:
-        """The summaries of all pages, with the changes of this draft."""
+    def _now_pages(self, first_version: int = 0) -> Pages:
+        """The summaries of all pages, with the changes of this draft; new pages begin at `first_version`."""
         pages = self.directory.pages
         now: dict[int, PageSummary | None] = {}
         for number, page in self._changed.items():
             found = pages.get(number)
-            version = 0 if found is None else (found.version + 1) % 2**32
+            version = first_version if found is None else (found.version + 1) % 2**32
             now[number] = summary(page, version, manual=self._settings.is_manual) if page else None
         return pages.changed(now)
 

@@ -20,7 +20,7 @@ from kmqpy.storages.zookeeper.body_cache import BodyCache
 from kmqpy.storages.zookeeper.directory import Directory
 from kmqpy.storages.zookeeper.draft import Draft
 from kmqpy.storages.zookeeper.live_queue import BodyPlace, LiveQueue
-from kmqpy.storages.zookeeper.rows import Content, Row, Status
+from kmqpy.storages.zookeeper.rows import Content, Row, Status, packs
 from kmqpy.storages.zookeeper.turns import Turns
 from kmqpy.storages.zookeeper.znodes import Znodes
 
@@ -30,6 +30,9 @@ _RESERVED_BYTES = 128 * 1024
 """The largest body is this many bytes smaller than a request, which holds states and directory as well."""
 _MOST_DELAY_MS = 2**62
 """Longer delays and leases are cut to this, so that the times of their ends fit into the bytes of a row."""
+
+_GONE_PER_COMMIT = 10
+"""The most rows that one commit adds again: each may be on another page, and needs a pack."""
 
 K = TypeVar("K")
 Rows = list[tuple[Row, BodyPlace]]
@@ -164,7 +167,14 @@ class ZooKeeperEngine:
         return self._change_takes(queue, takes, lambda draft, row: draft.remove(row), late=True)
 
     def give_back(
-        self, queue: QueueRow, takes: Sequence[TakeRef], *, delay_ms: int, count: bool, reason: str | None
+        self,
+        queue: QueueRow,
+        takes: Sequence[TakeRef],
+        *,
+        delay_ms: int,
+        count: bool,
+        reason: str | None,
+        gone: Sequence[MessageRow] = (),
     ) -> int:
         """See Engine."""
         delay_ms = min(delay_ms, _MOST_DELAY_MS)
@@ -172,7 +182,7 @@ class ZooKeeperEngine:
         def give_back(draft: Draft, row: Row) -> None:
             draft.requeue(row, draft.now.high, delay_ms=delay_ms, count=count, reason=reason)
 
-        return self._change_takes(queue, takes, give_back, late=False)
+        return self._change_takes(queue, takes, give_back, late=False, gone=gone)
 
     def last_take(self, queue: QueueRow, row_id: int) -> int | None:
         """See Engine."""
@@ -197,13 +207,15 @@ class ZooKeeperEngine:
             return []
         return self._live(queue).change(lost)[0]
 
-    def bury(self, queue: QueueRow, takes: Sequence[TakeRef], reason: str) -> int:
+    def bury(
+        self, queue: QueueRow, takes: Sequence[TakeRef], reason: str, *, gone: Sequence[MessageRow] = ()
+    ) -> int:
         """See Engine."""
 
         def bury(draft: Draft, row: Row) -> None:
             draft.replace(row._replace(status=Status.DEAD, since_ms=draft.now.high, reason=reason))
 
-        return self._change_takes(queue, takes, bury, late=True)
+        return self._change_takes(queue, takes, bury, late=True, gone=gone)
 
     def release_all(self, queue: QueueRow) -> int:
         """See Engine."""
@@ -352,10 +364,32 @@ class ZooKeeperEngine:
         return [(row, body) for (row, _), body in zip(rows, bodies, strict=True)]
 
     def _change_takes(
-        self, queue: QueueRow, takes: Sequence[TakeRef], change: Callable[[Draft, Row], None], *, late: bool
+        self,
+        queue: QueueRow,
+        takes: Sequence[TakeRef],
+        change: Callable[[Draft, Row], None],
+        *,
+        late: bool,
+        gone: Sequence[MessageRow] = (),
     ) -> int:
-        """Change the rows of current takes; `late`: also rows that were given back."""
-        return self._change_each(queue, takes, Draft.current_row if late else _taken_row, change)
+        """Change the rows of current takes; `late`: also rows that were given back.
+
+        Rows that are `gone` are added again, by several commits if need be.
+        """
+        find = Draft.current_row if late else _taken_row
+        if not gone:
+            return self._change_each(queue, takes, find, change)
+
+        def find_or_add(draft: Draft, row: MessageRow) -> Row | None:
+            if draft.row(row.id) is None:
+                return draft.add_again(row)
+            return find(draft, TakeRef(row.id, row.take))
+
+        return sum(
+            self._change_each(queue, some, find_or_add, change, ids=len(some))
+            for at in range(0, len(gone), _GONE_PER_COMMIT)
+            for some in packs(gone[at : at + _GONE_PER_COMMIT])
+        )
 
     def _change_all(
         self, queue: QueueRow, states: tuple[Status, ...], change: Callable[[Draft, Row], None]
@@ -382,9 +416,12 @@ class ZooKeeperEngine:
         keys: Sequence[K],
         find: Callable[[Draft, K], Row | None],
         change: Callable[[Draft, Row], None],
+        *,
+        ids: int = 0,
     ) -> int:
         """Change the rows that `find` gives for the keys, by several commits if need be; returns how many.
 
+        `find` may add rows, and use up to `ids` new ids for them.
         Raises ConfigError in the end, if pages of some could not be read.
         """
         live = self._live(queue)
@@ -407,7 +444,7 @@ class ZooKeeperEngine:
             return changed, len(keys) - begin, error
 
         while begin < len(keys):
-            (changed, used, error), _ = live.change(change_some)
+            (changed, used, error), _ = live.change(change_some, ids=ids)
             done += changed
             begin += used
             damage = damage or error

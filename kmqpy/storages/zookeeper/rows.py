@@ -11,11 +11,13 @@ import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from kmqpy.errors import ConfigError
 from kmqpy.message import Headers
 from kmqpy.storages.engine import MessageRow, NewRow
+
+T = TypeVar("T", NewRow, MessageRow)
 
 PAGE_ROWS = 100
 """The most messages of a page. With larger pages, each change of a message writes more bytes. With smaller
@@ -81,6 +83,7 @@ class Row(NamedTuple):
             since_ms=self.since_ms if self.status in (Status.TAKEN, Status.DEAD) else 0,
             until_ms=self.until_ms if self.status in (Status.TAKEN, Status.DELAYED) else 0,
             reason=self.reason,
+            place=self.place,
         )
 
 
@@ -126,7 +129,7 @@ def read_page(data: bytes, path: str) -> dict[int, Row]:
         raise not_ours(path, error) from None
 
 
-def packs(rows: Sequence[NewRow]) -> Iterator[Sequence[NewRow]]:
+def packs(rows: Sequence[T]) -> Iterator[Sequence[T]]:
     """The messages of a page in groups, one for each pack."""
     begin = size = 0
     for at, row in enumerate(rows):
@@ -137,7 +140,7 @@ def packs(rows: Sequence[NewRow]) -> Iterator[Sequence[NewRow]]:
     yield rows[begin:]
 
 
-def pack_bytes(rows: Iterable[NewRow]) -> bytes:
+def pack_bytes(rows: Iterable[NewRow | MessageRow]) -> bytes:
     """A pack as it is stored."""
     parts: list[bytes] = []
     for row in rows:

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.errors import ConfigError, MessageError, NotSupported
+from kmqpy.errors import ConfigError, MessageError
 from kmqpy.message import OutgoingMessage
 from kmqpy.queue import Queue
 from kmqpy.testing.contract.target import (
     LEASE_S,
     PAST_LEASE_S,
     PATIENCE_S,
-    MakeQueue,
     Target,
     assert_becomes,
     assert_sizes,
@@ -253,22 +252,3 @@ def test_takers_do_not_wait_for_one_row(queue: Queue) -> None:
         found = at_once(8, lambda _: queue.receive(1, wait=0, lease=600))
         assert [len(part) for part in found] == [1] * 8
         assert len({one.id for part in found for one in part}) == 8
-
-
-def test_at_most_once_forgets_what_is_taken(kmq_target: Target, make_queue: MakeQueue) -> None:
-    with kmq_target.open() as storage:
-        skip_without(storage.capabilities, "at_most_once")
-    queue = make_queue(delivery="at-most-once")
-    queue.send_many(["a", "b"])
-    message = take_one(queue)
-    assert (queue.size(), queue.in_flight()) == (1, 0)
-    queue.ack(message)
-    with pytest.raises(NotSupported, match="at-most-once"):
-        queue.nack(message)
-    with pytest.raises(NotSupported, match="at-most-once"):
-        queue.extend(message, lease=LEASE_S)
-    with pytest.raises(NotSupported, match="at-most-once"):
-        queue.dead_letter(message)
-    kmq_target.pass_time(PAST_LEASE_S)
-    assert len(drain(queue, 1)) == 1
-    assert (queue.dead_letters.list(), queue.orphans()) == ([], [])

@@ -301,6 +301,22 @@ def other_group(stage: Stage) -> None:
     group.close()
 
 
+def read_by_jvm(ending: str, group: str) -> Callable[[Stage], None]:
+    """A member of a consumer group reads one of the topics, and calls itself as those on the JVM do."""
+
+    def plant(stage: Stage) -> None:
+        stage.make()
+        name = f"{group}{stage.name}"
+        member = librdkafka.new_consumer(
+            stage.connection, {"group.id": name, "client.id": f"consumer-{name}-1"}
+        )
+        stage.stack.callback(member.close)
+        member.subscribe([f"{stage.name}{ending}"])
+        until(lambda: member.poll(0.1) or member.assignment())
+
+    return plant
+
+
 def has_stale_markers(end: str) -> Callable[[Stage], None]:
     """The queue topic, or that of the dead letters, was recreated by itself."""
 
@@ -417,6 +433,8 @@ PLANTED: dict[Kind, list[Callable[[Stage], None]]] = {
     Kind.MARKER_TIME_AHEAD: [marker_ahead],
     Kind.STORED_TIME_AHEAD: [stored(0, ahead_ms=3_600_000)],
     Kind.OTHER_GROUPS: [other_group],
+    Kind.RANGES_WITH_JVM_TRACKER: [read_by_jvm("__markers", "redelivery-")],
+    Kind.RANGES_WITH_JVM_CLIENTS: [read_by_jvm("", "kmq-")],
     Kind.SETTINGS_TOPIC_MISSING: [settings_topic(0)],
     Kind.SETTINGS_TOPIC_NOT_COMPACTED: [settings_topic(1, "delete"), settings_topic(1, "compact,delete")],
     Kind.SETTINGS_TOPIC_PARTITIONS: [settings_topic(2)],
@@ -446,6 +464,9 @@ TOLD_OF_ALL = {
 
 MARKERS_GO = {Kind.QUEUE_TOPIC_MISSING, Kind.MARKERS_OF_EARLIER_TOPIC}
 """Where those are of messages that are gone."""
+
+FOR_JVM_PROGRAMS = {Kind.RANGES_WITH_JVM_TRACKER, Kind.RANGES_WITH_JVM_CLIENTS}
+"""Where the queue gets another format of markers."""
 
 AND_THEN: dict[Kind, Callable[[Stage], None]] = {
     Kind.OFFSET_OF_EARLIER_TOPIC: start_a_tracker,
@@ -514,6 +535,8 @@ def test_an_advice_that_is_followed_mends_the_finding_and_loses_nothing(kind, pl
             usual = QueueSettings(name=one.name)
             names = {key: getattr(usual, key) for key in ("markers_topic", "dead_letter_topic")}
             settings = replace(settings, **names)
+        if kind in FOR_JVM_PROGRAMS:
+            settings = replace(settings, markers="jvm")
         assert one == settings
         assert kind is not Kind.RECORD_OF_NO_QUEUE or one == stage.settings
     assert not wanted

@@ -5,8 +5,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+import sqlalchemy
 from sql_support import Place
 
 from kmqpy.errors import ConfigError, QueueNotFound, ReceiptError, Unavailable
@@ -26,8 +28,8 @@ def test_a_message_is_sent_and_acknowledged_with_the_transaction(
     with place.application.connect() as connection:
         given = connection.connection.driver_connection if raw else connection
         for end in ("rollback", "commit"):
-            queue.ack(messages, connection=given)
-            sent = queue.send_many(["new", "too"], key="k", headers={"h": "1"}, connection=given)
+            queue.ack(messages, transaction=given)
+            sent = queue.send_many(["new", "too"], key="k", headers={"h": "1"}, transaction=given)
             if place.name != "sqlite":  # its readers are not to be kept waiting, but see the same
                 assert (queue.size(), queue.in_flight()) == (0, 2)
             given.rollback() if end == "rollback" else given.commit()
@@ -55,7 +57,7 @@ def test_a_late_acknowledgement_rolls_the_transaction_back(place: Place, queue: 
 
 def test_a_connection_to_elsewhere_sends_nothing(place: Place, queue: Queue, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="object is neither"):
-        queue.send("x", connection=object())
+        queue.send("x", transaction=object())
     elsewhere = Place("sqlite", f"sqlite:///{tmp_path}/elsewhere.db")
     with closing(sqlite3.connect(tmp_path / "elsewhere.db")) as connection:
         if place.name == "sqlite":
@@ -76,16 +78,16 @@ def test_a_connection_that_is_closed_or_failed_is_told(place: Place, queue: Queu
     driver = connection.connection.driver_connection
     connection.detach()
     connection.close()
-    with pytest.raises(ConfigError, match=r"^connection: .* closed"):
+    with pytest.raises(ConfigError, match=r"^transaction: .* closed"):
         queue.send("y", transaction=connection)
     with pytest.raises(Unavailable):
-        queue.ack(*received, connection=driver)
+        queue.ack(*received, transaction=driver)
     assert (queue.size(), queue.in_flight()) == (0, 1)
     with place.application.connect() as failed:
         failed.begin()
         failed.invalidate()
-        with pytest.raises(ConfigError, match=r"^connection: .*[Rr]oll"):
-            queue.send("y", connection=failed)
+        with pytest.raises(ConfigError, match=r"^transaction: .*[Rr]oll"):
+            queue.send("y", transaction=failed)
     assert (queue.size(), queue.in_flight()) == (0, 1)
 
 
@@ -156,3 +158,40 @@ def test_a_receipt_with_the_largest_numbers_finishes_nothing(queue: Queue) -> No
     assert queue.extend(forged, lease=60) == forged
     assert queue.dead_letters.redrive([str(largest)]) == 0
     assert queue.in_flight() == 1
+
+
+@pytest.mark.parametrize("pool", [sqlalchemy.NullPool, sqlalchemy.QueuePool])
+def test_a_storage_connects_as_an_engine_of_the_application_does(place: Place, pool: Any) -> None:
+    engine = sqlalchemy.create_engine(place.application.url, poolclass=pool)
+    connected: list[Any] = []
+    sqlalchemy.event.listen(engine, "connect", lambda connection, _: connected.append(connection))
+    with engine.connect() as connection:
+        connection.exec_driver_sql("SELECT 1")  # one that the engine's pool may keep
+    with storage_for(f"{place.name}:?prefix={place.prefix}", engine=engine) as storage:
+        storage.create("q")
+        queue = storage.open("q")
+        queue.send_many(["a", "b"])
+        with engine.begin() as connection:
+            queue.send("c", transaction=connection)
+        messages = queue.receive()
+        assert [message.body for message in messages] == [b"a", b"b", b"c"]
+        queue.ack(messages)
+        assert connected
+    with engine.begin() as connection:  # it is as it was, and no connection is lost
+        assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+    assert pool is sqlalchemy.NullPool or engine.pool.checkedout() == 0
+    engine.dispose()
+
+
+def test_engines_that_do_not_fit_are_refused(place: Place) -> None:
+    engine, scheme = place.application, place.name
+    other = "sqlite" if scheme != "sqlite" else "mariadb"
+    for url, wrong, text in (
+        (f"{other}:", engine, f"{other}: needs one for"),
+        (f"{scheme}://host/database", engine, f"write the url as {scheme}:"),
+        (f"{scheme}:", "text", "str is no engine of SQLAlchemy"),
+        ("memory:", engine, "memory: is no SQL database"),
+        ("sqlite:", sqlalchemy.create_engine("sqlite://"), "use memory:"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            storage_for(url, engine=wrong)
