@@ -413,12 +413,14 @@ class Checker:
         return offset_of(offset) >= queue.start and not (named is not None and named.is_cut)
 
     def _is_of_none(self, record: Record, marker: Marker) -> bool:
-        """Whether a marker of a message of the topics before speaks of one that did not exist yet.
+        """Whether a marker of messages of the topics before speaks of one that did not exist yet.
 
         A tracker believes it or not, and so does a client: it depends on when they read it (rule R22).
         """
         speaks = marker.op in (Op.TAKE, Op.DELAY) and record.believed < self._number
-        return speaks and not record.by.startswith("tracker") and marker.offset >= record.queue_end
+        if not speaks or record.by.startswith("tracker"):
+            return False
+        return any(one.offset >= record.queue_end for one in decoded(record))
 
     def _set_backs(self, partition: int) -> list[SetBack]:
         return [one for one in self.history.set_backs if one[:2] == (self._number, partition)]
