@@ -14,7 +14,10 @@ from tests.spark.sessions import CHEAP_QUERIES, SMALL
 ROOT = Path(__file__).parents[2]
 SLOW = {ROOT / "docs/spark.md"}
 """Pages that take minutes: `make test-docs` runs their blocks, CI too."""
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 UNTIL_A_CHILD_ENDS = "import os\nos.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)\n"
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)

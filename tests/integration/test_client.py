@@ -296,7 +296,8 @@ def test_r8_receipts_of_a_deleted_topic_are_refused(queue):
     assert bodies(collect(client, 1)) == ["new"]
 
 
-def test_an_ack_that_waits_returns_when_it_is_written(queue):
+def test_an_ack_that_waits_returns_when_it_is_written(make_queue):
+    queue = make_queue(markers="jvm")
     queue.send("m")
     client = queue.client()
     (message,) = collect(client, 1, lease=60.0)
@@ -331,7 +332,8 @@ def test_r26_an_ack_that_waits_waits_for_no_other_marker(make_queue, fmt):
     client.flush()
 
 
-def test_a_flush_that_fails_says_so_and_nothing_is_given_up(queue):
+def test_a_flush_that_fails_says_so_and_nothing_is_given_up(make_queue):
+    queue = make_queue(markers="jvm")
     queue.send("m")
     client = queue.client()
     (message,) = collect(client, 1, lease=60.0)

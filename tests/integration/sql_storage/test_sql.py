@@ -78,7 +78,7 @@ def test_a_connection_that_is_closed_or_failed_is_told(place: Place, queue: Queu
     driver = connection.connection.driver_connection
     connection.detach()
     connection.close()
-    with pytest.raises(ConfigError, match=r"^connection: .* closed"):
+    with pytest.raises(ConfigError, match=r"^transaction: .* closed"):
         queue.send("y", transaction=connection)
     with pytest.raises(Unavailable):
         queue.ack(*received, transaction=driver)
@@ -86,7 +86,7 @@ def test_a_connection_that_is_closed_or_failed_is_told(place: Place, queue: Queu
     with place.application.connect() as failed:
         failed.begin()
         failed.invalidate()
-        with pytest.raises(ConfigError, match=r"^connection: .*[Rr]oll"):
+        with pytest.raises(ConfigError, match=r"^transaction: .*[Rr]oll"):
             queue.send("y", transaction=failed)
     assert (queue.size(), queue.in_flight()) == (0, 1)
 
