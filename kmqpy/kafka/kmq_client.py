@@ -187,7 +187,7 @@ class KmqClient:
         With a `delay` (seconds), nobody is handed the message before that time, and the wait costs the
         message no attempt. Headers named `kmq-…` are left out: they belong to kmqpy.
 
-        Returns the message id. Raises MessageError (too large, delay above the queue's max_delay, a key,
+        Returns the message id. Raises MessageError (too large, delay above the queue's max_delay_ms, a key,
         header or body that is neither bytes nor text), ConfigError for a partition that the queue does not
         have, NotSupported for a `priority` or `transaction`, and Unavailable. After Unavailable the message
         may have been sent.
