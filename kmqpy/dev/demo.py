@@ -352,7 +352,7 @@ class _Demo:
                 marker = read_marker(record)
                 is_move = marker.by_tracker and marker.reason not in (codec.ACKNOWLEDGED, codec.TAKEN_LATE)
                 if is_move and marker.offset != codec.TICK_OFFSET:
-                    moved.add((marker.partition, marker.offset))
+                    moved.update((marker.partition, offset) for offset in marker.offsets())
 
         starts = dict.fromkeys(range(PARTITIONS), 0)
         scan(self._connection, self._queue.name, starts, queue_record)

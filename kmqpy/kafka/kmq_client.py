@@ -187,7 +187,7 @@ class KmqClient:
         With a `delay` (seconds), nobody is handed the message before that time, and the wait costs the
         message no attempt. Headers named `kmq-…` are left out: they belong to kmqpy.
 
-        Returns the message id. Raises MessageError (too large, delay above the queue's max_delay, a key,
+        Returns the message id. Raises MessageError (too large, delay above the queue's max_delay_ms, a key,
         header or body that is neither bytes nor text), ConfigError for a partition that the queue does not
         have, NotSupported for a `priority` or `transaction`, and Unavailable. After Unavailable the message
         may have been sent.
@@ -489,7 +489,7 @@ class KmqClient:
 
         Raises KmqError as close() does.
         """
-        self._refuse_in_call()
+        self.refuse_in_call()
         self._consumer.close_current()
 
     def leave_group_if_idle(self, idle_s: float) -> None:
@@ -507,7 +507,7 @@ class KmqClient:
         """
         if self._guard.inherited or not self._consumer.is_open:
             return
-        self._refuse_in_call()
+        self.refuse_in_call()
         try:
             self._consumer.close()  # from here on, _opened_sender() makes no sender
         finally:
@@ -527,7 +527,8 @@ class KmqClient:
     ) -> None:
         self.close()
 
-    def _refuse_in_call(self) -> None:
+    def refuse_in_call(self) -> None:
+        """Raise KmqError in a signal handler that has interrupted a call of this client."""
         if is_inside(_CALLS, self):
             raise KmqError(
                 f"queue {self.name!r}: a signal handler can't close the client that it has interrupted; "
@@ -548,7 +549,7 @@ class KmqClient:
             yield letters
 
 
-_CLOSING = ("close", "leave_group", "_refuse_in_call", "__exit__")
+_CLOSING = ("close", "leave_group", "refuse_in_call", "__exit__")
 _CALLS = [
     method
     for name, method in vars(KmqClient).items()

@@ -114,7 +114,7 @@ class KafkaStorage:
         """See Storage.create. Makes the queue's topics and registers the queue.
 
         The settings are the fields of QueueSettings, and `partitions`, `replication` and `retention_ms` of
-        the topics, see Admin.create_queue. Settings of other storages (`order` and the like) are accepted
+        the topics. Settings of other storages (`order` and the like) are accepted
         with the value that they have on Kafka. The queue takes over existing topics that never had a record
         and that no queue of another root uses, or any with `adopt=True`; other topics raise ConfigError.
         """
@@ -245,14 +245,16 @@ class KafkaStorage:
         return self._open_queue(settings, on_close=self.close)
 
     def close(self) -> None:
-        """See Storage.close. Does nothing in a child process."""
+        """See Storage.close. Does nothing in a child process; see KmqClient.close() for signal handlers."""
         if self._guard.inherited:
             return
         with self._lock:
             if self._closed.is_set():
                 return
-            self._closed.set()
             queues = self._opened_queues()
+            for queue in queues:
+                queue.refuse_in_call()
+            self._closed.set()
         with ExitStack() as all_of_them:  # closes the others, too, if one of them raises
             all_of_them.callback(self._shared.close)
             if self._idle_closer is not None and self._idle_closer is not threading.current_thread():

@@ -144,7 +144,7 @@ def queue(
             "ack": lambda: queue.ack(handled[0]),
             "size": queue.size,
             "peek": queue.peek,
-            "redrive": queue.redrive,
+            "redrive": queue.dead_letters.redrive,
             "release_all": queue.release_all,
             "asyncio": lambda: asyncio.run(over_asyncio.ack(handled[0])),
             "idle worker": idle.run,

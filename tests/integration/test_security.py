@@ -110,7 +110,7 @@ def test_without_the_right_to_read_the_settings_of_queues_they_are_as_given(
         for _ in range(2):
             with KmqClient(live.settings, sender) as producer:
                 producer.send("as before")
-        assert settings_of(live.name, sender) == QueueSettings(name=live.name)
+        assert settings_of(live.name, sender) == QueueSettings(name=live.name, markers="jvm")
     assert [one.getMessage().partition(";")[0] for one in caplog.records] == [f"topic {topic} can't be read"]
     grant(secured, "sender", *rights, (ResourceType.TOPIC, topic, "READ"), producer_acls(live.name)[-1])
     until(lambda: settings_of(live.name, sender) == live.settings)
@@ -460,7 +460,7 @@ def test_no_log_of_any_library_tells_a_secret(secured, live, everything_logged):
     with Tracker(connection, zookeeper, TrackerSettings(http_port=-1, session_timeout_ms=2_000)) as tracker:
         until(tracker.owned, what=tracker.problems)
         with KmqClient(live.settings, connection) as client:
-            until(lambda: [client.ack(message, wait=True) for message in client.receive()])
+            until(lambda: [client.ack(message, confirmed=True) for message in client.receive()])
     wrong = dataclasses.replace(connection, kafka={**kafka_settings, "sasl.password": f"{CANARY}-wrong"})
     with pytest.raises(AccessDenied):
         KmqClient(live.settings, wrong)

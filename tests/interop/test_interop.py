@@ -209,10 +209,10 @@ def test_jvm_programs_are_seen_where_they_could_not_read_range_markers(connectio
         ends.callback(client.kill)
         with jvm_tracker(connection, queue):
             wait_until(lambda: queue.markers_topic in Topics(connection).members(), 30, every_s=0.2)
-            with pytest.raises(ConfigError, match=f"markers: .*{queue.consumer_group}-redelivery reads"):
+            with pytest.raises(ConfigError, match=rf"markers: .*{queue.consumer_group}-redelivery reads"):
                 admin.create_queue(queue)
             admin.create_queue(replace(queue, markers="jvm"))
-            with pytest.raises(ConfigError, match="markers: .* as trackers of the JVM library do"):
+            with pytest.raises(ConfigError, match=r"markers: .* as trackers of the JVM library do"):
                 admin.alter_queue(queue.name, markers="range")
             wait_until(lambda: queue.name in Topics(connection).members(), 30, every_s=0.2)
             assert kinds() == set()

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from kmqpy.core.durations import DAY_MS
-from kmqpy.errors import AccessDenied
+from kmqpy.errors import AccessDenied, ConfigError
+from kmqpy.kafka.admin.checks.marker_format import check_before_ranges
 from kmqpy.kafka.admin.checks.settings_topic import check_records_of_no_queue, check_settings_topic
 from kmqpy.kafka.admin.checks.topics import check_unregistered_topics
 from kmqpy.kafka.admin.doctor import check
@@ -17,7 +18,7 @@ from kmqpy.kafka.hanging import HangingTransaction
 from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.settings_mirror import Records
-from kmqpy.kafka.topics import TopicInfo
+from kmqpy.kafka.topics import GroupMember, TopicInfo
 
 QUEUE = QueueSettings(name="q")
 TRACKER = TrackerInfo("t1", "host", 0, None, kafka_ok=True)
@@ -70,6 +71,37 @@ def test_a_healthy_queue_is_ok():
 
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
+
+
+CLIENTS, TRACKERS = "q", "q__markers"
+
+
+@pytest.mark.parametrize(
+    ("members", "wanted"),
+    [
+        ({TRACKERS: [("any", "any")]}, (ERROR, Kind.RANGES_WITH_JVM_TRACKER)),
+        ({CLIENTS: [("kmq-q", "consumer-kmq-q-1")]}, (WARNING, Kind.RANGES_WITH_JVM_CLIENTS)),
+        ({CLIENTS: [("kmq-q", "rdkafka")]}, None),
+        ({CLIENTS: [("audit", "consumer-audit-1")], "another": [("kmq-q", "consumer-1")]}, None),
+    ],
+)
+def test_programs_on_the_jvm_are_told_of_where_a_registered_queue_has_range_markers(members, wanted):
+    members = {topic: [GroupMember(*one) for one in some] for topic, some in members.items()}
+    found = [(one.severity, one.kind) for one in check(facts(members=members)) if one.kind is not Kind.OK]
+    assert found == ([wanted] if wanted else [])
+    for settings in (replace(QUEUE, markers="jvm"), None):
+        registered = settings and RegisteredQueue(settings, 2)
+        kinds = {one.kind for one in check(facts(members=members, registered=registered))}
+        assert kinds.isdisjoint({Kind.RANGES_WITH_JVM_TRACKER, Kind.RANGES_WITH_JVM_CLIENTS})
+
+
+def test_before_a_queue_gets_range_markers_jvm_trackers_stop_it_and_clients_are_told_of(caplog):
+    with pytest.raises(ConfigError, match=r"markers: consumer group a, b reads q__markers.*--markers jvm"):
+        check_before_ranges(QUEUE, {TRACKERS: [GroupMember("b", "1"), GroupMember("a", "2")]})
+    check_before_ranges(QUEUE, {CLIENTS: [GroupMember("kmq-q", "rdkafka")]})
+    assert not caplog.records
+    check_before_ranges(QUEUE, {CLIENTS: [GroupMember("kmq-q", "consumer-1")]})
+    assert "consumer group kmq-q has members on the JVM (consumer-1)" in caplog.text
 
 
 CUT = LogCuts.parse("1<2@3,3<4@6")

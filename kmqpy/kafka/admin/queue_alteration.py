@@ -8,7 +8,7 @@ from typing import Any
 
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.settings import build
-from kmqpy.kafka.admin.checks.marker_format import refuse_jvm_trackers
+from kmqpy.kafka.admin.checks.marker_format import check_before_ranges
 from kmqpy.kafka.admin.context import AdminContext, queue_not_found
 from kmqpy.kafka.retention import check_retention
 from kmqpy.kafka.settings import QueueSettings
@@ -38,7 +38,7 @@ class QueueAlteration:
         before = registered.settings
         settings = build(QueueSettings, dataclasses.asdict(before), changes)
         if settings.writes_ranges and not before.writes_ranges:
-            refuse_jvm_trackers(settings, self._context.topics.members())
+            check_before_ranges(settings, self._context.topics.members())
         existing = self._context.topics.describe([name]).get(name)
         if existing is None:
             raise queue_not_found(name)

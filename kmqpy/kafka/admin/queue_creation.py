@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.errors import ConfigError, TopicError, Unavailable
-from kmqpy.kafka.admin.checks.marker_format import refuse_jvm_trackers
+from kmqpy.kafka.admin.checks.marker_format import check_before_ranges
 from kmqpy.kafka.admin.context import AdminContext
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.client.marker_writer import MarkerWriter
@@ -78,7 +78,7 @@ class QueueCreation:
         )
         existing = self._context.topics.describe(list(topics_of(settings)))
         if entry is None and settings.writes_ranges and settings.markers_topic in existing:
-            refuse_jvm_trackers(settings, self._context.topics.members())
+            check_before_ranges(settings, self._context.topics.members())
         tracked = 1 if entry is None else entry.partitions
         if partitions is None:
             most = max([tracked, *(topic.partitions for topic in existing.values())])

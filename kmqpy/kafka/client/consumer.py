@@ -27,6 +27,7 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import stale_markers_error
 from kmqpy.message import Message, MessagesLike
 from kmqpy.queue.arguments import check_flag
+from kmqpy.queue_policy import bounded
 from kmqpy.telemetry.base import Telemetry
 
 _MAX_POLL_WAIT_S = 0.1
@@ -174,7 +175,7 @@ class QueueConsumer:
     ) -> None:
         """See KmqClient.nack."""
         check_flag(count, "count")
-        delay_ms = self._bounded(duration_ms(delay, "delay"), self._queue.max_delay_ms, "delay")
+        delay_ms = bounded(duration_ms(delay, "delay"), "delay", "max_delay_ms", self._queue)
         cut = _cut_reason(reason)
         writer, places = self._locate(self._places.places_of, m.each_of(messages))
         nacks = [Marker(*place, Op.NACK, delay_ms, count, cut) for place in places]
@@ -323,12 +324,7 @@ class QueueConsumer:
 
     def _lease_ms(self, lease: Duration | None) -> int:
         asked_ms = self._queue.lease_ms if lease is None else lease_duration_ms(lease)
-        return self._bounded(asked_ms, self._queue.max_lease_ms, "lease")
-
-    def _bounded(self, value_ms: int, limit_ms: int, name: str) -> int:
-        if value_ms > limit_ms:
-            raise ConfigError(f"{name}: {value_ms} ms is longer than the queue allows, {limit_ms} ms")
-        return value_ms
+        return bounded(asked_ms, "lease", "max_lease_ms", self._queue)
 
     def _check_open(self) -> None:
         self._guard.raise_if_inherited()

@@ -195,9 +195,9 @@ class MarkerWriter(Closeable):
                 else:
                     partition, ends = item
                     queued, count = _QueuedMarkers(group, ends), len(ends)
+                group.queued += count  # before append(): at its end, a signal handler may raise
                 self._queued[partition].append(queued)
                 self._collected += count
-                group.queued += count
             if not self._waiters:  # while a thread waits, the writer's own thread wakes up often enough
                 self._work.set()
             if self._collected > _MAX_COLLECTED:
@@ -251,10 +251,11 @@ class MarkerWriter(Closeable):
 
     def _put_apart(self, items: Iterable[Item]) -> _Waiter:
         """Queue these markers as a group of their own, for which flush() waits, too; returns the waiter."""
+        self._guard.raise_if_inherited()  # before the lock, which may be held for ever in a child
         group = self._new_group()
-        self.put(items, group)
         with self._changed:
             self._groups = [*self._unconfirmed_groups(), self._group, group]
+            self.put(items, group)
         return _Waiter([group])
 
     def _put_unflushed(self, marker: Marker) -> _Waiter:
