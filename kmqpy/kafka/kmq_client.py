@@ -249,7 +249,7 @@ class KmqClient:
 
         The first call joins the consumer group. Joining is part of `wait`; see `partitions`.
 
-        Each message is this caller's for `lease` seconds (default: the queue's lease; at least 0.1
+        Each message is this caller's for `lease` seconds (default: the queue's lease_ms; at least 0.1
         s). A tracker redelivers the message unless it is acknowledged before. The client makes the lease
         longer where writing start markers takes more than an eighth of it. It gives back a message that it
         can't hand out with half of the lease left. That counts as no attempt, unless this process dies first
