@@ -27,7 +27,7 @@ def shown(rows, known=None):
 
 
 PAGES_MADE_AGAIN = (2394, 2832, 4464)
-"""At-most-once: a page is made again under the path of one that a process could not delete, or knew as gone."""
+"""At-most-once: a page is made again under the path of one that somebody could not delete or knew as gone."""
 
 
 @pytest.mark.parametrize("seed", [*range(60), *PAGES_MADE_AGAIN])
