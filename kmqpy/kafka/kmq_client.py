@@ -124,7 +124,9 @@ class KmqClient:
         self._topic_id = there.queue.topic_id
         self._owns_shared = shared is None
         self._consumer = LazyConsumer(
-            lambda: QueueConsumer(settings, connection, acknowledged_by=self, **receiving),
+            lambda: QueueConsumer(
+                settings, connection, acknowledged_by=self, topics=self._shared.topics(), **receiving
+            ),
             f"the client of queue {settings.name!r}",
             self._clock,
         )

@@ -25,6 +25,7 @@ from kmqpy.kafka.markers.codec import MAX_REASON, Marker, Op
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import stale_markers_error
+from kmqpy.kafka.topics import Topics
 from kmqpy.message import Message, MessagesLike
 from kmqpy.queue.arguments import check_flag
 from kmqpy.queue_policy import bounded
@@ -55,6 +56,7 @@ class QueueConsumer:
     """Takes messages from one queue; safe to use from any thread. KmqClient explains the arguments.
 
     acknowledged_by  the object whose ack() message.ack() calls; default: this consumer
+    topics           see TopicsInUse
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class QueueConsumer:
         holder: str | None = None,
         instance_id: str | None = None,
         acknowledged_by: Acknowledges | None = None,
+        topics: Topics | None = None,
         telemetry: Telemetry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -75,7 +78,7 @@ class QueueConsumer:
         self._guard = ForkGuard(f"the client of queue {self._queue.name!r}")
         self._telemetry = telemetry or Telemetry()
         self._clock = clock
-        self._topics = TopicsInUse(connection, self._queue, clock)
+        self._topics = TopicsInUse(connection, self._queue, clock, topics)
         self._in_flight = InFlightLimit(max_in_flight, self._queue.name, self._telemetry, clock)
         self._read_ahead = ReadAhead(self._queue, self._topics, self._in_flight, clock)
         self._receiver = Receiver(
