@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kmqpy.core.durations import DAY_MS, check_lease
 from kmqpy.core.settings import check_count
+from kmqpy.errors import ConfigError
 
 LEASES = ("lease_ms", "max_lease_ms")
 """The settings that are leases: a value below MIN_LEASE_MS (100 ms) raises ConfigError."""
@@ -22,7 +23,7 @@ class QueuePolicy:
     name                 name of the queue; each storage says which names it accepts
     max_redeliveries     redeliveries before a message becomes a dead letter; None: no limit
     lease_ms             lease of a message if receive() is given none; at least 100
-    max_delay_ms         longest delay of send()
+    max_delay_ms         longest delay of send() and nack()
     max_lease_ms         longest lease or extension; at least 100
     """
 
@@ -44,3 +45,11 @@ class QueuePolicy:
     def longest_ms(self) -> int:
         """The longest time that a message can be leased or delayed."""
         return max(self.max_delay_ms, self.max_lease_ms)
+
+
+def bounded(value_ms: int, argument: str, limit: str, policy: QueuePolicy) -> int:
+    """Return the value of an argument; raises ConfigError above the limit, one of the policy's settings."""
+    most = getattr(policy, limit)
+    if value_ms > most:
+        raise ConfigError(f"{argument}: {value_ms} ms is longer than {limit} of {policy.name!r}, {most}")
+    return value_ms

@@ -10,7 +10,7 @@ bare-postgresql  the least statements for such a queue, without any of our code:
 kmqpy-statements the statements of kmqpy on its own tables, by psycopg without any other code of ours: what
                  priorities, delays and dead letters cost the server
 litequeue, huey  queues of Python in SQLite, as they are; synchronous = FULL as ours
-kmqpy-at-most-once  ours in SQLite with ephemeral=False, which promises what huey does
+kmqpy-at-most-once  ours in SQLite with delivery="at-most-once", which promises what huey does
 
 Prints JSON: messages per second, put, and taken and acknowledged.
 """
@@ -199,7 +199,7 @@ def _at_most_once(url: str) -> Any:
     from kmqpy.queue import storage_for
 
     storage = storage_for(f"sqlite:///{url}")
-    storage.create("speed", ephemeral=False)
+    storage.create("speed", delivery="at-most-once")
     return storage.open("speed")
 
 

@@ -16,11 +16,11 @@ _OURS: dict[str, tuple[str, ...]] = {
         "consumer_timeout",  # RabbitMQ
         "lock_duration",  # Service Bus
         "msg_timeout",  # kmq
-        "redeliver_after",
+        "redeliver_after",  # kmq, in its markers
         "ttl",  # EmoDB
         "visibility_timeout",  # SQS, Celery
     ),
-    "max_lease_ms": ("max_hold", "max_visibility_timeout"),
+    "max_lease_ms": ("max_visibility_timeout",),
     "max_redeliveries": (
         "delivery_limit",  # RabbitMQ
         "max_attempts",
@@ -29,19 +29,20 @@ _OURS: dict[str, tuple[str, ...]] = {
         "max_receive_count",  # SQS
         "max_redelivery_count",  # kmq
         "max_retries",  # Celery
+        "redrive_policy",  # SQS
     ),
     "delay": ("countdown", "delay_seconds"),  # Celery, SQS
     "delivery": ("acks_late", "auto_ack", "ephemeral", "ephemeral_disabled", "no_ack", "task_acks_late"),
     "order": ("fifo", "fifo_queue"),  # ddth-queue, SQS
     "markers_topic": ("marker_topic",),  # kmq
-    "dead_letter_topic": ("dead_letter_exchange", "dead_letter_target_arn", "dlq", "redrive_policy"),
-    "consumer_group": ("group_id", "msg_consumer_group_id", "redelivery_consumer_group_id"),
+    "dead_letter_topic": ("dead_letter_exchange", "dead_letter_target_arn", "dlq"),
+    "consumer_group": ("group_id", "msg_consumer_group_id"),  # kmq
     "use_now_for_redeliver_despite_no_marker_seen_for_ms": (),  # kmq, of trackers
     "queue": ("msg_topic", "queue_name", "queue_url", "topic"),
     "retention_ms": ("message_retention_period", "retention_period"),  # SQS
     "partitions": ("num_partitions", "partition_count"),
     "replication": ("replicas", "replication_factor"),
-    "wait": ("poll_timeout", "wait_time_seconds"),  # SQS
+    "wait": ("msg_poll_timeout", "poll_timeout", "wait_time_seconds"),  # SQS
     "max_in_flight": ("max_messages_in_flight", "prefetch", "prefetch_count", "qos"),
     "instance_id": ("group_instance_id",),
     "holder": ("client_id", "consumer_id", "consumer_tag", "owner"),

@@ -124,7 +124,9 @@ class KmqClient:
         self._topic_id = there.queue.topic_id
         self._owns_shared = shared is None
         self._consumer = LazyConsumer(
-            lambda: QueueConsumer(settings, connection, acknowledged_by=self, **receiving),
+            lambda: QueueConsumer(
+                settings, connection, acknowledged_by=self, topics=self._shared.topics(), **receiving
+            ),
             f"the client of queue {settings.name!r}",
             self._clock,
         )
@@ -187,7 +189,7 @@ class KmqClient:
         With a `delay` (seconds), nobody is handed the message before that time, and the wait costs the
         message no attempt. Headers named `kmq-…` are left out: they belong to kmqpy.
 
-        Returns the message id. Raises MessageError (too large, delay above the queue's max_delay, a key,
+        Returns the message id. Raises MessageError (too large, delay above the queue's max_delay_ms, a key,
         header or body that is neither bytes nor text), ConfigError for a partition that the queue does not
         have, NotSupported for a `priority` or `transaction`, and Unavailable. After Unavailable the message
         may have been sent.
@@ -249,7 +251,7 @@ class KmqClient:
 
         The first call joins the consumer group. Joining is part of `wait`; see `partitions`.
 
-        Each message is this caller's for `lease` seconds (default: the queue's lease; at least 0.1
+        Each message is this caller's for `lease` seconds (default: the queue's lease_ms; at least 0.1
         s). A tracker redelivers the message unless it is acknowledged before. The client makes the lease
         longer where writing start markers takes more than an eighth of it. It gives back a message that it
         can't hand out with half of the lease left. That counts as no attempt, unless this process dies first

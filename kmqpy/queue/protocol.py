@@ -220,7 +220,10 @@ class Queue(Protocol):
         reason: str | None = None,
         confirmed: bool = False,
     ) -> None:
-        """Give messages back, to be redelivered after `delay`; with `count=False` this was no attempt."""
+        """Give messages back, to be redelivered after `delay`; with `count=False` this was no attempt.
+
+        Raises ConfigError for a delay above the queue's `max_delay_ms`.
+        """
         ...
 
     def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:

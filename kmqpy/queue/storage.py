@@ -17,7 +17,7 @@ from kmqpy.queue_policy import QueuePolicy
 
 QUEUE_SETTINGS = frozenset(
     {
-        *(field.name for field in dataclasses.fields(QueuePolicy)),
+        *(field.name for field in dataclasses.fields(QueuePolicy) if field.name != "name"),
         *("requeue_to", "order", "redelivery", "delivery", "create"),
     }
 )

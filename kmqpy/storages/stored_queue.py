@@ -32,6 +32,7 @@ from kmqpy.message import (
 from kmqpy.queue import Capabilities, Codec, DeadLetter, DeadLetters, Orphan
 from kmqpy.queue.arguments import check_age, check_flag
 from kmqpy.queue.storage import encode_body
+from kmqpy.queue_policy import bounded
 from kmqpy.storages.engine import Engine, MessageRow, NewRow, QueueRow, TakeRef
 from kmqpy.storages.receipts import Receipts, parse_number
 from kmqpy.storages.stored_dead_letters import StoredDeadLetters
@@ -175,7 +176,7 @@ class StoredQueue(Closeable):
         """The fields of a NewRow after its body; send_many() computes them once for all plain bodies."""
         delay_ms = duration_ms(delay, "delay")
         if delay_ms > self._settings.max_delay_ms:
-            raise MessageError(f"delay: {delay!r} is longer than max_delay, {self._settings.max_delay_ms} ms")
+            raise MessageError(f"delay: {delay!r} is longer than max_delay_ms, {self._settings.max_delay_ms}")
         if delay_ms:
             self._check_can("delay", self.capabilities.delay)
         if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= MAX_PRIORITY:
@@ -203,7 +204,7 @@ class StoredQueue(Closeable):
         deadline = self._clock.monotonic() + wait_ms / 1000
         lease_ms = self._settings.lease_ms
         if lease is not None:
-            lease_ms = self._bounded(lease_duration_ms(lease), "lease")
+            lease_ms = bounded(lease_duration_ms(lease), "lease", "max_lease_ms", self._settings)
         while True:
             self._check_open()
             asked_ms, asked_s = self._clock.wall_ms(), self._clock.monotonic()
@@ -254,9 +255,9 @@ class StoredQueue(Closeable):
         reason: str | None = None,
         confirmed: bool = False,  # noqa: ARG002
     ) -> None:
-        """See Queue.nack; `delay` is at most the queue's max_lease."""
+        """See Queue.nack."""
         takes, gone = self._parsed_with_gone(messages)
-        delay_ms = self._bounded(duration_ms(delay, "delay"), "delay")
+        delay_ms = bounded(duration_ms(delay, "delay"), "delay", "max_delay_ms", self._settings)
         check_flag(count, "count")
         if delay_ms:
             self._check_can("delay", self.capabilities.delay)
@@ -270,7 +271,7 @@ class StoredQueue(Closeable):
                 f"queue {self.name!r} forgets a message when it is taken (delivery='at-most-once'), "
                 "so no lease can be extended"
             )
-        lease_ms = self._bounded(lease_duration_ms(lease), "lease")
+        lease_ms = bounded(lease_duration_ms(lease), "lease", "max_lease_ms", self._settings)
         if not takes:
             return []
         lost = self._engine.extend(self._queue, takes, lease_ms)
@@ -437,12 +438,6 @@ class StoredQueue(Closeable):
     def _check_transaction(self, transaction: Any) -> None:
         if transaction is not None:
             self._check_can("transaction", self.capabilities.transactions)
-
-    def _bounded(self, value_ms: int, field: str) -> int:
-        most = self._settings.max_lease_ms
-        if value_ms > most:
-            raise ConfigError(f"{field}: {value_ms} ms is longer than max_lease, {most} ms")
-        return value_ms
 
 
 def _takes(rows: Iterable[MessageRow]) -> list[TakeRef]:

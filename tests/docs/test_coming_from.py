@@ -34,7 +34,6 @@ FOREIGN = [
     "markerTopic",
     "deadLetterTopic",
     "msgConsumerGroupId",
-    "redeliveryConsumerGroupId",
     "msgTimeoutMs",
     "maxRedeliveryCount",
     "no_ack",

@@ -61,9 +61,8 @@ def log_of(cluster: Cluster, topic: str, name: str) -> tuple[str, int]:
     return found
 
 
-def a_client(queue: LiveQueue, _: Cluster, fmt: str) -> Iterator[Mapping[tuple[str, int], Keep]]:
+def a_client(queue: LiveQueue, _: Cluster) -> Iterator[Mapping[tuple[str, int], Keep]]:
     queue.fill(5 * MANY)
-    queue.markers = fmt
     client = queue.client()
     take = partial(collect, client, max_messages=MANY, lease=LEASE_S)
     acked = [message for _ in range(2) for message in take(MANY, ack=True)]
@@ -219,8 +218,8 @@ def a_static_member(queue: LiveQueue, cluster: Cluster) -> Iterator[Mapping[tupl
 
 
 CASES: Mapping[str, Case] = {
-    "client-jvm": partial(a_client, fmt="jvm"),
-    "client-range": partial(a_client, fmt="range"),
+    "client-jvm": a_client,
+    "client-range": a_client,
     "sender": a_sender,
     "ticks": a_writer_of_ticks,
     "transactions": transactions,
@@ -243,7 +242,11 @@ def cut():
         kafka = {"session.timeout.ms": 60_000}
         connection = KafkaConnection(bootstrap=cluster.bootstrap, kafka=kafka)
         zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
-        queues = {name: stack.enter_context(LiveQueue(connection, zookeeper, name)) for name in CASES}
+        formats = {name: "jvm" if name == "client-jvm" else "range" for name in CASES}
+        queues = {
+            name: stack.enter_context(LiveQueue(connection, zookeeper, name, markers=markers))
+            for name, markers in formats.items()
+        }
         begun = {name: case(queues[name], cluster) for name, case in CASES.items()}
         logs = {place: keep for case in begun.values() for place, keep in next(case).items()}
         for place, done in cut_logs(cluster, logs).items():

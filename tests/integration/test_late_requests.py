@@ -17,7 +17,8 @@ from kmqpy.kafka.copies.copy_transaction import (
 )
 from kmqpy.kafka.markers.claim_headers import CLAIM, CLAIM_ID, COPIES_TO, naming_tick
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.markers.lineage import COPY
+from kmqpy.kafka.markers.lineage import COPY, RecordPlace, read_copies
+from kmqpy.kafka.markers.records import read_marker
 from kmqpy.kafka.settings import KafkaConnection
 from tests.chaos.controls import behind
 from tests.chaos.proxy import Proxy
@@ -79,10 +80,13 @@ def take(offset):
     return Marker(0, offset, Op.TAKE, 300)
 
 
-def named_copies(queue: LiveQueue) -> Counter[bytes]:
-    """The values of `kmq-copy` of all end markers."""
-    records = queue.records(queue.settings.markers_topic)
-    return Counter(value for record in records for name, value in record.headers() or () if name == COPY)
+def named_copies(queue: LiveQueue) -> Counter[RecordPlace]:
+    """How often end markers name each copy in `kmq-copy`."""
+    found: Counter[RecordPlace] = Counter()
+    for record in queue.records(queue.settings.markers_topic):
+        if data := dict(record.headers() or ()).get(COPY):
+            found.update(read_copies(data, queue.name, read_marker(record).count))
+    return found
 
 
 @pytest.mark.parametrize("copies", [0, 1, 3])

@@ -460,7 +460,7 @@ def test_no_log_of_any_library_tells_a_secret(secured, live, everything_logged):
     with Tracker(connection, zookeeper, TrackerSettings(http_port=-1, session_timeout_ms=2_000)) as tracker:
         until(tracker.owned, what=tracker.problems)
         with KmqClient(live.settings, connection) as client:
-            until(lambda: [client.ack(message, wait=True) for message in client.receive()])
+            until(lambda: [client.ack(message, confirmed=True) for message in client.receive()])
     wrong = dataclasses.replace(connection, kafka={**kafka_settings, "sasl.password": f"{CANARY}-wrong"})
     with pytest.raises(AccessDenied):
         KmqClient(live.settings, wrong)

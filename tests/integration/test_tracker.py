@@ -85,7 +85,8 @@ def test_over_the_limit_it_is_dead_lettered(make_queue):
 # --- F2: where reading begins ---------------------------------------------------------------------------
 
 
-def test_f2_a_restart_reads_from_the_safe_offset(queue):
+def test_f2_a_restart_reads_from_the_safe_offset(make_queue):
+    queue = make_queue(markers="jvm")
     queue.send(*(f"m{i}" for i in range(200)))
     with queue.client() as client:
         client.ack(*collect(client, 200), confirmed=True)
@@ -97,7 +98,8 @@ def test_f2_a_restart_reads_from_the_safe_offset(queue):
     assert value(second, queue.name, "markers_read") <= 5  # the ticks
 
 
-def test_f2_the_safe_offset_is_that_of_the_oldest_start(queue):
+def test_f2_the_safe_offset_is_that_of_the_oldest_start(make_queue):
+    queue = make_queue(markers="jvm")
     queue.send("held", *(f"m{i}" for i in range(50)))
     client = queue.client()
     with queue.registry() as registry, stopped_after(queue.tracker()):
@@ -112,8 +114,9 @@ def test_f2_the_safe_offset_is_that_of_the_oldest_start(queue):
     assert bodies(collect(client, 1)) == ["held"]
 
 
-def test_r17_one_long_lease_does_not_make_a_restart_read_what_is_finished(queue):
+def test_r17_one_long_lease_does_not_make_a_restart_read_what_is_finished(make_queue):
     """The offset is stored with a snapshot; a nack proves that the long lease is known from it alone."""
+    queue = make_queue(markers="jvm")
     queue.send("held", "nacked", *(f"m{i}" for i in range(200)))
     client = queue.client()
     with (

@@ -260,7 +260,7 @@ def test_a_queue_that_we_may_not_use_is_told_and_holds_up_no_other(url, storage,
 
 
 def test_a_server_that_takes_less_than_we_think_is_told(url):
-    with queue_for(f"{url}?queue=q&create=true&max_packet_bytes=8000000&timeout=2s") as queue:
+    with queue_for(f"{url}?queue=q&create=true&max_packet_bytes=8000000&timeout_ms=2s") as queue:
         queue.send("small")
         with pytest.raises(Unavailable, match=r"jute\.maxbuffer"):
             queue.send(b"x" * 3_000_000)
@@ -274,7 +274,7 @@ def test_a_server_that_takes_less_than_we_think_is_told(url):
 def test_closing_ends_calls_that_wait_for_an_answer(zookeeper, root, how):
     with Proxy() as proxy:
         cable = Cable(proxy, zookeeper)
-        storage = storage_for(f"zookeeper://{cable.connection.hosts}{root}?timeout=50s")
+        storage = storage_for(f"zookeeper://{cable.connection.hosts}{root}?timeout_ms=50s")
         storage.create("q")
         queue = storage.open("q")
         queue.send("x")

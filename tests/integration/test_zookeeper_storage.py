@@ -246,8 +246,8 @@ def test_a_waiting_take_survives_the_loss_of_its_session(url):
         ("/../b", "no path of a znode"),
         ("/zookeeper", "no path of a znode"),
         ("/x?timout=5s", "did you mean timeout"),
-        ("/x?timeout=0", "timeout"),
-        ("/x?timeout=1000000d", "timeout: .* at most a day"),
+        ("/x?timeout_ms=0", "timeout_ms"),
+        ("/x?timeout_ms=1000000d", "timeout_ms: .* at most a day"),
         ("/x?max_packet_bytes=3000000000", "max_packet_bytes: 3000000000"),
         ("/x?max_packet_bytes=5", "max_packet_bytes: 5"),
         ("/x?scheme=magic", "scheme"),
@@ -261,4 +261,4 @@ def test_a_bad_url_is_one_clear_error(zookeeper, rest, named):
 
 def test_a_server_that_is_away_is_unavailable_in_time():
     with pytest.raises(Unavailable, match="does not answer"):
-        storage_for("zookeeper://127.0.0.1:1/x?timeout=300ms")
+        storage_for("zookeeper://127.0.0.1:1/x?timeout_ms=300ms")

@@ -303,6 +303,17 @@ class Checker:
         self.stats["copied for what was cut away"] += found is not original
         return found
 
+    def _was_missed(self, copy: Record) -> bool:
+        """Whether an earlier cut has taken away a later copy of the same transaction: a gap of rule R39.
+
+        Of each transaction the highest copy is known, and the first of two cuts has it forgotten.
+        """
+        if copy.cut_at is None:
+            return False
+        written = [event.record for event in self.broker.world.journal if isinstance(event, Written)]
+        later = (one for one in written if one.log is copy.log and one.at > copy.at)
+        return any(one.is_cut and one.cut_at < copy.cut_at for one in later if _are_together(one, copy))
+
     def _check_is_whole(self, original: Record, copy: Record, what: str) -> None:
         if (copy.key(), copy.value()) != (original.key(), original.value()):
             self.problems.append(f"F5: {what} became {copy.value()!r}")
@@ -334,7 +345,7 @@ class Checker:
         place = named and read_copies(named, self.queue.name, len(ended))[ended.index(number)]
         if not place or (*place[:2], offset_of(place.offset)) != (copy.topic(), copy.partition(), copy.at):
             self.problems.append(f"lineage: the end of {what} names {named!r}, not its copy {copy.at}")
-        elif copy.topic() == self.queue.name and not self.history.markers_deleted:
+        elif copy.topic() == self.queue.name and not (self.history.markers_deleted or self._was_missed(copy)):
             names = self.history.names
             names.copied((copy.partition(), place.offset), copy, end.by)
             self.stats["copies named otherwise than taken"] += names.number_of(copy) not in (
@@ -402,12 +413,14 @@ class Checker:
         return offset_of(offset) >= queue.start and not (named is not None and named.is_cut)
 
     def _is_of_none(self, record: Record, marker: Marker) -> bool:
-        """Whether a marker of a message of the topics before speaks of one that did not exist yet.
+        """Whether a marker of messages of the topics before speaks of one that did not exist yet.
 
         A tracker believes it or not, and so does a client: it depends on when they read it (rule R22).
         """
         speaks = marker.op in (Op.TAKE, Op.DELAY) and record.believed < self._number
-        return speaks and not record.by.startswith("tracker") and marker.offset >= record.queue_end
+        if not speaks or record.by.startswith("tracker"):
+            return False
+        return any(one.offset >= record.queue_end for one in decoded(record))
 
     def _set_backs(self, partition: int) -> list[SetBack]:
         return [one for one in self.history.set_backs if one[:2] == (self._number, partition)]

@@ -257,7 +257,7 @@ class Transactions:
                 add = partial(
                     self._broker.add_partition, self._id, self._epoch, self._by, self._number, place
                 )
-                yield from self._repeat(ADD, add)
+                yield from self._repeat(ADD, (lambda: None) if self._world.late.loses(ADD) else add)
                 self._answered(add)
                 self._added.add(place)
             if self._world.unlucky() or place[0] in self._broker.missing:
@@ -324,7 +324,7 @@ class Transactions:
     def _end(self, *, commit: bool) -> Steps:
         began = self._world.now
         end = self._end_request(commit=commit)
-        lost = self._world.late.loses(commit=commit)
+        lost = self._world.late.loses(END, commit=commit)
         yield from self._repeat(END, (lambda: None) if lost else end)
         self._answered(end)
         if self._world.now - began >= NOTICED_AFTER_MS:

@@ -51,6 +51,7 @@ FOUND_WITH_CUT_LOGS = {
     13766: "R10: markers were compared with a commit that was cut back, and looked cut back themselves",
     30328: "lost: a partition was begun where the first record had stood that came before a cut",
     30569: "stuck: a tracker took the end that Kafka had told before its last tick for one of later",
+    32712: "R39: a client told a cut that was none, by takes of an epoch that it did not know yet",
     30660: "stuck: a tracker told a second cut by what it knew since the first, which clients were to tell",
 }
 """The same, of seeds in which logs are cut back."""

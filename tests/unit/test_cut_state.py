@@ -202,6 +202,15 @@ def test_r39_what_was_taken_before_a_tick_has_no_epoch_of_it() -> None:
     assert found.beyond == {1: 9}
 
 
+def test_r39_a_tick_of_a_leader_that_was_elected_since_is_noted() -> None:
+    """What is taken behind it may have its epoch: then the ends that were asked for before say nothing."""
+    for latest, newer in ((2, True), (3, False)):
+        found, markers = StartsFound(epoch=1), Markers()
+        markers.read(assignment_tick(0, 6, epoch=3))
+        _read_marker(markers.records[0], 0, 0, latest, found, lambda: 9)
+        assert (found.newer, found.epoch) == (newer, 1 if newer else 3)
+
+
 def test_r39_a_series_ends_where_the_numbers_of_a_cut_do() -> None:
     numbers = [8, 9, NEW + 10, NEW + 11, NEW + 9, NEW + 12]
     markers = Markers(InFlight(cuts=ONCE))

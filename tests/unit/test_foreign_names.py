@@ -28,7 +28,6 @@ LEASES = [
     "ttl",
 ]
 OTHERS = {
-    "max_hold_ms": "max_lease_ms",
     "maxReceiveCount": "max_redeliveries",
     "max_receive_count": "max_redeliveries",
     "maxRedeliveryCount": "max_redeliveries",
@@ -43,7 +42,6 @@ OF_KMQ_CONFIG = {
     "markerTopic": "markers_topic",
     "deadLetterTopic": "dead_letter_topic",
     "msgConsumerGroupId": "consumer_group",
-    "redeliveryConsumerGroupId": "consumer_group",
     "msgTimeoutMs": "lease_ms",
     "redeliveryCountHeader": "redelivery_count_header",
     "maxRedeliveryCount": "max_redeliveries",
@@ -97,7 +95,6 @@ def test_settings_of_the_connection_in_file_and_environment(monkeypatch):
         ("queue create q --visibility-timeout 30s", "--lease"),
         ("queue create q --redeliver-after 30s", "--lease"),
         ("queue create q --max-receive-count 3", "--max-redeliveries"),
-        ("queue alter q --max-hold 1h", "--max-lease"),
         ("send q x --delay-seconds 3", "--delay"),
         ("receive q --visibilityTimeout 3s", "--lease"),
         ("receive q --wait-time-seconds 3", "--wait"),

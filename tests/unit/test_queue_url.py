@@ -172,8 +172,8 @@ def test_the_scheme_is_looked_at_first(url):
 @pytest.mark.parametrize(
     "url",
     [
-        "redis://127.0.0.1:1?timeout=100ms",
-        "zookeeper://127.0.0.1:1/kmqpy?timeout=100ms",
+        "redis://127.0.0.1:1?timeout_ms=100ms",
+        "zookeeper://127.0.0.1:1/kmqpy?timeout_ms=100ms",
         "postgresql://me:hunter2@127.0.0.1:1/db?timeout_ms=100",
         "mariadb://me:hunter2@127.0.0.1:1/db?timeout_ms=100",
     ],

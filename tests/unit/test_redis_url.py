@@ -17,7 +17,7 @@ from kmqpy.storages.redis.server import ServerSettings
         ("redis://h", {"host": "h"}),
         ("valkey://:p%40ss@h:7/3", {"host": "h", "port": 7, "db": 3, "user": "", "password": "p@ss"}),
         (
-            "redis://me:a%2Fb@[::1]:7?timeout=500ms&pool_size=3",
+            "redis://me:a%2Fb@[::1]:7?timeout_ms=500ms&pool_size=3",
             {"host": "::1", "port": 7, "user": "me"} | {"password": "a/b", "timeout_s": 0.5, "pool_size": 3},
         ),
         ("redis://[::1]", {"host": "::1"}),
@@ -44,8 +44,8 @@ def test_a_url_says_where_the_server_is(url, settings):
         ("redis://h?prefix=a{b", "prefix: 'a{b'"),
         ("redis://h?poolsize=1", "'poolsize'; did you mean pool_size"),
         ("redis://h?pool_size=0", "pool_size: 0"),
-        ("redis://h?timeout=5", "timeout: '5' is not a duration"),
-        ("redis://h?timeout=0s", "timeout"),
+        ("redis://h?timeout_ms=soon", "timeout_ms: 'soon'"),
+        ("redis://h?timeout_ms=0s", "timeout_ms"),
         ("redis://h?ssl_ca_certs=x", "unknown setting 'ssl_ca_certs'"),
     ],
 )

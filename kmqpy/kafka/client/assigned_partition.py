@@ -54,6 +54,7 @@ class StartsFound:
     cuts       the cuts of the queue partition's log that ticks name
     copies     the highest copy that trackers have written, as their end markers say
     markers_epoch  the latest leader epoch of the markers partition; None: not known
+    newer      True: a tick names a leader epoch that the queue partition did not have yet, as far as is known
     """
 
     started: OffsetRuns = field(default_factory=OffsetRuns)
@@ -66,6 +67,7 @@ class StartsFound:
     cuts: LogCuts = NO_CUTS
     copies: NamedCopies = field(default_factory=NamedCopies)
     markers_epoch: int | None = None
+    newer: bool = False
 
 
 class AssignedPartition:

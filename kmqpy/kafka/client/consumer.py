@@ -25,8 +25,10 @@ from kmqpy.kafka.markers.codec import MAX_REASON, Marker, Op
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import stale_markers_error
+from kmqpy.kafka.topics import Topics
 from kmqpy.message import Message, MessagesLike
 from kmqpy.queue.arguments import check_flag
+from kmqpy.queue_policy import bounded
 from kmqpy.telemetry.base import Telemetry
 
 _MAX_POLL_WAIT_S = 0.1
@@ -54,6 +56,7 @@ class QueueConsumer:
     """Takes messages from one queue; safe to use from any thread. KmqClient explains the arguments.
 
     acknowledged_by  the object whose ack() message.ack() calls; default: this consumer
+    topics           see TopicsInUse
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class QueueConsumer:
         holder: str | None = None,
         instance_id: str | None = None,
         acknowledged_by: Acknowledges | None = None,
+        topics: Topics | None = None,
         telemetry: Telemetry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -74,7 +78,7 @@ class QueueConsumer:
         self._guard = ForkGuard(f"the client of queue {self._queue.name!r}")
         self._telemetry = telemetry or Telemetry()
         self._clock = clock
-        self._topics = TopicsInUse(connection, self._queue, clock)
+        self._topics = TopicsInUse(connection, self._queue, clock, topics)
         self._in_flight = InFlightLimit(max_in_flight, self._queue.name, self._telemetry, clock)
         self._read_ahead = ReadAhead(self._queue, self._topics, self._in_flight, clock)
         self._receiver = Receiver(
@@ -174,7 +178,7 @@ class QueueConsumer:
     ) -> None:
         """See KmqClient.nack."""
         check_flag(count, "count")
-        delay_ms = self._bounded(duration_ms(delay, "delay"), self._queue.max_delay_ms, "delay")
+        delay_ms = bounded(duration_ms(delay, "delay"), "delay", "max_delay_ms", self._queue)
         cut = _cut_reason(reason)
         writer, places = self._locate(self._places.places_of, m.each_of(messages))
         nacks = [Marker(*place, Op.NACK, delay_ms, count, cut) for place in places]
@@ -323,12 +327,7 @@ class QueueConsumer:
 
     def _lease_ms(self, lease: Duration | None) -> int:
         asked_ms = self._queue.lease_ms if lease is None else lease_duration_ms(lease)
-        return self._bounded(asked_ms, self._queue.max_lease_ms, "lease")
-
-    def _bounded(self, value_ms: int, limit_ms: int, name: str) -> int:
-        if value_ms > limit_ms:
-            raise ConfigError(f"{name}: {value_ms} ms is longer than the queue allows, {limit_ms} ms")
-        return value_ms
+        return bounded(asked_ms, "lease", "max_lease_ms", self._queue)
 
     def _check_open(self) -> None:
         self._guard.raise_if_inherited()

@@ -162,6 +162,10 @@ class CrashRecovery:
         found = self._find_starts(
             partition, commit.markers_offset, commit.offset, epoch, look_back, commit.epoch
         )
+        if found.newer:  # or forged
+            now = self._commit_check.ask(consumer, [partition], _READ_COMMIT_TIMEOUT_S)[partition]
+            if now.queue.epoch != ends.queue.epoch:
+                raise Unavailable("a leader was elected while its markers were read; try again")
         found.complete &= not lost_markers
         commit = replace(commit, cuts=given.cuts.merged(found.cuts).merged(commit.cuts))
         for copy in found.copies.last:
@@ -336,6 +340,8 @@ def _read_marker(
         found.cuts = found.cuts.merged(marker.cuts)
         if marker.epoch is not None and marker.takes_from is not None and not is_before:
             found.epoch = max(marker.epoch, found.epoch or 0)
+    else:
+        found.newer = True
     if is_before:
         return
     if marker.op not in (Op.TAKE, Op.DELAY, Op.END) or offset_of(marker.highest) < first_offset:

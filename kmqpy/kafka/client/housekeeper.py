@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_PAUSE_S = 0.1
 """The housekeeper pauses for at most this long between two rounds of work. The pause is short, so that
-commits are not late and close() does not wait long. The pause is a tenth of lease where that is
+commits are not late and close() does not wait long. The pause is a tenth of lease_ms where that is
 less."""
 
 

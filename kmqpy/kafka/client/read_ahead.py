@@ -55,7 +55,7 @@ class ReadAhead:
     def give_back_stale(self) -> None:
         """Remove messages with too little of their leases left, and give them back.
 
-        Too little is less than half of lease (rule R11 of docs/rules.md). The method holds the lock
+        Too little is less than half of lease_ms (rule R11 of docs/rules.md). The method holds the lock
         meanwhile, so that close(), which calls pop_all(), does not close the writer before the messages are
         given back.
         """

@@ -126,7 +126,7 @@ class QueueSender:
         delay_ms = duration_ms(message.delay, "delay")
         if delay_ms > self._queue.max_delay_ms:
             raise MessageError(
-                f"delay: {shown(message.delay)} is longer than max_delay, {self._queue.max_delay_ms} ms"
+                f"delay: {shown(message.delay)} is longer than max_delay_ms, {self._queue.max_delay_ms}"
             )
         headers = m.headers_from(message.headers)
         if delay_ms:

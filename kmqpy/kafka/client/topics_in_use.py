@@ -32,19 +32,23 @@ class TopicsInUse:
     has_stale_markers  True: the queue topic was recreated (deleted and made again under the same name), its
                        markers topic was not; the client receives nothing
 
-    The constructor raises QueueNotFound, TopicError, Unavailable.
+    `topics` is one that asks Kafka already, if there is one; else the constructor makes one. It raises
+    QueueNotFound, TopicError, Unavailable.
     """
 
-    def __init__(self, connection: KafkaConnection, queue: QueueSettings, clock: Clock) -> None:
+    def __init__(
+        self, connection: KafkaConnection, queue: QueueSettings, clock: Clock, topics: Topics | None = None
+    ) -> None:
         self._connection = connection
         self._queue = queue
         self._clock = clock
-        topics = Topics(connection).check(queue)
-        check_topics(queue, topics, connection)
-        self._current = _Current(topics.ids, self._new_writer())
+        self._topics = topics or Topics(connection)
+        found = self._topics.check(queue)
+        check_topics(queue, found, connection)
+        self._current = _Current(found.ids, self._new_writer())
         self.has_stale_markers = False
-        self._watch = TopicWatch(connection, queue, topics.ids, clock)
-        self._partitions = topics.markers.partitions
+        self._watch = TopicWatch(connection, queue, found.ids, clock)
+        self._partitions = found.markers.partitions
 
     @property
     def ids(self) -> TopicIds:
@@ -59,7 +63,7 @@ class TopicsInUse:
     def has(self, partition: int) -> bool:
         """Return True if the queue has this partition; asks Kafka about partitions above the known ones."""
         if partition >= self._partitions:  # a queue can grow
-            self._partitions = Topics(self._connection).check(self._queue).partitions
+            self._partitions = self._topics.check(self._queue).partitions
         return partition < self._partitions
 
     def knows_since(self, moment: float) -> bool:

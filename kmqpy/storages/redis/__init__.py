@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kmqpy.core.durations import parse_duration_ms
 from kmqpy.core.settings import convert
 from kmqpy.errors import ConfigError, MissingExtra
 from kmqpy.queue import QueueUrl
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from kmqpy.storages.redis.server import ServerSettings
 
 _TLS_SETTINGS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-_STORAGE_SETTINGS = ("prefix", "pool_size", "timeout")
+_STORAGE_SETTINGS = ("prefix", "pool_size", "timeout_ms")
 
 
 def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredStorage:
@@ -68,10 +67,10 @@ def _server_settings(url: QueueUrl, *, secure: bool) -> ServerSettings:
         more["pool_size"] = convert("pool_size", url.settings["pool_size"], int)
         if more["pool_size"] < 1:
             raise ConfigError(f"pool_size: {more['pool_size']!r} must be at least 1")
-    if "timeout" in url.settings:
-        more["timeout_s"] = parse_duration_ms(url.settings["timeout"], "timeout") / 1000
-        if not more["timeout_s"]:
-            raise ConfigError("timeout: it must be longer than 0")
+    if "timeout_ms" in url.settings:
+        more["timeout_s"] = convert("timeout_ms", url.settings["timeout_ms"], int) / 1000
+        if more["timeout_s"] <= 0:
+            raise ConfigError("timeout_ms: it must be above 0")
     return ServerSettings(
         host=host,
         port=int(port),

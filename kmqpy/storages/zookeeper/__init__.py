@@ -9,7 +9,7 @@ import re
 from contextlib import ExitStack
 from typing import Any
 
-from kmqpy.core.durations import DAY_MS, parse_duration_ms
+from kmqpy.core.durations import DAY_MS
 from kmqpy.core.settings import convert
 from kmqpy.errors import ConfigError
 from kmqpy.queue import QueueUrl
@@ -18,7 +18,7 @@ from kmqpy.telemetry.base import Telemetry
 from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity
 
 _SECURITY_SETTINGS = ("scheme", "ca", "certificate", "key", "tls")
-_STORAGE_SETTINGS = ("timeout", "max_packet_bytes", *_SECURITY_SETTINGS)
+_STORAGE_SETTINGS = ("timeout_ms", "max_packet_bytes", *_SECURITY_SETTINGS)
 _DEFAULT_ROOT = "/kmqpy"
 _NOT_IN_PATHS = re.compile("[\0-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff]")
 """Characters that ZooKeeper refuses in paths: controls, surrogates, private, special and beyond U+FFFF."""
@@ -52,9 +52,9 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredSto
             raise ConfigError(
                 f"max_packet_bytes: {more['max_packet_bytes']} is not from {2**18} to {2**31 - 1}"
             )
-    timeout_s = parse_duration_ms(url.settings.get("timeout", "10s"), "timeout") / 1000
+    timeout_s = convert("timeout_ms", url.settings.get("timeout_ms", "10s"), int) / 1000
     if not 0 < timeout_s <= DAY_MS / 1000:
-        raise ConfigError("timeout: it must be longer than 0, and at most a day")
+        raise ConfigError("timeout_ms: it must be above 0, and at most a day")
     with ExitStack() as opened:
         probe = MultiReadProbe()
         zk = opened.enter_context(connect(_connection(url), timeout=timeout_s, greeting=probe))

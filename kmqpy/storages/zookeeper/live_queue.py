@@ -89,10 +89,12 @@ class LiveQueue:
         """The last known version and content of pages."""
         self._author = os.urandom(AUTHOR_BYTES)
         self._commits = 0
-        self._refused_changes: Changes | None = None
-        """The last commit that was refused."""
+        self._refused_changes: tuple[Changes, int] | None = None
+        """The last commit that was refused, and the version of the directory that it was based on."""
         self._undeletable: set[str] = set()
-        """Paths of znodes that a commit can't delete: they are gone, or have znodes of others below them."""
+        """Paths of znodes that this commit can't delete: they are gone, or have znodes of others in them."""
+        self._left_over: set[str] = set()
+        """Paths of pages that this commit can't create: an earlier commit could not delete them."""
         self._bodies = bodies
         self._turns = turns
         self._has_competitors = False
@@ -345,7 +347,7 @@ class LiveQueue:
             self._version, self._directory = outcome(), changes.directory
             version = self._version
         except Conflict:
-            self._refused_changes = changes
+            self._refused_changes = changes, sent_at
             raise
         except Lost as lost:
             self._read()  # this tells whether it happened, and gives the present version
@@ -354,6 +356,9 @@ class LiveQueue:
             version = UNKNOWN_VERSION
         if changes.table is not None:
             self._reader.keep(changes.directory)
+        # Forgotten: a page may be made again under the path of one that is gone.
+        self._undeletable.clear()
+        self._left_over.clear()
         for number in changes.pages:
             self._pages.pop(number, None)
         for number, page in draft.changed_pages().items():
@@ -383,8 +388,10 @@ class LiveQueue:
             write(self._reader.table_path, changes.table)
         for number, data in changes.pages.items():
             if data is not None:
-                write = multi.create if number in changes.new_pages else multi.set_data
-                write(self._page_path(number), data)
+                path = self._page_path(number)
+                is_new = number in changes.new_pages and path not in self._left_over
+                write = multi.create if is_new else multi.set_data
+                write(path, data)
         for (page, pack), data in changes.new_packs.items():
             multi.create(self._pack_path(page, pack), data)
         return self._znodes.send(multi, f"queue {self.row.name!r}")
@@ -406,10 +413,17 @@ class LiveQueue:
         self._reader.forget()
         if self._refused_changes is None:
             return
-        gone, self._refused_changes = self._paths_to_delete(self._refused_changes), None
+        (refused, version), self._refused_changes = self._refused_changes, None
+        self._read()
+        if self._version != version:
+            return  # another process was faster, and has changed the znodes, too
+        gone = self._paths_to_delete(refused)
         for path, below in zip(gone, self._znodes.children(gone), strict=True):
             if below is None or any(f"{path}/{name}" not in gone for name in below):
                 self._undeletable.add(path)
+        new = [self._page_path(number) for number in refused.new_pages]
+        found = zip(new, self._znodes.children(new), strict=True)
+        self._left_over = {path for path, below in found if below is not None}
 
     def _paths_to_delete(self, changes: Changes) -> list[str]:
         """The znodes that a commit deletes: packs, then pages, then the table."""

@@ -107,7 +107,7 @@ def test_a_server_that_is_away_is_waited_for_and_then_unavailable(queue_name):
             server.resume()
             until(lambda: redis.counts(queue).ready == 2)
         with pytest.raises(Unavailable):
-            storage_for("redis://127.0.0.1:1?timeout=100ms")
+            storage_for("redis://127.0.0.1:1?timeout_ms=100ms")
 
 
 def test_a_server_that_may_lose_a_second_is_not_called_durable(redis_url):
