@@ -54,8 +54,9 @@ def enrich(messages: pd.DataFrame) -> pd.DataFrame:
 
 
 def send_orders(name: str, connection: KafkaConnection, count: int) -> None:
-    with KafkaStorage(connection, ZooKeeperConnection.from_environment()) as storage:
-        if name not in storage.list():
+    zookeeper = ZooKeeperConnection.from_environment()
+    with KafkaStorage(connection, zookeeper) as storage:
+        if zookeeper.hosts and name not in storage.list():  # without ZooKeeper, the queue must exist
             storage.create(name, partitions=4)
         storage.open(name).send_many(
             "broken"

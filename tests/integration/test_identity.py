@@ -358,7 +358,7 @@ def test_r24_a_queue_topic_made_anew_beside_its_markers_is_named_and_mended(
     if not tracked:
         tracker.stop()
     make_alone_anew(queue, queue.name, 2)
-    queue.send(*new, partition=None)
+    live.send_many(new)
 
     if not tracked:
         tracker = queue.tracker(wait=False)

@@ -81,7 +81,7 @@ def test_clients_know_what_a_queue_was_made_with(admin, connection, settings, ca
     admin.create_queue(settings)
     with KmqClient(settings.name, connection) as producer, KmqClient(settings.name, connection) as client:
         assert client.settings == settings
-        with pytest.raises(MessageError, match="max_delay, 1000 ms"):
+        with pytest.raises(MessageError, match="max_delay_ms, 1000"):
             producer.send("x", delay=2)
         producer.send("x")
         (message,) = client.receive(wait=10)
