@@ -374,7 +374,7 @@ def test_a_closed_queue_says_so(storage):
         queue.size,
         queue.in_flight,
         queue.purge,
-        queue.redrive,
+        queue.dead_letters.redrive,
         queue.release_all,
         lambda: queue.orphans(1),
     ):

@@ -216,9 +216,9 @@ def test_a_waiting_receive_returns_when_a_message_is_due(kmq_target: Target, que
     queue.send("delayed", delay=0.3)
     queue.ack(queue.receive(wait=10), confirmed=True)
     queue.send("leased")
-    take_one(queue)
-    (message,) = queue.receive(wait=10)
-    assert message.attempts == 2
+    first = take_one(queue)
+    (message,) = queue.receive(wait=10, lease=60)  # a busy machine may stand still for a short lease
+    assert message.attempts == first.attempts + 1
 
 
 def test_receive_waits_as_long_as_asked(kmq_target: Target, queue: Queue) -> None:
