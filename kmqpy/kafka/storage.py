@@ -114,9 +114,9 @@ class KafkaStorage:
         """See Storage.create. Makes the queue's topics and registers the queue.
 
         The settings are the fields of QueueSettings, and `partitions`, `replication` and `retention_ms` of
-        the topics. Settings of other storages (`order` and the like) are accepted
-        with the value that they have on Kafka. The queue takes over existing topics that never had a record
-        and that no queue of another root uses, or any with `adopt=True`; other topics raise ConfigError.
+        the topics. Settings of other storages (`order` and the like) are accepted with the value that they
+        have on Kafka. The queue takes over existing topics that never had a record and that no queue of
+        another root uses, or any with `adopt=True`; other topics raise ConfigError.
         """
         self._check_open()
         _check_name(name)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kmqpy.errors import ConfigError, MessageError, NotSupported, Unavailable, Unfinished
+from kmqpy.errors import ConfigError, MessageError, NotSupported, TopicError, Unavailable, Unfinished
 from kmqpy.kafka.client.client_options import DEFAULT_LIMITS, SendLimits
 from kmqpy.kafka.client.sender import QueueSender
 from kmqpy.kafka.cut_off import RenewedProducer
@@ -14,7 +14,8 @@ from kmqpy.message import OutgoingMessage
 from kmqpy.telemetry.base import Telemetry
 
 SENT, TOO_LARGE, TIMED_OUT = 0, KafkaError.MSG_SIZE_TOO_LARGE, KafkaError._MSG_TIMED_OUT
-LOCAL = -1  # librdkafka refuses it at once
+GONE = KafkaError._UNKNOWN_PARTITION
+LOCAL, LOCALLY_GONE = -1, -2  # librdkafka refuses them at once
 
 
 class FakeProducer:
@@ -28,11 +29,14 @@ class FakeProducer:
 
     def produce(self, _topic, value, *_, on_delivery, **__):
         answer = int(value)
-        if answer == LOCAL:
-            raise KafkaException(KafkaError(TOO_LARGE))
+        if answer in (LOCAL, LOCALLY_GONE):
+            raise KafkaException(KafkaError(TOO_LARGE if answer == LOCAL else GONE))
         self.bodies.append(value)
         place = SimpleNamespace(partition=lambda: 0, offset=lambda: 7)
         self.reports.append((on_delivery, KafkaError(answer) if answer else None, place))
+
+    def list_topics(self, *_):
+        raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
 
     def poll(self, _timeout):
         while self.reports:
@@ -90,6 +94,13 @@ def test_a_message_error_says_that_none_was_sent(fake, answers, error):
     if error is Unfinished:
         assert raised.value.done == 1
         assert "1 of these 2 messages were sent" in str(raised.value)
+
+
+@pytest.mark.parametrize("answer", [GONE, LOCALLY_GONE])
+@pytest.mark.parametrize(("partition", "error"), [(9, ConfigError), (None, TopicError)])
+def test_a_deleted_queue_is_no_fault_of_a_partition_that_nobody_named(fake, answer, partition, error):
+    with pytest.raises(error, match="no such partition: 9" if partition else "does not exist"):
+        sender_with(fake).send_many([str(answer)], partition=partition)
 
 
 def test_none_is_sent_when_one_becomes_too_large_by_what_telemetry_adds(fake):

@@ -103,7 +103,7 @@ class QueueSender:
                 else:
                     traced.append(_Record(one.value, one.key, sent_headers))
                     self._check_size(traced[-1])
-            producer, reports = self._producers.current(), _DeliveryReports()
+            producer, reports = self._producers.current(), _DeliveryReports(partition)
             try:
                 for one in traced:
                     self._produce(producer, one, partition, reports)
@@ -164,10 +164,8 @@ class QueueSender:
                 if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     report(error, None)  # wait() raises it, and knows which messages before were sent
                     return
-                if error is not None and error.code() == KafkaError._UNKNOWN_PARTITION:
-                    raise ConfigError(
-                        f"partition: {partition} is not a partition of {self._queue.name}"
-                    ) from None
+                if error is not None:
+                    _check_partition(error.code(), partition, self._queue.name)
                 doing = f"send to {self._queue.name}"
                 raise librdkafka.translated(_cause(error, producer), doing, self._connection) from exception
             else:
@@ -175,9 +173,13 @@ class QueueSender:
 
 
 class _DeliveryReports:
-    """Collects the delivery reports of the messages of one call; `errors` has one error of each code."""
+    """Collects the delivery reports of the messages of one call; `errors` has one error of each code.
 
-    def __init__(self) -> None:
+    partition  the partition that the call names; None: it leaves the choice to librdkafka
+    """
+
+    def __init__(self, partition: int | None) -> None:
+        self._partition = partition
         self.errors: dict[int, KafkaError] = {}
         self._ids: list[str | None] = []
         self._pending = 0
@@ -215,8 +217,8 @@ class _DeliveryReports:
                 self.errors[KafkaError._TIMED_OUT] = KafkaError(KafkaError._TIMED_OUT)
                 raise Unavailable(f"send to {queue}: Kafka at {connection.address} does not answer")
         sent = [one for one in self._ids if one is not None]
-        if KafkaError._UNKNOWN_PARTITION in self.errors:
-            raise ConfigError(f"partition: queue {queue} has no such partition")
+        for code in self.errors:
+            _check_partition(code, self._partition, queue)
         problems = [
             librdkafka.translated(_cause(error, producer), f"send to {queue}", connection)
             for error in self.errors.values()
@@ -227,6 +229,15 @@ class _DeliveryReports:
                 raise Unfinished(text, len(sent)) from problem
             raise problem
         return sent
+
+
+def _check_partition(code: int, partition: int | None, queue: str) -> None:
+    """Raise ConfigError if an error with this code says that the queue lacks the partition that a call names.
+
+    Of a call that names no partition, the error says that the queue was deleted.
+    """
+    if partition is not None and code == KafkaError._UNKNOWN_PARTITION:
+        raise ConfigError(f"partition: queue {queue} has no such partition: {partition}")
 
 
 def _cause(error: KafkaError | None, producer: Producer) -> KafkaError | None:

@@ -61,7 +61,7 @@ class InFlight:
     now_ms              the partition's now: the largest timestamp read so far, which only set_back() lowers
     latest_ms           a larger timestamp counts as this one (rule R23 of docs/rules.md)
     highest_clamped_ms  the largest timestamp above `latest_ms` that was read
-    max_lease_ms         a longer lease counts as this long (rule R5)
+    max_lease_ms        a longer lease counts as this long (rule R5)
     max_delay_ms        a longer delay counts as this long
     missed_markers      True: some markers before `position` were never read, so a take may be missing, and
                         any operation but an end opens an entry (rule R2). The stored offset keeps this flag,
