@@ -64,6 +64,8 @@ REQUEST_TIMEOUT_S = 10.0
 
 _METADATA_TIMEOUT_S = 2.0
 """Seconds that refresh_partition() waits for the partitions of a topic."""
+_ONE_LOOK_S = 0.5
+"""Seconds that has_no_topic() waits for an answer; its caller has waited for long already."""
 _FIRST_TRY_S = 2.0
 """Time limit of the first try of a request; each later try may take twice as long as the try before."""
 _MIN_TRY_S = 0.1
@@ -427,6 +429,16 @@ def refresh_partition(
         return partition in client.list_topics(topic, _METADATA_TIMEOUT_S).topics[topic].partitions
     except KafkaException:
         return False
+
+
+def has_no_topic(client: confluent_kafka.Producer | confluent_kafka.Consumer, topic: str) -> bool:
+    """True if Kafka says that there is no such topic; False if there is one, or if Kafka says nothing."""
+    try:
+        found = client.list_topics(topic, _ONE_LOOK_S).topics.get(topic)
+    except KafkaException as exception:
+        error = error_of(exception)
+        return error is not None and error.code() in _TOPIC_UNKNOWN
+    return found is not None and found.error is not None and found.error.code() in _TOPIC_UNKNOWN
 
 
 def watermarks(

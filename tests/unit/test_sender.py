@@ -22,6 +22,7 @@ class FakeProducer:
     """Answers each message as its body says."""
 
     fatal_error = None
+    topic_error = None
 
     def __init__(self):
         self.reports = []
@@ -36,7 +37,9 @@ class FakeProducer:
         self.reports.append((on_delivery, KafkaError(answer) if answer else None, place))
 
     def list_topics(self, *_):
-        raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+        if self.topic_error is None:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+        return SimpleNamespace(topics={"q": SimpleNamespace(error=KafkaError(self.topic_error))})
 
     def poll(self, _timeout):
         while self.reports:
@@ -101,6 +104,12 @@ def test_a_message_error_says_that_none_was_sent(fake, answers, error):
 def test_a_deleted_queue_is_no_fault_of_a_partition_that_nobody_named(fake, answer, partition, error):
     with pytest.raises(error, match="no such partition: 9" if partition else "does not exist"):
         sender_with(fake).send_many([str(answer)], partition=partition)
+
+
+def test_what_times_out_since_the_queue_was_deleted_says_so(fake):
+    fake.topic_error = KafkaError.UNKNOWN_TOPIC_OR_PART
+    with pytest.raises(TopicError, match="does not exist"):
+        sender_with(fake).send_many([str(TIMED_OUT)])
 
 
 def test_none_is_sent_when_one_becomes_too_large_by_what_telemetry_adds(fake):

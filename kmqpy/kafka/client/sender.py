@@ -219,6 +219,10 @@ class _DeliveryReports:
         sent = [one for one in self._ids if one is not None]
         for code in self.errors:
             _check_partition(code, self._partition, queue)
+        if KafkaError._MSG_TIMED_OUT in self.errors and librdkafka.has_no_topic(producer, queue):
+            # librdkafka waits until the messages' time-out for a topic that was deleted.
+            missing = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+            raise librdkafka.translated(missing, f"send to {queue}", connection)
         problems = [
             librdkafka.translated(_cause(error, producer), f"send to {queue}", connection)
             for error in self.errors.values()
