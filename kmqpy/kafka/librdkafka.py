@@ -434,11 +434,9 @@ def refresh_partition(
 def has_no_topic(client: confluent_kafka.Producer | confluent_kafka.Consumer, topic: str) -> bool:
     """True if Kafka says that there is no such topic; False if there is one, or if Kafka says nothing."""
     try:
-        found = client.list_topics(topic, _ONE_LOOK_S).topics.get(topic)
+        return is_unknown_topic(client.list_topics(topic, _ONE_LOOK_S).topics[topic].error)
     except KafkaException as exception:
-        error = error_of(exception)
-        return error is not None and error.code() in _TOPIC_UNKNOWN
-    return found is not None and found.error is not None and found.error.code() in _TOPIC_UNKNOWN
+        return is_unknown_topic(error_of(exception))
 
 
 def watermarks(
