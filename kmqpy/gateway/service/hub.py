@@ -1,0 +1,194 @@
+"""Opens and makes the queues of the gateway's storages, when a request names them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.errors import Closed, ConfigError, QueueNotFound
+from kmqpy.gateway.service.names import stored_name
+from kmqpy.gateway.service.served_queue import ServedQueue
+from kmqpy.queue import Storage
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_MISSING_S = 0.25
+"""For so long, in seconds, a queue that is missing is not looked for again."""
+_REOPEN_AFTER_S = 60.0
+"""A queue without calls is opened again after this time, in seconds: its settings may have changed."""
+_MAX_OPEN = 2_000
+"""Of more queues, those that were used longest ago are closed when they have no calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueName:
+    """The name of a queue in a dialect.
+
+    name      the name as clients write it
+    prefix    tells kinds of queues apart that may share names
+    settings  settings of the queue, for when it is made
+    """
+
+    name: str
+    prefix: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """An open queue, or None for one that is missing; when it was opened, or looked for."""
+
+    queue: ServedQueue | None
+    since_s: float
+    close: Callable[[], None] = lambda: None
+
+
+class Hub:
+    """Gives dialects the queues of storages; used on one event loop.
+
+    A name `other:rest` is queue `rest` of the storage that was given under the name `other`, if there is one;
+    all other names are queues of the default storage, the one under the name "".
+    """
+
+    def __init__(
+        self, storages: Mapping[str, Storage], threads: Executor, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._storages = dict(storages)
+        self._threads = threads
+        self._clock = clock
+        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._opening: dict[tuple[str, str], asyncio.Task[ServedQueue | None]] = {}
+
+    @property
+    def open_queues(self) -> int:
+        """How many queues are open."""
+        return sum(1 for entry in self._entries.values() if entry.queue is not None)
+
+    def storage_of(self, name: QueueName) -> Storage:
+        """The storage that has the queue of this name, or would have it."""
+        return self._storages[self._place(name)[0]]
+
+    def stored_name(self, name: QueueName) -> str:
+        """The queue's name in its storage."""
+        return self._place(name)[1]
+
+    async def with_queue(
+        self, name: QueueName, use: Callable[[ServedQueue], Awaitable[T]], *, missing: Callable[[], T]
+    ) -> T:
+        """The result of `use` with the queue of this name; that of `missing` if the queue does not exist."""
+        for last in (False, True):
+            queue = await self._find(name, make=False)
+            if queue is None:
+                return missing()
+            try:
+                return await use(queue)
+            except (QueueNotFound, Closed):  # deleted, or deleted and made again, since it was opened
+                self._forget(name)
+                if last:
+                    raise
+        raise AssertionError  # not reached
+
+    async def with_made(self, name: QueueName, use: Callable[[ServedQueue], Awaitable[T]]) -> T:
+        """The result of `use` with the queue of this name, which is made if it does not exist."""
+        for last in (False, True):
+            queue = await self._find(name, make=True)
+            assert queue is not None
+            try:
+                return await use(queue)
+            except (QueueNotFound, Closed):
+                self._forget(name)
+                if last:
+                    raise
+        raise AssertionError  # not reached
+
+    def close(self) -> None:
+        """Close all queues and storages; called in a thread, when no request runs any more."""
+        for entry in self._entries.values():
+            entry.close()
+        for storage in self._storages.values():
+            storage.close()
+
+    async def _find(self, name: QueueName, *, make: bool) -> ServedQueue | None:
+        place = self._place(name)
+        entry = self._entries.get(place)
+        if entry is not None and self._is_good(entry, make=make):
+            self._entries.move_to_end(place)
+            return entry.queue
+        opening = self._opening.get(place)
+        if opening is None:
+            opening = self._opening[place] = asyncio.ensure_future(self._open(place))
+            opening.add_done_callback(lambda _: self._opening.pop(place, None))
+        queue = await asyncio.shield(opening)
+        if queue is None and make:
+            await self._run(make_queue, self._storages[place[0]], place[1], name.settings)
+            return await self._open(place)
+        return queue
+
+    def _is_good(self, entry: _Entry, *, make: bool) -> bool:
+        age_s = self._clock.monotonic() - entry.since_s
+        if entry.queue is None:
+            return not make and age_s < _MISSING_S
+        return age_s < _REOPEN_AFTER_S or entry.queue.busy
+
+    async def _open(self, place: tuple[str, str]) -> ServedQueue | None:
+        storage, stored = self._storages[place[0]], place[1]
+        before = self._clock.monotonic()
+        try:
+            queue = await self._run(storage.open, stored)
+        except QueueNotFound:
+            self._entries[place] = _Entry(None, before)
+            self._evict()
+            return None
+        served = ServedQueue(queue, self._threads)
+        former = self._entries.pop(place, None)
+        self._entries[place] = _Entry(served, before, queue.close)
+        if former is not None:
+            self._threads.submit(former.close)
+        self._evict()
+        return served
+
+    def _forget(self, name: QueueName) -> None:
+        entry = self._entries.pop(self._place(name), None)
+        if entry is not None:
+            self._threads.submit(entry.close)
+
+    def _evict(self) -> None:
+        for place in list(self._entries):
+            if len(self._entries) <= _MAX_OPEN:
+                return
+            entry = self._entries[place]
+            if entry.queue is None or not entry.queue.busy:
+                del self._entries[place]
+                self._threads.submit(entry.close)
+
+    def _place(self, name: QueueName) -> tuple[str, str]:
+        """The name of the storage, and that of the queue in it."""
+        storage, colon, rest = name.name.partition(":")
+        if not (colon and rest and storage in self._storages):
+            storage, rest = "", name.name
+        any_name = self._storages[storage].capabilities.any_name
+        return storage, stored_name(rest, prefix=name.prefix, any_name=any_name)
+
+    async def _run(self, function: Callable[..., T], *args: Any) -> T:
+        return await asyncio.wrap_future(self._threads.submit(functools.partial(function, *args)))
+
+
+def make_queue(storage: Storage, stored: str, settings: Mapping[str, Any]) -> None:
+    """Make a queue, unless somebody has just made it; messages keep their places, where the storage can."""
+    keeps_places = {"requeue_to": "front"} if storage.capabilities.requeue_to_front else {}
+    try:
+        storage.create(stored, **keeps_places, **settings)
+    except ConfigError:
+        if stored not in storage.list():
+            raise
+    else:
+        _log.info("made a queue", extra={"queue": stored})
