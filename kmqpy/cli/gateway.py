@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,10 @@ import click
 
 from kmqpy.cli.options import DURATION
 from kmqpy.cli.output import print_json, print_table, print_text, warn
-from kmqpy.cli.storage_url import URL_VARIABLE
+from kmqpy.cli.storage_url import URL_VARIABLE, StorageUrl
 from kmqpy.core import logs
 from kmqpy.errors import ConfigError, MissingExtra, NotSupported
-from kmqpy.kafka.settings import is_secret
+from kmqpy.kafka.settings import build_connections, connections_in_environment, is_secret
 from kmqpy.queue import Storage, storage_for
 from kmqpy.queue.url import parse_url
 
@@ -66,6 +67,8 @@ def default_url() -> str:
     help="At SIGTERM, go on for --drain with Connection: close, out of discovery.",
 )
 @click.option("--drain", type=DURATION, default="2s", show_default=True, help="See --graceful.")
+@click.option("--no-tracker", is_flag=True, help="Start no tracker beside queues on Kafka.")
+@click.option("--access-log/--no-access-log", default=True, show_default=True, help="Log each request.")
 @click.option("--max-message-bytes", type=click.IntRange(min=1), default=1024 * 1024, show_default=True)
 @click.option("--log-level", type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]), default="INFO")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="json", show_default=True)
@@ -83,6 +86,8 @@ def gateway(
     *,
     graceful: bool,
     drain: timedelta,
+    no_tracker: bool,
+    access_log: bool,
     max_message_bytes: int,
     log_level: str,
     log_format: str,
@@ -97,9 +102,14 @@ def gateway(
       curl -d '"hello"' -H 'Content-Type: application/json' localhost:8080/queue/1/jobs/send
       curl localhost:8080/queue/1/jobs/poll
     """
-    run, settings_type, limits_type = _loaded()
+    run, settings_type, limits_type, tracker_type = _loaded()
     logs.setup(log_level, log_format)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("kmqpy.gateway.access").setLevel(logging.INFO if access_log else logging.WARNING)
+    peers, root = _peers(_given(urls))
     settings = settings_type(
+        peers=peers,
+        root=root,
         host=host,
         port=port,
         admin_port=admin_port,
@@ -111,7 +121,10 @@ def gateway(
         drain_s=drain.total_seconds() if graceful else 0.0,
         limits=limits_type(max_message_bytes=max_message_bytes),
     )
-    with _storages(urls) as storages:
+    with _storages(urls) as storages, ExitStack() as trackers:
+        for text in () if no_tracker else _given(urls):
+            if _split(text)[1].lower().startswith("kafka:"):
+                trackers.enter_context(tracker_type(_split(text)[1]))
         keys = _keys(storages[""], keys_file, only_existing=True)
         if keys is None:
             warn("no keys: whoever can connect may do everything; kmq key create makes one")
@@ -234,18 +247,14 @@ def _keys(storage: Storage | None, file: Path | None, *, only_existing: bool = F
 @contextmanager
 def _storages(urls: tuple[str, ...]) -> Iterator[dict[str, Storage]]:
     """Open the storages of urls, by name; closes them at the end. The first without a name is the default."""
-    given = urls or tuple(filter(None, [os.environ.get(URL_VARIABLE)])) or (default_url(),)
     named: dict[str, str] = {}
-    for text in given:
+    for text in _given(urls):
         name, url = _split(text)
         if urls:
             _refuse_secret(url)
         if name in named:
-            raise click.UsageError(
-                f"two storages have the name {name!r}; write NAME=URL"
-                if name
-                else "two storages have no name; write NAME=URL for the second"
-            )
+            what = f"have the name {name!r}" if name else "have no name"
+            raise click.UsageError(f"two storages {what}; write NAME=URL")
         named[name] = url
     if "" not in named:
         named[""] = next(iter(named.values()))
@@ -262,6 +271,11 @@ def _storages(urls: tuple[str, ...]) -> Iterator[dict[str, Storage]]:
             storage.close()
 
 
+def _given(urls: tuple[str, ...]) -> tuple[str, ...]:
+    """The urls of the command line, else that of the environment, else the default."""
+    return urls or tuple(filter(None, [os.environ.get(URL_VARIABLE)])) or (default_url(),)
+
+
 def _split(text: str) -> tuple[str, str]:
     name, equals, url = text.partition("=")
     if equals and name.replace("-", "").replace("_", "").isalnum() and name.islower():
@@ -275,20 +289,31 @@ def _refuse_secret(url: str) -> None:
         raise ConfigError(f"URL: a secret must not stand on a command line; give it as {URL_VARIABLE}")
 
 
+def _peers(urls: tuple[str, ...]) -> tuple[Any, str]:
+    """ZooKeeper and kmqpy's root there, of the first storage on Kafka; None without one."""
+    for text in urls:
+        in_url = StorageUrl.of(_split(text)[1], on_command_line=False).kafka_connection()
+        if in_url is not None:
+            connection, zookeeper = build_connections(connections_in_environment(), in_url)
+            return zookeeper if zookeeper.hosts else None, connection.root
+    return None, "/kmq"
+
+
 def _zookeeper(hosts: str) -> Any:
     from kmqpy.zookeeper.settings import ZooKeeperConnection
 
     return ZooKeeperConnection(hosts=hosts)
 
 
-def _loaded() -> tuple[Any, Any, Any]:
+def _loaded() -> tuple[Any, Any, Any, Any]:
     """What runs a gateway; raises MissingExtra."""
     try:
         from kmqpy.gateway.limits import Limits
         from kmqpy.gateway.run import run
         from kmqpy.gateway.server import GatewaySettings
+        from kmqpy.gateway.tracker_process import TrackerProcess
     except ImportError as error:  # pragma: no cover
         if (error.name or "").startswith("kmqpy"):
             raise
         raise MissingExtra("gateway", "the gateway") from None
-    return run, GatewaySettings, Limits
+    return run, GatewaySettings, Limits, TrackerProcess

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from uuid import uuid4
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -144,12 +144,16 @@ def _request_id(request: Request) -> str:
 
 
 def admin_app(
-    metrics: GatewayMetrics, problems: Callable[[], list[str]], refresh: Callable[[], None]
+    metrics: GatewayMetrics,
+    problems: Callable[[], list[str]],
+    refresh: Callable[[], None],
+    further: Sequence[Route] = (),
 ) -> ASGIApp:
     """What operators and EmoDB's clients ask on the admin port; needs no key.
 
     problems  why the gateway is not ready; empty when it is
     refresh   called before metrics are shown
+    further   more routes
     """
 
     async def health(_: Request) -> Response:
@@ -170,5 +174,6 @@ def admin_app(
             Route("/livez", alive, methods=["GET", "HEAD"]),
             Route("/ping", alive, methods=["GET", "HEAD"]),
             Route("/metrics", show_metrics, methods=["GET", "HEAD"]),
+            *further,
         ]
     )

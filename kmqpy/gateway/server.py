@@ -15,18 +15,26 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
-from kmqpy.errors import ConfigError
+from kmqpy.errors import ConfigError, KmqError
 from kmqpy.gateway.app import GatewayApp, admin_app
 from kmqpy.gateway.connections import guarded
 from kmqpy.gateway.dialects import emodb
-from kmqpy.gateway.discovery.ostrich import Registration, end_points
+from kmqpy.gateway.discovery.ostrich import end_points
+from kmqpy.gateway.discovery.peers import TAKE_PATH, TOKEN_HEADER, Peers, parse_request
+from kmqpy.gateway.discovery.peers import answer as peer_answer
+from kmqpy.gateway.discovery.registration import Registration
+from kmqpy.gateway.http import json_response
 from kmqpy.gateway.keys.access import Access
 from kmqpy.gateway.keys.stores import KeyStore
 from kmqpy.gateway.limits import Limits
 from kmqpy.gateway.metrics import GatewayMetrics
-from kmqpy.gateway.service.hub import Hub
-from kmqpy.gateway.service.moves import Moves
+from kmqpy.gateway.service.hub import Hub, Place, make_queue
+from kmqpy.gateway.service.moves import MOVES_QUEUE, Moves
+from kmqpy.gateway.service.served_queue import Taken
 from kmqpy.queue import Storage
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
@@ -50,7 +58,9 @@ class GatewaySettings:
     tls_key        its key file
     cluster        the name of the cluster in the names of services, for discovery
     discovery      ZooKeeper, where the gateway registers; None: it does not
-    advertise      host name that clients find there; None: `host`, or the machine's name
+    peers          ZooKeeper, where gateways of the same queues on Kafka find each other; None: they do not
+    root           the znode of kmqpy's there
+    advertise      host name that clients and gateways find there; None: `host`, or the machine's name
     drain_s        seconds from the withdrawal to the end of serving
     limits         what it takes on
     """
@@ -62,6 +72,8 @@ class GatewaySettings:
     tls_key: Path | None = None
     cluster: str = ""
     discovery: ZooKeeperConnection | None = None
+    peers: ZooKeeperConnection | None = None
+    root: str = "/kmq"
     advertise: str | None = None
     drain_s: float = 2.0
     limits: Limits = field(default_factory=Limits)
@@ -90,9 +102,11 @@ class Gateway:
         if (settings.tls_cert is None) != (settings.tls_key is None):
             raise ConfigError("tls_cert and tls_key: give both, or none")
         self._settings = settings
+        self._storages = storages
         self._threads = ThreadPoolExecutor(_THREADS, "kmq-gateway")
         self._metrics = GatewayMetrics()
-        self._hub = Hub(storages, self._threads)
+        self._peers: Peers | None = None
+        self._hub = Hub(storages, self._threads, elsewhere=self._ask_others)
         self._moves = Moves(self._hub, list(storages.values()), self._threads)
         access = Access(keys, self._threads, on_refused=lambda: self._metrics.refused.labels("key").inc())
         dialect = emodb.EmoDialect(self._hub, self._moves, access)
@@ -127,6 +141,7 @@ class Gateway:
             for server, listener in zip(servers, self._sockets, strict=True)
         ]
         moving = asyncio.ensure_future(self._moves.run())
+        self._threads.submit(self._warm_up)
         with _stopped_by_signals(self._stop.set) if handle_signals else contextlib.nullcontext():
             while not all(server.started for server in servers):
                 await asyncio.sleep(0.01)
@@ -149,9 +164,21 @@ class Gateway:
         """Tell clients to go elsewhere, and serve those that have not heard of it yet."""
         _log.info("draining")
         self._app.draining = True
-        if self._registration is not None:
-            await asyncio.to_thread(self._registration.withdraw)
+        for registered in (self._registration, self._peers):
+            if registered is not None:
+                await asyncio.to_thread(registered.close)
         await asyncio.sleep(self._settings.drain_s)
+
+    def _warm_up(self) -> None:
+        """Open what the first send would have to wait for: a producer's first contact takes half a second."""
+        for storage in self._storages.values():
+            if not storage.capabilities.immediate:
+                try:
+                    make_queue(storage, MOVES_QUEUE, {"max_redeliveries": None})
+                    with storage.open(MOVES_QUEUE) as queue:
+                        queue.send_many([])
+                except KmqError as error:
+                    _log.warning("not warm yet", extra={"error": str(error)})
 
     def _close(self) -> None:
         self._threads.shutdown()
@@ -159,13 +186,34 @@ class Gateway:
 
     def _register(self) -> None:
         settings = self._settings
-        if settings.discovery is None:
-            return
         host = settings.advertise or (socket.gethostname() if settings.host in _EVERYWHERE else settings.host)
         scheme = "http" if settings.tls_cert is None else "https"
-        points = end_points(settings.cluster, host, self.port, self.admin_port, scheme)
-        self._registration = Registration(settings.discovery, points)
-        self._registration.start()
+        if settings.discovery is not None:
+            points = end_points(settings.cluster, host, self.port, self.admin_port, scheme)
+            self._registration = Registration(settings.discovery, points)
+        if settings.peers is not None:
+            self._peers = Peers(settings.peers, settings.root, f"{host}:{self.admin_port}", self._threads)
+
+    async def _ask_others(self, place: Place, limit: int, lease_s: float) -> tuple[list[Taken], str]:
+        return ([], "") if self._peers is None else await self._peers.take(place, limit, lease_s)
+
+    async def _answer_other(self, request: Request) -> Response:
+        """Answer another gateway that asks for messages."""
+        token = request.headers.get(TOKEN_HEADER, "")
+        if self._peers is None or not self._peers.is_token(token):
+            return Response(status_code=403)
+        try:
+            asked = parse_request(await request.body())
+        except ValueError:
+            return Response(status_code=400)
+        try:
+            messages = await self._hub.take_for_other(asked.place, asked.limit, asked.lease_s)
+        except KmqError as error:
+            _log.warning("nothing for another gateway", extra={"error": str(error)})
+            return Response(status_code=503)
+        if messages and await request.is_disconnected():
+            await self._hub.give_back(asked.place, messages)
+        return json_response(peer_answer(messages))
 
     def _servers(self) -> list[uvicorn.Server]:
         common: dict[str, Any] = {
@@ -179,7 +227,12 @@ class Gateway:
             "timeout_graceful_shutdown": 30,
         }
         http = guarded(self._settings.limits)
-        admin = admin_app(self._metrics, self._problems, self._refresh_metrics)
+        admin = admin_app(
+            self._metrics,
+            self._problems,
+            self._refresh_metrics,
+            [Route(TAKE_PATH, self._answer_other, methods=["POST"])],
+        )
         clients = uvicorn.Config(
             self._app,
             http=http,

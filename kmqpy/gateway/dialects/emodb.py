@@ -21,8 +21,7 @@ from kmqpy.gateway.limits import BadEncoding, Overloaded, TooLarge
 from kmqpy.gateway.service.hub import Hub, QueueName
 from kmqpy.gateway.service.ids import InvalidChecksum, InvalidId, WireIds
 from kmqpy.gateway.service.moves import Move, Moves, UnknownMove
-from kmqpy.gateway.service.served_queue import ServedQueue
-from kmqpy.message import Message
+from kmqpy.gateway.service.served_queue import ServedQueue, Taken
 
 BASES = {"/queue/1": "", "/dedupq/1": "DEDUP."}
 """The paths of the two services, and what the names of their queues begin with in the storage."""
@@ -40,6 +39,9 @@ _ILLEGAL_ARGUMENT = "java.lang.IllegalArgumentException"
 _UNAUTHORIZED = "com.bazaarvoice.emodb.common.api.UnauthorizedException"
 _UNKNOWN_MOVE = "com.bazaarvoice.emodb.queue.api.UnknownMoveException"
 _UNAVAILABLE = "com.bazaarvoice.emodb.common.api.ServiceUnavailableException"
+
+_NOTE = "X-KMQ-Note"
+"""A header that says why a poll may have missed messages; EmoDB's clients ignore it."""
 
 _SUCCESS = b'{"success":true}'
 _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
@@ -239,11 +241,13 @@ class EmoDialect:
         limit = _limit(request)
 
         async def poll(served: ServedQueue) -> Response:
-            messages = await (served.take(limit, ttl_s) if ttl_s else served.hand_out(limit))
-            if messages and ttl_s and await request.call.is_gone():
+            if not ttl_s:
+                return _shown(request, served.ids, await served.hand_out(limit))
+            messages, why_none = await served.take(limit, ttl_s)
+            if messages and await request.call.is_gone():
                 await served.give_back(messages)
                 messages = []
-            return _shown(request, served.ids, messages)
+            return _shown(request, served.ids, messages, why_none)
 
         return await self._with_queue(request, poll, json_response(b"[]"))
 
@@ -439,7 +443,7 @@ def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
 # --- responses ----------------------------------------------------------------------------------------
 
 
-def _shown(request: _Request, ids: WireIds, messages: Sequence[Message]) -> Response:
+def _shown(request: _Request, ids: WireIds, messages: Sequence[Taken], note: str = "") -> Response:
     """Messages, each with exactly two fields."""
     request.call.count = len(messages)
     parts = [
@@ -448,7 +452,8 @@ def _shown(request: _Request, ids: WireIds, messages: Sequence[Message]) -> Resp
     ]
     body = b"[%s]" % b",".join(parts)
     request.call.share.add(len(body), refuse=False)
-    return json_response(body)
+    request.spend(len(body))
+    return json_response(body, headers={_NOTE: note} if note else None)
 
 
 def _payload(body: bytes) -> bytes:

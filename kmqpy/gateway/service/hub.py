@@ -6,15 +6,15 @@ import asyncio
 import functools
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import Closed, ConfigError, QueueNotFound
 from kmqpy.gateway.service.names import stored_name
-from kmqpy.gateway.service.served_queue import ServedQueue
+from kmqpy.gateway.service.served_queue import ServedQueue, Taken
 from kmqpy.queue import Storage
 
 _log = logging.getLogger(__name__)
@@ -25,8 +25,20 @@ _MISSING_S = 0.25
 """For so long, in seconds, a queue that is missing is not looked for again."""
 _REOPEN_AFTER_S = 60.0
 """A queue without calls is opened again after this time, in seconds: its settings may have changed."""
+_LEAVE_AFTER_S = 10.0
+"""When another gateway asks, a queue that no client of ours has asked for messages in this time is closed."""
 _MAX_OPEN = 2_000
 """Of more queues, those that were used longest ago are closed when they have no calls."""
+
+
+Place = tuple[str, str]
+"""The name of a storage, and the name of a queue in it."""
+
+
+class AskOthers(Protocol):
+    """Asks other gateways for messages of a queue, see Elsewhere."""
+
+    async def __call__(self, place: Place, limit: int, lease_s: float) -> tuple[list[Taken], str]: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +69,24 @@ class Hub:
 
     A name `other:rest` is queue `rest` of the storage that was given under the name `other`, if there is one;
     all other names are queues of the default storage, the one under the name "".
+
+    elsewhere  asks other gateways for messages of a queue on Kafka; None: there are no others
     """
 
     def __init__(
-        self, storages: Mapping[str, Storage], threads: Executor, *, clock: Clock = SYSTEM_CLOCK
+        self,
+        storages: Mapping[str, Storage],
+        threads: Executor,
+        *,
+        elsewhere: AskOthers | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._storages = dict(storages)
+        self._elsewhere = elsewhere
         self._threads = threads
         self._clock = clock
-        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
-        self._opening: dict[tuple[str, str], asyncio.Task[ServedQueue | None]] = {}
+        self._entries: OrderedDict[Place, _Entry] = OrderedDict()
+        self._opening: dict[Place, asyncio.Task[ServedQueue | None]] = {}
 
     @property
     def open_queues(self) -> int:
@@ -110,6 +130,26 @@ class Hub:
                     raise
         raise AssertionError  # not reached
 
+    async def take_for_other(self, place: Place, limit: int, lease_s: float) -> list[Taken]:
+        """Take for another gateway, if we have partitions of the queue.
+
+        If none of our clients has asked for messages lately, we leave the partitions to others.
+        """
+        entry = self._entries.get(place)
+        if entry is None or entry.queue is None or entry.queue.unasked_s is None:
+            return []
+        messages = await entry.queue.take_here(limit, lease_s)
+        if entry.queue.unasked_s > _LEAVE_AFTER_S and not entry.queue.busy and place in self._entries:
+            del self._entries[place]
+            self._threads.submit(entry.close)
+        return messages
+
+    async def give_back(self, place: Place, messages: Sequence[Taken]) -> None:
+        """Give back what take_for_other() returned, if the other gateway did not get it."""
+        entry = self._entries.get(place)
+        if entry is not None and entry.queue is not None:
+            await entry.queue.give_back(messages)
+
     def close(self) -> None:
         """Close all queues and storages; called in a thread, when no request runs any more."""
         for entry in self._entries.values():
@@ -139,7 +179,7 @@ class Hub:
             return not make and age_s < _MISSING_S
         return age_s < _REOPEN_AFTER_S or entry.queue.busy
 
-    async def _open(self, place: tuple[str, str]) -> ServedQueue | None:
+    async def _open(self, place: Place) -> ServedQueue | None:
         storage, stored = self._storages[place[0]], place[1]
         before = self._clock.monotonic()
         try:
@@ -148,7 +188,13 @@ class Hub:
             self._entries[place] = _Entry(None, before)
             self._evict()
             return None
-        served = ServedQueue(queue, self._threads)
+        asks = self._elsewhere is not None and not storage.capabilities.immediate
+        served = ServedQueue(
+            queue,
+            self._threads,
+            elsewhere=functools.partial(self._elsewhere, place) if asks and self._elsewhere else None,
+            clock=self._clock,
+        )
         former = self._entries.pop(place, None)
         self._entries[place] = _Entry(served, before, queue.close)
         if former is not None:
@@ -170,7 +216,7 @@ class Hub:
                 del self._entries[place]
                 self._threads.submit(entry.close)
 
-    def _place(self, name: QueueName) -> tuple[str, str]:
+    def _place(self, name: QueueName) -> Place:
         """The name of the storage, and that of the queue in it."""
         storage, colon, rest = name.name.partition(":")
         if not (colon and rest and storage in self._storages):
@@ -183,10 +229,15 @@ class Hub:
 
 
 def make_queue(storage: Storage, stored: str, settings: Mapping[str, Any]) -> None:
-    """Make a queue, unless somebody has just made it; messages keep their places, where the storage can."""
-    keeps_places = {"requeue_to": "front"} if storage.capabilities.requeue_to_front else {}
+    """Make a queue, unless somebody has just made it.
+
+    Its messages keep their places, and receipts by id work, where the storage leaves that to a setting.
+    """
+    capabilities = storage.capabilities
+    own = {"requeue_to": "front"} if capabilities.requeue_to_front else {}
+    by_id = {} if capabilities.receipts_by_id else {"late_acks": True}  # on Kafka
     try:
-        storage.create(stored, **keeps_places, **settings)
+        storage.create(stored, **own, **by_id, **settings)
     except ConfigError:
         if stored not in storage.list():
             raise

@@ -1,9 +1,9 @@
 """Ids of messages as clients of the gateway see them. Pure: no I/O.
 
 The hex digits of: a digest of the queue's unique id (8 bytes), the message's id, and a CRC-32 (4 bytes)
-of the queue's name and all before. A message's id is a whole number in 8 bytes, or on Kafka the partition in
-4 and the number in 8; any other text follows a byte 255. So an id tells which queue of which storage it is
-from.
+of the queue's name and all before. So an id tells which queue of which storage it is from. A message's id is
+8 bytes: a whole number, or on Kafka the bits 10, the partition in 14 bits and the number in 48. A larger
+place is 12 bytes (4 and 8), and any other text follows a byte 255.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ _DIGEST_BYTES = 8
 _CHECKSUM = struct.Struct(">I")
 _NUMBER = struct.Struct(">Q")
 _PLACE = struct.Struct(">IQ")
+_SHORT_PLACE = 1 << 63
+_NUMBER_BITS = 48
+_PARTITION_BITS = 14
 _TEXT = b"\xff"
-"""No number and no place begins with this byte: both are below 2**63 and 2**31."""
+"""Nothing else begins so: the first bit of numbers and long places is 0, the second of short ones is."""
 _MIN_BYTES = _DIGEST_BYTES + 1 + _CHECKSUM.size
 
 
@@ -81,6 +84,8 @@ def _packed(message_id: str) -> bytes:
         match [*map(int, numbers)]:
             case [number] if number <= INT64_MAX:
                 return _NUMBER.pack(number)
+            case [partition, number] if partition < 1 << _PARTITION_BITS and number < 1 << _NUMBER_BITS:
+                return _NUMBER.pack(_SHORT_PLACE | partition << _NUMBER_BITS | number)
             case [partition, number] if partition < 2**31 and number <= INT64_MAX:
                 return _PLACE.pack(partition, number)
     return _TEXT + message_id.encode()
@@ -93,7 +98,11 @@ def _unpacked(packed: bytes) -> str:
         except UnicodeDecodeError:
             raise InvalidId("id: it is no text") from None
     if len(packed) == _NUMBER.size:
-        return str(*_NUMBER.unpack(packed))
+        (number,) = _NUMBER.unpack(packed)
+        if number < _SHORT_PLACE:
+            return str(number)
+        partition, number = divmod(number - _SHORT_PLACE, 1 << _NUMBER_BITS)
+        return f"{partition}-{number}"
     if len(packed) == _PLACE.size:
         return "{}-{}".format(*_PLACE.unpack(packed))
     raise InvalidId("id: it has the wrong length")

@@ -35,6 +35,8 @@ _SETTINGS = {"max_redeliveries": None, "lease_ms": _JOB_LEASE_S * 1000}
 _EXTEND_EVERY_S = 3.0
 _LOOK_EVERY_S = 2.0
 _BATCH = 100
+_ARRIVAL_S = 5.0
+"""Seconds after which no message on Kafka is still on its way to a new consumer."""
 _LEASE_S = 60.0
 _LISTED = 10_000
 """Jobs that status() looks through; older outcomes are forgotten."""
@@ -69,6 +71,7 @@ class Moves:
         self._hub = hub
         self._storages = storages
         self._threads = threads
+        self._open_jobs: dict[Storage, Queue] = {}
         self._look_now = asyncio.Event()
         self._stopping = False
 
@@ -105,22 +108,22 @@ class Moves:
     # --- in threads -------------------------------------------------------------------------------
 
     def _store(self, service: str, move: Move) -> str:
-        with _jobs(self._hub.storage_of(move.origin), make=True) as jobs:
-            body = {
-                "service": service,
-                **{
-                    end: {"name": name.name, "prefix": name.prefix, "settings": dict(name.settings)}
-                    for end, name in (("from", move.origin), ("to", move.target))
-                },
-            }
-            return WireIds(MOVES_QUEUE, jobs.unique_id).make(jobs.send(json.dumps(body)))
+        jobs = self._jobs(self._hub.storage_of(move.origin), make=True)
+        body = {
+            "service": service,
+            **{
+                end: {"name": name.name, "prefix": name.prefix, "settings": dict(name.settings)}
+                for end, name in (("from", move.origin), ("to", move.target))
+            },
+        }
+        return WireIds(MOVES_QUEUE, jobs.unique_id).make(jobs.send(json.dumps(body)))
 
     def _find(self, service: str, reference: str) -> tuple[Move, MoveStatus]:
         for storage in self._storages:
             try:
-                with _jobs(storage) as jobs:
-                    found = self._find_in(jobs, service, reference)
+                found = self._find_in(self._jobs(storage), service, reference)
             except QueueNotFound:
+                self._open_jobs.pop(storage, None)
                 continue
             if found is not None:
                 return found
@@ -150,12 +153,13 @@ class Moves:
         if self._stopping:
             return False
         try:
-            with _jobs(storage) as jobs:
-                taken = jobs.receive(1, wait=0)
-                for job in taken:
-                    self._run_job(jobs, job)
-                return bool(taken)
-        except QueueNotFound:
+            jobs = self._jobs(storage)
+            taken = jobs.receive(1, wait=0 if jobs.capabilities.immediate else _LOOK_EVERY_S)
+            for job in taken:
+                self._run_job(jobs, job)
+            return bool(taken)
+        except QueueNotFound:  # there never was a move, or somebody has deleted the queue
+            self._open_jobs.pop(storage, None)
             return False
 
     def _run_job(self, jobs: Queue, job: Message) -> None:
@@ -204,7 +208,8 @@ class Moves:
 
     def _next_batch(self, origin: Queue) -> Sequence[Message]:
         """Ready messages first, which we take, so that nobody else does; then those that others have."""
-        ready = origin.receive(_BATCH, wait=0, lease=min(_LEASE_S, origin.max_lease))
+        wait_s = 0.0 if origin.capabilities.immediate else _ARRIVAL_S
+        ready = origin.receive(_BATCH, wait=wait_s, lease=min(_LEASE_S, origin.max_lease))
         if ready:
             return ready
         return [one.message for one in origin.orphans(limit=_BATCH) if one.message is not None]
@@ -216,18 +221,17 @@ class Moves:
             jobs.dead_letters.redrive(old)
             jobs.ack([jobs.receipt(one) for one in old], confirmed=True)
 
+    def _jobs(self, storage: Storage, *, make: bool = False) -> Queue:
+        """The queue of jobs in a storage; raises QueueNotFound if it is missing, and not to be made."""
+        jobs = self._open_jobs.get(storage)
+        if jobs is None:
+            name = QueueName(MOVES_QUEUE, settings=_SETTINGS)
+            jobs = _opened(storage, MOVES_QUEUE, name) if make else storage.open(MOVES_QUEUE)
+            jobs = self._open_jobs.setdefault(storage, jobs)
+        return jobs
+
     async def _run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await asyncio.wrap_future(self._threads.submit(function, *args, **kwargs))
-
-
-def _jobs(storage: Storage, *, make: bool = False) -> Queue:
-    """The queue of jobs in a storage; raises QueueNotFound if it is not to be made."""
-    try:
-        return storage.open(MOVES_QUEUE)
-    except QueueNotFound:
-        if not make:
-            raise
-    return _opened(storage, MOVES_QUEUE, QueueName(MOVES_QUEUE, settings=_SETTINGS))
 
 
 def _opened(storage: Storage, stored: str, name: QueueName) -> Queue:
