@@ -33,6 +33,7 @@ class Limits:
     max_message_bytes   the largest message
     max_body_bytes      the largest body of a request, decompressed
     max_held_bytes      bodies of requests and messages that are in the gateway's memory at once
+    max_key_bytes       the same for the requests of one key
     max_requests        requests that run at once
     max_connections     connections that are open at once
     max_header_bytes    the largest head of a request
@@ -41,8 +42,9 @@ class Limits:
     """
 
     max_message_bytes: int = 1024 * 1024
-    max_body_bytes: int = 32 * 1024 * 1024
+    max_body_bytes: int = 16 * 1024 * 1024
     max_held_bytes: int = 256 * 1024 * 1024
+    max_key_bytes: int = 128 * 1024 * 1024
     max_requests: int = 1_000
     max_connections: int = 10_000
     max_header_bytes: int = 16 * 1024
@@ -59,22 +61,31 @@ class Held:
 
 
 class Share:
-    """The bytes that one request holds. Give it back by close()."""
+    """The bytes that one request holds, of what all requests may hold, and of what those of its key may.
+
+    Give it back by close().
+    """
 
     def __init__(self, held: Held) -> None:
-        self._held = held
+        self._held = [held]
         self.count = 0
 
+    def join(self, held: Held) -> None:
+        """Count the bytes here, too, from now on; called before the first add()."""
+        self._held.append(held)
+
     def add(self, count: int, *, refuse: bool = True) -> None:
-        """Hold `count` more bytes; raises Overloaded above the limit, unless they are in memory already."""
-        if refuse and self._held.count + count > self._held.most:
+        """Hold `count` more bytes; raises Overloaded above a limit, unless they are in memory already."""
+        if refuse and any(held.count + count > held.most for held in self._held):
             raise Overloaded("too many bytes of messages are in the gateway's memory")
-        self._held.count += count
+        for held in self._held:
+            held.count += count
         self.count += count
 
     def close(self) -> None:
         """Hold nothing any more."""
-        self._held.count -= self.count
+        for held in self._held:
+            held.count -= self.count
         self.count = 0
 
 

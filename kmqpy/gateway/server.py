@@ -40,8 +40,7 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 _log = logging.getLogger(__name__)
 
-_THREADS = 32
-"""Threads for the calls of all queues; each call is a batch."""
+_THREADS = 8
 _KEEP_ALIVE_S = 75
 """Idle connections stay open for this time, in seconds: clients that reuse one must not meet its end."""
 _LOOPBACK = ("127.", "::1", "localhost")
@@ -103,10 +102,10 @@ class Gateway:
             raise ConfigError("tls_cert and tls_key: give both, or none")
         self._settings = settings
         self._storages = storages
-        self._threads = ThreadPoolExecutor(_THREADS, "kmq-gateway")
+        self._threads = ThreadPoolExecutor(_THREADS, "kmq-gateway")  # for all but the calls of queues
         self._metrics = GatewayMetrics()
         self._peers: Peers | None = None
-        self._hub = Hub(storages, self._threads, elsewhere=self._ask_others)
+        self._hub = Hub(storages, elsewhere=self._ask_others)
         self._moves = Moves(self._hub, list(storages.values()), self._threads)
         access = Access(keys, self._threads, on_refused=lambda: self._metrics.refused.labels("key").inc())
         dialect = emodb.EmoDialect(self._hub, self._moves, access)
@@ -247,7 +246,8 @@ class Gateway:
         return [_Server(clients), _Server(uvicorn.Config(admin, http=http, **common))]
 
     def _problems(self) -> list[str]:
-        return ["draining"] if self._app.draining else []
+        silent = [f"storage {name or '(default)'} does not answer" for name in self._hub.silent_storages()]
+        return silent + ["draining"] * self._app.draining
 
     def _refresh_metrics(self) -> None:
         self._metrics.open_queues.set(self._hub.open_queues)

@@ -17,10 +17,11 @@ import msgspec
 from kmqpy.errors import KmqError, NotSupported, Unavailable
 from kmqpy.gateway.http import Call, Response, json_response, text_response
 from kmqpy.gateway.keys.keyring import Principal
-from kmqpy.gateway.limits import BadEncoding, Overloaded, TooLarge
+from kmqpy.gateway.limits import BadEncoding, Held, Overloaded, TooLarge
 from kmqpy.gateway.service.hub import Hub, QueueName
 from kmqpy.gateway.service.ids import InvalidChecksum, InvalidId, WireIds
 from kmqpy.gateway.service.moves import Move, Moves, UnknownMove
+from kmqpy.gateway.service.pulse import PATIENCE_S
 from kmqpy.gateway.service.served_queue import ServedQueue, Taken
 
 BASES = {"/queue/1": "", "/dedupq/1": "DEDUP."}
@@ -29,6 +30,8 @@ _DEFAULT_LIMIT = 10
 _MAX_LIMIT = 1_000
 _DEFAULT_TTL_S = 30
 _MAX_TTL_S = 3_600
+_LONG_S = 60.0
+"""Seconds that purge and unclaimall may take, which change very many messages."""
 _NAME = re.compile(r"(?!_[^_]|_$|\.{1,2}$)[a-z0-9\-.:@_]{1,255}")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _SETTINGS: Mapping[str, Any] = {"max_redeliveries": None}
@@ -40,6 +43,8 @@ _UNAUTHORIZED = "com.bazaarvoice.emodb.common.api.UnauthorizedException"
 _UNKNOWN_MOVE = "com.bazaarvoice.emodb.queue.api.UnknownMoveException"
 _UNAVAILABLE = "com.bazaarvoice.emodb.common.api.ServiceUnavailableException"
 
+_MAX_COMMAS = 1_000_000
+"""A list of more values would take much more memory than its text."""
 _NOTE = "X-KMQ-Note"
 """A header that says why a poll may have missed messages; EmoDB's clients ignore it."""
 
@@ -54,6 +59,7 @@ class Authenticator(Protocol):
 
     async def __call__(self, secret: str | None) -> Principal | None: ...  # noqa: D102
     def spend_bytes(self, sender: Principal, count: int) -> None: ...  # noqa: D102
+    def held_by(self, sender: Principal, most: int) -> Held: ...  # noqa: D102
 
 
 class _Refused(Exception):
@@ -160,6 +166,8 @@ class EmoDialect:
         if sender is None:
             raise _Refused(_forbidden())
         call.key_id = sender.id
+        if sender.key is not None:
+            call.share.join(self._authenticate.held_by(sender, call.limits.max_key_bytes))
         if verb.action is not None and not sender.permits(verb.action, queue):
             raise _Refused(_forbidden())
         if queue:
@@ -284,14 +292,14 @@ class EmoDialect:
             await served.release_all()
             return json_response(_SUCCESS)
 
-        return await self._with_queue(request, release, json_response(_SUCCESS))
+        return await self._with_queue(request, release, json_response(_SUCCESS), patience_s=_LONG_S)
 
     async def _purge(self, request: _Request) -> Response:
         async def purge(served: ServedQueue) -> Response:
             await served.purge()
             return json_response(_SUCCESS)
 
-        return await self._with_queue(request, purge, json_response(_SUCCESS))
+        return await self._with_queue(request, purge, json_response(_SUCCESS), patience_s=_LONG_S)
 
     async def _size(self, request: _Request) -> Response:
         limit = _number(request, "limit", bits=64)
@@ -315,6 +323,7 @@ class EmoDialect:
         use: Callable[[ServedQueue], Awaitable[Response]],
         missing: Response | None = None,
         given: Sequence[object] = (),
+        patience_s: float = PATIENCE_S,
     ) -> Response:
         """Use the request's queue; without it, answer `missing`, or check the ids that were given."""
         name = _named(request.base, request.name)
@@ -323,7 +332,7 @@ class EmoDialect:
             _parsed(request, WireIds(self._hub.stored_name(name), None), given)
             return missing or json_response(_SUCCESS)
 
-        return await self._hub.with_queue(name, use, missing=answer_missing)
+        return await self._hub.with_queue(name, use, missing=answer_missing, patience_s=patience_s)
 
     # --- moves ------------------------------------------------------------------------------------
 
@@ -432,6 +441,8 @@ def _parsed(request: _Request, ids: WireIds, given: Sequence[object]) -> list[st
 
 
 def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    if body.count(b",") > _MAX_COMMAS:
+        raise _Refused(_message(413, "the body has too many values"))
     try:
         body.decode()  # msgspec does not check the UTF-8 of what it keeps raw
         return decoder.decode(body)

@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.gateway.keys.keyring import ANYBODY, ApiKey, Keyring, Principal
 from kmqpy.gateway.keys.stores import KeyStore
-from kmqpy.gateway.limits import Overloaded, Rate
+from kmqpy.gateway.limits import Held, Overloaded, Rate
 
 
 class Access:
@@ -37,6 +37,7 @@ class Access:
         self._on_refused = on_refused
         self._clock = clock
         self._rates: dict[tuple[str, str, float], Rate] = {}
+        self._held: dict[str, Held] = {}
 
     async def __call__(self, secret: str | None) -> Principal | None:
         """Who has this secret; None for nobody. Raises Overloaded above the key's requests per second."""
@@ -46,6 +47,10 @@ class Access:
         if sender is not None and sender.key is not None:
             self._spend(sender.key, "requests_per_s", 1)
         return sender
+
+    def held_by(self, sender: Principal, most: int) -> Held:
+        """Counts the bytes that the requests of a key hold in memory."""
+        return self._held.setdefault(sender.id, Held(most))
 
     def spend_bytes(self, sender: Principal, count: int) -> None:
         """Count bytes of a body; raises Overloaded above the key's bytes per second."""

@@ -7,13 +7,14 @@ import functools
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
-from kmqpy.errors import Closed, ConfigError, QueueNotFound
+from kmqpy.errors import Closed, ConfigError, QueueNotFound, Unavailable
 from kmqpy.gateway.service.names import stored_name
+from kmqpy.gateway.service.pulse import PATIENCE_S, PATIENCE_WHEN_AWAY_S, Pulse
 from kmqpy.gateway.service.served_queue import ServedQueue, Taken
 from kmqpy.queue import Storage
 
@@ -27,6 +28,8 @@ _REOPEN_AFTER_S = 60.0
 """A queue without calls is opened again after this time, in seconds: its settings may have changed."""
 _LEAVE_AFTER_S = 10.0
 """When another gateway asks, a queue that no client of ours has asked for messages in this time is closed."""
+_THREADS = 32
+"""Threads for the calls of one storage; each call is a batch."""
 _MAX_OPEN = 2_000
 """Of more queues, those that were used longest ago are closed when they have no calls."""
 
@@ -76,14 +79,17 @@ class Hub:
     def __init__(
         self,
         storages: Mapping[str, Storage],
-        threads: Executor,
         *,
         elsewhere: AskOthers | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._storages = dict(storages)
         self._elsewhere = elsewhere
-        self._threads = threads
+        # Threads of its own for each storage, so that one that does not answer holds none of another's.
+        self._threads = {
+            storage: ThreadPoolExecutor(_THREADS, "kmq-gateway") for storage in storages.values()
+        }
+        self._pulses = {name: Pulse() for name in storages}
         self._clock = clock
         self._entries: OrderedDict[Place, _Entry] = OrderedDict()
         self._opening: dict[Place, asyncio.Task[ServedQueue | None]] = {}
@@ -102,33 +108,66 @@ class Hub:
         return self._place(name)[1]
 
     async def with_queue(
-        self, name: QueueName, use: Callable[[ServedQueue], Awaitable[T]], *, missing: Callable[[], T]
+        self,
+        name: QueueName,
+        use: Callable[[ServedQueue], Awaitable[T]],
+        *,
+        missing: Callable[[], T],
+        patience_s: float = PATIENCE_S,
     ) -> T:
-        """The result of `use` with the queue of this name; that of `missing` if the queue does not exist."""
-        for last in (False, True):
+        """The result of `use` with the queue of this name; that of `missing` if the queue does not exist.
+
+        Raises Unavailable when the storage has not answered in `patience_s` seconds, sooner if it did not
+        answer others, either.
+        """
+
+        async def do() -> T:
             queue = await self._find(name, make=False)
-            if queue is None:
-                return missing()
-            try:
-                return await use(queue)
-            except (QueueNotFound, Closed):  # deleted, or deleted and made again, since it was opened
-                self._forget(name)
-                if last:
-                    raise
-        raise AssertionError  # not reached
+            return missing() if queue is None else await use(queue)
+
+        return await self._within(name, do, patience_s)
 
     async def with_made(self, name: QueueName, use: Callable[[ServedQueue], Awaitable[T]]) -> T:
         """The result of `use` with the queue of this name, which is made if it does not exist."""
-        for last in (False, True):
+
+        async def do() -> T:
             queue = await self._find(name, make=True)
             assert queue is not None
-            try:
-                return await use(queue)
-            except (QueueNotFound, Closed):
-                self._forget(name)
-                if last:
-                    raise
-        raise AssertionError  # not reached
+            return await use(queue)
+
+        return await self._within(name, do, PATIENCE_S)
+
+    def silent_storages(self) -> list[str]:
+        """The names of the storages that do not answer."""
+        now_s = self._clock.monotonic()
+        return [name for name, pulse in self._pulses.items() if pulse.is_away(now_s)]
+
+    async def _within(self, name: QueueName, do: Callable[[], Awaitable[T]], patience_s: float) -> T:
+        pulse = self._pulses[self._place(name)[0]]
+        call, begun_s = object(), self._clock.monotonic()
+        away = pulse.is_away(begun_s)
+        if patience_s <= PATIENCE_S:  # what is known to take long is no sign
+            pulse.begin(call, begun_s)
+        try:
+            async with asyncio.timeout(PATIENCE_WHEN_AWAY_S if away else patience_s):
+                result = await self._again_if_deleted(name, do)
+        except (TimeoutError, Unavailable) as error:
+            pulse.end(call, self._clock.monotonic(), failed=True)
+            if isinstance(error, Unavailable):
+                raise
+            raise Unavailable("the storage does not answer in time") from None
+        except BaseException:
+            pulse.drop(call)
+            raise
+        pulse.end(call, self._clock.monotonic(), failed=False)
+        return result
+
+    async def _again_if_deleted(self, name: QueueName, do: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await do()
+        except (QueueNotFound, Closed):  # deleted, or deleted and made again, since it was opened
+            self._forget(name)
+            return await do()
 
     async def take_for_other(self, place: Place, limit: int, lease_s: float) -> list[Taken]:
         """Take for another gateway, if we have partitions of the queue.
@@ -141,7 +180,7 @@ class Hub:
         messages = await entry.queue.take_here(limit, lease_s)
         if entry.queue.unasked_s > _LEAVE_AFTER_S and not entry.queue.busy and place in self._entries:
             del self._entries[place]
-            self._threads.submit(entry.close)
+            self._threads[self._storages[place[0]]].submit(entry.close)
         return messages
 
     async def give_back(self, place: Place, messages: Sequence[Taken]) -> None:
@@ -151,7 +190,9 @@ class Hub:
             await entry.queue.give_back(messages)
 
     def close(self) -> None:
-        """Close all queues and storages; called in a thread, when no request runs any more."""
+        """Wait for running calls, then close queues and storages; called in a thread, without requests."""
+        for threads in self._threads.values():
+            threads.shutdown()
         for entry in self._entries.values():
             entry.close()
         for storage in self._storages.values():
@@ -169,7 +210,8 @@ class Hub:
             opening.add_done_callback(lambda _: self._opening.pop(place, None))
         queue = await asyncio.shield(opening)
         if queue is None and make:
-            await self._run(make_queue, self._storages[place[0]], place[1], name.settings)
+            storage = self._storages[place[0]]
+            await self._run(storage, make_queue, storage, place[1], name.settings)
             return await self._open(place)
         return queue
 
@@ -183,7 +225,7 @@ class Hub:
         storage, stored = self._storages[place[0]], place[1]
         before = self._clock.monotonic()
         try:
-            queue = await self._run(storage.open, stored)
+            queue = await self._run(storage, storage.open, stored)
         except QueueNotFound:
             self._entries[place] = _Entry(None, before)
             self._evict()
@@ -191,21 +233,22 @@ class Hub:
         asks = self._elsewhere is not None and not storage.capabilities.immediate
         served = ServedQueue(
             queue,
-            self._threads,
+            self._threads[storage],
             elsewhere=functools.partial(self._elsewhere, place) if asks and self._elsewhere else None,
             clock=self._clock,
         )
         former = self._entries.pop(place, None)
         self._entries[place] = _Entry(served, before, queue.close)
         if former is not None:
-            self._threads.submit(former.close)
+            self._threads[storage].submit(former.close)
         self._evict()
         return served
 
     def _forget(self, name: QueueName) -> None:
-        entry = self._entries.pop(self._place(name), None)
+        place = self._place(name)
+        entry = self._entries.pop(place, None)
         if entry is not None:
-            self._threads.submit(entry.close)
+            self._threads[self._storages[place[0]]].submit(entry.close)
 
     def _evict(self) -> None:
         for place in list(self._entries):
@@ -214,7 +257,7 @@ class Hub:
             entry = self._entries[place]
             if entry.queue is None or not entry.queue.busy:
                 del self._entries[place]
-                self._threads.submit(entry.close)
+                self._threads[self._storages[place[0]]].submit(entry.close)
 
     def _place(self, name: QueueName) -> Place:
         """The name of the storage, and that of the queue in it."""
@@ -224,8 +267,8 @@ class Hub:
         any_name = self._storages[storage].capabilities.any_name
         return storage, stored_name(rest, prefix=name.prefix, any_name=any_name)
 
-    async def _run(self, function: Callable[..., T], *args: Any) -> T:
-        return await asyncio.wrap_future(self._threads.submit(functools.partial(function, *args)))
+    async def _run(self, storage: Storage, function: Callable[..., T], *args: Any) -> T:
+        return await asyncio.wrap_future(self._threads[storage].submit(functools.partial(function, *args)))
 
 
 def make_queue(storage: Storage, stored: str, settings: Mapping[str, Any]) -> None:
