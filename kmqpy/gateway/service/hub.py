@@ -92,7 +92,7 @@ class Hub:
         self._pulses = {name: Pulse() for name in storages}
         self._clock = clock
         self._entries: OrderedDict[Place, _Entry] = OrderedDict()
-        self._opening: dict[Place, asyncio.Task[ServedQueue | None]] = {}
+        self._opening: dict[tuple[Place, bool], asyncio.Task[ServedQueue | None]] = {}
 
     @property
     def open_queues(self) -> int:
@@ -204,15 +204,20 @@ class Hub:
         if entry is not None and self._is_good(entry, make=make):
             self._entries.move_to_end(place)
             return entry.queue
-        opening = self._opening.get(place)
+        # One opens for all who ask meanwhile; who wants the queue made can't wait for one who does not make it.
+        opening = self._opening.get((place, make))
         if opening is None:
-            opening = self._opening[place] = asyncio.ensure_future(self._open(place))
-            opening.add_done_callback(lambda _: self._opening.pop(place, None))
-        queue = await asyncio.shield(opening)
-        if queue is None and make:
+            opening = asyncio.ensure_future(self._open_or_make(place, name.settings if make else None))
+            self._opening[place, make] = opening
+            opening.add_done_callback(lambda _: self._opening.pop((place, make), None))
+        return await asyncio.shield(opening)
+
+    async def _open_or_make(self, place: Place, settings: Mapping[str, Any] | None) -> ServedQueue | None:
+        queue = await self._open(place)
+        if queue is None and settings is not None:
             storage = self._storages[place[0]]
-            await self._run(storage, make_queue, storage, place[1], name.settings)
-            return await self._open(place)
+            await self._run(storage, make_queue, storage, place[1], settings)
+            queue = await self._open(place)
         return queue
 
     def _is_good(self, entry: _Entry, *, make: bool) -> bool:
@@ -227,8 +232,10 @@ class Hub:
         try:
             queue = await self._run(storage, storage.open, stored)
         except QueueNotFound:
-            self._entries[place] = _Entry(None, before)
-            self._evict()
+            found = self._entries.get(place)
+            if found is None or found.queue is None:
+                self._entries[place] = _Entry(None, before)
+                self._evict()
             return None
         asks = self._elsewhere is not None and not storage.capabilities.immediate
         served = ServedQueue(
@@ -237,7 +244,11 @@ class Hub:
             elsewhere=functools.partial(self._elsewhere, place) if asks and self._elsewhere else None,
             clock=self._clock,
         )
-        former = self._entries.pop(place, None)
+        former = self._entries.get(place)
+        if former is not None and self._is_good(former, make=True):
+            self._threads[storage].submit(queue.close)  # opened by another request meanwhile, and in use
+            return former.queue
+        self._entries.pop(place, None)
         self._entries[place] = _Entry(served, before, queue.close)
         if former is not None:
             self._threads[storage].submit(former.close)
