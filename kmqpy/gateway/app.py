@@ -52,6 +52,8 @@ class GatewayApp:
         self._clock = clock
         self._held = Held(limits.max_held_bytes)
         self._running = 0
+        self._id_prefix = uuid4().hex[:12]
+        self._count = 0
         self.draining = False
         """While True, every answer asks the client to close its connection."""
 
@@ -68,7 +70,7 @@ class GatewayApp:
         request = Request(scope, receive)
         call = Call(request, Share(self._held), self._limits)
         base, dialect, answer = self._dialect(scope["path"])
-        request_id = _request_id(request)
+        request_id = self._request_id(request)
         self._running += 1
         try:
             response = await self._answer(call, base, dialect, answer)
@@ -82,6 +84,14 @@ class GatewayApp:
         finally:
             call.share.close()
             self._note(call, dialect, response, started_s, request_id)
+
+    def _request_id(self, request: Request) -> str:
+        """The client's own id of the request, if it has a fitting one, else one that no other request has."""
+        given = request.headers.get(_REQUEST_ID, "")
+        if 0 < len(given) <= _MAX_REQUEST_ID and given.isascii() and given.isprintable():
+            return given
+        self._count += 1
+        return f"{self._id_prefix}-{self._count}"
 
     def _dialect(self, path: str) -> tuple[str, str, Answer | None]:
         for base, (name, answer) in self._dialects.items():
@@ -134,13 +144,6 @@ class GatewayApp:
 def _copy(response: Response) -> Response:
     """A response object serves one request: headers are added to it."""
     return Response(response.body, response.status_code, dict(response.headers))
-
-
-def _request_id(request: Request) -> str:
-    given = request.headers.get(_REQUEST_ID, "")
-    if 0 < len(given) <= _MAX_REQUEST_ID and given.isascii() and given.isprintable():
-        return given
-    return uuid4().hex
 
 
 def admin_app(

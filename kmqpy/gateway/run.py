@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Mapping
 
 import uvloop
@@ -10,6 +11,9 @@ import uvloop
 from kmqpy.gateway.keys.stores import KeyStore
 from kmqpy.gateway.server import Gateway, GatewaySettings
 from kmqpy.queue import Storage
+
+_GC_THRESHOLD = 20_000
+"""Requests make many objects that reference counts free; looking at each 700 of them costs a fifth of the time."""
 
 
 def run(
@@ -25,5 +29,7 @@ def run(
         gateway = Gateway(settings, storages, keys)
         await gateway.run(on_ready=lambda: on_ready(gateway.url), handle_signals=True)
 
+    gc.freeze()  # what was imported lives as long as the process
+    gc.set_threshold(_GC_THRESHOLD, 10, 100)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())

@@ -222,6 +222,7 @@ class Gateway:
             "log_config": None,
             "access_log": False,
             "server_header": False,
+            "proxy_headers": False,
             "timeout_keep_alive": _KEEP_ALIVE_S,
             "timeout_graceful_shutdown": 30,
         }

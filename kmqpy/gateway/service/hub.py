@@ -204,7 +204,7 @@ class Hub:
         if entry is not None and self._is_good(entry, make=make):
             self._entries.move_to_end(place)
             return entry.queue
-        # One opens for all who ask meanwhile; who wants the queue made can't wait for one who does not make it.
+        # One opens for all who ask meanwhile. Who wants the queue made can't wait for one who does not.
         opening = self._opening.get((place, make))
         if opening is None:
             opening = asyncio.ensure_future(self._open_or_make(place, name.settings if make else None))
