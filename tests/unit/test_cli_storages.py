@@ -160,6 +160,15 @@ def test_a_url_that_names_a_queue_leaves_out_the_argument(kmq_at, url):
     assert "names queue 'jobs' already" in errors
 
 
+@pytest.mark.parametrize("line", [("send", "jobs"), ("send", "jobs", "hi"), ("dlq", "redrive", "jobs")])
+def test_of_the_issue_the_name_of_the_urls_queue_is_no_message(kmq_at, url, line):
+    named = f"{url}?queue=jobs"
+    code, lines, errors = kmq_at(*line, at=named)
+    assert (code, lines) == (2, [])
+    assert errors == "kmq: error: QUEUE: --queue-url names queue 'jobs' already; leave 'jobs' out\n"
+    assert kmq_at("size", at=named)[1] == ["0"]
+
+
 def test_the_url_may_come_from_the_environment_and_the_option_wins(monkeypatch, url, capsys):
     with storage_for(url) as storage:
         storage.create("here")
