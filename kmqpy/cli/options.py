@@ -124,8 +124,8 @@ class Cli:
     def named_queue_and(self, name: str | None, rest: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
         """Return the queue's name and the other arguments.
 
-        Where the url names the queue, QUEUE was left out, so `name` is the first of the other arguments. The
-        queue's own name there is taken for QUEUE and raises UsageError: `kmq send jobs hi` must not send jobs.
+        Where the url names the queue, QUEUE was left out, so `name` is the first of the other arguments. If
+        that is the queue's own name, it raises UsageError: `kmq send jobs hi` must not send jobs.
         """
         if self.queue_in_url:
             if name == self.queue_in_url:
