@@ -24,11 +24,11 @@ from kmqpy.cli import (
     trace,
     zookeeper,
 )
+from kmqpy.cli.groups import Group
 from kmqpy.cli.options import connection_options, given_defaults
 from kmqpy.cli.output import PartlyDone, drop_stdout, print_error, replace_closed_streams
 from kmqpy.cli.plugins import load, plugins
 from kmqpy.core.foreign_names import our_name
-from kmqpy.core.settings import nearest
 from kmqpy.errors import KmqError, Unfinished
 
 _INTERRUPTED = 130
@@ -41,7 +41,7 @@ _KNOWN_HELP = {
 """Short help of commands in the package `tracker`: `kmq --help` lists them without importing the package."""
 
 
-class Root(click.Group):
+class Root(Group):
     """Lists kmqpy's commands in the order in which users need them, then the commands of other packages.
 
     Listing does not import these packages.
@@ -70,18 +70,6 @@ class Root(click.Group):
         # Options that stand before the command's name hold for the command, too.
         ctx.default_map = {**(ctx.default_map or {}), cmd_name: given_defaults(ctx)}
         return found
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the arguments name; the error for an unknown name suggests the nearest."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            if args and args[0] not in self.list_commands(ctx):
-                hint = nearest(args[0], self.list_commands(ctx))
-                raise click.UsageError(f"{args[0]!r} is not a command{hint}; see kmq --help", ctx) from error
-            raise
 
 
 @click.group(

@@ -10,12 +10,13 @@ from typing import Any
 import click
 
 from kmqpy.cli import stored
+from kmqpy.cli.groups import Group
 from kmqpy.cli.options import Cli, connected_to_any, queue_argument
 from kmqpy.cli.output import confirmed, many, print_json, print_table, print_text, warn, when
 from kmqpy.cli.text import content, headers_of
 
 
-@click.group()
+@click.group(cls=Group)
 def dlq() -> None:
     """Look at dead letters, send them back.
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import click
 
+from kmqpy.cli.groups import Group
 from kmqpy.cli.options import Cli, connected_service
 from kmqpy.cli.output import print_json, print_text, warn
 
 
-@click.group()
+@click.group(cls=Group)
 def dev() -> None:
     """Run Kafka, ZooKeeper and databases on this machine.
 

@@ -229,9 +229,8 @@ def receive(
     (kmq ack), from any process. Prints nothing on stdout when there is none within --wait.
 
     \b
-    Fields: receipt queue partition offset key body headers attempts enqueued_ms first_enqueued_ms
-    lease_until_ms; what is no UTF-8 text is in key_base64, body_base64, headers_base64. With --queue-url,
-    id instead of partition and offset.
+    Fields: receipt queue id key body headers attempts enqueued_ms first_enqueued_ms lease_until_ms; on
+    Kafka partition and offset, too. What is no UTF-8 text is in key_base64, body_base64, headers_base64.
 
     \b
     Example:

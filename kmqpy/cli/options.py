@@ -118,19 +118,27 @@ class Cli:
         """Return the queue's name, which either QUEUE or the url gives; else raises click's UsageError."""
         found, rest = self.named_queue_and(name, ())
         if rest:
-            raise click.UsageError(f"QUEUE: --queue-url names queue {found!r} already; leave {name!r} out")
+            raise self._named_twice(rest[0])
         return found
 
     def named_queue_and(self, name: str | None, rest: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
         """Return the queue's name and the other arguments.
 
-        Where the url names the queue, QUEUE was left out, so `name` is the first of the other arguments.
+        Where the url names the queue, QUEUE was left out, so `name` is the first of the other arguments. If
+        that is the queue's own name, it raises UsageError: `kmq send jobs hi` must not send jobs.
         """
         if self.queue_in_url:
+            if name == self.queue_in_url:
+                raise self._named_twice(name)
             return self.queue_in_url, rest if name is None else (name, *rest)
         if name is None:
             raise click.UsageError("Missing argument 'QUEUE'")
         return name, rest
+
+    def _named_twice(self, name: str) -> click.UsageError:
+        return click.UsageError(
+            f"QUEUE: --queue-url names queue {self.queue_in_url!r} already; leave {name!r} out"
+        )
 
     @contextmanager
     def opened(self, name: str) -> Iterator[Queue]:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from kmqpy.cli import stored
+from kmqpy.cli.groups import Group
 from kmqpy.cli.options import DURATION, Cli, connected_to_any, milliseconds, pairs, queue_argument
 from kmqpy.cli.output import confirmed, many, print_json, print_table, print_text, span, warn
 from kmqpy.core.settings import build
@@ -77,7 +78,7 @@ def _changes(
     return changes
 
 
-@click.group()
+@click.group(cls=Group)
 def queue() -> None:
     """Create, look at, change and delete queues.
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 import click
 
 from kmqpy.cli.options import DURATION, Cli, connected_to_any
-from kmqpy.cli.output import print_error, print_json, print_text, standard_input
+from kmqpy.cli.output import print_error, print_json, print_text, standard_input, warn
 from kmqpy.errors import ConfigError, ReceiptError, TopicError
 from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.receipt import Receipt
@@ -36,7 +36,8 @@ def ack(ctx: click.Context, cli: Cli, receipts: tuple[str, ...]) -> None:
 
     RECEIPTS are those that kmq receive printed. Without any, standard input is read: a receipt, or a line
     that kmq receive printed, on each line. If a message was redelivered already, its copy is delivered all
-    the same, unless the setting late_acks of the queue is on.
+    the same, unless the setting late_acks of the queue is on. kmq counts such messages, and those that are
+    acknowledged already, too: the number it prints is that of valid receipts.
 
     \b
     Example:
@@ -145,7 +146,7 @@ def _apply(
     """Call `act` with each receipt and a client of its queue, then print how many messages were `done_word`.
 
     Prints an error for each receipt that can't be used. Exits with 1 if there was one, or with 2 if no
-    receipt could be used.
+    receipt could be used. Without any receipt it says so on stderr and exits with 0, for pipes.
     """
     done = failed = 0
     clients: dict[str, Finisher] = {}
@@ -168,6 +169,8 @@ def _apply(
         print_text(f"{done} {done_word}")
     if failed:
         ctx.exit(1 if done else 2)
+    elif not done:
+        warn("no receipts came on standard input")
 
 
 Finisher = KmqClient | Queue

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
+from kmqpy.cli.groups import Group
 from kmqpy.storages.sql.statements import DIALECTS, DialectName, Names, script
 
 
-@click.group()
+@click.group(cls=Group)
 def sql() -> None:
     """For queues in a SQL database.
 

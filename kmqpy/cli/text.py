@@ -12,14 +12,15 @@ from kmqpy.message import Headers, Message
 def as_object(message: Message) -> dict[str, Any]:
     """Return the fields of a message that `kmq receive` prints.
 
-    A message of Kafka has a partition and an offset instead of an id.
+    A message of Kafka has a partition and an offset, too: the place of this delivery's record.
     """
-    place: dict[str, Any] = {"id": message.id}
+    place: dict[str, Any] = {}
     if isinstance(message, KafkaMessage):
         place = {"partition": message.partition, "offset": message.offset}
     return {
         "receipt": message.receipt,
         "queue": message.queue,
+        "id": message.id,
         **place,
         **content("key", message.key),
         **content("body", message.body),

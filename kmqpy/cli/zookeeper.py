@@ -6,12 +6,13 @@ import sys
 
 import click
 
+from kmqpy.cli.groups import Group
 from kmqpy.cli.options import Cli, connected
 from kmqpy.cli.output import confirmed, many, print_json, print_text, warn
 from kmqpy.errors import ConfigError
 
 
-@click.group()
+@click.group(cls=Group)
 def zookeeper() -> None:
     """Queues stored in ZooKeeper: those of kmqpy.zookeeper, of Curator and kazoo.
 

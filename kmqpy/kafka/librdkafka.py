@@ -134,7 +134,7 @@ _PRODUCER_ENDED = {
 _REPORT_VALID_S = 30.0
 """Seconds for which an error that a connection has reported counts as the cause of later failures."""
 
-_ADDRESS_OR_DURATION = re.compile(r"^\w+://\S+: | \(after \d+ms in state \w+\)$")
+_ADDRESS_OR_DURATION = re.compile(r"^(\w+://)?\S+/\w+: | \(after \d+ms in state \w+\)$")
 
 _LOOK_UP_TRY_S = 1.0
 """The longest time limit of one look_up(), in seconds."""
@@ -510,13 +510,17 @@ def kafka_errors(doing: str, connection: KafkaConnection) -> Iterator[None]:
 
 
 def _settings(connection: KafkaConnection, defaults: KafkaSettings) -> dict[str, Any]:
-    """Settings of a client whose poll() notes refusals and TLS errors of its connections."""
+    """Settings of a client whose poll() notes refusals, TLS errors and names that can't be resolved."""
     key = connection_key(connection)
 
     def note_error(error: KafkaError) -> None:
+        now, before = SYSTEM_CLOCK.monotonic(), _last_reported(key)
+        if before is not None and before.error.code() == KafkaError._RESOLVE:
+            before = None  # no part of a series of refusals
         if _is_refusal(error) or "SSL" in error.str():
-            now, before = SYSTEM_CLOCK.monotonic(), _last_reported(key)
             _reported_errors[key] = _ReportedError(error, before.first if before else now, now)
+        elif error.code() == KafkaError._RESOLVE and before is None:  # a refusal says more
+            _reported_errors[key] = _ReportedError(error, now, now)
 
     return connection.kafka_settings({"error_cb": note_error, **defaults})
 

@@ -8,6 +8,7 @@ import json
 from dataclasses import dataclass
 
 from kmqpy.errors import ReceiptError
+from kmqpy.kafka.places import place_in_id
 
 _RECEIPT_VERSION = "1."
 _STORED_QUEUE_VERSION = "2."
@@ -38,6 +39,10 @@ class Receipt:
         if not isinstance(text, str) or not text.startswith(_RECEIPT_VERSION):
             is_other = isinstance(text, str) and text.startswith(_STORED_QUEUE_VERSION)
             hint = " on Kafka; name its storage (for kmq: --queue-url)" if is_other else ""
+            if place_in_id(text) is not None:
+                raise ReceiptError(
+                    f"receipt: {_shown(text)} is an id, not a receipt; make one of it with queue.receipt(id)"
+                )
             raise ReceiptError(f"receipt: {_shown(text)} is not a receipt of kmqpy{hint}")
         encoded = text[len(_RECEIPT_VERSION) :]
         try:

@@ -33,7 +33,7 @@ class Capabilities:
                        leaves `enqueued_ms` as it was, and receive(wait=0) returns any message that is ready.
                        Otherwise another process (a tracker) appends the message again a moment later, or
                        dead-letters it, and receive() has to wait for messages to arrive
-    receipts_by_id     Queue.receipt() makes a receipt of a message's id
+    receipts_by_id     Queue.receipt() makes a receipt of a message's id, good for whoever has the message
     late_ack           an acknowledgement after the lease counts, until the message is taken again. Otherwise
                        it does nothing once the message is redelivered
     tells_lost         extend() returns the receipts of all messages whose lease could not be extended.

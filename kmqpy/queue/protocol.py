@@ -100,7 +100,8 @@ class Queue(Protocol):
     After the end of a lease, its receipt still acknowledges or dead-letters the message, as long as nobody
     has taken the message since and it is no dead letter; extend() and nack() do nothing then. (In a storage
     without the capability `late_ack`, all four may do nothing.) Once another client has taken the message,
-    the receipt never affects that client's take.
+    the receipt never affects that client's take. A receipt of an id (receipt()) names no take, and affects
+    whoever has the message.
 
     Receipts of another storage, of another queue, or of a queue that was deleted and recreated raise
     ReceiptError, and so do messages that peek() returned.
@@ -234,6 +235,8 @@ class Queue(Protocol):
     def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:
         """Let the leases of messages end `lease` from now; does nothing to messages that are finished.
 
+        receipt() says what it does with a receipt of an id.
+
         Returns the receipts of lost messages: messages that are no longer the caller's, because they are
         finished or given back, or their leases were over. A storage without the capability `tells_lost`
         returns some of these receipts, or none.
@@ -249,11 +252,16 @@ class Queue(Protocol):
         ...
 
     def receipt(self, message_id: str) -> str:
-        """Return a receipt for the message with this id, good for whoever has the message now.
+        """Return a receipt for the message with this id, whoever has it when the receipt is used, or nobody.
 
-        With it, ack(), nack(), extend() and dead_letter() act on the present take of the message. For a
-        message that nobody has taken yet they do nothing or raise ReceiptError. Raises ReceiptError if the
-        queue has no such message; NotSupported without the capability `receipts_by_id`.
+        It takes no request. With the receipt, ack() and dead_letter() act on the message in any state but
+        dead, also if nobody has taken it yet, nack() if it is taken. extend() lets its lease end `lease` from
+        now, unless it ends later already; a message that is not taken, because its lease is over or nobody
+        has taken it yet, it takes: nobody gets it until `lease` from now. For a message that is finished or a
+        dead letter, or was never there, all four do nothing, and extend() returns the receipt.
+
+        Raises ReceiptError for text that can't be an id of this storage, NotSupported without the capability
+        `receipts_by_id`. docs/storages.md says how Kafka differs.
         """
         ...
 

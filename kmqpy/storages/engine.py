@@ -26,6 +26,12 @@ Rules for every engine:
    takes that are still taken, so a second give_back(), or an extend() after the lease has ended, changes
    nothing. finish(), give_back() and bury() return for how many takes they did something; extend() returns
    the takes for which it did nothing. Ids are never used twice in a storage.
+
+   `TakeRef(id, ANY_TAKE)` names whoever has the row, or nobody yet. finish() and bury() act on the row in
+   any state but dead, give_back() if it is taken. extend() lets the lease of a taken row end `lease_ms` from
+   now, unless it ends later already ("the later end counts"); a row that is not taken (ready, delayed, or
+   its lease has ended) it takes anew: its `take` grows by one, and it is taken since now. A row that does
+   not exist or is dead stays as it is.
 3. *The end of a lease* is a counted give_back with the reason `expired`, at the time the lease ended. The
    next method that would notice it (take(), peek(), counts(), taken_rows(), dead_rows()) may carry it out.
    In a queue with manual redelivery the row stays taken.
@@ -109,11 +115,20 @@ class MessageRow(NamedTuple):
     place: int = 0
 
 
+ANY_TAKE = -1
+"""As the `take` of a TakeRef: whoever has the message, or nobody yet (rule 2)."""
+
+
 class TakeRef(NamedTuple):
-    """Names one take of one message."""
+    """Names one take of one message, or with ANY_TAKE the message."""
 
     id: int
     take: int
+
+    @property
+    def is_any(self) -> bool:
+        """True if it names the message, whoever has it."""
+        return self.take == ANY_TAKE
 
 
 class Taken(NamedTuple):
@@ -194,10 +209,6 @@ class Engine(Protocol):
         """
         ...
 
-    def last_take(self, queue: QueueRow, row_id: int) -> int | None:
-        """The number of a row's last take; None if there is no such row, or if it is dead."""
-        ...
-
     def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:
         """Delete the rows of current takes; returns how many it deleted."""
         ...
@@ -220,7 +231,10 @@ class Engine(Protocol):
         ...
 
     def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> list[TakeRef]:
-        """Let leases of taken rows end `lease_ms` from now; returns takes that have no lease to extend."""
+        """Let leases of taken rows end `lease_ms` from now; returns takes that have no lease to extend.
+
+        With ANY_TAKE the later end counts, and rows that are not taken are taken anew (rule 2).
+        """
         ...
 
     def bury(

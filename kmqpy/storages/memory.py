@@ -17,7 +17,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import ConfigError, QueueNotFound
 from kmqpy.queue import Capabilities, QueueUrl
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
-from kmqpy.storages.memory_rows import MemoryQueue, MemoryRow, RowState
+from kmqpy.storages.memory_rows import ALIVE, MemoryQueue, MemoryRow, RowState
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.stored_storage import URL_SETTINGS, StoredStorage
 from kmqpy.telemetry.base import Telemetry
@@ -126,10 +126,7 @@ class MemoryEngine:
             taken: list[MessageRow] = []
             while len(taken) < limit and (first := found.ready.first()) is not None:
                 row = first[1]
-                row.take += 1
-                row.since_ms = now_ms
-                row.until_ms = now_ms + lease_ms
-                found.enter(row, RowState.TAKEN)
+                found.take(row, now_ms, lease_ms)
                 taken.append(row.shown())
                 if queue.settings.at_most_once:
                     found.remove(row)
@@ -140,7 +137,7 @@ class MemoryEngine:
         """See Engine."""
         with self._locked(queue) as (found, _):
             done = 0
-            for row in found.current(takes, RowState.TAKEN, RowState.READY, RowState.DELAYED):
+            for row in found.current(takes, *ALIVE):
                 found.remove(row)
                 done += 1
             return done
@@ -164,21 +161,10 @@ class MemoryEngine:
                 done += 1
             return done
 
-    def last_take(self, queue: QueueRow, row_id: int) -> int | None:
-        """See Engine."""
-        with self._locked(queue) as (found, _):
-            row = found.rows.get(row_id)
-            return None if row is None or row.state is RowState.DEAD else row.take
-
     def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> list[TakeRef]:
         """See Engine."""
         with self._locked(queue) as (found, now_ms):
-            done = set()
-            for row in found.current(takes, RowState.TAKEN):
-                row.until_ms = now_ms + lease_ms
-                found.enter(row, RowState.TAKEN)
-                done.add(TakeRef(row.id, row.take))
-            return [one for one in takes if one not in done]
+            return [one for one in takes if not found.extend(one, now_ms=now_ms, lease_ms=lease_ms)]
 
     def bury(
         self, queue: QueueRow, takes: Sequence[TakeRef], reason: str, *, gone: Sequence[MessageRow] = ()
@@ -187,7 +173,7 @@ class MemoryEngine:
         with self._locked(queue) as (found, now_ms):
             found.add_again(gone)
             done = 0
-            for row in found.current(takes, RowState.TAKEN, RowState.READY, RowState.DELAYED):
+            for row in found.current(takes, *ALIVE):
                 row.reason = reason
                 row.since_ms = now_ms
                 found.enter(row, RowState.DEAD)
@@ -243,7 +229,7 @@ class MemoryEngine:
     def purge(self, queue: QueueRow) -> int:
         """See Engine."""
         with self._locked(queue) as (found, _):
-            return found.clear(RowState.READY, RowState.DELAYED, RowState.TAKEN)
+            return found.clear(*ALIVE)
 
     # --- dead letters -----------------------------------------------------------------------------
 

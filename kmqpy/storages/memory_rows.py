@@ -24,6 +24,9 @@ class RowState(Enum):
     DEAD = "dead"
 
 
+ALIVE = (RowState.READY, RowState.DELAYED, RowState.TAKEN)
+
+
 @dataclass(slots=True, eq=False)
 class MemoryRow:
     """A message. `version` grows with each change of state; heap entries with an older version are void."""
@@ -182,6 +185,26 @@ class MemoryQueue:
         row.until_ms = at_ms + delay_ms
         self.enter(row, RowState.DELAYED if row.until_ms > now_ms else RowState.READY)
 
+    def take(self, row: MemoryRow, now_ms: int, lease_ms: int) -> None:
+        """Begin a take of a row."""
+        row.take += 1
+        row.since_ms = now_ms
+        row.until_ms = now_ms + lease_ms
+        self.enter(row, RowState.TAKEN)
+
+    def extend(self, ref: TakeRef, *, now_ms: int, lease_ms: int) -> bool:
+        """Extend a lease, or take the row anew: rule 2 of kmqpy.storages.engine; False if it is lost."""
+        row = next(self.current([ref], *ALIVE), None)
+        if row is None or (row.state is not RowState.TAKEN and not ref.is_any):
+            return False
+        if row.state is not RowState.TAKEN:
+            self.take(row, now_ms, lease_ms)
+            return True
+        ends_ms = now_ms + lease_ms
+        row.until_ms = max(row.until_ms, ends_ms) if ref.is_any else ends_ms
+        self.enter(row, RowState.TAKEN)
+        return True
+
     def pass_time(self, now_ms: int) -> None:
         """Make rows ready whose delays are over, and requeue rows whose leases are over."""
         while (first := self.due.first()) is not None and first[0][0] <= now_ms:
@@ -196,5 +219,6 @@ class MemoryQueue:
         """Yield the rows of current takes, if they are in one of these states."""
         for take in takes:
             row = self.rows.get(take.id)
-            if row is not None and row.take == take.take and row.take > 0 and row.state in states:
+            is_current = row is not None and (take.is_any or row.take == take.take > 0)
+            if row is not None and is_current and row.state in states:
                 yield row

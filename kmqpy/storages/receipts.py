@@ -1,8 +1,9 @@
 """Makes and parses receipts of queues on storages other than Kafka. Pure: no I/O.
 
 The text is `2.` + base64url of the JSON list [storage id, queue, generation] + `.` + message id + `.` + take.
-A generation is the id of one queue, a take the number of one delivery of a message (see engine.py). The part
-before the last two dots is equal in all receipts of a queue, so Receipts computes it once.
+A generation is the id of one queue, a take the number of one delivery of a message, or `*` (ANY_TAKE: whoever
+has it, or nobody yet). The part before the last two dots is equal in all receipts of a queue, so Receipts
+computes it once.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import json
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ReceiptError, shown
-from kmqpy.storages.engine import QueueRow, TakeRef
+from kmqpy.storages.engine import ANY_TAKE, QueueRow, TakeRef
 
 _PREFIX_OF_STORAGES = "2."
 _PREFIX_OF_KAFKA = "1."
+_ANY = "*"
 _MAX_DIGITS = len(str(INT64_MAX))
 
 
@@ -28,8 +30,8 @@ class Receipts:
         self._prefix = f"{_PREFIX_OF_STORAGES}{base64.urlsafe_b64encode(text).decode().rstrip('=')}"
 
     def make(self, message_id: int, take: int) -> str:
-        """The receipt of one take of a message."""
-        return f"{self._prefix}.{message_id}.{take}"
+        """The receipt of one take of a message, or of any."""
+        return f"{self._prefix}.{message_id}.{_ANY if take == ANY_TAKE else take}"
 
     def parse(self, text: object) -> TakeRef:
         """The take that a receipt names.
@@ -39,13 +41,15 @@ class Receipts:
         """
         if not isinstance(text, str):
             raise ReceiptError(f"receipt: an object of type {type(text).__name__} is not a receipt")
-        prefix, *numbers = text.rsplit(".", 2)
+        prefix, *named = text.rsplit(".", 2)
         if prefix != self._prefix:
             raise ReceiptError(f"receipt: {shown(text)} {self._difference(prefix, text)}")
-        found = [number for number in map(parse_number, numbers) if number is not None]
-        if len(found) != 2:
+        message_id, take = map(parse_number, named)
+        if named[1] == _ANY:
+            take = ANY_TAKE
+        if message_id is None or take is None:
             raise ReceiptError(f"receipt: {shown(text)} is damaged")
-        return TakeRef(*found)
+        return TakeRef(message_id, take)
 
     def _difference(self, prefix: str, text: str) -> str:
         """Why a receipt is not one of this queue, for an error text."""
@@ -70,6 +74,8 @@ def queue_named_in(receipt: str) -> str:
 def _not_a_receipt(text: str) -> str:
     if text.startswith(_PREFIX_OF_KAFKA):
         return "is not a receipt of this storage, but perhaps of a queue on Kafka (leave --queue-url out)"
+    if parse_number(text):
+        return "is an id, not a receipt; make one of it with queue.receipt(id)"
     return "is not a receipt of kmqpy"
 
 

@@ -34,7 +34,7 @@ from kmqpy.queue import Capabilities, Codec, DeadLetter, DeadLetters, Orphan
 from kmqpy.queue.arguments import check_age, check_flag
 from kmqpy.queue.storage import encode_body
 from kmqpy.queue_policy import bounded
-from kmqpy.storages.engine import Engine, MessageRow, NewRow, QueueRow, TakeRef
+from kmqpy.storages.engine import ANY_TAKE, Engine, MessageRow, NewRow, QueueRow, TakeRef
 from kmqpy.storages.receipts import Receipts, parse_number
 from kmqpy.storages.stored_dead_letters import StoredDeadLetters
 from kmqpy.storages.stored_message import StoredMessage, TakeContext
@@ -354,10 +354,9 @@ class StoredQueue(Closeable):
         """See Queue.receipt."""
         self._check_open()
         number = parse_number(message_id)
-        take = None if number is None else self._engine.last_take(self._queue, number)
-        if number is None or take is None:
-            raise ReceiptError(f"id: queue {self.name!r} has no message {shown(message_id)}")
-        return self._receipts.make(number, take)
+        if not number:
+            raise ReceiptError(f"id: {shown(message_id)} is not that of a message; they look like 42")
+        return self._receipts.make(number, ANY_TAKE)
 
     def peek(self, limit: int = 10) -> list[Message]:
         """See Queue.peek. The receipts of the messages name no take, so ack() refuses them."""

@@ -165,8 +165,8 @@ class _Client(KazooClient):  # type: ignore[misc]
                     self.greeting(self, address, made[1] / 1000)
                     self.greeted.set()
             except Exception as error:
-                found = _Failure(_cause_text(error), _denial_text(error), isinstance(error, AuthFailedError))
-                self.failures = [*self.failures[-len(self.hosts) :], found]
+                at_once = isinstance(error, AuthFailedError)
+                self._remember(_Failure(_cause_text(error), _denial_text(error), at_once))
                 raise
             self.failures = []
             self._away_since = None
@@ -174,6 +174,15 @@ class _Client(KazooClient):  # type: ignore[misc]
             return made
 
         self._connection._connect = connect_and_remember
+        resolve = self._connection._expand_client_hosts
+
+        def resolve_and_remember() -> Any:
+            addresses = resolve()
+            if not addresses:
+                self._remember(_Failure("no host name can be resolved", None, at_once=False))
+            return addresses
+
+        self._connection._expand_client_hosts = resolve_and_remember
         read_response = self._connection._read_response
 
         def read_in_order(header: Any, *more: Any) -> Any:
@@ -201,6 +210,9 @@ class _Client(KazooClient):  # type: ignore[misc]
                 )
             self._zxid_forgotten = 0
         self._zxid = zxid
+
+    def _remember(self, failure: _Failure) -> None:
+        self.failures = [*self.failures[-len(self.hosts) :], failure]
 
     def _forget_if_expired(self) -> None:
         """Claim to have seen no changes if there was no connection for twice the session time-out."""

@@ -10,6 +10,7 @@ Blocks of other languages are not run. A comment before a block says how it is t
     <!-- run: until "hello" -->               of `python`: Ctrl-C when it has printed that
 """
 
+import codeop
 import os
 import re
 import signal
@@ -57,6 +58,21 @@ def blocks(page: str) -> Iterator[Block]:
         if not known:
             raise ValueError(f"line {line}: run: {how}")
         yield Block(line, found["language"], found["code"], how)
+
+
+def prompt_error(block: Block) -> str | None:
+    """The error of a reader who pastes the block at Python's prompt, where a blank line ends a statement."""
+    compiler = codeop.CommandCompiler()
+    statement = ""
+    for number, line in enumerate([*block.code.splitlines(), ""], block.line):
+        statement += f"{line}\n"
+        try:
+            complete = compiler(statement.removesuffix("\n"), symbol="single")
+        except SyntaxError as error:
+            return f"line {number}: {error.msg}: {line}"
+        if complete:
+            statement = ""
+    return None
 
 
 def run(page: Path) -> None:

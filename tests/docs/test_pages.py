@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import RUN, blocks
+from tests.docs.pages import RUN, Block, blocks, prompt_error
 from tests.spark.sessions import CHEAP_QUERIES, SMALL
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +69,25 @@ def test_what_is_not_run_says_why(page: Path) -> None:
     for block in blocks(page.read_text()):
         if block.language in RUN and not block.is_run:
             assert len(block.how) > len("not, because it"), f"line {block.line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_of_the_issue_each_block_can_be_pasted_at_pythons_prompt(page: Path) -> None:
+    pasted = [one for one in blocks(page.read_text()) if one.language == "python"]
+    assert [error for error in map(prompt_error, pasted) if error] == []
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("with a:\n    b()\n\n    c()\n", "line 8: unexpected indent:     c()"),
+        ("with a:\n    b()\nc()\n", "line 7: invalid syntax: c()"),
+        ("with a:\n    b()\n\n\nc()\n", None),
+        ("with a:\n    b()\n", None),
+    ],
+)
+def test_pythons_prompt_ends_a_statement_at_a_blank_line(code: str, error: str | None) -> None:
+    assert prompt_error(Block(5, "python", code, "")) == error
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)

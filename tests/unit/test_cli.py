@@ -97,7 +97,8 @@ class TestBadUse:
         [
             ("staz q", "did you mean stats?"),
             ("queue", None),
-            ("queue mak q", "No such command 'mak'"),
+            ("queue lst", "'lst' is not a command; did you mean list?; see kmq queue --help"),
+            ("dev start", "'start' is not a command; kmq dev has up; see kmq dev --help"),
             ("stats", "Missing argument 'QUEUE'"),
             ("stats q --bogus", "No such option"),
             ("stats q -o yaml", "'yaml' is not one of 'text', 'json'"),

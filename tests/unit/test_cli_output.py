@@ -60,6 +60,7 @@ class TestOutput:
         assert as_object(found) == {
             "receipt": found.receipt,
             "queue": "q",
+            "id": "0-1",
             "partition": 0,
             "offset": 1,
             "key": "k",

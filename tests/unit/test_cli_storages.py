@@ -148,6 +148,13 @@ def test_a_queue_from_its_creation_to_its_deletion(kmq_at):
     assert (code, lines, errors) == (2, [], "kmq: error: queue: there is no queue 'jobs'\n")
 
 
+@pytest.mark.parametrize("line", [("ack",), ("nack",), ("extend", "--lease", "5s"), ("dead-letter",)])
+@pytest.mark.parametrize("given", [b"", b"\n \n"])
+def test_of_the_issue_an_empty_input_is_no_error_and_told(kmq_at, monkeypatch, line, given):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
+    assert kmq_at(*line) == (0, [], "kmq: no receipts came on standard input\n")
+
+
 def test_a_url_that_names_a_queue_leaves_out_the_argument(kmq_at, url):
     named = f"{url}?queue=jobs&max_redeliveries=1"
     assert kmq_at("send", "one", "two", at=named)[0] == 0
@@ -158,6 +165,15 @@ def test_a_url_that_names_a_queue_leaves_out_the_argument(kmq_at, url):
     code, lines, errors = kmq_at("size", "other", at=named)
     assert (code, lines) == (2, [])
     assert "names queue 'jobs' already" in errors
+
+
+@pytest.mark.parametrize("line", [("send", "jobs"), ("send", "jobs", "hi"), ("dlq", "redrive", "jobs")])
+def test_of_the_issue_the_name_of_the_urls_queue_is_no_message(kmq_at, url, line):
+    named = f"{url}?queue=jobs"
+    code, lines, errors = kmq_at(*line, at=named)
+    assert (code, lines) == (2, [])
+    assert errors == "kmq: error: QUEUE: --queue-url names queue 'jobs' already; leave 'jobs' out\n"
+    assert kmq_at("size", at=named)[1] == ["0"]
 
 
 def test_the_url_may_come_from_the_environment_and_the_option_wins(monkeypatch, url, capsys):

@@ -15,7 +15,7 @@ import kmqpy.testing
 from kmqpy import Worker, queue_for
 from kmqpy.errors import Closed, ConfigError, NotSupported, QueueNotFound, ReceiptError
 from kmqpy.queue import Capabilities, storage_for
-from kmqpy.storages.engine import QueueRow
+from kmqpy.storages.engine import ANY_TAKE, QueueRow
 from kmqpy.storages.memory import MemoryEngine
 from kmqpy.storages.receipts import Receipts
 from kmqpy.storages.settings import StoredQueueSettings
@@ -157,6 +157,8 @@ def test_receipts_say_what_is_wrong_with_them():
     settings = StoredQueueSettings(name="q")
     ours = Receipts("storage", QueueRow("g1", settings))
     assert ours.parse(ours.make(5, 2)) == (5, 2)
+    assert ours.make(5, ANY_TAKE).endswith(".5.*")
+    assert ours.parse(ours.make(5, ANY_TAKE)) == (5, ANY_TAKE)
     others = {
         "of another storage": Receipts("other", QueueRow("g1", settings)),
         "of queue 'p', not of 'q'": Receipts("storage", QueueRow("g1", StoredQueueSettings(name="p"))),
@@ -165,7 +167,7 @@ def test_receipts_say_what_is_wrong_with_them():
     for told, one in others.items():
         with pytest.raises(ReceiptError, match=told):
             ours.parse(one.make(5, 2))
-    for damaged in ("", ".1", ".1.2.", ".1.-2", ".1.²", ".1." + "9" * 20):
+    for damaged in ("", ".1", ".1.2.", ".1.-1", ".1.-2", ".1.²", ".1." + "9" * 20, ".*.1", ".*.*", ".1.**"):
         with pytest.raises(ReceiptError):
             ours.parse(ours.make(5, 2).removesuffix(".5.2") + damaged)
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.errors import ConfigError, TopicError, Unavailable
 from kmqpy.kafka.admin.checks.marker_format import check_before_ranges
 from kmqpy.kafka.admin.context import AdminContext
+from kmqpy.kafka.admin.queue_alteration import ALTERABLE
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.group_commits import group_commits
@@ -67,7 +69,8 @@ class QueueCreation:
         if entry is not None and entry.settings != settings:
             changed = ", ".join(_differences(entry.settings, settings))
             raise ConfigError(
-                f"queue {settings.name!r} exists with other settings ({changed}); use kmq queue alter"
+                f"queue {settings.name!r} exists with other settings ({changed}); "
+                f"{_how_to_change(entry.settings, settings)}"
             )
         if former_settings is None or topics_of(former_settings) != topics_of(settings):
             _check_topics(settings, registered_queues)
@@ -224,7 +227,27 @@ def _check_topics(settings: QueueSettings, others: Iterable[QueueSettings]) -> N
 
 def _differences(before: QueueSettings, after: QueueSettings) -> Iterable[str]:
     """Yield a text for each setting that differs."""
-    new = dataclasses.asdict(after)
-    for key, old in dataclasses.asdict(before).items():
-        if new[key] != old:
-            yield f"{key}: {old}, not {new[key]}"
+    old = dataclasses.asdict(before)
+    return (f"{key}: {old[key]}, not {value}" for key, value in _changes(before, after).items())
+
+
+def _how_to_change(before: QueueSettings, after: QueueSettings) -> str:
+    """Return what to do, with the whole command if there is one."""
+    changes = _changes(before, after)
+    if fixed := [key for key in changes if key not in ALTERABLE]:
+        return f"{', '.join(fixed)} can't be changed; give the new queue another name"
+    options = [_option(key, value) for key, value in changes.items()]
+    return f"change them with: kmq queue alter {after.name} {' '.join(options)}"
+
+
+def _option(key: str, value: Any) -> str:
+    option = key.removesuffix("_ms").replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{option}" if value else f"--no-{option}"
+    return f"--{option} {'none' if value is None else f'{value}ms' if key.endswith('_ms') else value}"
+
+
+def _changes(before: QueueSettings, after: QueueSettings) -> dict[str, Any]:
+    """Return the settings that differ, with their new values."""
+    old = dataclasses.asdict(before)
+    return {key: value for key, value in dataclasses.asdict(after).items() if value != old[key]}

@@ -173,11 +173,6 @@ class RedisEngine:
         rows = _checked_bytes(gone_rows(gone))
         return int(self._call(queue, "give_back", take_refs(takes), *how, *rows, repeatable=not gone))
 
-    def last_take(self, queue: QueueRow, row_id: int) -> int | None:
-        """See Engine."""
-        found = int(self._call(queue, "last_take", row_id))
-        return None if found < 0 else found
-
     def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> list[TakeRef]:
         """See Engine."""
         lost = self._call(queue, "extend", take_refs(takes), lease_ms)

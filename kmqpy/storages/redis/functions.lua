@@ -36,6 +36,7 @@ local PRIORITIES = 2 ^ 49 -- distance of two priorities in score(); all numbers 
 local TOO_LARGE = 'WRONGTYPE a number that kmqpy has not counted to' -- beyond 2 ^ 53 two ids would be the same
 local UNSETTLED_S = 3600 -- a queue whose creator died before it was registered is removed after that
 local STATE = '>c1BI4I4I8I8I8I8B' -- status, priority, take, requeues, times, place, has a reason; then the reason
+local ANY = -1 -- as the number of a take: ANY_TAKE of engine.py
 local STATE_BYTES = 43 -- of a state without a reason
 local ROW_BYTES = 16 -- of a row without key, headers and body
 local CARD_BYTES = 12 -- of a card before its state
@@ -324,37 +325,70 @@ local function enter(key, numbers)
   return q
 end
 
--- Takes: pairs of id and number, as text -> ids and states of the takes that are current, and the numbers of those
--- that are not, from 1.
+-- Takes: pairs of id and number, as text (ANY: whoever has the row, or nobody yet) -> ids and states of the takes that
+-- are current; the numbers of those that are not, from 1; and of the ids, which were named with ANY, and which are
+-- fresh. `only_taken`: others are not current; 'unless any': unless they were named with ANY.
 local function current(q, text, only_taken)
   local ids, takes = {}, {}
-  for id, take in string.gmatch(text, '(%d+) (%d+)') do
+  for id, take in string.gmatch(text, '(%d+) (-?%d+)') do
     ids[#ids + 1] = id
     takes[#takes + 1] = tonumber(take)
   end
-  local found, states, others = {}, {}, {}
+  local found, states, others, any, fresh, seen = {}, {}, {}, {}, {}, {}
   for i, state in ipairs(read_states(q, ids)) do
+    local id, is_any = ids[i], takes[i] == ANY
+    if is_any and not state then
+      local row = read_rows(q, { id })[1]
+      if row then
+        fresh[id] = true
+        state = packed(fresh_state(id, row))
+      end
+    end
     local status, take, _
     if state then
       status, _, take = struct.unpack('>c1BI4', state)
     end
-    if take == takes[i] and take > 0 and (status == 'T' or not only_taken) then
-      found[#found + 1] = ids[i]
-      states[#states + 1] = state
+    local is_current = state and (is_any or take == takes[i] and take > 0)
+    if is_current and (status == 'T' or not only_taken or (is_any and only_taken == 'unless any')) then
+      any[id] = any[id] or is_any
+      if not seen[id] then
+        seen[id] = true
+        found[#found + 1] = id
+        states[#states + 1] = state
+      end
     else
       others[#others + 1] = i
     end
   end
-  return found, states, others
+  return found, states, others, any, fresh
 end
 
--- Takes rows out of the order or the index that they are in; their states say which.
-local function unlist(q, ids, states)
-  local lists = { T = {}, R = {}, D = {} }
+-- Takes fresh rows out of their list, in which ids grow, and which may be long.
+local function unlist_fresh(q, ids)
+  local places, last = {}, redis.call('LLEN', q.fresh) - 1
+  for _, id in ipairs(ids) do
+    local low, high = 0, last
+    while low < high do
+      local middle = math.floor((low + high) / 2)
+      local there = tonumber(redis.call('LINDEX', q.fresh, middle)) or 0
+      if there < tonumber(id) then low = middle + 1 else high = middle end
+    end
+    if redis.call('LINDEX', q.fresh, low) == id then places[#places + 1] = low end
+  end
+  for _, place in ipairs(places) do
+    redis.call('LSET', q.fresh, place, '0') -- no row has the id 0
+  end
+  if #places > 0 then redis.call('LREM', q.fresh, #places, '0') end
+end
+
+-- Takes rows out of the order or the index that they are in; their states say which, or the set of fresh ids.
+local function unlist(q, ids, states, fresh)
+  local lists = { T = {}, R = {}, D = {}, fresh = {} }
   for i, state in ipairs(states) do
-    local list = lists[string.sub(state, 1, 1)]
+    local list = fresh and fresh[ids[i]] and lists.fresh or lists[string.sub(state, 1, 1)]
     list[#list + 1] = ids[i]
   end
+  unlist_fresh(q, lists.fresh)
   write('ZREM', q.taken, lists.T)
   if not q.is_manual then write('ZREM', q.leases, lists.T) end
   write('ZREM', q.ordered, lists.R)
@@ -513,8 +547,8 @@ end
 
 -- takes
 function calls.finish(q, args)
-  local ids, states = current(q, args[1])
-  unlist(q, ids, states)
+  local ids, states, _, _, fresh = current(q, args[1])
+  unlist(q, ids, states, fresh)
   write('HDEL', q.rows, ids)
   write('HDEL', q.states, ids)
   return #ids
@@ -555,29 +589,28 @@ function calls.give_back(q, args)
   return #ids
 end
 
--- id -> the number of its last take; -1: there is no such row, or it is dead
-function calls.last_take(q, args)
-  local state = read_states(q, args)[1]
-  if state then
-    local _, _, take = struct.unpack('>c1BI4', state)
-    return take
-  end
-  return redis.call('HEXISTS', q.rows, args[1]) - 1
-end
-
 -- takes, lease_ms -> the numbers of those that are lost
 function calls.extend(q, args)
-  local ids, states, lost = current(q, args[1], true)
-  local out, ends = changes(), q.now + tonumber(args[2])
+  local ids, states, lost, any, fresh = current(q, args[1], 'unless any')
+  local out, ends, others, states_of_others = changes(), q.now + tonumber(args[2]), {}, {}
   for i, id in ipairs(ids) do
     local s = unpacked(states[i])
-    s.ends = ends
+    if s.status ~= 'T' then
+      others[#others + 1], states_of_others[#others + 1] = id, states[i]
+      s.status, s.take, s.since, s.ends = 'T', s.take + 1, q.now, ends
+    else
+      s.ends = any[id] and math.max(s.ends, ends) or ends
+    end
     table.insert(out.states, id)
     table.insert(out.states, packed(s))
     if not q.is_manual then
-      table.insert(out.leases, text_of(ends))
+      table.insert(out.leases, text_of(s.ends))
       table.insert(out.leases, id)
     end
+  end
+  unlist(q, others, states_of_others, fresh)
+  for _, id in ipairs(others) do
+    redis.call('ZADD', q.taken, id, id)
   end
   apply(q, out)
   if #out.leases > 0 then announce_due(q, ends) end
@@ -587,9 +620,9 @@ end
 -- takes, reason, rows that are gone
 function calls.bury(q, args)
   add_again(q, args, 3)
-  local ids, states = current(q, args[1])
+  local ids, states, _, _, fresh = current(q, args[1])
   local out = changes()
-  unlist(q, ids, states)
+  unlist(q, ids, states, fresh)
   for i, id in ipairs(ids) do
     local s = unpacked(states[i])
     s.reason = args[2]
@@ -774,7 +807,6 @@ register('put', calls.put, {}, rows_of)
 register('take', calls.take, WHEN_FULL)
 register('finish', calls.finish, WHEN_FULL)
 register('give_back', calls.give_back, WHEN_FULL, takes_of)
-register('last_take', calls.last_take, WHEN_FULL)
 register('extend', calls.extend, WHEN_FULL)
 register('bury', calls.bury, WHEN_FULL, takes_of)
 register('release', calls.release, WHEN_FULL)

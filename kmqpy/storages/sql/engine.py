@@ -165,19 +165,6 @@ class SqlEngine:
             picked = self._pick(queue, limit, lease_ms, late=True)
         return Taken(picked.rows, picked.now_ms, picked.due_ms, seen)
 
-    def last_take(self, queue: QueueRow, row_id: int) -> int | None:
-        """See Engine."""
-
-        def look(cursor: Cursor) -> int | None:
-            cursor.execute(self._sql["last_take"], {"queue": int(queue.generation), "id": row_id})
-            found = cursor.fetchone()
-            if found is None:
-                self._check_exists(cursor, queue)
-                return None
-            return int(found[0])
-
-        return self._run(look, several=True)
-
     def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:
         """See Engine."""
         return self._change(queue, "finish", takes, connection=connection)
@@ -198,7 +185,8 @@ class SqlEngine:
 
     def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> list[TakeRef]:
         """See Engine. If some takes are lost, a second statement finds out which; they stay lost."""
-        if self._change(queue, "extend", takes, lease_ms=min(lease_ms, NO_LIMIT)) == len(takes):
+        lease_ms = min(lease_ms, NO_LIMIT)
+        if self._change(queue, "extend", takes, lease_ms=lease_ms, asked=len(takes)) == len(takes):
             return []
         parameters = self._parameters(queue, **self._dialect.refs(takes))
 

@@ -110,6 +110,7 @@ class MariaDb:
         ids = tuple(one.id for one in takes)
         return {
             "ids": ids or (0,),
+            "any_ids": tuple(one.id for one in takes if one.is_any) or (0,),
             "takes": tuple(map(tuple, takes)) or _NO_TAKES,
             "order": ",".join(map(str, ids)),
         }

@@ -35,7 +35,9 @@ _SESSION = (
     "PRAGMA journal_mode = WAL",  # readers and the writer do not wait for each other
     "PRAGMA synchronous = FULL",  # a commit survives a crash of the machine
 )
-_NUMBERED_STATEMENTS = frozenset({"pass_time", "give_back", "release_all", "redrive", "redrive_ids"})
+_NUMBERED_STATEMENTS = frozenset(
+    {"pass_time", "give_back", "extend", "release_all", "redrive", "redrive_ids"}
+)
 """Statements that may give messages new places. A place is a number: of the ready messages of one priority,
 the one with the smallest place is taken first. change() draws new places from the table `numbers`."""
 _BUSY_CODES = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -150,7 +152,7 @@ class Sqlite:
             return int(cursor.execute(self.sql[name], parameters).rowcount)
         numbered = {**parameters, "number": self._draw(cursor, 0)}
         changed: int = cursor.execute(self.sql[name], numbered).rowcount
-        # give_back uses a number for each take that it is asked for, also for those it does not change.
+        # give_back and extend use a number for each take, also for those that they do not change.
         self._draw(cursor, max(changed, parameters.get("asked", 0)))
         return changed
 

@@ -84,14 +84,28 @@ _LEASE_ENDED = "state = 2 AND :automatic = 1 AND until_ms <= {now}"
 """The condition of a row whose lease has ended, before pass_time has changed the row."""
 _IS_CURRENT = f"queue = :queue AND state <> 3 AND NOT ({_LEASE_ENDED} AND {_OVER_THE_LIMIT})"
 # For rows that are looked up by id: `+ 0` keeps the database from reading all taken rows instead.
-_STILL_TAKEN = "queue = :queue AND state + 0 = 2 AND (:automatic = 0 OR until_ms > {now})"
+_HAS_LEASE = "state + 0 = 2 AND (:automatic = 0 OR until_ms > {now})"
+_STILL_TAKEN = f"queue = :queue AND {_HAS_LEASE}"
+# {any} holds for a row that is named with ANY_TAKE, {same} for one of which this is the take.
+_IS_NAMED = "({same} OR {any})"
+_CAN_EXTEND = f"(({{same}} AND {_STILL_TAKEN}) OR ({{any}} AND {_IS_CURRENT}))"
 _DUE = "queue = :queue AND until_ms <= {now} AND (state = 1 OR (state = 2 AND :automatic = 1))"
 
 _TAKE = "state = 2, take = take + 1, since_ms = {now}, until_ms = {now} + :lease_ms"
 _BURY = "state = 3, since_ms = {now}, until_ms = {now}, reason = :reason"
-_EXTEND = "until_ms = {now} + :lease_ms"
 
 # All right sides see the row as it was, in MariaDB by its sql_mode SIMULTANEOUS_ASSIGNMENT.
+_ANEW = f"{{any}} AND NOT ({_HAS_LEASE})"
+_EXTEND = f"""
+    state       = 2,
+    until_ms    = CASE WHEN {{any}} AND state = 2 AND until_ms > {{now}} + :lease_ms THEN until_ms
+                       ELSE {{now}} + :lease_ms END,
+    take        = CASE WHEN {_ANEW} THEN take + 1 ELSE take END,
+    since_ms    = CASE WHEN {_ANEW} THEN {{now}} ELSE since_ms END,
+    requeues    = CASE WHEN {_ANEW} AND state = 2 THEN requeues + 1 ELSE requeues END,
+    enqueued_ms = CASE WHEN {_ANEW} AND state = 2 THEN until_ms ELSE enqueued_ms END,
+    reason      = CASE WHEN {_ANEW} AND state = 2 THEN 'expired' ELSE reason END,
+    place       = CASE WHEN {_ANEW} AND state = 2 AND :to_front = 0 THEN {{number}} ELSE place END"""
 _PASS_TIME = f"""
     state       = CASE WHEN state = 2 AND {_OVER_THE_LIMIT} THEN 3 ELSE 0 END,
     since_ms    = CASE WHEN state = 2 AND {_OVER_THE_LIMIT} THEN until_ms ELSE 0 END,
@@ -161,7 +175,6 @@ VALUES (:id, :queue, :place, :until_ms, 0, :enqueued_ms, :first_enqueued_ms, :ta
     :minus_priority, :key, :headers, :body) {or_nothing}""",
     "situation": f"SELECT {{now}}, {_NEXT_DUE}, {_EXISTS}, EXISTS (SELECT 1 {_READY})",
     "peek": f"SELECT {COLUMNS} {_READY} ORDER BY minus_priority, place LIMIT :limit",
-    "last_take": "SELECT take FROM {messages} WHERE id = :id AND queue = :queue AND state <> 3",
     "counts": f"SELECT {', '.join(_COUNT.format(state=state) for state in _STATES.values())}",
     "some_counts": "SELECT "
     + ", ".join(_COUNT_SOME.format(name=name, state=state) for name, state in _STATES.items()),
@@ -224,11 +237,17 @@ _CHOSEN = """WITH chosen AS MATERIALIZED (
     ) AS locked
 )
 UPDATE {{messages}} AS m SET {change} FROM chosen WHERE m.id = ANY (ARRAY[chosen.id])"""
-_REFS = "unnest(CAST(:ids AS bigint[]), CAST(:takes AS bigint[])) WITH ORDINALITY AS ref(id, take, number)"
-_BY_REFS = (
-    "UPDATE {{messages}} AS m SET {change} FROM unnest(CAST(:ids AS bigint[]), CAST(:takes AS bigint[])) "
-    "AS ref(ref_id, ref_take) WHERE id = ANY (ARRAY[ref_id]) AND take = ref_take AND {where}"
+_NEXT_NUMBER = "nextval('{numbers}')"
+_REFS = (
+    "unnest(CAST(:ids AS bigint[]), CAST(:takes AS bigint[])) WITH ORDINALITY "
+    "AS ref(ref_id, ref_take, ref_number)"
 )
+_TAKES = "unnest(CAST(:ids AS bigint[]), CAST(:takes AS bigint[])) AS ref(ref_id, ref_take)"
+
+
+def _by_ref(text: str) -> str:
+    """The text with conditions on a row `ref` beside the message."""
+    return text.replace("{same}", "take = ref_take").replace("{any}", "ref_take < 0")
 
 
 def _chosen(change: str, rows: str, skip: str = "") -> str:
@@ -262,21 +281,30 @@ RETURNING id""",
     SELECT id {_NEXT_READY} FOR UPDATE SKIP LOCKED
 )) RETURNING {_GONE_ROW}""",
     "pass_time": _chosen(_PASS_TIME, f"WHERE {_DUE} ORDER BY until_ms, place LIMIT :limit", " SKIP LOCKED"),
-    "finish": "DELETE FROM {messages} AS m USING unnest(CAST(:ids AS bigint[]), CAST(:takes AS bigint[])) "
-    f"AS ref(ref_id, ref_take) WHERE id = ANY (ARRAY[ref_id]) AND take = ref_take AND {_IS_CURRENT}",
-    "extend": _BY_REFS.format(change=_EXTEND, where=_STILL_TAKEN),
-    "still_taken": "SELECT id, take FROM unnest(CAST(:ids AS bigint[]), CAST(:takes AS bigint[])) "
-    f"AS ref(ref_id, ref_take) JOIN {{messages}} ON id = ANY (ARRAY[ref_id]) AND take = ref_take "
-    f"WHERE {_STILL_TAKEN}",
-    "bury": _BY_REFS.format(change=_BURY, where=_IS_CURRENT),
-    "give_back": f"""WITH chosen AS MATERIALIZED (
-    SELECT id, nextval('{{numbers}}') AS number FROM (
-        SELECT m.id FROM {_REFS} JOIN {{messages}} AS m ON m.id = ANY (ARRAY[ref.id]) AND m.take = ref.take
-        WHERE {_STILL_TAKEN} ORDER BY ref.number FOR UPDATE OF m
+    "finish": _by_ref(
+        f"DELETE FROM {{messages}} AS m USING {_TAKES} "
+        f"WHERE id = ANY (ARRAY[ref_id]) AND {_IS_NAMED} AND {_IS_CURRENT}"
+    ),
+    "extend": _by_ref(
+        f"UPDATE {{messages}} AS m SET {_EXTEND.replace('{number}', _NEXT_NUMBER)} FROM {_TAKES} "
+        f"WHERE id = ANY (ARRAY[ref_id]) AND {_CAN_EXTEND}"
+    ),
+    "still_taken": _by_ref(
+        f"SELECT ref_id, ref_take FROM {_TAKES} JOIN {{messages}} ON id = ANY (ARRAY[ref_id]) "
+        f"WHERE {_IS_NAMED} AND {_STILL_TAKEN}"
+    ),
+    "bury": _by_ref(
+        f"UPDATE {{messages}} AS m SET {_BURY} FROM {_TAKES} "
+        f"WHERE id = ANY (ARRAY[ref_id]) AND {_IS_NAMED} AND {_IS_CURRENT}"
+    ),
+    "give_back": _by_ref(f"""WITH chosen AS MATERIALIZED (
+    SELECT id, {_NEXT_NUMBER} AS number FROM (
+        SELECT m.id FROM {_REFS} JOIN {{messages}} AS m ON m.id = ANY (ARRAY[ref_id])
+        WHERE {_IS_NAMED} AND {_STILL_TAKEN} ORDER BY ref_number FOR UPDATE OF m
     ) AS locked
 )
 UPDATE {{messages}} AS m SET {_GIVE_BACK.replace("{number}", "chosen.number")}
-FROM chosen WHERE m.id = ANY (ARRAY[chosen.id])""",
+FROM chosen WHERE m.id = ANY (ARRAY[chosen.id])"""),
     "release_all": _chosen(_RELEASE, "WHERE queue = :queue AND state = 2 ORDER BY place"),
     "redrive": _chosen(_REDRIVE, "WHERE queue = :queue AND state = 3 ORDER BY until_ms, id LIMIT :limit"),
     "redrive_ids": _chosen(
@@ -327,8 +355,13 @@ def _in_order(change: str, rows: str) -> str:
     return f"UPDATE {{messages}} SET {change.replace('{number}', 'NEXT VALUE FOR {numbers}')} {rows}"
 
 
-# MariaDB looks ids up by the primary key; it would not do so for the pairs alone.
-_PAIRS = "id IN :ids AND (id, take) IN :takes"
+def _by_list(text: str) -> str:
+    """The text with conditions on the ids and pairs of the parameters.
+
+    MariaDB looks ids up by the primary key; it would not do so for the pairs alone.
+    """
+    return text.replace("{same}", "(id, take) IN :takes").replace("{any}", "id IN :any_ids")
+
 
 _MARIADB = {
     "create_queue": "INSERT IGNORE INTO {queues} (id, name, settings) VALUES (:queue, :name, :settings)",
@@ -345,11 +378,19 @@ _MARIADB = {
     "due": f"SELECT id FROM {{messages}} WHERE {_DUE} ORDER BY until_ms, place LIMIT :limit "
     "FOR UPDATE SKIP LOCKED",
     "pass_time": _in_order(_PASS_TIME, "WHERE id IN :ids ORDER BY until_ms, place"),
-    "finish": f"DELETE FROM {{messages}} WHERE {_PAIRS} AND {_IS_CURRENT}",
-    "extend": f"UPDATE {{messages}} SET {_EXTEND} WHERE {_PAIRS} AND {_STILL_TAKEN}",
-    "still_taken": f"SELECT id, take FROM {{messages}} WHERE {_PAIRS} AND {_STILL_TAKEN}",
-    "bury": f"UPDATE {{messages}} SET {_BURY} WHERE {_PAIRS} AND {_IS_CURRENT}",
-    "give_back": _in_order(_GIVE_BACK, f"WHERE {_PAIRS} AND {_STILL_TAKEN} ORDER BY find_in_set(id, :order)"),
+    "finish": _by_list(f"DELETE FROM {{messages}} WHERE id IN :ids AND {_IS_NAMED} AND {_IS_CURRENT}"),
+    "extend": _by_list(_in_order(_EXTEND, f"WHERE id IN :ids AND {_CAN_EXTEND}")),
+    "still_taken": _by_list(
+        "SELECT id, CASE WHEN {any} THEN -1 ELSE take END FROM {messages} "
+        f"WHERE id IN :ids AND {_IS_NAMED} AND {_STILL_TAKEN}"
+    ),
+    "bury": _by_list(f"UPDATE {{messages}} SET {_BURY} WHERE id IN :ids AND {_IS_NAMED} AND {_IS_CURRENT}"),
+    "give_back": _by_list(
+        _in_order(
+            _GIVE_BACK,
+            f"WHERE id IN :ids AND {_IS_NAMED} AND {_STILL_TAKEN} ORDER BY find_in_set(id, :order)",
+        )
+    ),
     "release_all": _in_order(_RELEASE, "WHERE queue = :queue AND state = 2 ORDER BY place"),
     "redrive": _in_order(_REDRIVE, "WHERE queue = :queue AND state = 3 ORDER BY until_ms, id LIMIT :limit"),
     "redrive_ids": _in_order(
@@ -401,8 +442,10 @@ def _numbered(change: str, order: str, rows: str) -> str:
 
 _LISTED = "(SELECT value FROM json_each(:ids))"
 _LISTED_REFS = (
-    "(id, take) IN (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:refs))"
+    "(SELECT json_extract(value, '$[0]') AS ref_id, json_extract(value, '$[1]') AS ref_take, "
+    "key AS ref_number FROM json_each(:refs)) AS ref"
 )
+_REF_NUMBER = ":number + ref_number"
 
 # An index for each state, unlike with _DUE.
 _SQLITE_DUE = (
@@ -425,15 +468,26 @@ FROM {queues} WHERE id = :queue""",
     "pass_time": _numbered(
         _PASS_TIME, "until_ms, place", f"WHERE {_SQLITE_DUE} ORDER BY until_ms, place LIMIT :limit"
     ),
-    "finish": f"DELETE FROM {{messages}} WHERE {_LISTED_REFS} AND {_IS_CURRENT}",
-    "extend": f"UPDATE {{messages}} SET {_EXTEND} WHERE {_LISTED_REFS} AND {_STILL_TAKEN}",
-    "still_taken": f"SELECT id, take FROM {{messages}} WHERE {_LISTED_REFS} AND {_STILL_TAKEN}",
-    "bury": f"UPDATE {{messages}} SET {_BURY} WHERE {_LISTED_REFS} AND {_IS_CURRENT}",
-    "give_back": "UPDATE {messages} AS m SET "
-    + _GIVE_BACK.replace("{number}", "ref_number")
-    + " FROM (SELECT json_extract(value, '$[0]') AS ref_id, json_extract(value, '$[1]') AS ref_take, "
-    f":number + key AS ref_number FROM json_each(:refs)) AS ref "
-    f"WHERE id = ref_id AND take = ref_take AND {_STILL_TAKEN}",
+    "finish": _by_ref(
+        f"DELETE FROM {{messages}} WHERE id IN (SELECT id FROM {_LISTED_REFS} CROSS JOIN {{messages}} "
+        f"ON id = ref_id WHERE {_IS_NAMED} AND {_IS_CURRENT})"
+    ),
+    "extend": _by_ref(
+        f"UPDATE {{messages}} AS m SET {_EXTEND.replace('{number}', _REF_NUMBER)} FROM {_LISTED_REFS} "
+        f"WHERE id = ref_id AND {_CAN_EXTEND}"
+    ),
+    "still_taken": _by_ref(
+        f"SELECT ref_id, ref_take FROM {_LISTED_REFS} CROSS JOIN {{messages}} ON id = ref_id "
+        f"WHERE {_IS_NAMED} AND {_STILL_TAKEN}"
+    ),
+    "bury": _by_ref(
+        f"UPDATE {{messages}} AS m SET {_BURY} FROM {_LISTED_REFS} "
+        f"WHERE id = ref_id AND {_IS_NAMED} AND {_IS_CURRENT}"
+    ),
+    "give_back": _by_ref(
+        f"UPDATE {{messages}} AS m SET {_GIVE_BACK.replace('{number}', _REF_NUMBER)} FROM {_LISTED_REFS} "
+        f"WHERE id = ref_id AND {_IS_NAMED} AND {_STILL_TAKEN}"
+    ),
     "release_all": _numbered(_RELEASE, "place", "WHERE queue = :queue AND {not_ready}state = 2"),
     "redrive": _numbered(
         _REDRIVE,

@@ -222,10 +222,22 @@ class Draft:
         return row if row is not None and row.status is Status.DEAD else None
 
     def current_row(self, ref: TakeRef) -> Row | None:
-        """The row whose latest take this is, also if it was given back; None if it is dead or gone."""
+        """The row whose latest take this is, also if it was given back; None if it is dead or gone.
+
+        With ANY_TAKE, the row of the id, unless it is dead or gone.
+        """
         row = self.row(ref.id)
-        is_current = row is not None and row.take == ref.take > 0 and row.status is not Status.DEAD
-        return row if is_current else None
+        is_current = row is not None and row.status is not Status.DEAD
+        return row if row is not None and is_current and (ref.is_any or row.take == ref.take > 0) else None
+
+    def taken(self, row: Row, lease_ms: int) -> Row:
+        """The row after a take that begins now."""
+        return row._replace(
+            status=Status.TAKEN,
+            take=row.take + 1,
+            since_ms=self.now.high,
+            until_ms=self.now.high + lease_ms,
+        )
 
     def requeue(self, row: Row, at_ms: int, *, delay_ms: int, count: bool, reason: str | None) -> None:
         """Give a row back, or bury it over the limit of redeliveries: rule 4 of kmqpy.storages.engine."""
@@ -264,8 +276,10 @@ class Draft:
     def changes(self, commit: bytes) -> Changes:
         """The changes to write by the commit of this name."""
         gone: list[tuple[int, int]] = []
+        used: set[tuple[int, int]] = set()
         for number, page in self._changed.items():
             kept = {row.pack for row in page.values()}
+            used.update((number, pack) for pack in kept)
             before = {row.pack for row in self._loaded.get(number, {}).values()}
             gone += [(number, pack) for pack in sorted(before - kept)]
         # A page may get the number of one that is gone, which others cache under its versions.
@@ -283,7 +297,8 @@ class Draft:
             had_table=self.directory.has_table,
             pages={number: page_bytes(page) if page else None for number, page in self._changed.items()},
             new_pages=frozenset(self._changed.keys() - self.directory.pages.keys()),
-            new_packs=self._packs,
+            # A message may be finished by its id in the commit that puts it.
+            new_packs={place: data for place, data in self._packs.items() if place in used},
             gone_packs=gone,
         )
 

@@ -128,13 +128,7 @@ class ZooKeeperEngine:
         def take(draft: Draft) -> tuple[Rows, Contents, int, int | None]:
             taken: Rows = []
             for row in [*islice(self._fitting(draft), limit)]:
-                changed = row._replace(
-                    status=Status.TAKEN,
-                    take=row.take + 1,
-                    since_ms=draft.now.high,
-                    until_ms=draft.now.high + lease_ms,
-                )
-                taken.append((changed, draft.body_place(row)))
+                taken.append((draft.taken(row, lease_ms), draft.body_place(row)))
             if not taken and draft.damage is not None:
                 raise draft.damage
             # Bodies that the commit deletes with their rows have to be read before it.
@@ -191,26 +185,25 @@ class ZooKeeperEngine:
 
         return self._change_takes(queue, takes, give_back, late=False, gone=gone)
 
-    def last_take(self, queue: QueueRow, row_id: int) -> int | None:
-        """See Engine."""
-
-        def look(draft: Draft) -> int | None:
-            row = draft.row(row_id)
-            return None if row is None or row.status is Status.DEAD else row.take
-
-        return self._live(queue).change(look)[0]
-
     def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> list[TakeRef]:
         """See Engine. If some takes are lost, a second look finds out which; they stay lost."""
         lease_ms = min(lease_ms, _MOST_DELAY_MS)
+        any_ids = {one.id for one in takes if one.is_any}
+
+        def find(draft: Draft, ref: TakeRef) -> Row | None:
+            return draft.current_row(ref) if ref.is_any else _taken_row(draft, ref)
 
         def extend(draft: Draft, row: Row) -> None:
-            draft.replace(row._replace(until_ms=draft.now.high + lease_ms))
+            if row.status is not Status.TAKEN:
+                draft.replace(draft.taken(row, lease_ms))
+                return
+            least_ms = row.until_ms if row.id in any_ids else 0
+            draft.replace(row._replace(until_ms=max(least_ms, draft.now.high + lease_ms)))
 
         def lost(draft: Draft) -> list[TakeRef]:
             return [one for one in takes if _taken_row(draft, one) is None]
 
-        if self._change_takes(queue, takes, extend, late=False) == len(takes):
+        if self._change_each(queue, takes, find, extend) == len(takes):
             return []
         return self._live(queue).change(lost)[0]
 

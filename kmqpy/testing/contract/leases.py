@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from kmqpy.errors import ConfigError, ReceiptError
+from kmqpy.message import OutgoingMessage
 from kmqpy.queue import Queue, Storage
 from kmqpy.testing.contract.target import (
     LEASE_S,
     PAST_LEASE_S,
+    PATIENCE_S,
     MakeQueue,
     Target,
     assert_becomes,
@@ -340,22 +342,200 @@ def test_a_receipt_of_an_id_is_good_for_whoever_has_the_message(
 ) -> None:
     queue = make_queue(max_redeliveries=None)
     skip_without(queue.capabilities, "receipts_by_id")
-    ids = queue.send_many(["acked", "extended", "given back", "rejected", "kept"])
-    named = dict(zip(("acked", "extended", "given back", "rejected", "kept"), ids, strict=True))
+    names = ("acked", "extended", "given back", "rejected", "kept")
+    named = dict(zip(names, queue.send_many(names), strict=True))
     take(queue, 5)
     kmq_target.pass_time(PAST_LEASE_S)
     again = take(queue, 5, lease=60)
-    assert sorted(one.id for one in again) == sorted(ids)
-    queue.ack(queue.receipt(named["acked"]), confirmed=True)
-    queue.extend(queue.receipt(named["extended"]), lease=120, confirmed=True)
-    queue.nack(queue.receipt(named["given back"]), confirmed=True)
-    queue.dead_letter(queue.receipt(named["rejected"]), confirmed=True)
+    assert sorted(one.id for one in again) == sorted(named.values())
+    with kmq_target.open() as elsewhere, elsewhere.open(queue.name) as other:
+        receipts = {name: other.receipt(message_id) for name, message_id in named.items()}
+    queue.ack(receipts["acked"], confirmed=True)
+    queue.extend(receipts["extended"], lease=120, confirmed=True)
+    queue.nack(receipts["given back"], confirmed=True)
+    queue.dead_letter(receipts["rejected"], confirmed=True)
     assert take_one(queue, lease=120).body == b"given back"
     kmq_target.pass_time(65)
     if kmq_target.real_time:
         return  # the leases are still running
     assert [one.body for one in take(queue, 1)] == [b"kept"]
     assert_dead(queue, 1)
-    for wrong in ("", "x", "-1", "99999999999999999999", "12345678", named["acked"], named["rejected"]):
+
+
+def by_id(make_queue: MakeQueue, **settings: object) -> Queue:
+    """A queue whose receipts of ids count at once, in any state of the message."""
+    queue = make_queue(max_redeliveries=None, **settings)
+    skip_without(queue.capabilities, "receipts_by_id", "immediate", "delay")
+    return queue
+
+
+def in_each_state(kmq_target: Target, queue: Queue) -> list[str]:
+    """Ids of messages: ready, given back, delayed, taken, expired; the last ready one is not among them."""
+    _, given_back, expired, taken, delayed, _ = queue.send_many(
+        ["ready", "given back", "expired", "taken", OutgoingMessage("delayed", delay=3600), "last"]
+    )
+    messages = {message.body: message for message in [*take(queue, 3), take_one(queue, lease=3600)]}
+    queue.nack(messages[b"ready"], count=False, confirmed=True)
+    assert messages[b"taken"].id == taken
+    kmq_target.pass_time(PAST_LEASE_S)
+    fresh = queue.send("never taken")
+    return [fresh, messages[b"ready"].id, delayed, taken, expired, given_back]
+
+
+def test_what_is_finished_by_its_id_is_finished_in_any_state(
+    kmq_target: Target, make_queue: MakeQueue
+) -> None:
+    queue = by_id(make_queue)
+    ids = in_each_state(kmq_target, queue)
+    assert (queue.size(), queue.in_flight()) == (6, 1)
+    queue.ack([queue.receipt(one) for one in ids], confirmed=True)
+    assert drain(queue, 1) == [b"last"]
+    assert_sizes(queue, waiting=0, in_flight=0)
+    queue.ack([queue.receipt(one) for one in ids], confirmed=True)
+
+
+def test_what_is_rejected_by_its_id_is_a_dead_letter_in_any_state(
+    kmq_target: Target, make_queue: MakeQueue
+) -> None:
+    queue = by_id(make_queue)
+    ids = in_each_state(kmq_target, queue)
+    queue.dead_letter([queue.receipt(one) for one in ids], reason="seen", confirmed=True)
+    assert drain(queue, 1) == [b"last"]
+    assert sorted(one.id for one in assert_dead(queue, 6)) == sorted(ids)
+    receipts = [queue.receipt(one) for one in ids]
+    queue.ack(receipts, confirmed=True)  # what is dead stays so
+    queue.nack(receipts, confirmed=True)
+    queue.dead_letter(receipts, reason="again", confirmed=True)
+    assert sorted(queue.extend(receipts, lease=60, confirmed=True)) == sorted(receipts)
+    assert {one.reason for one in assert_dead(queue, 6)} == {"rejected: seen"}
+    assert queue.dead_letters.redrive(ids[:2]) == 2
+    queue.ack(receipts[0], confirmed=True)
+    assert [one.id for one in take(queue, 1)] == [ids[1]]
+
+
+def test_what_is_given_back_by_its_id_has_to_be_taken(kmq_target: Target, make_queue: MakeQueue) -> None:
+    queue = by_id(make_queue)
+    ids = in_each_state(kmq_target, queue)
+    queue.nack([queue.receipt(one) for one in ids], delay=3600, confirmed=True)
+    assert_sizes(queue, waiting=7, in_flight=0)
+    assert sorted(drain(queue, 5)) == sorted([b"ready", b"given back", b"expired", b"last", b"never taken"])
+    assert_sizes(queue, waiting=2, in_flight=0)
+
+
+def test_what_is_extended_by_its_id_is_taken_anew_if_nobody_has_it(
+    kmq_target: Target, make_queue: MakeQueue
+) -> None:
+    queue = by_id(make_queue)
+    ids = in_each_state(kmq_target, queue)
+    receipts = [queue.receipt(one) for one in ids]
+    assert queue.extend(receipts, lease=60, confirmed=True) == []
+    assert drain(queue, 1) == [b"last"]
+    assert_sizes(queue, waiting=0, in_flight=6)
+    attempts = {one.message.id: one.message.attempts for one in queue.orphans() if one.message is not None}
+    fresh, _, delayed, taken, expired, _ = ids
+    assert [attempts[one] for one in (fresh, delayed, taken, expired)] == [1, 1, 1, 2]
+    queue.nack(receipts, confirmed=True)
+    assert_sizes(queue, waiting=6, in_flight=0)
+    assert {one.id: one.attempts for one in take(queue, 6)} == {one: attempts[one] + 1 for one in ids}
+
+
+def test_a_message_that_was_claimed_by_its_id_is_no_longer_its_former_takers(
+    kmq_target: Target, make_queue: MakeQueue
+) -> None:
+    queue = by_id(make_queue)
+    queue.send("x")
+    former = take_one(queue)
+    kmq_target.pass_time(PAST_LEASE_S)
+    assert queue.extend(queue.receipt(former.id), lease=LEASE_S, confirmed=True) == []
+    queue.ack(former, confirmed=True)
+    queue.dead_letter(former, confirmed=True)
+    assert_sizes(queue, waiting=0, in_flight=1)
+    kmq_target.pass_time(PAST_LEASE_S)
+    again = take_one(queue)
+    assert (again.id, again.attempts) == (former.id, 3)
+
+
+def test_of_leases_extended_by_an_id_the_later_end_counts(kmq_target: Target, make_queue: MakeQueue) -> None:
+    queue = by_id(make_queue)
+    queue.send_many(["long", "short"])
+    long = take_one(queue, lease=3600)
+    short = take_one(queue)
+    receipts = [queue.receipt(one.id) for one in (long, short)]
+    assert queue.extend(receipts, lease=2 * LEASE_S, confirmed=True) == []
+    kmq_target.pass_time(PAST_LEASE_S)
+    assert_sizes(queue, waiting=0, in_flight=2)
+    kmq_target.pass_time(PAST_LEASE_S)
+    assert_sizes(queue, waiting=1, in_flight=1)
+    queue.ack(long, confirmed=True)  # it is still this taker's
+    assert [one.body for one in take(queue, 1)] == [b"short"]
+    assert queue.extend(receipts[1], lease=3600, confirmed=True) == []
+    assert [one.lease_until_ms - one.since_ms > 3_000_000 for one in queue.orphans()] == [True]
+
+
+def test_a_claim_by_an_id_wakes_who_waits_when_it_ends(kmq_target: Target, make_queue: MakeQueue) -> None:
+    queue = by_id(make_queue)
+    if not kmq_target.real_time:
+        pytest.skip("the clock of the storage stands still")
+    sent = queue.send("x")
+    queue.extend(queue.receipt(sent), lease=LEASE_S, confirmed=True)
+    assert queue.receive(wait=0) == []
+    assert [one.id for one in queue.receive(wait=PATIENCE_S)] == [sent]
+
+
+def test_an_id_that_names_no_message_does_nothing(make_queue: MakeQueue) -> None:
+    queue = by_id(make_queue)
+    other = make_queue()
+    finished, purged, kept = queue.send_many(["finished", "purged", "kept"])
+    queue.ack(take(queue, 1), confirmed=True)
+    queue.ack(queue.receipt(purged), confirmed=True)
+    theirs = other.send("theirs")
+    unknown = str(2**62)
+    receipts = [queue.receipt(one) for one in (finished, purged, theirs, unknown)]
+    for call in (queue.ack, queue.nack, queue.dead_letter):
+        call(receipts, confirmed=True)
+    assert sorted(queue.extend(receipts, lease=60, confirmed=True)) == sorted(receipts)
+    assert_sizes(queue, waiting=1, in_flight=0)
+    assert_sizes(other, waiting=1, in_flight=0)
+    queue.purge()
+    assert queue.extend(queue.receipt(kept), lease=60, confirmed=True) == [queue.receipt(kept)]
+    assert_sizes(queue, waiting=0, in_flight=0)
+    assert_dead(queue, 0)
+    for refuse in (other.ack, other.nack, other.dead_letter):
+        with pytest.raises(ReceiptError):
+            refuse(receipts[0])
+
+
+def test_what_can_be_no_id_makes_no_receipt(make_queue: MakeQueue) -> None:
+    queue = make_queue()
+    skip_without(queue.capabilities, "receipts_by_id")
+    for wrong in ("", "x", "-1", "99999999999999999999", "\u0661", None, 5, queue.receipt(queue.send("x"))):
         with pytest.raises(ReceiptError, match="id: "):
-            queue.receipt(wrong)
+            queue.receipt(wrong)  # type: ignore[arg-type]
+
+
+def test_an_id_in_place_of_a_receipt_is_refused_with_a_hint(queue: Queue) -> None:
+    sent = queue.send("x")
+    with pytest.raises(ReceiptError, match=r"make one of it with queue\.receipt\(id\)"):
+        queue.ack(sent)
+    assert_sizes(queue, waiting=1, in_flight=0)
+
+
+def test_of_many_who_claim_and_finish_by_id_each_message_ends_once(
+    kmq_target: Target, make_queue: MakeQueue
+) -> None:
+    queue = by_id(make_queue)
+    ids = queue.send_many([b"%d" % number for number in range(60)])
+    seen: list[str] = []
+
+    def work(number: int) -> None:
+        with kmq_target.open() as storage, storage.open(queue.name) as own:
+            if number % 2:
+                while messages := own.receive(7, wait=0, lease=60):
+                    seen.extend(one.id for one in messages)
+            else:
+                for at in range(0, len(ids), 5):
+                    own.ack([own.receipt(one) for one in ids[at : at + 5]], confirmed=True)
+
+    at_once(4, work)
+    assert len(seen) == len({*seen})
+    assert_sizes(queue, waiting=0, in_flight=0)

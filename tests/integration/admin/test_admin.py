@@ -80,10 +80,14 @@ class TestCreateAlterDelete:
     def test_twice_is_the_same_as_once_but_other_settings_are_refused(self, admin, queue_name):
         admin.create_queue(queue_name, partitions=2)
         admin.create_queue(queue_name)
-        with pytest.raises(ConfigError, match=r"max_redeliveries: 3, not 7.*use kmq queue alter"):
+        with pytest.raises(ConfigError, match=r"max_redeliveries: 3, not 7"):
             admin.create_queue(QueueSettings(name=queue_name, max_redeliveries=7))
         with pytest.raises(TopicError, match="exists with 2 partitions, not 3"):
             admin.create_queue(queue_name, partitions=3)
+        with pytest.raises(TopicError, match="exists with 2 partitions, not 1; Kafka removes none"):
+            admin.create_queue(queue_name, partitions=1)
+        with pytest.raises(ConfigError, match="consumer_group can't be changed"):
+            admin.create_queue(QueueSettings(name=queue_name, consumer_group="other"))
         assert admin.list_queues()[0].settings.max_redeliveries == 3
 
     def test_a_markers_topic_is_of_one_queue(self, admin, queue_name):

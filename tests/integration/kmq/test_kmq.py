@@ -152,6 +152,16 @@ class TestFlow:
         assert kmq.json("queue", "describe", name)["partitions"] == 2
         assert "fewer than the 2" in kmq.error("queue", "alter", name, "--partitions", 1)
 
+    def test_of_the_issue_a_create_with_other_settings_prints_the_whole_alter(self, kmq, name):
+        settings = (
+            "--lease 7s --max-lease 2h --max-delay 1h --max-redeliveries none --markers jvm --late-acks"
+        )
+        create = ["queue", "create", name, *settings.split()]
+        _, _, command = kmq.error(*create).partition("; change them with: kmq ")
+        kmq(*command.split())
+        kmq(*create)  # the settings are these now
+        assert kmq.error("queue", "create", name, "--lease", "30s").endswith(" --no-late-acks\n")
+
 
 class TestWithTracker:
     def test_redelivery_dead_letters_and_redrive(self, kmq, make_queue, queue_name):
