@@ -125,8 +125,8 @@ def gateway(
         for text in () if no_tracker else _given(urls):
             if _split(text)[1].lower().startswith("kafka:"):
                 trackers.enter_context(tracker_type(_split(text)[1]))
-        keys = _keys(storages[""], keys_file, only_existing=True)
-        if keys is None:
+        keys = _keys(storages[""], keys_file, optional=True)
+        if keys is None or keys.read() is None:
             warn("no keys: whoever can connect may do everything; kmq key create makes one")
         run(settings, storages, keys, on_ready=lambda url: print_text(f"gateway at {url}"))
 
@@ -192,7 +192,7 @@ def create(
 @click.pass_obj
 def list_keys(store: KeyStore, output: str) -> None:
     """List the keys, without secrets."""
-    keys = sorted(store.read(), key=lambda one: one.created_ms)
+    keys = sorted(store.read() or (), key=lambda one: one.created_ms)
     if output == "json":
         for one in keys:
             print_json({"id": one.id, "title": one.title, "roles": one.roles, "permissions": one.permissions})
@@ -220,7 +220,7 @@ def rotate(store: KeyStore, key_id: str, *, keep_old: bool) -> None:
     """Give a key a new secret, and print it."""
     from kmqpy.gateway.keys.keyring import rotated
 
-    found = next((one for one in store.read() if one.id == key_id), None)
+    found = next((one for one in store.read() or () if one.id == key_id), None)
     if found is None:
         raise ConfigError(f"key: there is none with the id {key_id!r}; kmq key list shows them")
     changed, secret = rotated(found, keep_old=keep_old)
@@ -228,20 +228,19 @@ def rotate(store: KeyStore, key_id: str, *, keep_old: bool) -> None:
     print_text(secret)
 
 
-def _keys(storage: Storage | None, file: Path | None, *, only_existing: bool = False) -> KeyStore | None:
-    """The store of keys; with `only_existing`, None if no key was ever kept in the storage."""
+def _keys(storage: Storage | None, file: Path | None, *, optional: bool = False) -> KeyStore | None:
+    """The store of keys; with `optional`, None if the storage can't keep them."""
     from kmqpy.gateway.keys.stores import FileKeys, StorageKeys
 
     if file is not None:
         return FileKeys(file)
     assert storage is not None
     try:
-        store = StorageKeys(storage)
+        return StorageKeys(storage)
     except NotSupported:
-        if not only_existing:
+        if not optional:
             raise
         return None
-    return store if not only_existing or store.exists() else None
 
 
 @contextmanager

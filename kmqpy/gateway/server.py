@@ -87,13 +87,13 @@ class Gateway:
     """One gateway. Raises ConfigError for addresses that can't be had.
 
     storages  by name, the default one under ""; closed at the end of run()
-    keys      None: the gateway asks for no keys
+    keys      None: the gateway asks for no keys; nor does it as long as there never was one
     """
 
     def __init__(
         self, settings: GatewaySettings, storages: Mapping[str, Storage], keys: KeyStore | None = None
     ) -> None:
-        if keys is None and not settings.is_local:
+        if not settings.is_local and (keys is None or keys.read() is None):
             raise ConfigError(
                 f"host: {settings.host} can be reached from elsewhere, and there are no keys; make one with: "
                 "kmq key create --role queue_standard"
@@ -107,7 +107,12 @@ class Gateway:
         self._peers: Peers | None = None
         self._hub = Hub(storages, elsewhere=self._ask_others)
         self._moves = Moves(self._hub, list(storages.values()), self._threads)
-        access = Access(keys, self._threads, on_refused=lambda: self._metrics.refused.labels("key").inc())
+        access = Access(
+            keys,
+            self._threads,
+            may_be_open=settings.is_local,
+            on_refused=lambda: self._metrics.refused.labels("key").inc(),
+        )
         dialect = emodb.EmoDialect(self._hub, self._moves, access)
         self._app = GatewayApp(
             dict.fromkeys(emodb.BASES, ("emodb", dialect.answer)),

@@ -15,8 +15,9 @@ from kmqpy.gateway.limits import Held, Overloaded, Rate
 class Access:
     """Finds the sender of a request; used on one event loop.
 
-    keys        None: everybody may do everything
-    on_refused  called when a key's limit refuses a request
+    keys         None: everybody may do everything
+    may_be_open  the same as long as there never was a key
+    on_refused   called when a key's limit refuses a request
     """
 
     def __init__(
@@ -24,16 +25,17 @@ class Access:
         keys: KeyStore | None,
         threads: Executor,
         *,
+        may_be_open: bool,
         on_refused: Callable[[], None] = lambda: None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._keyring = None
         if keys is not None:
 
-            async def read() -> Sequence[ApiKey]:
+            async def read() -> Sequence[ApiKey] | None:
                 return await asyncio.wrap_future(threads.submit(keys.read))
 
-            self._keyring = Keyring(read, clock=clock)
+            self._keyring = Keyring(read, may_be_open=may_be_open, clock=clock)
         self._on_refused = on_refused
         self._clock = clock
         self._rates: dict[tuple[str, str, float], Rate] = {}

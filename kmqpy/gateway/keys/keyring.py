@@ -137,12 +137,20 @@ class Keyring:
     """Knows the keys that are valid; read again by `read` when they are older than _CACHED_S.
 
     While the store does not answer, the keys that were read last stay valid.
+
+    may_be_open  whether everybody may do everything as long as no key was ever made
     """
 
     def __init__(
-        self, read: Callable[[], Awaitable[Sequence[ApiKey]]], *, clock: Clock = SYSTEM_CLOCK
+        self,
+        read: Callable[[], Awaitable[Sequence[ApiKey] | None]],
+        *,
+        may_be_open: bool,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._read = read
+        self._may_be_open = may_be_open
+        self._is_open = False
         self._clock = clock
         self._by_digest: dict[str, Principal] = {}
         self._read_at_s = float("-inf")
@@ -152,6 +160,8 @@ class Keyring:
         """Who has this secret; None for nobody. Raises Unavailable if keys could never be read."""
         if self._clock.monotonic() - self._read_at_s >= _CACHED_S:
             await self._refresh()
+        if self._is_open:
+            return ANYBODY
         if not secret:
             return None
         digest = digest_of(secret)
@@ -174,8 +184,9 @@ class Keyring:
                 raise
             _log.warning("the keys could not be read; those known stay valid", exc_info=True)
             return
+        self._is_open = self._may_be_open and keys is None
         newest: dict[str, ApiKey] = {}
-        for key in sorted(keys, key=lambda one: one.created_ms):
+        for key in sorted(keys or (), key=lambda one: one.created_ms):
             newest[key.id] = key
         principals = [Principal(key, permissions_of(key.roles, key.permissions)) for key in newest.values()]
         self._by_digest = {

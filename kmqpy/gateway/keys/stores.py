@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from kmqpy.errors import ConfigError, NotSupported, QueueNotFound
 from kmqpy.gateway.keys.keyring import ApiKey
+from kmqpy.gateway.service.hub import make_queue
 from kmqpy.queue import Queue, Storage
 
 KEYS_QUEUE = "KMQ.keys"
@@ -22,8 +23,11 @@ _MAX_KEYS = 10_000
 class KeyStore(Protocol):
     """Keeps keys; used from any thread."""
 
-    def read(self) -> Sequence[ApiKey]:
-        """All keys; raises ConfigError for a damaged store, and Unavailable."""
+    def read(self) -> Sequence[ApiKey] | None:
+        """All keys; None if none was ever kept, so that nobody asks for keys.
+
+        Raises ConfigError for a damaged store, and Unavailable.
+        """
         ...
 
     def put(self, key: ApiKey) -> None:
@@ -100,26 +104,17 @@ class StorageKeys:
             raise NotSupported("keys: this storage can't keep keys; keep them in a file (--keys FILE)")
         self._storage = storage
 
-    def exists(self) -> bool:
-        """True if keys were ever kept in this storage: then a gateway asks for them."""
-        return KEYS_QUEUE in self._storage.list()
-
-    def read(self) -> Sequence[ApiKey]:
+    def read(self) -> Sequence[ApiKey] | None:
         """See KeyStore.read."""
         try:
             with self._storage.open(KEYS_QUEUE) as queue:
                 return [key for _, key in _entries(queue)]
         except QueueNotFound:
-            return []
+            return None
 
     def put(self, key: ApiKey) -> None:
         """See KeyStore.put."""
-        if not self.exists():
-            try:
-                self._storage.create(KEYS_QUEUE, max_redeliveries=None)
-            except ConfigError:  # another process has just made it
-                if not self.exists():
-                    raise
+        make_queue(self._storage, KEYS_QUEUE, {"max_redeliveries": None})
         with self._storage.open(KEYS_QUEUE) as queue:
             former = [message_id for message_id, one in _entries(queue) if one.id == key.id]
             queue.send(key.to_json())
