@@ -292,7 +292,7 @@ class ServedQueue:
         return self._queue.size(limit) + self._queue.in_flight(limit)
 
     def _extended(self, late: Sequence[Message], lease_s: float) -> list[Taken]:
-        lost = set(self._queue.extend(late, lease=lease_s, confirmed=True))
+        lost = set(self._queue.extend(*late, lease=lease_s, confirmed=True))
         return [Taken(one.id, one.body, one.receipt) for one in late if one.receipt not in lost]
 
     def _give_back_later(self, messages: list[Message]) -> None:
