@@ -118,27 +118,40 @@ async def read_body(chunks: AsyncIterator[bytes], encoding: str, share: Share, m
     if encodings not in ([], ["gzip"], ["x-gzip"]):
         raise BadEncoding("Content-Encoding must be gzip or identity")
     body = bytearray()
-    inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS) if encodings else None
+    gunzip = _Gunzip() if encodings else None
     try:
         async for chunk in chunks:
-            for piece in (chunk,) if inflate is None else _inflated(inflate, chunk, most + 1 - len(body)):
-                share.add(len(piece))
-                body += piece
-                if len(body) > most:
-                    raise TooLarge(f"the body has more than {most} bytes")
+            piece = chunk if gunzip is None else gunzip.next(chunk, most + 1 - len(body))
+            share.add(len(piece))
+            body += piece
+            if len(body) > most:
+                raise TooLarge(f"the body has more than {most} bytes")
     except zlib.error:
         raise BadEncoding("the body is no gzip") from None
-    if inflate is not None and body and not inflate.eof:
+    if gunzip is not None and not gunzip.at_end:
         raise BadEncoding("the gzip of the body ends too early")
     return bytes(body)
 
 
-def _inflated(inflate: zlib._Decompress, chunk: bytes, most: int) -> list[bytes]:
-    if inflate.eof:
-        if chunk.strip(b"\0"):
-            raise BadEncoding("something follows the gzip of the body")
-        return []
-    piece = inflate.decompress(chunk, most)
-    if inflate.unused_data.strip(b"\0"):
-        raise BadEncoding("something follows the gzip of the body")
-    return [piece]
+class _Gunzip:
+    """Decompresses gzip, of which several may stand one behind the other."""
+
+    def __init__(self) -> None:
+        self._member: zlib._Decompress | None = None
+
+    @property
+    def at_end(self) -> bool:
+        return self._member is None
+
+    def next(self, chunk: bytes, most: int) -> bytes:
+        """The next bytes, at most `most`; the caller gives up when it gets as many."""
+        found = bytearray()
+        while chunk and len(found) < most:
+            if self._member is None:
+                self._member = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+            found += self._member.decompress(chunk, most - len(found))
+            if not self._member.eof:
+                break
+            chunk = self._member.unused_data
+            self._member = None
+        return bytes(found)

@@ -338,6 +338,7 @@ def test_bodies_are_read_plain_and_compressed(body, size):
     assert body_of([body[at : at + size] for at in range(0, len(body), size)]) == body
     assert body_of([packed[at : at + size] for at in range(0, len(packed), size)], "gzip") == body
     assert body_of([packed], "GZIP, identity") == body
+    assert body_of([packed + packed[:7], packed[7:]], "gzip", most=1_800) == body + body
 
 
 def test_bodies_that_are_too_large_or_no_gzip_are_refused():
