@@ -146,6 +146,11 @@ class KmqClient:
         return self._settings.name
 
     @property
+    def unique_id(self) -> str:
+        """See Queue.unique_id: the id of the queue topic, as it was when the queue was opened."""
+        return self._topic_id
+
+    @property
     def capabilities(self) -> Capabilities:
         """See Queue.capabilities; a queue with late acks has `receipts_by_id`."""
         return dataclasses.replace(CAPABILITIES, receipts_by_id=self._settings.late_acks)
@@ -418,18 +423,27 @@ class KmqClient:
         size = found.depth + found.released
         return size if most is None else min(size, most)
 
-    def in_flight(self) -> int:
+    def in_flight(self, limit: int | None = None) -> int:
         """See Queue.in_flight; a rejected message is in flight until a tracker makes it a dead letter."""
+        most = None if limit is None else check_limit(limit, "limit")
         with self._use_admin() as admin:
             found = admin.stats(self._settings)
-        return found.in_flight - found.released
+        count = found.in_flight - found.released
+        return count if most is None else min(count, most)
 
     def orphans(
-        self, older_than: Duration | None = None, *, queued_before_ms: int | None = None
+        self,
+        older_than: Duration | None = None,
+        *,
+        queued_before_ms: int | None = None,
+        limit: int | None = None,
     ) -> list[Orphan]:
-        """See Queue.orphans."""
+        """See Queue.orphans; a redelivered message counts as sent with its redelivery, for `limit`."""
         taken_before = self._clock.wall_ms() - (check_age(older_than, queued_before_ms) or 0)
         leased = [one for one in self._leased() if older_than is None or one.since_ms < taken_before]
+        if limit is not None and queued_before_ms is None:
+            oldest = sorted(leased, key=lambda one: one.offset)[: check_limit(limit, "limit")]
+            leased = [one for one in leased if one in oldest]
         places = [(one.partition, one.offset) for one in leased]
         records = partition_reader.read_at(self._connection, self.name, places) if places else {}
         found = [self._orphan(one, records.get((one.partition, one.offset))) for one in leased]
@@ -437,7 +451,7 @@ class KmqClient:
             one
             for one in found
             if queued_before_ms is None or (one.message and one.message.enqueued_ms < queued_before_ms)
-        ]
+        ][:limit]
 
     def trace(self, message: Message | str) -> MessageLife:
         """The life of a message, read from Kafka: who took it, why it was redelivered, how it ended.

@@ -113,6 +113,11 @@ class Queue(Protocol):
         ...
 
     @property
+    def unique_id(self) -> str:
+        """Text that names this queue and no other: none of another storage, none created later."""
+        ...
+
+    @property
     def capabilities(self) -> Capabilities:
         """The capabilities of the storage."""
         ...
@@ -271,20 +276,25 @@ class Queue(Protocol):
         """
         ...
 
-    def in_flight(self) -> int:
-        """The number of messages that are taken and not finished."""
+    def in_flight(self, limit: int | None = None) -> int:
+        """The number of messages that are taken and not finished; with `limit`, as in size()."""
         ...
 
     def orphans(
-        self, older_than: Duration | None = None, *, queued_before_ms: int | None = None
+        self,
+        older_than: Duration | None = None,
+        *,
+        queued_before_ms: int | None = None,
+        limit: int | None = None,
     ) -> list[Orphan]:
         """Messages that are taken and not finished, with their bodies; the message taken first comes first.
 
         older_than        only messages that were taken longer ago
         queued_before_ms  only messages that were sent, or last redelivered, before this time (ms since 1970,
                           the storage's clock)
+        limit             at most as many messages, of those that were sent first
 
-        At most one argument may be given; without arguments, all messages in flight are returned. The
+        At most one of the first two may be given; without them, all messages in flight are returned. The
         receipt of an Orphan acknowledges, extends or gives back its message.
         """
         ...

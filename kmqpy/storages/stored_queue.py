@@ -7,6 +7,7 @@ message that was taken and not finished, perhaps by a process that is gone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -78,6 +79,11 @@ class StoredQueue(Closeable):
     def name(self) -> str:
         """The queue's name."""
         return self._queue.name
+
+    @property
+    def unique_id(self) -> str:
+        """See Queue.unique_id."""
+        return f"{self._engine.storage_id}/{self._queue.generation}"
 
     @property
     def capabilities(self) -> Capabilities:
@@ -365,28 +371,36 @@ class StoredQueue(Closeable):
         size = counts.ready + counts.delayed
         return size if limit is None else min(size, limit)
 
-    def in_flight(self) -> int:
+    def in_flight(self, limit: int | None = None) -> int:
         """See Queue.in_flight."""
         self._check_open()
-        return self._engine.counts(self._queue).in_flight
+        counts = self._engine.counts(self._queue, None if limit is None else check_limit(limit, "limit"))
+        return counts.in_flight if limit is None else min(counts.in_flight, limit)
 
     def orphans(
-        self, older_than: Duration | None = None, *, queued_before_ms: int | None = None
+        self,
+        older_than: Duration | None = None,
+        *,
+        queued_before_ms: int | None = None,
+        limit: int | None = None,
     ) -> list[Orphan]:
         """See Queue.orphans."""
         self._check_open()
         taken_for_ms = check_age(older_than, queued_before_ms)
+        left = math.inf if limit is None else check_limit(limit, "limit")
         rows: list[MessageRow] = []
-        while True:
+        while left:
+            asked = int(min(left, _ORPHANS_PER_READ))
             page = self._engine.taken_rows(
                 self._queue,
-                limit=_ORPHANS_PER_READ,
+                limit=asked,
                 after=rows[-1].id if rows else 0,
                 taken_for_ms=taken_for_ms,
                 queued_before_ms=queued_before_ms,
             )
             rows += page
-            if len(page) < _ORPHANS_PER_READ:
+            left -= len(page)
+            if len(page) < asked:
                 break
         rows.sort(key=lambda row: (row.since_ms, row.id))
         return [

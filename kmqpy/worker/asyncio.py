@@ -73,8 +73,11 @@ class AsyncQueue:
         # Two pools, so that no other operation waits for a receive() that waits for messages.
         self._takers = ThreadPoolExecutor(threads, "kmq-aio-receive")
         self._pool = ThreadPoolExecutor(threads, "kmq-aio")
-        self._sends: Batches[OutgoingMessage, str] = Batches("kmq-aio-send", self._send_all)
-        self._acks: Batches[_Ack, None] = Batches("kmq-aio-ack", partial(each_result, self._ack_all))
+        self._batch_threads = ThreadPoolExecutor(2, "kmq-aio-batch")  # one for sends, one for acks
+        self._sends: Batches[OutgoingMessage, str] = Batches(self._batch_threads, self._send_all)
+        self._acks: Batches[_Ack, None] = Batches(
+            self._batch_threads, partial(each_result, self._ack_all), weigh=lambda ack: len(ack.messages)
+        )
         self._at_most_once = queue.at_most_once
         self._taken_ahead: deque[Message] = deque()  # for `async for`
         self._hand_out_until = 0.0  # afterwards the messages taken ahead are given back
@@ -265,6 +268,7 @@ class AsyncQueue:
         self._give_back_ahead()
         self._sends.close()
         self._acks.close()
+        self._batch_threads.shutdown()
         self._pool.shutdown()
         self._queue.close()
 

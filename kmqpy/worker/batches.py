@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from typing import Generic, TypeVar
 
 from kmqpy.errors import Closed, ConfigError, MessageError, NotSupported, ReceiptError
@@ -12,8 +13,8 @@ from kmqpy.errors import Closed, ConfigError, MessageError, NotSupported, Receip
 T = TypeVar("T")
 R = TypeVar("R")
 
-_MAX_BATCH = 1_000
-"""The most items in one batch; further items wait for the next batch."""
+_MAX_WEIGHT = 1_000
+"""A batch ends before this weight is exceeded; further items wait for the next batch."""
 _REFUSAL_ERRORS = (ConfigError, MessageError, NotSupported, ReceiptError)
 """Errors that a queue raises for a bad item before it does anything with the other items."""
 
@@ -36,17 +37,37 @@ def each_result(do: Callable[[Sequence[T]], Sequence[R]], items: Sequence[T]) ->
 
 
 class Batches(Generic[T, R]):
-    """Passes items to `do` in batches, in a thread; `do` returns the result or error of each item of a batch.
+    """Passes items to `do` in batches, one at a time; `do` returns the result or error of each item.
 
-    While `do` runs, further items gather for the next batch. Items stay in the order of submit().
+    While a batch is done in a thread of `threads`, further items gather for the next one. Items stay in the
+    order of submit(). Without items, no thread is used.
+
+    weigh      the weight of an item; an item that is heavier than _MAX_WEIGHT is a batch by itself
+    unclaimed  is called with the result of an item whose future was cancelled meanwhile; must not block,
+               because event loops call it
     """
 
-    def __init__(self, name: str, do: Callable[[Sequence[T]], Sequence[R | BaseException]]) -> None:
+    def __init__(
+        self,
+        threads: Executor,
+        do: Callable[[Sequence[T]], Sequence[R | BaseException]],
+        *,
+        weigh: Callable[[T], int] = lambda _: 1,
+        unclaimed: Callable[[R], None] = lambda _: None,
+    ) -> None:
+        self._threads = threads
         self._do = do
+        self._weigh = weigh
+        self._unclaimed = unclaimed
         self._changed = threading.Condition()
         self._waiting: list[tuple[T, asyncio.Future[R]]] = []
+        self._running = False
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def idle(self) -> bool:
+        """True if no item waits or is being done."""
+        return not self._running
 
     def submit(self, item: T) -> asyncio.Future[R]:
         """Add an item; called on an event loop, on which the returned future gets the result of the item.
@@ -57,49 +78,70 @@ class Batches(Generic[T, R]):
         with self._changed:
             if self._closing:
                 raise Closed("the queue is closed")
-            if not self._thread.is_alive():
-                self._thread.start()
             self._waiting.append((item, future))
-            if len(self._waiting) == 1:
-                self._changed.notify()
+            if not self._running:
+                self._start()
         return future
 
     def close(self) -> None:
         """Return when all submitted items are done; submit() raises Closed from now on."""
         with self._changed:
             self._closing = True
-            self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join()
+            self._changed.wait_for(lambda: not self._running)
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-                batch = self._waiting[:_MAX_BATCH]
-                del self._waiting[:_MAX_BATCH]
-            if not batch:
-                return
-            _deliver([future for _, future in batch], self._do([item for item, _ in batch]))
-
-
-def _deliver(futures: Sequence[asyncio.Future[R]], results: Sequence[R | BaseException]) -> None:
-    """Set the results or errors of the futures, on their event loops."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[R], R | BaseException]]] = {}
-    for future, result in zip(futures, results, strict=True):
-        by_loop.setdefault(future.get_loop(), []).append((future, result))
-    for loop, pairs in by_loop.items():
+    def _start(self) -> None:
         try:
-            loop.call_soon_threadsafe(_set_all, pairs)
-        except RuntimeError:  # the loop is closed: nobody awaits the futures any more
-            continue
-
-
-def _set_all(pairs: Sequence[tuple[asyncio.Future[R], R | BaseException]]) -> None:
-    for future, result in pairs:
-        if future.done():  # cancelled
-            continue
-        if isinstance(result, BaseException):
-            future.set_exception(result)
+            self._threads.submit(self._do_next)
+        except RuntimeError:  # the threads are shut down
+            left, self._waiting = self._waiting, []
+            self._deliver([future for _, future in left], [Closed("the queue is closed")] * len(left))
         else:
-            future.set_result(result)
+            self._running = True
+
+    def _do_next(self) -> None:
+        """Do one batch, then wait for a thread again, so that many Batches share the threads fairly."""
+        with self._changed:
+            batch = self._take_batch()
+        results = self._do([item for item, _ in batch])
+        self._deliver([future for _, future in batch], results)
+        with self._changed:
+            self._running = False
+            if self._waiting:
+                self._start()
+            self._changed.notify_all()
+
+    def _take_batch(self) -> list[tuple[T, asyncio.Future[R]]]:
+        count, weight = 0, 0
+        for item, _ in self._waiting:
+            weight += self._weigh(item)
+            if count and weight > _MAX_WEIGHT:
+                break
+            count += 1
+        batch = self._waiting[:count]
+        del self._waiting[:count]
+        return batch
+
+    def _deliver(self, futures: Sequence[asyncio.Future[R]], results: Sequence[R | BaseException]) -> None:
+        """Set the results or errors of the futures, on their event loops."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[R], R | BaseException]]] = {}
+        for future, result in zip(futures, results, strict=True):
+            by_loop.setdefault(future.get_loop(), []).append((future, result))
+        for loop, pairs in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(self._set_all, pairs)
+            except RuntimeError:  # the loop is closed: nobody awaits the futures any more
+                for _, result in pairs:
+                    self._drop(result)
+
+    def _set_all(self, pairs: Sequence[tuple[asyncio.Future[R], R | BaseException]]) -> None:
+        for future, result in pairs:
+            if future.done():  # cancelled
+                self._drop(result)
+            elif isinstance(result, BaseException):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+    def _drop(self, result: R | BaseException) -> None:
+        if not isinstance(result, BaseException):
+            self._unclaimed(result)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -274,13 +275,43 @@ class TestQueue:
         """Another event loop may close the queue between the check of a send() and its submission."""
 
         async def main():
-            batches = Batches("late", lambda items: items)
-            assert await batches.submit(5) == 5
-            batches.close()
+            with ThreadPoolExecutor(1) as threads:
+                batches = Batches(threads, lambda items: items)
+                assert await batches.submit(5) == 5
+                batches.close()
+                with pytest.raises(Closed):
+                    await batches.submit(6)
+            shut = Batches(threads, lambda items: items)
             with pytest.raises(Closed):
-                await batches.submit(6)
+                await shut.submit(7)
 
         asyncio.run(main())
+
+    def test_heavy_items_get_batches_of_their_own_and_nobody_s_result_is_told(self):
+        first_began, may_end = threading.Event(), threading.Event()
+        done, unclaimed = [], []
+
+        def do(items):
+            first_began.set()
+            may_end.wait(60)
+            done.append(list(items))
+            return [f"result of {item}" for item in items]
+
+        async def main():
+            with ThreadPoolExecutor(1) as threads:
+                batches = Batches(threads, do, weigh=lambda item: item, unclaimed=unclaimed.append)
+                first = batches.submit(1)
+                await asyncio.to_thread(first_began.wait, 60)
+                rest = [batches.submit(weight) for weight in (600, 300, 200, 5_000, 1)]
+                rest[1].cancel()
+                may_end.set()
+                await asyncio.gather(first, *rest, return_exceptions=True)
+                batches.close()
+                assert batches.idle
+
+        asyncio.run(main())
+        assert done == [[1], [600, 300], [200], [5_000], [1]]
+        assert unclaimed == ["result of 300"]
 
     @pytest.mark.parametrize("threads", [0, -1, "4", 1.5, True, None])
     def test_a_bad_number_of_threads_is_refused(self, threads):

@@ -8,7 +8,7 @@ import pytest
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, ReceiptError
-from kmqpy.queue import Queue
+from kmqpy.queue import Queue, Storage
 from kmqpy.testing.contract.target import (
     LEASE_S,
     PAST_LEASE_S,
@@ -87,6 +87,33 @@ def test_orphans_are_all_that_is_taken_and_not_finished(kmq_target: Target, queu
     queue.nack([one.receipt for one in orphans[1001:]], count=False, confirmed=True)
     assert_sizes(queue, waiting=248, in_flight=0)
     assert queue.orphans() == []
+
+
+def test_orphans_up_to_a_limit_are_those_that_were_sent_first(queue: Queue) -> None:
+    queue.send_many(str(n) for n in range(5))
+    taken = take(queue, 5, lease=60)
+    assert [queue.in_flight(limit) for limit in (3, 9)] == [3, 5]
+    found = queue.orphans(limit=2)
+    assert len(found) == 2
+    if queue.capabilities.fifo:
+        assert [one.receipt for one in found] == [one.receipt for one in taken[:2]]
+    for bad in (0, -1):
+        with pytest.raises(ConfigError, match="limit"):
+            queue.orphans(limit=bad)
+        with pytest.raises(ConfigError, match="limit"):
+            queue.in_flight(bad)
+
+
+def test_no_two_queues_have_one_unique_id(
+    kmq_target: Target, kmq_storage: Storage, make_queue: MakeQueue
+) -> None:
+    first, second = make_queue(), make_queue()
+    with kmq_target.open() as storage, storage.open(first.name) as again:
+        assert first.unique_id == again.unique_id != second.unique_id
+    kmq_storage.delete(first.name)
+    kmq_storage.create(first.name)
+    with kmq_storage.open(first.name) as later:
+        assert later.unique_id != first.unique_id
 
 
 def test_orphans_by_the_age_of_the_take(kmq_target: Target, queue: Queue) -> None:

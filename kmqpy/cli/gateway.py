@@ -1,0 +1,318 @@
+"""The commands `kmq gateway` and `kmq key`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kmqpy.cli.options import DURATION
+from kmqpy.cli.output import print_json, print_table, print_text, warn
+from kmqpy.cli.storage_url import URL_VARIABLE, StorageUrl
+from kmqpy.core import logs
+from kmqpy.errors import ConfigError, MissingExtra, NotSupported
+from kmqpy.kafka.settings import build_connections, connections_in_environment, is_secret
+from kmqpy.queue import Storage, storage_for
+from kmqpy.queue.url import parse_url
+
+if TYPE_CHECKING:
+    from kmqpy.gateway.keys.stores import KeyStore
+
+_FILE_NAME = "queues.db"
+
+
+def default_url() -> str:
+    """The url of a SQLite file in the user's data folder, which is made if it is missing."""
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
+    folder = data / "kmqpy"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: can't be made: {error.strerror}; give the url of a storage") from None
+    return f"sqlite:///{folder / _FILE_NAME}"
+
+
+@click.command(epilog="\b\nExample:\n  kmq gateway\n  kmq gateway postgresql://db/queues --port 9000")
+@click.argument("urls", nargs=-1, metavar="[URL…]")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option(
+    "--port", default=8080, show_default=True, type=click.IntRange(0, 65_535), help="0: a free one."
+)
+@click.option(
+    "--admin-port",
+    type=click.IntRange(0, 65_535),
+    help="For /healthcheck, /metrics, /livez and /readyz [port + 1].",
+)
+@click.option("--tls-cert", type=click.Path(path_type=Path, dir_okay=False), help="Certificates, PEM.")
+@click.option("--tls-key", type=click.Path(path_type=Path, dir_okay=False), help="Their key, PEM.")
+@click.option(
+    "--keys",
+    "keys_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File of the keys [in the storage, once kmq key has made one].",
+)
+@click.option("--discovery", metavar="HOSTS", help="ZooKeeper, where EmoDB's clients look for gateways.")
+@click.option("--cluster-name", default="", help="Of EmoDB's clients, for --discovery.")
+@click.option("--advertise", metavar="HOST", help="The host name to register there [--host].")
+@click.option(
+    "--graceful/--no-graceful",
+    default=True,
+    show_default=True,
+    help="At SIGTERM, go on for --drain with Connection: close, out of discovery.",
+)
+@click.option("--drain", type=DURATION, default="2s", show_default=True, help="See --graceful.")
+@click.option("--no-tracker", is_flag=True, help="Start no tracker beside queues on Kafka.")
+@click.option("--access-log/--no-access-log", default=True, show_default=True, help="Log each request.")
+@click.option("--max-message-bytes", type=click.IntRange(min=1), default=1024 * 1024, show_default=True)
+@click.option("--log-level", type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]), default="INFO")
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="json", show_default=True)
+def gateway(
+    urls: tuple[str, ...],
+    host: str,
+    port: int,
+    admin_port: int | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    keys_file: Path | None,
+    discovery: str | None,
+    cluster_name: str,
+    advertise: str | None,
+    *,
+    graceful: bool,
+    drain: timedelta,
+    no_tracker: bool,
+    access_log: bool,
+    max_message_bytes: int,
+    log_level: str,
+    log_format: str,
+) -> None:
+    """Serve queues over HTTP to clients of EmoDB, until SIGTERM or Ctrl-C.
+
+    URL is a storage, or NAME=URL for further ones, whose queues clients call NAME:queue. Without one, queues
+    are in a file in your data folder. A URL with a password: in KMQ_QUEUE_URL.
+
+    \b
+    Then, for example:
+      curl -d '"hello"' -H 'Content-Type: application/json' localhost:8080/queue/1/jobs/send
+      curl localhost:8080/queue/1/jobs/poll
+    """
+    run, settings_type, limits_type, tracker_type = _loaded()
+    logs.setup(log_level, log_format)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("kmqpy.gateway.access").setLevel(logging.INFO if access_log else logging.WARNING)
+    peers, root = _peers(_given(urls))
+    settings = settings_type(
+        peers=peers,
+        root=root,
+        host=host,
+        port=port,
+        admin_port=admin_port,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        cluster=cluster_name,
+        discovery=None if discovery is None else _zookeeper(discovery),
+        advertise=advertise,
+        drain_s=drain.total_seconds() if graceful else 0.0,
+        limits=limits_type(max_message_bytes=max_message_bytes),
+    )
+    with _storages(urls) as storages, ExitStack() as trackers:
+        for text in () if no_tracker else _given(urls):
+            if _split(text)[1].lower().startswith("kafka:"):
+                trackers.enter_context(tracker_type(_split(text)[1]))
+        keys = _keys(storages[""], keys_file, optional=True)
+        if keys is None or keys.read() is None:
+            warn("no keys: whoever can connect may do everything; kmq key create makes one")
+        run(settings, storages, keys, on_ready=lambda url: print_text(f"gateway at {url}"))
+
+
+@click.group(context_settings={"ignore_unknown_options": False})
+@click.option(
+    "--storage", "url", metavar="URL", help="The gateway's storage [as kmq gateway; KMQ_QUEUE_URL]."
+)
+@click.option(
+    "--keys",
+    "keys_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File of the keys [in the storage].",
+)
+@click.pass_context
+def key(ctx: click.Context, url: str | None, keys_file: Path | None) -> None:
+    """Make, list, revoke and rotate the keys of a gateway's clients.
+
+    \b
+    Example:
+      kmq key create --role queue_standard --title "the mailer"
+      kmq key create --permission "queue|post|mails-*"
+      kmq key list
+    """
+    _loaded()
+    if keys_file is not None:
+        ctx.obj = _keys(None, keys_file)
+        return
+    storages = ctx.with_resource(_storages(() if url is None else (url,)))
+    ctx.obj = _keys(storages[""], None)
+
+
+@key.command()
+@click.option("--role", "roles", multiple=True, help="queue_post, queue_poll, queue_standard or queue_admin.")
+@click.option(
+    "--permission", "permissions", multiple=True, metavar="CONTEXT|ACTION|QUEUE", help="Repeatable."
+)
+@click.option("--title", default="", help="Whose key it is.")
+@click.option("--requests", "requests_per_s", type=float, help="At most so many requests per second.")
+@click.option("--bytes", "bytes_per_s", type=float, help="At most so many bytes of bodies per second.")
+@click.pass_obj
+def create(
+    store: KeyStore,
+    roles: tuple[str, ...],
+    permissions: tuple[str, ...],
+    title: str,
+    requests_per_s: float | None,
+    bytes_per_s: float | None,
+) -> None:
+    """Make a key and print its secret, which is shown this once and stored nowhere."""
+    from kmqpy.gateway.keys.keyring import new_key
+
+    if not roles and not permissions:
+        raise click.UsageError("give a --role or a --permission: a key without them may do nothing")
+    made, secret = new_key(title, roles, permissions, requests_per_s=requests_per_s, bytes_per_s=bytes_per_s)
+    store.put(made)
+    warn(f"key {made.id}; clients send the secret as X-BV-API-Key. It is not shown again:")
+    print_text(secret)
+
+
+@key.command(name="list")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
+@click.pass_obj
+def list_keys(store: KeyStore, output: str) -> None:
+    """List the keys, without secrets."""
+    keys = sorted(store.read() or (), key=lambda one: one.created_ms)
+    if output == "json":
+        for one in keys:
+            print_json({"id": one.id, "title": one.title, "roles": one.roles, "permissions": one.permissions})
+        return
+    print_table(
+        ("key", "title", "may"),
+        [(one.id, one.title, ", ".join((*one.roles, *one.permissions))) for one in keys],
+    )
+
+
+@key.command()
+@click.argument("key_id", metavar="KEY")
+@click.pass_obj
+def revoke(store: KeyStore, key_id: str) -> None:
+    """Remove a key: gateways refuse it within 5 s."""
+    if not store.remove(key_id):
+        raise ConfigError(f"key: there is none with the id {key_id!r}; kmq key list shows them")
+
+
+@key.command()
+@click.argument("key_id", metavar="KEY")
+@click.option("--keep-old", is_flag=True, help="The secret so far stays valid, until the next rotation.")
+@click.pass_obj
+def rotate(store: KeyStore, key_id: str, *, keep_old: bool) -> None:
+    """Give a key a new secret, and print it."""
+    from kmqpy.gateway.keys.keyring import rotated
+
+    found = next((one for one in store.read() or () if one.id == key_id), None)
+    if found is None:
+        raise ConfigError(f"key: there is none with the id {key_id!r}; kmq key list shows them")
+    changed, secret = rotated(found, keep_old=keep_old)
+    store.put(changed)
+    print_text(secret)
+
+
+def _keys(storage: Storage | None, file: Path | None, *, optional: bool = False) -> KeyStore | None:
+    """The store of keys; with `optional`, None if the storage can't keep them."""
+    from kmqpy.gateway.keys.stores import FileKeys, StorageKeys
+
+    if file is not None:
+        return FileKeys(file)
+    assert storage is not None
+    try:
+        return StorageKeys(storage)
+    except NotSupported:
+        if not optional:
+            raise
+        return None
+
+
+@contextmanager
+def _storages(urls: tuple[str, ...]) -> Iterator[dict[str, Storage]]:
+    """Open the storages of urls, by name; closes them at the end. The first without a name is the default."""
+    named: dict[str, str] = {}
+    for text in _given(urls):
+        name, url = _split(text)
+        if urls:
+            _refuse_secret(url)
+        if name in named:
+            what = f"have the name {name!r}" if name else "have no name"
+            raise click.UsageError(f"two storages {what}; write NAME=URL")
+        named[name] = url
+    if "" not in named:
+        named[""] = next(iter(named.values()))
+    opened: dict[str, Storage] = {}
+    try:
+        by_url: dict[str, Storage] = {}
+        for name, url in named.items():
+            if url not in by_url:
+                by_url[url] = storage_for(url)
+            opened[name] = by_url[url]
+        yield opened
+    finally:
+        for storage in set(opened.values()):
+            storage.close()
+
+
+def _given(urls: tuple[str, ...]) -> tuple[str, ...]:
+    """The urls of the command line, else that of the environment, else the default."""
+    return urls or tuple(filter(None, [os.environ.get(URL_VARIABLE)])) or (default_url(),)
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, equals, url = text.partition("=")
+    if equals and name.replace("-", "").replace("_", "").isalnum() and name.islower():
+        return name, url
+    return "", text
+
+
+def _refuse_secret(url: str) -> None:
+    parsed = parse_url(url, names_queue=False)
+    if parsed.password or any(map(is_secret, parsed.settings)):
+        raise ConfigError(f"URL: a secret must not stand on a command line; give it as {URL_VARIABLE}")
+
+
+def _peers(urls: tuple[str, ...]) -> tuple[Any, str]:
+    """ZooKeeper and kmqpy's root there, of the first storage on Kafka; None without one."""
+    for text in urls:
+        in_url = StorageUrl.of(_split(text)[1], on_command_line=False).kafka_connection()
+        if in_url is not None:
+            connection, zookeeper = build_connections(connections_in_environment(), in_url)
+            return zookeeper if zookeeper.hosts else None, connection.root
+    return None, "/kmq"
+
+
+def _zookeeper(hosts: str) -> Any:
+    from kmqpy.zookeeper.settings import ZooKeeperConnection
+
+    return ZooKeeperConnection(hosts=hosts)
+
+
+def _loaded() -> tuple[Any, Any, Any, Any]:
+    """What runs a gateway; raises MissingExtra."""
+    try:
+        from kmqpy.gateway.limits import Limits
+        from kmqpy.gateway.run import run
+        from kmqpy.gateway.server import GatewaySettings
+        from kmqpy.gateway.tracker_process import TrackerProcess
+    except ImportError as error:  # pragma: no cover
+        if (error.name or "").startswith("kmqpy"):
+            raise
+        raise MissingExtra("gateway", "the gateway") from None
+    return run, GatewaySettings, Limits, TrackerProcess

@@ -1,0 +1,182 @@
+"""The ASGI applications of a gateway: the one for clients, and the one for operators on another port."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from uuid import uuid4
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.gateway.http import BodyTimeout, Call, ClientDisconnect, json_response, text_response
+from kmqpy.gateway.limits import Held, Limits, Share
+from kmqpy.gateway.metrics import GatewayMetrics
+
+_log = logging.getLogger(__name__)
+_access_log = logging.getLogger("kmqpy.gateway.access")
+
+Answer = Callable[[Call, str], Awaitable[Response]]
+"""A dialect: answers a call below a path that it has."""
+
+_REQUEST_ID = "x-request-id"
+_MAX_REQUEST_ID = 100
+_BUSY = json_response(b'{"message":"the gateway is busy","retryAfterSeconds":1}', 503, {"retry-after": "1"})
+
+
+class GatewayApp:
+    """Answers clients: finds the dialect of a path, and holds limits, logs and metrics for all of them.
+
+    dialects  by path: the dialect's name and what answers
+    busy      the answer of each dialect, by its name, when too many requests run
+    """
+
+    def __init__(
+        self,
+        dialects: Mapping[str, tuple[str, Answer]],
+        *,
+        limits: Limits,
+        metrics: GatewayMetrics,
+        busy: Mapping[str, Response],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._dialects = dialects
+        self._limits = limits
+        self._metrics = metrics
+        self._busy = busy
+        self._clock = clock
+        self._held = Held(limits.max_held_bytes)
+        self._running = 0
+        self._id_prefix = uuid4().hex[:12]
+        self._count = 0
+        self.draining = False
+        """While True, every answer asks the client to close its connection."""
+
+    @property
+    def running(self) -> int:
+        """Requests that have not been answered yet."""
+        return self._running
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; see ASGI."""
+        if scope["type"] != "http":
+            return
+        started_s = self._clock.monotonic()
+        request = Request(scope, receive)
+        call = Call(request, Share(self._held), self._limits)
+        base, dialect, answer = self._dialect(scope["path"])
+        request_id = self._request_id(request)
+        self._running += 1
+        try:
+            response = await self._answer(call, base, dialect, answer)
+        finally:
+            self._running -= 1
+        response.headers[_REQUEST_ID] = request_id
+        if self.draining:
+            response.headers["connection"] = "close"
+        try:
+            await response(scope, receive, send)
+        finally:
+            call.share.close()
+            self._note(call, dialect, response, started_s, request_id)
+
+    def _request_id(self, request: Request) -> str:
+        """The client's own id of the request, if it has a fitting one, else one that no other request has."""
+        given = request.headers.get(_REQUEST_ID, "")
+        if 0 < len(given) <= _MAX_REQUEST_ID and given.isascii() and given.isprintable():
+            return given
+        self._count += 1
+        return f"{self._id_prefix}-{self._count}"
+
+    def _dialect(self, path: str) -> tuple[str, str, Answer | None]:
+        for base, (name, answer) in self._dialects.items():
+            if path.startswith(f"{base}/"):
+                return base, name, answer
+        return "", "none", None
+
+    async def _answer(self, call: Call, base: str, dialect: str, answer: Answer | None) -> Response:
+        if answer is None:
+            return text_response("no such path; queues are at " + ", ".join(self._dialects), 404)
+        if self._running > self._limits.max_requests:
+            self._metrics.refused.labels("requests").inc()
+            return _copy(self._busy.get(dialect, _BUSY))
+        try:
+            return await answer(call, base)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except BodyTimeout:
+            return text_response("the body did not come in time", 408, {"connection": "close"})
+        except Exception:
+            _log.exception("a request failed", extra={"call": call.verb, "queue": call.queue})
+            return json_response(b'{"message":"internal error"}', 500)
+
+    def _note(self, call: Call, dialect: str, response: Response, started_s: float, request_id: str) -> None:
+        seconds = self._clock.monotonic() - started_s
+        self._metrics.requests.labels(dialect, call.verb, str(response.status_code)).inc()
+        self._metrics.seconds.labels(dialect, call.verb).observe(seconds)
+        self._metrics.held.set(self._held.count)
+        self._metrics.running.set(self._running)
+        if call.count and call.queue and response.status_code == 200:
+            self._metrics.count_messages(dialect, call.verb, call.queue, call.count)
+        if _access_log.isEnabledFor(logging.INFO):
+            client = call.request.client
+            _access_log.info(
+                "request",
+                extra={
+                    "request_id": request_id,
+                    "client": None if client is None else client.host,
+                    "key": call.key_id,
+                    "dialect": dialect,
+                    "call": call.verb,
+                    "queue": call.queue,
+                    "status": response.status_code,
+                    "count": call.count,
+                    "ms": round(seconds * 1000, 2),
+                },
+            )
+
+
+def _copy(response: Response) -> Response:
+    """A response object serves one request: headers are added to it."""
+    return Response(response.body, response.status_code, dict(response.headers))
+
+
+def admin_app(
+    metrics: GatewayMetrics,
+    problems: Callable[[], list[str]],
+    refresh: Callable[[], None],
+    further: Sequence[Route] = (),
+) -> ASGIApp:
+    """What operators and EmoDB's clients ask on the admin port; needs no key.
+
+    problems  why the gateway is not ready; empty when it is
+    refresh   called before metrics are shown
+    further   more routes
+    """
+
+    async def health(_: Request) -> Response:
+        found = problems()
+        return text_response("; ".join(found) or "ok", 503 if found else 200)
+
+    async def alive(_: Request) -> Response:
+        return text_response("ok")
+
+    async def show_metrics(_: Request) -> Response:
+        refresh()
+        return Response(generate_latest(metrics.registry), 200, {"content-type": CONTENT_TYPE_LATEST})
+
+    return Starlette(
+        routes=[
+            Route("/healthcheck", health, methods=["GET", "HEAD"]),
+            Route("/readyz", health, methods=["GET", "HEAD"]),
+            Route("/livez", alive, methods=["GET", "HEAD"]),
+            Route("/ping", alive, methods=["GET", "HEAD"]),
+            Route("/metrics", show_metrics, methods=["GET", "HEAD"]),
+            *further,
+        ]
+    )

@@ -1,0 +1,75 @@
+"""Guards the connections of a gateway: their number, the size of heads of requests, and slow heads."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from kmqpy.gateway.limits import Limits
+
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+class _HeadTooLarge(Exception):
+    """Ends the parsing of a head."""
+
+
+def guarded(limits: Limits) -> type[HttpToolsProtocol]:
+    """A protocol class for uvicorn that closes connections that exceed the limits."""
+
+    class Guarded(HttpToolsProtocol):
+        _head_bytes = 0
+        _head_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if len(self.connections) > limits.max_connections:
+                transport.abort()
+                return
+            self._await_head()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._end_head()
+            super().connection_lost(exc)
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._head_bytes = 0
+            self._await_head()
+
+        def on_url(self, url: bytes) -> None:
+            self._count(len(url))
+            super().on_url(url)
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            self._count(len(name) + len(value))
+            super().on_header(name, value)
+
+        def on_headers_complete(self) -> None:
+            self._end_head()
+            super().on_headers_complete()
+
+        def send_400_response(self, msg: str) -> None:
+            if self._head_bytes <= limits.max_header_bytes:
+                super().send_400_response(msg)
+                return
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+
+        def _count(self, size: int) -> None:
+            self._head_bytes += size
+            if self._head_bytes > limits.max_header_bytes:
+                raise _HeadTooLarge  # the parser ends with an error, and so the connection
+
+        def _await_head(self) -> None:
+            self._end_head()
+            self._head_timer = self.loop.call_later(limits.head_timeout_s, self.transport.abort)
+
+        def _end_head(self) -> None:
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+
+    return Guarded

@@ -1,0 +1,1 @@
+"""The interfaces of other queue services, one file each."""

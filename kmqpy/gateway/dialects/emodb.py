@@ -1,0 +1,505 @@
+"""EmoDB's queues and dedup queues over HTTP, as EmoDB's published clients expect them.
+
+Statuses, texts, headers and the order of checks are those of EmoDB 6.4.9, which its clients depend on: they
+retry by status and `X-BV-Exception`, and refuse a field that they do not know.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+
+from kmqpy.errors import KmqError, NotSupported, Unavailable
+from kmqpy.gateway.http import Call, Response, json_response, text_response
+from kmqpy.gateway.keys.keyring import Principal
+from kmqpy.gateway.limits import BadEncoding, Held, Overloaded, TooLarge
+from kmqpy.gateway.service.hub import Hub, QueueName
+from kmqpy.gateway.service.ids import InvalidChecksum, InvalidId, WireIds
+from kmqpy.gateway.service.moves import Move, Moves, UnknownMove
+from kmqpy.gateway.service.pulse import PATIENCE_S
+from kmqpy.gateway.service.served_queue import ServedQueue, Taken
+
+BASES = {"/queue/1": "", "/dedupq/1": "DEDUP."}
+"""The paths of the two services, and what the names of their queues begin with in the storage."""
+_DEFAULT_LIMIT = 10
+_MAX_LIMIT = 1_000
+_DEFAULT_TTL_S = 30
+_MAX_TTL_S = 3_600
+_LONG_S = 60.0
+"""Seconds that purge and unclaimall may take, which change very many messages."""
+_NAME = re.compile(r"(?!_[^_]|_$|\.{1,2}$)[a-z0-9\-.:@_]{1,255}")
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_SETTINGS: Mapping[str, Any] = {"max_redeliveries": None}
+"""Settings of queues that are made for EmoDB's clients: EmoDB delivers a message until it is acknowledged."""
+
+_EXCEPTION = "X-BV-Exception"
+_ILLEGAL_ARGUMENT = "java.lang.IllegalArgumentException"
+_UNAUTHORIZED = "com.bazaarvoice.emodb.common.api.UnauthorizedException"
+_UNKNOWN_MOVE = "com.bazaarvoice.emodb.queue.api.UnknownMoveException"
+_UNAVAILABLE = "com.bazaarvoice.emodb.common.api.ServiceUnavailableException"
+
+_MAX_COMMAS = 1_000_000
+"""A list of more values would take much more memory than its text."""
+_NOTE = "X-KMQ-Note"
+"""A header that says why a poll may have missed messages; EmoDB's clients ignore it."""
+
+_SUCCESS = b'{"success":true}'
+_RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+_RAW = msgspec.json.Decoder(msgspec.Raw)
+_RAW_BY_QUEUE = msgspec.json.Decoder(dict[str, list[msgspec.Raw]])
+
+
+class Authenticator(Protocol):
+    """Finds out who sends a request."""
+
+    async def __call__(self, secret: str | None) -> Principal | None: ...  # noqa: D102
+    def spend_bytes(self, sender: Principal, count: int) -> None: ...  # noqa: D102
+    def held_by(self, sender: Principal, most: int) -> Held: ...  # noqa: D102
+
+
+class _Refused(Exception):
+    """A response that ends a request early."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__()
+        self.response = response
+
+
+@dataclass(frozen=True, slots=True)
+class _Verb:
+    """What a path and method ask for.
+
+    action    the permission that it needs on the queue; None: any valid key, and the rest checks itself
+    has_body  whether it takes JSON
+    """
+
+    name: str
+    do: Callable[[_Request], Awaitable[Response]]
+    action: str | None
+    has_body: bool = False
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request whose method, path and sender are known; `spend` counts bytes for the sender's limit."""
+
+    call: Call
+    base: str
+    segments: Sequence[str]
+    sender: Principal
+    parameters: Mapping[str, str]
+    spend: Callable[[int], None]
+
+    async def body(self) -> bytes:
+        body = await self.call.body()
+        self.spend(len(body))
+        return body
+
+    @property
+    def name(self) -> str:
+        return self.segments[0]
+
+
+class EmoDialect:
+    """Answers requests to `/queue/1` and `/dedupq/1`."""
+
+    def __init__(self, hub: Hub, moves: Moves, authenticate: Authenticator) -> None:
+        self._hub = hub
+        self._moves = moves
+        self._authenticate = authenticate
+        self._of_queue = {
+            ("POST", "send"): _Verb("send", self._send, "post", has_body=True),
+            ("POST", "sendbatch"): _Verb("sendbatch", self._send_batch, "post", has_body=True),
+            ("GET", "size"): _Verb("size", self._size, "get_status"),
+            ("GET", "uncached_size"): _Verb("size", self._size, "get_status"),
+            ("GET", "claimcount"): _Verb("claimcount", self._claim_count, "get_status"),
+            ("GET", "peek"): _Verb("peek", self._peek, "poll"),
+            ("GET", "poll"): _Verb("poll", self._poll, "poll"),
+            ("POST", "renew"): _Verb("renew", self._renew, "poll", has_body=True),
+            ("POST", "ack"): _Verb("ack", self._ack, "poll", has_body=True),
+            ("POST", "unclaimall"): _Verb("unclaimall", self._unclaim_all, "poll"),
+        }
+        self._purge_verb = _Verb("purge", self._purge, "poll")
+        self._send_batches_verb = _Verb("_sendbatch", self._send_batches, None, has_body=True)
+        self._move_verb = _Verb("_move", self._start_move, None)
+        self._move_status_verb = _Verb("_move", self._move_status, None)
+
+    async def answer(self, call: Call, base: str) -> Response:
+        """Answer a request below `base`, one of the paths of the two services."""
+        try:
+            return await self._answer(call, base)
+        except _Refused as refused:
+            return refused.response
+        except (InvalidChecksum, InvalidId) as error:
+            what = " checksum" if isinstance(error, InvalidChecksum) else ""
+            return _illegal(f"Invalid event ID{what}.")
+        except TooLarge as error:
+            return _message(413, str(error))
+        except BadEncoding as error:
+            return _message(400, str(error))
+        except Overloaded as error:
+            return _unavailable(str(error), error.retry_after_s, {_EXCEPTION: _UNAVAILABLE})
+        except Unavailable:
+            return _unavailable("the storage does not answer", 1.0, {})
+        except NotSupported as error:
+            return _message(501, str(error))
+        except KmqError as error:
+            return _illegal(str(error))
+
+    async def _answer(self, call: Call, base: str) -> Response:
+        segments = call.segments(base) or []
+        if segments == ["ping"] and call.request.method in {"GET", "HEAD"}:
+            call.verb = "ping"
+            return text_response("pong")
+        verb, queue = self._verb(call.request.method, segments)
+        call.verb, call.queue = verb.name, queue
+        if verb.has_body:
+            _check_type(call)
+        parameters = call.parameters()
+        secret = call.header("x-bv-api-key") or parameters.get("APIKey")
+        sender = await self._authenticate(secret)
+        if sender is None:
+            raise _Refused(_forbidden())
+        call.key_id = sender.id
+        if sender.key is not None:
+            call.share.join(self._authenticate.held_by(sender, call.limits.max_key_bytes))
+        if verb.action is not None and not sender.permits(verb.action, queue):
+            raise _Refused(_forbidden())
+        if queue:
+            _check_name(queue)
+        spend = partial(self._authenticate.spend_bytes, sender)
+        return await verb.do(_Request(call, base, segments, sender, parameters, spend))
+
+    def _verb(self, method: str, segments: Sequence[str]) -> tuple[_Verb, str]:
+        """The verb of a request, and the name of its queue; raises _Refused with 404 or 405."""
+        by_method: Mapping[str, _Verb]
+        queue = ""
+        match segments:
+            case ["_sendbatch"]:
+                by_method = {"POST": self._send_batches_verb}
+            case ["_move"]:
+                by_method = {"POST": self._move_verb}
+            case ["_move", _]:
+                by_method = {"GET": self._move_status_verb}
+            case [queue]:
+                by_method = {"DELETE": self._purge_verb}
+            case [queue, name]:
+                by_method = {of: verb for (of, named), verb in self._of_queue.items() if named == name}
+            case _:
+                by_method = {}
+        if not by_method:
+            raise _Refused(_status(404))
+        if method not in by_method:
+            raise _Refused(_status(405, {"allow": ", ".join(by_method)}))
+        return by_method[method], queue
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    async def _send(self, request: _Request) -> Response:
+        body = await request.body()
+        await self._send_to(request, request.name, [_decoded(_RAW, body or b"null")])
+        return json_response(_SUCCESS)
+
+    async def _send_batch(self, request: _Request) -> Response:
+        bodies = _decoded(_RAW_LIST, await request.body())
+        await self._send_to(request, request.name, bodies)
+        return json_response(_SUCCESS)
+
+    async def _send_batches(self, request: _Request) -> Response:
+        by_queue = _decoded(_RAW_BY_QUEUE, await request.body())
+        for queue in by_queue:
+            if not request.sender.permits("post", queue):
+                raise _Refused(json_response(msgspec.json.encode({"queue": queue}), 403))
+        for queue in by_queue:
+            _check_name(queue)
+        checked = {queue: self._checked(request, bodies) for queue, bodies in by_queue.items()}
+        for queue, bodies in checked.items():
+            await self._send_checked(request, queue, bodies)
+        return json_response(_SUCCESS)
+
+    async def _send_to(self, request: _Request, queue: str, raw: Sequence[msgspec.Raw]) -> None:
+        await self._send_checked(request, queue, self._checked(request, raw))
+
+    def _checked(self, request: _Request, raw: Sequence[msgspec.Raw]) -> list[bytes]:
+        bodies = [msgspec.json.format(bytes(one), indent=-1) for one in raw]
+        most = request.call.limits.max_message_bytes
+        too_large = next((len(body) for body in bodies if len(body) > most), None)
+        if too_large is not None:
+            raise _Refused(
+                _illegal(
+                    f"Message size ({too_large}) is greater than the maximum allowed ({most}) message size"
+                )
+            )
+        return bodies
+
+    async def _send_checked(self, request: _Request, queue: str, bodies: Sequence[bytes]) -> None:
+        request.call.count += len(bodies)
+        if bodies:
+            await self._hub.with_made(_named(request.base, queue), lambda served: served.send(bodies))
+
+    # --- receiving --------------------------------------------------------------------------------
+
+    async def _poll(self, request: _Request) -> Response:
+        ttl_s = _ttl(request)
+        limit = _limit(request)
+
+        async def poll(served: ServedQueue) -> Response:
+            if not ttl_s:
+                return _shown(request, served.ids, await served.hand_out(limit))
+            messages, why_none = await served.take(limit, ttl_s)
+            if messages and await request.call.is_gone():
+                await served.give_back(messages)
+                messages = []
+            return _shown(request, served.ids, messages, why_none)
+
+        return await self._with_queue(request, poll, json_response(b"[]"))
+
+    async def _peek(self, request: _Request) -> Response:
+        limit = _limit(request)
+
+        async def peek(served: ServedQueue) -> Response:
+            return _shown(request, served.ids, await served.peek(limit))
+
+        return await self._with_queue(request, peek, json_response(b"[]"))
+
+    async def _ack(self, request: _Request) -> Response:
+        given = _ids(await request.body())
+
+        async def ack(served: ServedQueue) -> Response:
+            await served.ack(_parsed(request, served.ids, given))
+            return json_response(_SUCCESS)
+
+        return await self._with_queue(request, ack, given=given)
+
+    async def _renew(self, request: _Request) -> Response:
+        ttl_s = _ttl(request)
+        given = _ids(await request.body())
+
+        async def renew(served: ServedQueue) -> Response:
+            ids = _parsed(request, served.ids, given)
+            await (served.extend(ids, ttl_s) if ttl_s else served.release(ids))
+            return json_response(_SUCCESS)
+
+        return await self._with_queue(request, renew, given=given)
+
+    async def _unclaim_all(self, request: _Request) -> Response:
+        async def release(served: ServedQueue) -> Response:
+            await served.release_all()
+            return json_response(_SUCCESS)
+
+        return await self._with_queue(request, release, json_response(_SUCCESS), patience_s=_LONG_S)
+
+    async def _purge(self, request: _Request) -> Response:
+        async def purge(served: ServedQueue) -> Response:
+            await served.purge()
+            return json_response(_SUCCESS)
+
+        return await self._with_queue(request, purge, json_response(_SUCCESS), patience_s=_LONG_S)
+
+    async def _size(self, request: _Request) -> Response:
+        limit = _number(request, "limit", bits=64)
+        if limit is not None and limit <= 0:
+            raise _Refused(_illegal("Limit must be >0"))
+
+        async def size(served: ServedQueue) -> Response:
+            return json_response(str(await served.size(limit)).encode())
+
+        return await self._with_queue(request, size, json_response(b"0"))
+
+    async def _claim_count(self, request: _Request) -> Response:
+        async def count(served: ServedQueue) -> Response:
+            return json_response(str(await served.in_flight()).encode())
+
+        return await self._with_queue(request, count, json_response(b"0"))
+
+    async def _with_queue(
+        self,
+        request: _Request,
+        use: Callable[[ServedQueue], Awaitable[Response]],
+        missing: Response | None = None,
+        given: Sequence[object] = (),
+        patience_s: float = PATIENCE_S,
+    ) -> Response:
+        """Use the request's queue; without it, answer `missing`, or check the ids that were given."""
+        name = _named(request.base, request.name)
+
+        def answer_missing() -> Response:
+            _parsed(request, WireIds(self._hub.stored_name(name), None), given)
+            return missing or json_response(_SUCCESS)
+
+        return await self._hub.with_queue(name, use, missing=answer_missing, patience_s=patience_s)
+
+    # --- moves ------------------------------------------------------------------------------------
+
+    async def _start_move(self, request: _Request) -> Response:
+        origin, target = request.parameters.get("from"), request.parameters.get("to")
+        for value, action in ((origin, "poll"), (target, "post")):
+            if value and not request.sender.permits(action, value):
+                raise _Refused(_forbidden())
+        if not origin or not target:
+            raise _Refused(_illegal(f"{'to' if origin else 'from'} is required"))
+        _check_name(origin)
+        _check_name(target)
+        if origin == target:
+            raise _Refused(_illegal("cannot move queue to itself"))
+        move = Move(_named(request.base, origin), _named(request.base, target))
+        reference = await self._moves.start(request.base, move)
+        return json_response(msgspec.json.encode({"id": reference}))
+
+    async def _move_status(self, request: _Request) -> Response:
+        reference = request.segments[1]
+        try:
+            move, status = await self._moves.status(request.base, reference)
+        except UnknownMove:
+            raise _Refused(
+                json_response(msgspec.json.encode({"id": reference}), 404, {_EXCEPTION: _UNKNOWN_MOVE})
+            ) from None
+        return json_response(
+            msgspec.json.encode({"from": move.origin.name, "to": move.target.name, "status": status.value})
+        )
+
+
+# --- values of requests -------------------------------------------------------------------------------
+
+
+def _named(base: str, queue: str) -> QueueName:
+    prefix = BASES[base]
+    return QueueName(queue, prefix, {**_SETTINGS, **({"collapse": True} if prefix else {})})
+
+
+def _check_type(call: Call) -> None:
+    content_type = call.header("content-type").partition(";")[0].strip().lower()
+    if content_type != "application/json" and (content_type or call.has_body()):
+        raise _Refused(_status(415))
+
+
+def _check_name(queue: str) -> None:
+    if not _NAME.fullmatch(queue):
+        raise _Refused(
+            _illegal(
+                "Queue name must be a lowercase ASCII string between 1 and 255 characters in length. Allowed "
+                "punctuation characters are -.:@_ and the queue name may not start with a single underscore "
+                "character. An example of a valid table name would be 'polloi:provision'."
+            )
+        )
+
+
+def _ttl(request: _Request) -> int:
+    ttl = _number(request, "ttl", bits=32)
+    if ttl is None:
+        return _DEFAULT_TTL_S
+    if ttl < 0:
+        raise _Refused(_illegal("ClaimTtl must be >=0"))
+    if ttl > _MAX_TTL_S:
+        raise _Refused(_illegal("ClaimTtl must be <=1 hour"))
+    return ttl
+
+
+def _limit(request: _Request) -> int:
+    limit = _number(request, "limit", bits=32)
+    if limit is None:
+        return _DEFAULT_LIMIT
+    if limit <= 0:
+        raise _Refused(_illegal("Limit must be >0"))
+    if limit > _MAX_LIMIT:
+        raise _Refused(_illegal(f"Limit must be <={_MAX_LIMIT}"))
+    return limit
+
+
+def _number(request: _Request, name: str, *, bits: int) -> int | None:
+    """A whole number in the query; None if it is not given."""
+    text = request.parameters.get(name)
+    if text is None:
+        return None
+    if _INTEGER.fullmatch(text) and len(text) <= bits:
+        value = int(text)
+        if -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+            return value
+    raise _Refused(text_response(f'"{text}" is not a number.', 400))
+
+
+def _ids(body: bytes) -> Sequence[object]:
+    """The ids in a body, which is a list; not yet checked."""
+    given = _decoded(msgspec.json.Decoder(), body or b"null")
+    if given is None:
+        raise _Refused(_illegal("Missing message Ids"))
+    if not isinstance(given, list):
+        raise _Refused(_message(400, "a list of ids is expected"))
+    return given
+
+
+def _parsed(request: _Request, ids: WireIds, given: Sequence[object]) -> list[str]:
+    """The ids of the storage, each once, without those of queues that are gone; raises InvalidId."""
+    request.call.count = len(given)
+    found = {ids.parse(one): None for one in given}
+    return [one for one in found if one is not None]
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    if body.count(b",") > _MAX_COMMAS:
+        raise _Refused(_message(413, "the body has too many values"))
+    try:
+        body.decode()  # msgspec does not check the UTF-8 of what it keeps raw
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        what = str(error) if isinstance(error, msgspec.MsgspecError) else type(error).__name__
+        raise _Refused(_message(400, f"Unable to process JSON: {what}")) from None
+
+
+# --- responses ----------------------------------------------------------------------------------------
+
+
+def _shown(request: _Request, ids: WireIds, messages: Sequence[Taken], note: str = "") -> Response:
+    """Messages, each with exactly two fields."""
+    request.call.count = len(messages)
+    parts = [
+        b'{"id":"%s","payload":%s}' % (ids.make(message.id).encode(), _payload(message.body))
+        for message in messages
+    ]
+    body = b"[%s]" % b",".join(parts)
+    request.call.share.add(len(body), refuse=False)
+    request.spend(len(body))
+    return json_response(body, headers={_NOTE: note} if note else None)
+
+
+def _payload(body: bytes) -> bytes:
+    """A body as JSON; what other programs sent that is no JSON becomes text, or base64 of bytes."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return msgspec.json.encode({"base64": body})
+    try:
+        return bytes(_RAW.decode(body))
+    except (msgspec.MsgspecError, RecursionError):
+        return msgspec.json.encode(text)
+
+
+def _status(status: int, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(b"", status, headers)
+
+
+def _message(status: int, text: str) -> Response:
+    return json_response(msgspec.json.encode({"message": text}), status)
+
+
+def _illegal(text: str) -> Response:
+    return text_response(text, 400, {_EXCEPTION: _ILLEGAL_ARGUMENT})
+
+
+def _forbidden() -> Response:
+    return json_response(b'{"reason":"not authorized"}', 403, {_EXCEPTION: _UNAUTHORIZED})
+
+
+def _unavailable(text: str, retry_after_s: float, headers: Mapping[str, str]) -> Response:
+    seconds = max(1, round(retry_after_s))
+    body = msgspec.json.encode({"message": text, "retryAfterSeconds": seconds})
+    return json_response(body, 503, {"retry-after": str(seconds), **headers})
+
+
+BUSY = _unavailable("the gateway is busy", 1.0, {_EXCEPTION: _UNAVAILABLE})
+"""The answer when too many requests run."""

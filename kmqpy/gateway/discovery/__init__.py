@@ -1,0 +1,1 @@
+"""Tells clients which gateways there are."""

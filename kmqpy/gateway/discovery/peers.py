@@ -1,0 +1,173 @@
+"""Other gateways of the same queues on Kafka: each has some partitions, and asks others when it has nothing.
+
+Gateways find each other in ZooKeeper. A znode there holds the address of the gateway's admin port, and a
+token: who can read it may ask the gateway for messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hmac
+import http.client
+import json
+import logging
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
+
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.closeable import Closeable
+from kmqpy.core.durations import DAY_MS, MIN_LEASE_MS
+from kmqpy.gateway.discovery.registration import Entry, Registration
+from kmqpy.gateway.service.hub import Place
+from kmqpy.gateway.service.served_queue import Taken
+from kmqpy.zookeeper.settings import ZooKeeperConnection
+
+_log = logging.getLogger(__name__)
+
+TAKE_PATH = "/internal/take"
+TOKEN_HEADER = "x-kmq-peer"  # noqa: S105 - a name
+_FOLDER = "gateways"
+_EMPTY_S = 0.25
+"""A gateway that has no messages of a queue is not asked for so many seconds."""
+_SILENT_S = 2.0
+_MAX_REMEMBERED = 10_000
+_MAX_LIMIT = 1_000
+_TIMEOUT_S = 0.3
+"""EmoDB's clients give up after 500 ms, and we have waited for messages of our own before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another gateway."""
+
+    address: str
+    token: str
+
+
+class Peers(Closeable):
+    """Registers this gateway, knows the others, and asks them."""
+
+    def __init__(
+        self,
+        zookeeper: ZooKeeperConnection,
+        root: str,
+        address: str,
+        threads: Executor,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._threads = threads
+        self._clock = clock
+        self._not_before_s: dict[tuple[Peer, Place], float] = {}
+        self._folder = f"{root}/{_FOLDER}"
+        self._token = secrets.token_urlsafe(32)
+        self._others: tuple[Peer, ...] = ()
+        data = json.dumps({"address": address, "token": self._token}).encode()
+        self._registration = Registration(zookeeper, [Entry(self._folder, address, data)], self._look)
+
+    @property
+    def others(self) -> tuple[Peer, ...]:
+        """The other gateways, as they were a moment ago."""
+        return self._others
+
+    async def take(self, place: Place, limit: int, lease_s: float) -> tuple[list[Taken], str]:
+        """Ask the others, one after the other, until one has messages; see AskOthers."""
+        silent: list[str] = []
+        now_s = self._clock.monotonic()
+        if len(self._not_before_s) > _MAX_REMEMBERED:
+            self._not_before_s.clear()
+        for peer in self._others:
+            if self._not_before_s.get((peer, place), 0.0) > now_s:
+                continue
+            try:
+                found = await asyncio.wrap_future(self._threads.submit(ask, peer, place, limit, lease_s))
+            except (OSError, ValueError) as error:
+                _log.warning(
+                    "a gateway does not answer", extra={"gateway": peer.address, "error": str(error)}
+                )
+                silent.append(peer.address)
+                self._not_before_s[peer, place] = now_s + _SILENT_S
+                continue
+            if found:
+                return found, ""
+            self._not_before_s[peer, place] = now_s + _EMPTY_S
+        why = f"messages may be at gateways that do not answer: {', '.join(silent)}" if silent else ""
+        return [], why
+
+    def is_token(self, text: str) -> bool:
+        """True for this gateway's token, which only other gateways know."""
+        return hmac.compare_digest(text.encode(), self._token.encode())
+
+    def close(self) -> None:
+        """Withdraw."""
+        self._registration.close()
+
+    def _look(self, client: KazooClient) -> None:
+        found = []
+        for name in client.get_children(self._folder):
+            try:
+                data, _ = client.get(f"{self._folder}/{name}")
+                entry = json.loads(data)
+                peer = Peer(str(entry["address"]), str(entry["token"]))
+            except NoNodeError:
+                continue
+            except (ValueError, KeyError, TypeError):
+                _log.warning("a znode of gateways can't be read", extra={"znode": name})
+                continue
+            if peer.token != self._token:
+                found.append(peer)
+        self._others = tuple(found)
+
+
+def ask(peer: Peer, place: Place, limit: int, lease_s: float) -> list[Taken]:
+    """Let another gateway take messages for us; blocks.
+
+    Raises OSError if it does not answer, and ValueError or KeyError for a wrong answer.
+    """
+    host, _, port = peer.address.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=_TIMEOUT_S)
+    try:
+        body = json.dumps({"place": list(place), "limit": limit, "lease_s": lease_s})
+        connection.request("POST", TAKE_PATH, body, {TOKEN_HEADER: peer.token, "Connection": "close"})
+        response = connection.getresponse()
+        if response.status != 200:
+            raise OSError(f"status {response.status}")
+        return [Taken(str(one["id"]), base64.b64decode(one["body"])) for one in json.loads(response.read())]
+    except http.client.HTTPException as error:
+        raise OSError(type(error).__name__) from error
+    finally:
+        connection.close()
+
+
+class Request(NamedTuple):
+    """What ask() asks for."""
+
+    place: Place
+    limit: int
+    lease_s: float
+
+
+def parse_request(body: bytes) -> Request:
+    """The request in a body; raises ValueError."""
+    try:
+        given = json.loads(body)
+        storage, queue = given["place"]
+        request = Request((str(storage), str(queue)), int(given["limit"]), float(given["lease_s"]))
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    if not 1 <= request.limit <= _MAX_LIMIT or not MIN_LEASE_MS / 1000 <= request.lease_s < DAY_MS:
+        raise ValueError("limit or lease_s is out of range")
+    return request
+
+
+def answer(messages: Sequence[Taken]) -> bytes:
+    """The body of the answer to ask()."""
+    return json.dumps(
+        [{"id": one.id, "body": base64.b64encode(one.body).decode()} for one in messages]
+    ).encode()

@@ -1,0 +1,1 @@
+"""Who may do what: API keys, permissions and limits per key."""

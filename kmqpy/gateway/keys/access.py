@@ -1,0 +1,73 @@
+"""Decides who sends a request, and whether the sender is within the limits of its key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.gateway.keys.keyring import ANYBODY, ApiKey, Keyring, Principal
+from kmqpy.gateway.keys.stores import KeyStore
+from kmqpy.gateway.limits import Held, Overloaded, Rate
+
+
+class Access:
+    """Finds the sender of a request; used on one event loop.
+
+    keys         None: everybody may do everything
+    may_be_open  the same as long as there never was a key
+    on_refused   called when a key's limit refuses a request
+    """
+
+    def __init__(
+        self,
+        keys: KeyStore | None,
+        threads: Executor,
+        *,
+        may_be_open: bool,
+        on_refused: Callable[[], None] = lambda: None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._keyring = None
+        if keys is not None:
+
+            async def read() -> Sequence[ApiKey] | None:
+                return await asyncio.wrap_future(threads.submit(keys.read))
+
+            self._keyring = Keyring(read, may_be_open=may_be_open, clock=clock)
+        self._on_refused = on_refused
+        self._clock = clock
+        self._rates: dict[tuple[str, str, float], Rate] = {}
+        self._held: dict[str, Held] = {}
+
+    async def __call__(self, secret: str | None) -> Principal | None:
+        """Who has this secret; None for nobody. Raises Overloaded above the key's requests per second."""
+        if self._keyring is None:
+            return ANYBODY
+        sender = await self._keyring.who(secret)
+        if sender is not None and sender.key is not None:
+            self._spend(sender.key, "requests_per_s", 1)
+        return sender
+
+    def held_by(self, sender: Principal, most: int) -> Held:
+        """Counts the bytes that the requests of a key hold in memory."""
+        return self._held.setdefault(sender.id, Held(most))
+
+    def spend_bytes(self, sender: Principal, count: int) -> None:
+        """Count bytes of a body; raises Overloaded above the key's bytes per second."""
+        if sender.key is not None:
+            self._spend(sender.key, "bytes_per_s", count)
+
+    def _spend(self, key: ApiKey, limit: str, amount: float) -> None:
+        per_second = getattr(key, limit)
+        if per_second is None:
+            return
+        name = (key.id, limit, per_second)
+        rate = self._rates.get(name)
+        if rate is None:
+            rate = self._rates[name] = Rate(per_second, self._clock)
+        wait_s = rate.spend(amount)
+        if wait_s:
+            self._on_refused()
+            raise Overloaded(f"the key's limit, {limit}, is reached", wait_s)

@@ -1,0 +1,195 @@
+"""The keyring of a gateway: finds out who sends a request, by its API key."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.errors import ConfigError, KmqError
+from kmqpy.gateway.keys.permissions import Permission, parse_permission, permissions_of
+
+_log = logging.getLogger(__name__)
+
+_CACHED_S = 4.0
+"""Keys are read again after this time, in seconds, so a revoked key ends within 5 s."""
+_SECRET_BYTES = 32
+_ID_BYTES = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiKey:
+    """A key as it is stored. Its secret is not: only the SHA-256 digests of the secrets that are valid.
+
+    A secret has 32 random bytes, so nobody finds it by its digest, and no slower digest is needed.
+
+    id              names the key in lists and logs
+    title           whose key it is, for people
+    digests         hexadecimal; two for a while after a rotation
+    roles           names in ROLES
+    permissions     texts of further permissions
+    created_ms      when it was made or changed last (ms since 1970)
+    requests_per_s  more requests of this key are refused for a moment; None: no limit
+    bytes_per_s     the same for bytes of bodies, in and out
+    """
+
+    id: str
+    title: str = ""
+    digests: tuple[str, ...]
+    roles: tuple[str, ...] = ()
+    permissions: tuple[str, ...] = ()
+    created_ms: int = 0
+    requests_per_s: float | None = None
+    bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        permissions_of(self.roles, self.permissions)
+        for key in ("requests_per_s", "bytes_per_s"):
+            value = getattr(self, key)
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"{key}: {value!r} must be more than 0")
+
+    def to_json(self) -> bytes:
+        """The form in which a store keeps it."""
+        return json.dumps(asdict(self), sort_keys=True).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> ApiKey:
+        """The reverse of to_json(); raises ConfigError."""
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError):
+            raise ConfigError("key: what is stored is no JSON") from None
+        if not isinstance(values, dict):
+            raise ConfigError("key: what is stored is no JSON object")
+        known: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+            if name in cls.__dataclass_fields__
+        }
+        try:
+            return cls(**known)
+        except TypeError:
+            raise ConfigError("key: what is stored lacks fields") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who sends a request.
+
+    key  None if the gateway asks for no keys
+    """
+
+    key: ApiKey | None
+    permissions: tuple[Permission, ...] = field(repr=False)
+
+    @property
+    def id(self) -> str:
+        """For logs."""
+        return "-" if self.key is None else self.key.id
+
+    def permits(self, action: str, queue: str) -> bool:
+        """True if the sender may do `action` with the queue that it calls so."""
+        return any(one.permits(action, queue) for one in self.permissions)
+
+
+ANYBODY = Principal(None, (parse_permission("*"),))
+"""Everybody, at a gateway that asks for no keys."""
+
+
+def new_key(
+    title: str, roles: Sequence[str], permissions: Sequence[str], **limits: float | None
+) -> tuple[ApiKey, str]:
+    """A new key, and its secret, which is shown once and not stored."""
+    secret = secrets.token_urlsafe(_SECRET_BYTES)
+    key = ApiKey(
+        id=secrets.token_hex(_ID_BYTES),
+        title=title,
+        digests=(digest_of(secret),),
+        roles=tuple(roles),
+        permissions=tuple(permissions),
+        created_ms=SYSTEM_CLOCK.wall_ms(),
+        **limits,
+    )
+    return key, secret
+
+
+def rotated(key: ApiKey, *, keep_old: bool) -> tuple[ApiKey, str]:
+    """The key with a new secret, and that; the last one stays valid, too, with `keep_old`."""
+    secret = secrets.token_urlsafe(_SECRET_BYTES)
+    digests = (digest_of(secret), *key.digests[: int(keep_old)])
+    return replace(key, digests=digests, created_ms=max(SYSTEM_CLOCK.wall_ms(), key.created_ms + 1)), secret
+
+
+def digest_of(secret: str) -> str:
+    """The SHA-256 of a secret, in hexadecimal."""
+    return hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()
+
+
+class Keyring:
+    """Knows the keys that are valid; read again by `read` when they are older than _CACHED_S.
+
+    While the store does not answer, the keys that were read last stay valid.
+
+    may_be_open  whether everybody may do everything as long as no key was ever made
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[Sequence[ApiKey] | None]],
+        *,
+        may_be_open: bool,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._read = read
+        self._may_be_open = may_be_open
+        self._is_open = False
+        self._clock = clock
+        self._by_digest: dict[str, Principal] = {}
+        self._read_at_s = float("-inf")
+        self._reading: asyncio.Task[None] | None = None
+
+    async def who(self, secret: str | None) -> Principal | None:
+        """Who has this secret; None for nobody. Raises Unavailable if keys could never be read."""
+        if self._clock.monotonic() - self._read_at_s >= _CACHED_S:
+            await self._refresh()
+        if self._is_open:
+            return ANYBODY
+        if not secret:
+            return None
+        digest = digest_of(secret)
+        found = self._by_digest.get(digest)
+        if found is None or found.key is None:
+            return None
+        return found if any(hmac.compare_digest(digest, one) for one in found.key.digests) else None
+
+    async def _refresh(self) -> None:
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.ensure_future(self._read_again())
+        await asyncio.shield(self._reading)
+
+    async def _read_again(self) -> None:
+        now_s = self._clock.monotonic()
+        try:
+            keys = await self._read()
+        except KmqError:
+            if self._read_at_s == float("-inf"):
+                raise
+            _log.warning("the keys could not be read; those known stay valid", exc_info=True)
+            return
+        self._is_open = self._may_be_open and keys is None
+        newest: dict[str, ApiKey] = {}
+        for key in sorted(keys or (), key=lambda one: one.created_ms):
+            newest[key.id] = key
+        principals = [Principal(key, permissions_of(key.roles, key.permissions)) for key in newest.values()]
+        self._by_digest = {
+            digest: principal for principal in principals if principal.key for digest in principal.key.digests
+        }
+        self._read_at_s = now_s

@@ -1,0 +1,136 @@
+"""Where keys are kept: in a file, or in the storage itself, as messages that nobody takes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from kmqpy.errors import ConfigError, NotSupported, QueueNotFound
+from kmqpy.gateway.keys.keyring import ApiKey
+from kmqpy.gateway.service.hub import make_queue
+from kmqpy.queue import Queue, Storage
+
+KEYS_QUEUE = "KMQ.keys"
+"""The queue that holds the keys; no queue of a dialect has this name (see names.py)."""
+_MAX_KEYS = 10_000
+
+
+class KeyStore(Protocol):
+    """Keeps keys; used from any thread."""
+
+    def read(self) -> Sequence[ApiKey] | None:
+        """All keys; None if none was ever kept, so that nobody asks for keys.
+
+        Raises ConfigError for a damaged store, and Unavailable.
+        """
+        ...
+
+    def put(self, key: ApiKey) -> None:
+        """Add a key, or replace the one with its id."""
+        ...
+
+    def remove(self, key_id: str) -> bool:
+        """Remove a key; returns False if there is none with this id."""
+        ...
+
+
+class FileKeys:
+    """Keys in a JSON file that only its owner can read; who writes replaces it as a whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> Sequence[ApiKey]:
+        """See KeyStore.read; a file that does not exist holds no keys."""
+        try:
+            text = self._path.read_bytes()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise ConfigError(f"keys file {str(self._path)!r}: {error.strerror}") from None
+        try:
+            entries: Any = json.loads(text)
+            return [ApiKey.from_json(json.dumps(entry).encode()) for entry in entries["keys"]]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise ConfigError(f"keys file {str(self._path)!r}: it is no file of kmq key") from None
+
+    def put(self, key: ApiKey) -> None:
+        """See KeyStore.put."""
+        with self._locked():
+            self._write([*(one for one in self.read() if one.id != key.id), key])
+
+    def remove(self, key_id: str) -> bool:
+        """See KeyStore.remove."""
+        with self._locked():
+            keys = self.read()
+            left = [one for one in keys if one.id != key_id]
+            if len(left) < len(keys):
+                self._write(left)
+            return len(left) < len(keys)
+
+    def _write(self, keys: Sequence[ApiKey]) -> None:
+        text = json.dumps({"keys": [json.loads(one.to_json()) for one in keys]}, indent=1)
+        new = self._path.with_name(f"{self._path.name}.new")
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self._path)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            with Path(f"{self._path}.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            raise ConfigError(f"keys file {str(self._path)!r}: {error.strerror}") from None
+
+
+class StorageKeys:
+    """Keys in a queue of the storage.
+
+    Raises NotSupported where nobody can acknowledge a message that was not taken (on Kafka).
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        if not storage.capabilities.immediate:
+            raise NotSupported("keys: this storage can't keep keys; keep them in a file (--keys FILE)")
+        self._storage = storage
+
+    def read(self) -> Sequence[ApiKey] | None:
+        """See KeyStore.read."""
+        try:
+            with self._storage.open(KEYS_QUEUE) as queue:
+                return [key for _, key in _entries(queue)]
+        except QueueNotFound:
+            return None
+
+    def put(self, key: ApiKey) -> None:
+        """See KeyStore.put."""
+        make_queue(self._storage, KEYS_QUEUE, {"max_redeliveries": None})
+        with self._storage.open(KEYS_QUEUE) as queue:
+            former = [message_id for message_id, one in _entries(queue) if one.id == key.id]
+            queue.send(key.to_json())
+            queue.ack([queue.receipt(one) for one in former], confirmed=True)
+
+    def remove(self, key_id: str) -> bool:
+        """See KeyStore.remove."""
+        try:
+            with self._storage.open(KEYS_QUEUE) as queue:
+                found = [message_id for message_id, one in _entries(queue) if one.id == key_id]
+                queue.ack([queue.receipt(one) for one in found], confirmed=True)
+        except QueueNotFound:
+            return False
+        return bool(found)
+
+
+def _entries(queue: Queue) -> list[tuple[str, ApiKey]]:
+    """The keys, each with the id of the message that holds it."""
+    return [(message.id, ApiKey.from_json(message.body)) for message in queue.peek(_MAX_KEYS)]

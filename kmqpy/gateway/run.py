@@ -1,0 +1,35 @@
+"""Runs a gateway in a process of its own, with the faster event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Mapping
+
+import uvloop
+
+from kmqpy.gateway.keys.stores import KeyStore
+from kmqpy.gateway.server import Gateway, GatewaySettings
+from kmqpy.queue import Storage
+
+_GC_THRESHOLD = 20_000
+"""Requests make many objects that are no garbage; looking at each 700 of them took a fifth of the time."""
+
+
+def run(
+    settings: GatewaySettings,
+    storages: Mapping[str, Storage],
+    keys: KeyStore | None,
+    *,
+    on_ready: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C; `on_ready` gets the url."""
+
+    async def main() -> None:
+        gateway = Gateway(settings, storages, keys)
+        await gateway.run(on_ready=lambda: on_ready(gateway.url), handle_signals=True)
+
+    gc.freeze()  # what was imported lives as long as the process
+    gc.set_threshold(_GC_THRESHOLD, 10, 100)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())

@@ -1,0 +1,304 @@
+"""Runs a gateway: listens, answers, and stops without losing anything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from kmqpy.errors import ConfigError, KmqError
+from kmqpy.gateway.app import GatewayApp, admin_app
+from kmqpy.gateway.connections import guarded
+from kmqpy.gateway.dialects import emodb
+from kmqpy.gateway.discovery.ostrich import end_points
+from kmqpy.gateway.discovery.peers import TAKE_PATH, TOKEN_HEADER, Peers, parse_request
+from kmqpy.gateway.discovery.peers import answer as peer_answer
+from kmqpy.gateway.discovery.registration import Registration
+from kmqpy.gateway.http import json_response
+from kmqpy.gateway.keys.access import Access
+from kmqpy.gateway.keys.stores import KeyStore
+from kmqpy.gateway.limits import Limits
+from kmqpy.gateway.metrics import GatewayMetrics
+from kmqpy.gateway.service.hub import Hub, Place, make_queue
+from kmqpy.gateway.service.moves import MOVES_QUEUE, Moves
+from kmqpy.gateway.service.served_queue import Taken
+from kmqpy.queue import Storage
+from kmqpy.zookeeper.settings import ZooKeeperConnection
+
+_log = logging.getLogger(__name__)
+
+_THREADS = 8
+_KEEP_ALIVE_S = 75
+"""Idle connections stay open for this time, in seconds: clients that reuse one must not meet its end."""
+_LOOPBACK = ("127.", "::1", "localhost")
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewaySettings:
+    """Where and how a gateway serves.
+
+    host, port     where it listens for clients; port 0: any free one
+    admin_port     where operators and health checks ask; None: port + 1
+    tls_cert       a certificate file (PEM) for clients' connections; with tls_key
+    tls_key        its key file
+    cluster        the name of the cluster in the names of services, for discovery
+    discovery      ZooKeeper, where the gateway registers; None: it does not
+    peers          ZooKeeper, where gateways of the same queues on Kafka find each other; None: they do not
+    root           the znode of kmqpy's there
+    advertise      host name that clients and gateways find there; None: `host`, or the machine's name
+    drain_s        seconds from the withdrawal to the end of serving
+    limits         what it takes on
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    admin_port: int | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    cluster: str = ""
+    discovery: ZooKeeperConnection | None = None
+    peers: ZooKeeperConnection | None = None
+    root: str = "/kmq"
+    advertise: str | None = None
+    drain_s: float = 2.0
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def is_local(self) -> bool:
+        """True if only this machine can connect."""
+        return self.host.startswith(_LOOPBACK)
+
+
+class Gateway:
+    """One gateway. Raises ConfigError for addresses that can't be had.
+
+    storages  by name, the default one under ""; closed at the end of run()
+    keys      None: the gateway asks for no keys; nor does it as long as there never was one
+    """
+
+    def __init__(
+        self, settings: GatewaySettings, storages: Mapping[str, Storage], keys: KeyStore | None = None
+    ) -> None:
+        if not settings.is_local and (keys is None or keys.read() is None):
+            raise ConfigError(
+                f"host: {settings.host} can be reached from elsewhere, and there are no keys; make one with: "
+                "kmq key create --role queue_standard"
+            )
+        if (settings.tls_cert is None) != (settings.tls_key is None):
+            raise ConfigError("tls_cert and tls_key: give both, or none")
+        self._settings = settings
+        self._storages = storages
+        self._threads = ThreadPoolExecutor(_THREADS, "kmq-gateway")  # for all but the calls of queues
+        self._metrics = GatewayMetrics()
+        self._peers: Peers | None = None
+        self._hub = Hub(storages, elsewhere=self._ask_others)
+        self._moves = Moves(self._hub, list(storages.values()), self._threads)
+        access = Access(
+            keys,
+            self._threads,
+            may_be_open=settings.is_local,
+            on_refused=lambda: self._metrics.refused.labels("key").inc(),
+        )
+        dialect = emodb.EmoDialect(self._hub, self._moves, access)
+        self._app = GatewayApp(
+            dict.fromkeys(emodb.BASES, ("emodb", dialect.answer)),
+            limits=settings.limits,
+            metrics=self._metrics,
+            busy={"emodb": emodb.BUSY},
+        )
+        self._sockets = _listening(settings)
+        self.port: int = self._sockets[0].getsockname()[1]
+        self.admin_port: int = self._sockets[1].getsockname()[1]
+        self._registration: Registration | None = None
+        self._stop = asyncio.Event()
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        scheme = "http" if self._settings.tls_cert is None else "https"
+        host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
+        return f"{scheme}://{host}:{self.port}"
+
+    def request_stop(self) -> None:
+        """Let run() end gracefully; called on the event loop."""
+        self._stop.set()
+
+    async def run(self, *, on_ready: Callable[[], None] = lambda: None, handle_signals: bool = False) -> None:
+        """Serve until request_stop(), or with `handle_signals` SIGTERM or SIGINT; then drain and close."""
+        servers = self._servers()
+        serving = [
+            asyncio.ensure_future(server.serve([listener]))
+            for server, listener in zip(servers, self._sockets, strict=True)
+        ]
+        moving = asyncio.ensure_future(self._moves.run())
+        self._threads.submit(self._warm_up)
+        with _stopped_by_signals(self._stop.set) if handle_signals else contextlib.nullcontext():
+            while not all(server.started for server in servers):
+                await asyncio.sleep(0.01)
+            self._register()
+            on_ready()
+            stopping = asyncio.ensure_future(self._stop.wait())
+            await asyncio.wait([stopping, *serving], return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            await self._drain()
+        client_server, admin_server = servers
+        client_server.should_exit = True
+        await serving[0]
+        self._moves.stop()
+        moving.cancel()
+        admin_server.should_exit = True
+        await serving[1]
+        await asyncio.to_thread(self._close)
+
+    async def _drain(self) -> None:
+        """Tell clients to go elsewhere, and serve those that have not heard of it yet."""
+        _log.info("draining")
+        self._app.draining = True
+        for registered in (self._registration, self._peers):
+            if registered is not None:
+                await asyncio.to_thread(registered.close)
+        await asyncio.sleep(self._settings.drain_s)
+
+    def _warm_up(self) -> None:
+        """Open what the first send would have to wait for: a producer's first contact takes half a second."""
+        for storage in self._storages.values():
+            if not storage.capabilities.immediate:
+                try:
+                    make_queue(storage, MOVES_QUEUE, {"max_redeliveries": None})
+                    with storage.open(MOVES_QUEUE) as queue:
+                        queue.send_many([])
+                except KmqError as error:
+                    _log.warning("not warm yet", extra={"error": str(error)})
+
+    def _close(self) -> None:
+        self._threads.shutdown()
+        self._hub.close()
+
+    def _register(self) -> None:
+        settings = self._settings
+        host = settings.advertise or (socket.gethostname() if settings.host in _EVERYWHERE else settings.host)
+        scheme = "http" if settings.tls_cert is None else "https"
+        if settings.discovery is not None:
+            points = end_points(settings.cluster, host, self.port, self.admin_port, scheme)
+            self._registration = Registration(settings.discovery, points)
+        if settings.peers is not None:
+            self._peers = Peers(settings.peers, settings.root, f"{host}:{self.admin_port}", self._threads)
+
+    async def _ask_others(self, place: Place, limit: int, lease_s: float) -> tuple[list[Taken], str]:
+        return ([], "") if self._peers is None else await self._peers.take(place, limit, lease_s)
+
+    async def _answer_other(self, request: Request) -> Response:
+        """Answer another gateway that asks for messages."""
+        token = request.headers.get(TOKEN_HEADER, "")
+        if self._peers is None or not self._peers.is_token(token):
+            return Response(status_code=403)
+        try:
+            asked = parse_request(await request.body())
+        except ValueError:
+            return Response(status_code=400)
+        try:
+            messages = await self._hub.take_for_other(asked.place, asked.limit, asked.lease_s)
+        except KmqError as error:
+            _log.warning("nothing for another gateway", extra={"error": str(error)})
+            return Response(status_code=503)
+        if messages and await request.is_disconnected():
+            await self._hub.give_back(asked.place, messages)
+        return json_response(peer_answer(messages))
+
+    def _servers(self) -> list[uvicorn.Server]:
+        common: dict[str, Any] = {
+            "loop": "none",
+            "ws": "none",
+            "lifespan": "off",
+            "log_config": None,
+            "access_log": False,
+            "server_header": False,
+            "proxy_headers": False,
+            "timeout_keep_alive": _KEEP_ALIVE_S,
+            "timeout_graceful_shutdown": 30,
+        }
+        http = guarded(self._settings.limits)
+        admin = admin_app(
+            self._metrics,
+            self._problems,
+            self._refresh_metrics,
+            [Route(TAKE_PATH, self._answer_other, methods=["POST"])],
+        )
+        clients = uvicorn.Config(
+            self._app,
+            http=http,
+            ssl_certfile=self._settings.tls_cert,
+            ssl_keyfile=self._settings.tls_key,
+            **common,
+        )
+        try:
+            clients.load()
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"tls_cert, tls_key: {error.strerror or error}") from None
+        return [_Server(clients), _Server(uvicorn.Config(admin, http=http, **common))]
+
+    def _problems(self) -> list[str]:
+        silent = [f"storage {name or '(default)'} does not answer" for name in self._hub.silent_storages()]
+        return silent + ["draining"] * self._app.draining
+
+    def _refresh_metrics(self) -> None:
+        self._metrics.open_queues.set(self._hub.open_queues)
+        self._metrics.running.set(self._app.running)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which leaves signals to the gateway."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _listening(settings: GatewaySettings) -> list[socket.socket]:
+    """Sockets for clients and for operators; raises ConfigError."""
+    clients = _bound("port", settings.host, settings.port)
+    port = clients.getsockname()[1]
+    try:
+        wanted = port + 1 if settings.admin_port is None else settings.admin_port
+        return [clients, _bound("admin_port", settings.host, wanted)]
+    except ConfigError:
+        clients.close()
+        raise
+
+
+def _bound(name: str, host: str, port: int) -> socket.socket:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{name}: {port} on {host} can't be had: {reason}") from None
+    return bound

@@ -1,0 +1,1 @@
+"""What the gateway does with queues, whatever dialect asks: batches, names, ids, moves."""

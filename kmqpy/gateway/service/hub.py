@@ -1,0 +1,299 @@
+"""Opens and makes the queues of the gateway's storages, when a request names them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.errors import Closed, ConfigError, QueueNotFound, Unavailable
+from kmqpy.gateway.service.names import stored_name
+from kmqpy.gateway.service.pulse import PATIENCE_S, PATIENCE_WHEN_AWAY_S, Pulse
+from kmqpy.gateway.service.served_queue import ServedQueue, Taken
+from kmqpy.queue import Storage
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_MISSING_S = 0.25
+"""For so long, in seconds, a queue that is missing is not looked for again."""
+_REOPEN_AFTER_S = 60.0
+"""A queue without calls is opened again after this time, in seconds: its settings may have changed."""
+_LEAVE_AFTER_S = 10.0
+"""When another gateway asks, a queue that no client of ours has asked for messages in this time is closed."""
+_THREADS = 32
+"""Threads for the calls of one storage; each call is a batch."""
+_MAX_OPEN = 2_000
+"""Of more queues, those that were used longest ago are closed when they have no calls."""
+
+
+Place = tuple[str, str]
+"""The name of a storage, and the name of a queue in it."""
+
+
+class AskOthers(Protocol):
+    """Asks other gateways for messages of a queue, see Elsewhere."""
+
+    async def __call__(self, place: Place, limit: int, lease_s: float) -> tuple[list[Taken], str]: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class QueueName:
+    """The name of a queue in a dialect.
+
+    name      the name as clients write it
+    prefix    tells kinds of queues apart that may share names
+    settings  settings of the queue, for when it is made
+    """
+
+    name: str
+    prefix: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """An open queue, or None for one that is missing; when it was opened, or looked for."""
+
+    queue: ServedQueue | None
+    since_s: float
+    close: Callable[[], None] = lambda: None
+
+
+class Hub:
+    """Gives dialects the queues of storages; used on one event loop.
+
+    A name `other:rest` is queue `rest` of the storage that was given under the name `other`, if there is one;
+    all other names are queues of the default storage, the one under the name "".
+
+    elsewhere  asks other gateways for messages of a queue on Kafka; None: there are no others
+    """
+
+    def __init__(
+        self,
+        storages: Mapping[str, Storage],
+        *,
+        elsewhere: AskOthers | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._storages = dict(storages)
+        self._elsewhere = elsewhere
+        # Threads of its own for each storage, so that one that does not answer holds none of another's.
+        self._threads = {
+            storage: ThreadPoolExecutor(_THREADS, "kmq-gateway") for storage in storages.values()
+        }
+        self._pulses = {name: Pulse() for name in storages}
+        self._clock = clock
+        self._entries: OrderedDict[Place, _Entry] = OrderedDict()
+        self._opening: dict[tuple[Place, bool], asyncio.Task[ServedQueue | None]] = {}
+
+    @property
+    def open_queues(self) -> int:
+        """How many queues are open."""
+        return sum(1 for entry in self._entries.values() if entry.queue is not None)
+
+    def storage_of(self, name: QueueName) -> Storage:
+        """The storage that has the queue of this name, or would have it."""
+        return self._storages[self._place(name)[0]]
+
+    def stored_name(self, name: QueueName) -> str:
+        """The queue's name in its storage."""
+        return self._place(name)[1]
+
+    async def with_queue(
+        self,
+        name: QueueName,
+        use: Callable[[ServedQueue], Awaitable[T]],
+        *,
+        missing: Callable[[], T],
+        patience_s: float = PATIENCE_S,
+    ) -> T:
+        """The result of `use` with the queue of this name; that of `missing` if the queue does not exist.
+
+        Raises Unavailable when the storage has not answered in `patience_s` seconds, sooner if it did not
+        answer others, either.
+        """
+
+        async def do() -> T:
+            queue = await self._find(name, make=False)
+            return missing() if queue is None else await use(queue)
+
+        return await self._within(name, do, patience_s)
+
+    async def with_made(self, name: QueueName, use: Callable[[ServedQueue], Awaitable[T]]) -> T:
+        """The result of `use` with the queue of this name, which is made if it does not exist."""
+
+        async def do() -> T:
+            queue = await self._find(name, make=True)
+            assert queue is not None
+            return await use(queue)
+
+        return await self._within(name, do, PATIENCE_S)
+
+    def silent_storages(self) -> list[str]:
+        """The names of the storages that do not answer."""
+        now_s = self._clock.monotonic()
+        return [name for name, pulse in self._pulses.items() if pulse.is_away(now_s)]
+
+    async def _within(self, name: QueueName, do: Callable[[], Awaitable[T]], patience_s: float) -> T:
+        pulse = self._pulses[self._place(name)[0]]
+        call, begun_s = object(), self._clock.monotonic()
+        away = pulse.is_away(begun_s)
+        if patience_s <= PATIENCE_S:  # what is known to take long is no sign
+            pulse.begin(call, begun_s)
+        try:
+            async with asyncio.timeout(PATIENCE_WHEN_AWAY_S if away else patience_s):
+                result = await self._again_if_deleted(name, do)
+        except (TimeoutError, Unavailable) as error:
+            pulse.end(call, self._clock.monotonic(), failed=True)
+            if isinstance(error, Unavailable):
+                raise
+            raise Unavailable("the storage does not answer in time") from None
+        except BaseException:
+            pulse.drop(call)
+            raise
+        pulse.end(call, self._clock.monotonic(), failed=False)
+        return result
+
+    async def _again_if_deleted(self, name: QueueName, do: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await do()
+        except (QueueNotFound, Closed):  # deleted, or deleted and made again, since it was opened
+            self._forget(name)
+            return await do()
+
+    async def take_for_other(self, place: Place, limit: int, lease_s: float) -> list[Taken]:
+        """Take for another gateway, if we have partitions of the queue.
+
+        If none of our clients has asked for messages lately, we leave the partitions to others.
+        """
+        entry = self._entries.get(place)
+        if entry is None or entry.queue is None or entry.queue.unasked_s is None:
+            return []
+        messages = await entry.queue.take_here(limit, lease_s)
+        if entry.queue.unasked_s > _LEAVE_AFTER_S and not entry.queue.busy and place in self._entries:
+            del self._entries[place]
+            self._threads[self._storages[place[0]]].submit(entry.close)
+        return messages
+
+    async def give_back(self, place: Place, messages: Sequence[Taken]) -> None:
+        """Give back what take_for_other() returned, if the other gateway did not get it."""
+        entry = self._entries.get(place)
+        if entry is not None and entry.queue is not None:
+            await entry.queue.give_back(messages)
+
+    def close(self) -> None:
+        """Wait for running calls, then close queues and storages; called in a thread, without requests."""
+        for threads in self._threads.values():
+            threads.shutdown()
+        for entry in self._entries.values():
+            entry.close()
+        for storage in self._storages.values():
+            storage.close()
+
+    async def _find(self, name: QueueName, *, make: bool) -> ServedQueue | None:
+        place = self._place(name)
+        entry = self._entries.get(place)
+        if entry is not None and self._is_good(entry, make=make):
+            self._entries.move_to_end(place)
+            return entry.queue
+        # One opens for all who ask meanwhile. Who wants the queue made can't wait for one who does not.
+        opening = self._opening.get((place, make))
+        if opening is None:
+            opening = asyncio.ensure_future(self._open_or_make(place, name.settings if make else None))
+            self._opening[place, make] = opening
+            opening.add_done_callback(lambda _: self._opening.pop((place, make), None))
+        return await asyncio.shield(opening)
+
+    async def _open_or_make(self, place: Place, settings: Mapping[str, Any] | None) -> ServedQueue | None:
+        queue = await self._open(place)
+        if queue is None and settings is not None:
+            storage = self._storages[place[0]]
+            await self._run(storage, make_queue, storage, place[1], settings)
+            queue = await self._open(place)
+        return queue
+
+    def _is_good(self, entry: _Entry, *, make: bool) -> bool:
+        age_s = self._clock.monotonic() - entry.since_s
+        if entry.queue is None:
+            return not make and age_s < _MISSING_S
+        return age_s < _REOPEN_AFTER_S or entry.queue.busy
+
+    async def _open(self, place: Place) -> ServedQueue | None:
+        storage, stored = self._storages[place[0]], place[1]
+        before = self._clock.monotonic()
+        try:
+            queue = await self._run(storage, storage.open, stored)
+        except QueueNotFound:
+            found = self._entries.get(place)
+            if found is None or found.queue is None:
+                self._entries[place] = _Entry(None, before)
+                self._evict()
+            return None
+        asks = self._elsewhere is not None and not storage.capabilities.immediate
+        served = ServedQueue(
+            queue,
+            self._threads[storage],
+            elsewhere=functools.partial(self._elsewhere, place) if asks and self._elsewhere else None,
+            clock=self._clock,
+        )
+        former = self._entries.get(place)
+        if former is not None and self._is_good(former, make=True):
+            self._threads[storage].submit(queue.close)  # opened by another request meanwhile, and in use
+            return former.queue
+        self._entries.pop(place, None)
+        self._entries[place] = _Entry(served, before, queue.close)
+        if former is not None:
+            self._threads[storage].submit(former.close)
+        self._evict()
+        return served
+
+    def _forget(self, name: QueueName) -> None:
+        place = self._place(name)
+        entry = self._entries.pop(place, None)
+        if entry is not None:
+            self._threads[self._storages[place[0]]].submit(entry.close)
+
+    def _evict(self) -> None:
+        for place in list(self._entries):
+            if len(self._entries) <= _MAX_OPEN:
+                return
+            entry = self._entries[place]
+            if entry.queue is None or not entry.queue.busy:
+                del self._entries[place]
+                self._threads[self._storages[place[0]]].submit(entry.close)
+
+    def _place(self, name: QueueName) -> Place:
+        """The name of the storage, and that of the queue in it."""
+        storage, colon, rest = name.name.partition(":")
+        if not (colon and rest and storage in self._storages):
+            storage, rest = "", name.name
+        any_name = self._storages[storage].capabilities.any_name
+        return storage, stored_name(rest, prefix=name.prefix, any_name=any_name)
+
+    async def _run(self, storage: Storage, function: Callable[..., T], *args: Any) -> T:
+        return await asyncio.wrap_future(self._threads[storage].submit(functools.partial(function, *args)))
+
+
+def make_queue(storage: Storage, stored: str, settings: Mapping[str, Any]) -> None:
+    """Make a queue, unless somebody has just made it.
+
+    Its messages keep their places, and receipts by id work, where the storage leaves that to a setting.
+    """
+    capabilities = storage.capabilities
+    own = {"requeue_to": "front"} if capabilities.requeue_to_front else {}
+    by_id = {} if capabilities.receipts_by_id else {"late_acks": True}  # on Kafka
+    try:
+        storage.create(stored, **own, **by_id, **settings)
+    except ConfigError:
+        if stored not in storage.list():
+            raise
+    else:
+        _log.info("made a queue", extra={"queue": stored})

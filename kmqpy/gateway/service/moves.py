@@ -1,0 +1,262 @@
+"""Moves the messages of one queue to another, as jobs that survive the gateway that runs them.
+
+A job is a message of the queue KMQ.moves in the storage of the queue that is emptied. A gateway takes it,
+extends its lease while it copies, and then makes it a dead letter whose reason is the outcome. If the gateway
+dies, the job comes again, to any gateway. A message is copied before it is acknowledged, so none is lost, and
+some may come twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import json
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.errors import ConfigError, KmqError, QueueNotFound, Unavailable
+from kmqpy.gateway.service.hub import Hub, QueueName, make_queue
+from kmqpy.gateway.service.ids import InvalidId, WireIds
+from kmqpy.message import Message, OutgoingMessage
+from kmqpy.queue import Queue, Storage
+
+_log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MOVES_QUEUE = "KMQ.moves"
+_JOB_LEASE_S = 10
+_SETTINGS = {"max_redeliveries": None, "lease_ms": _JOB_LEASE_S * 1000}
+_EXTEND_EVERY_S = 3.0
+_LOOK_EVERY_S = 2.0
+_BATCH = 100
+_ARRIVAL_S = 5.0
+"""Seconds after which no message on Kafka is still on its way to a new consumer."""
+_LEASE_S = 60.0
+_LISTED = 10_000
+"""Jobs that status() looks through; older outcomes are forgotten."""
+_KEPT_MS = 7 * 86_400_000
+"""Outcomes are kept for a week."""
+
+
+class MoveStatus(enum.Enum):
+    """How far a move is."""
+
+    IN_PROGRESS = "IN_PROGRESS"
+    COMPLETE = "COMPLETE"
+    ERROR = "ERROR"
+
+
+class UnknownMove(KmqError):
+    """There is no move of this reference, or it was forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """From which queue to which."""
+
+    origin: QueueName
+    target: QueueName
+
+
+class Moves:
+    """Starts, runs and finds moves."""
+
+    def __init__(self, hub: Hub, storages: Sequence[Storage], threads: Executor) -> None:
+        self._hub = hub
+        self._storages = storages
+        self._threads = threads
+        self._open_jobs: dict[Storage, Queue] = {}
+        self._look_now = asyncio.Event()
+        self._stopping = False
+
+    async def start(self, service: str, move: Move) -> str:
+        """Start a move for the clients of a service; returns its reference."""
+        reference = await self._run(self._store, service, move)
+        self._look_now.set()
+        return reference
+
+    async def status(self, service: str, reference: str) -> tuple[Move, MoveStatus]:
+        """The move and how far it is; raises UnknownMove, also for a reference of another service."""
+        return await self._run(self._find, service, reference)
+
+    async def run(self) -> None:
+        """Run the moves that nobody runs, until the task is cancelled."""
+        while True:
+            self._look_now.clear()
+            for storage in self._storages:
+                try:
+                    while await self._run(self._run_next, storage):
+                        pass
+                except KmqError as error:  # the storage is away, and so are its queues
+                    _log.warning("moves wait", extra={"error": str(error)})
+            try:
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await self._look_now.wait()
+            except TimeoutError:
+                continue
+
+    def stop(self) -> None:
+        """Let a running move end after its batch; another gateway goes on with it when its lease is over."""
+        self._stopping = True
+
+    # --- in threads -------------------------------------------------------------------------------
+
+    def _store(self, service: str, move: Move) -> str:
+        jobs = self._jobs(self._hub.storage_of(move.origin), make=True)
+        body = {
+            "service": service,
+            **{
+                end: {"name": name.name, "prefix": name.prefix, "settings": dict(name.settings)}
+                for end, name in (("from", move.origin), ("to", move.target))
+            },
+        }
+        return WireIds(MOVES_QUEUE, jobs.unique_id).make(jobs.send(json.dumps(body)))
+
+    def _find(self, service: str, reference: str) -> tuple[Move, MoveStatus]:
+        for storage in self._storages:
+            try:
+                found = self._find_in(self._jobs(storage), service, reference)
+            except QueueNotFound:
+                self._open_jobs.pop(storage, None)
+                continue
+            if found is not None:
+                return found
+        raise UnknownMove("move: there is none of this reference")
+
+    def _find_in(self, jobs: Queue, service: str, reference: str) -> tuple[Move, MoveStatus] | None:
+        try:
+            message_id = WireIds(MOVES_QUEUE, jobs.unique_id).parse(reference)
+        except InvalidId:
+            return None
+        # In the order in which a job passes from state to state, so that it is not missed in between.
+        waiting = [(one.id, one.body, MoveStatus.IN_PROGRESS) for one in jobs.peek(_LISTED)]
+        running = [
+            (one.message.id, one.message.body, MoveStatus.IN_PROGRESS)
+            for one in jobs.orphans()
+            if one.message is not None
+        ]
+        ended = [(one.id, one.body, _outcome(one.reason)) for one in jobs.dead_letters.peek(_LISTED)]
+        for found_id, body, status in (*ended, *running, *waiting):
+            if found_id == message_id:
+                found, move = _parsed(body)
+                return (move, status) if found == service else None
+        return None
+
+    def _run_next(self, storage: Storage) -> bool:
+        """Run one job; returns False if there is none."""
+        if self._stopping:
+            return False
+        try:
+            jobs = self._jobs(storage)
+            taken = jobs.receive(1, wait=0 if jobs.capabilities.immediate else _LOOK_EVERY_S)
+            for job in taken:
+                self._run_job(jobs, job)
+            return bool(taken)
+        except QueueNotFound:  # there never was a move, or somebody has deleted the queue
+            self._open_jobs.pop(storage, None)
+            return False
+
+    def _run_job(self, jobs: Queue, job: Message) -> None:
+        try:
+            _, move = _parsed(job.body)
+            moved = self._move(jobs, job, move)
+        except Unavailable as error:
+            _log.warning("a move has to wait", extra={"job": job.id, "error": str(error)})
+            jobs.nack(job, delay=1, count=False)
+        except KmqError as error:
+            _log.exception("a move failed", extra={"job": job.id})
+            jobs.dead_letter(job, reason=f"{error}: {MoveStatus.ERROR.value}", confirmed=True)
+        else:
+            if moved is None:
+                jobs.nack(job, count=False)  # this gateway stops
+            else:
+                _log.info("a move is complete", extra={"job": job.id, "count": moved})
+                jobs.dead_letter(job, reason=MoveStatus.COMPLETE.value, confirmed=True)
+        self._forget_old(jobs)
+
+    def _move(self, jobs: Queue, job: Message, move: Move) -> int | None:
+        """Move what is there now; returns how many messages, or None if the gateway stops before the end."""
+        try:
+            origin = self._hub.storage_of(move.origin).open(self._hub.stored_name(move.origin))
+        except QueueNotFound:
+            return 0
+        storage, stored = self._hub.storage_of(move.target), self._hub.stored_name(move.target)
+        with origin, _opened(storage, stored, move.target) as target:
+            left = origin.size() + origin.in_flight()
+            moved = 0
+            extended_s = SYSTEM_CLOCK.monotonic()
+            while left > 0:
+                if self._stopping:
+                    return None
+                if SYSTEM_CLOCK.monotonic() - extended_s >= _EXTEND_EVERY_S:
+                    jobs.extend(job, lease=_JOB_LEASE_S, confirmed=True)
+                    extended_s = SYSTEM_CLOCK.monotonic()
+                batch = self._next_batch(origin)
+                if not batch:
+                    break
+                target.send_many(OutgoingMessage(one.body, key=one.key, headers=one.headers) for one in batch)
+                origin.ack([origin.receipt(one.id) for one in batch], confirmed=True)
+                moved += len(batch)
+                left -= len(batch)
+            return moved
+
+    def _next_batch(self, origin: Queue) -> Sequence[Message]:
+        """Ready messages first, which we take, so that nobody else does; then those that others have."""
+        wait_s = 0.0 if origin.capabilities.immediate else _ARRIVAL_S
+        ready = origin.receive(_BATCH, wait=wait_s, lease=min(_LEASE_S, origin.max_lease))
+        if ready:
+            return ready
+        return [one.message for one in origin.orphans(limit=_BATCH) if one.message is not None]
+
+    def _forget_old(self, jobs: Queue) -> None:
+        before_ms = SYSTEM_CLOCK.wall_ms() - _KEPT_MS
+        old = [letter.id for letter in jobs.dead_letters.list(_BATCH) if letter.dead_since_ms < before_ms]
+        if old and jobs.capabilities.immediate:
+            jobs.dead_letters.redrive(old)
+            jobs.ack([jobs.receipt(one) for one in old], confirmed=True)
+
+    def _jobs(self, storage: Storage, *, make: bool = False) -> Queue:
+        """The queue of jobs in a storage; raises QueueNotFound if it is missing, and not to be made."""
+        jobs = self._open_jobs.get(storage)
+        if jobs is None:
+            name = QueueName(MOVES_QUEUE, settings=_SETTINGS)
+            jobs = _opened(storage, MOVES_QUEUE, name) if make else storage.open(MOVES_QUEUE)
+            jobs = self._open_jobs.setdefault(storage, jobs)
+        return jobs
+
+    async def _run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.wrap_future(self._threads.submit(function, *args, **kwargs))
+
+
+def _opened(storage: Storage, stored: str, name: QueueName) -> Queue:
+    """Open a queue; makes it if it is missing."""
+    try:
+        return storage.open(stored)
+    except QueueNotFound:
+        pass
+    make_queue(storage, stored, name.settings)
+    return storage.open(stored)
+
+
+def _outcome(reason: str | None) -> MoveStatus:
+    is_complete = (reason or "").endswith(MoveStatus.COMPLETE.value)
+    return MoveStatus.COMPLETE if is_complete else MoveStatus.ERROR
+
+
+def _parsed(body: bytes) -> tuple[str, Move]:
+    """The service and move of a job; raises ConfigError."""
+    try:
+        job = json.loads(body)
+        ends = [
+            QueueName(str(job[end]["name"]), str(job[end]["prefix"]), dict(job[end]["settings"]))
+            for end in ("from", "to")
+        ]
+        return str(job["service"]), Move(*ends)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ConfigError("move: what is stored is no job") from None

@@ -1,0 +1,356 @@
+"""One queue of a storage as the gateway serves it: calls of concurrent requests are gathered into batches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar
+
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.gateway.service.ids import WireIds
+from kmqpy.gateway.service.shelf import Shelf
+from kmqpy.message import Message
+from kmqpy.queue import Queue
+from kmqpy.worker.batches import Batches, each_result
+
+_log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_BYTES_PER_WEIGHT = 4_096
+"""Batches are limited by the weight of their items: that of a body is 1 and the number of its 4,096 bytes."""
+_MAX_TAKEN_BYTES = 16 * 1024 * 1024
+"""A take, or several that are done together, ends when it has taken so many bytes of bodies."""
+_FIRST_TAKE = 100
+"""The most messages of the first take of a queue, whose bodies may be of any size."""
+_TAKE_WAIT_S = 0.1
+"""See Capabilities.immediate: in seconds, how long a take waits for messages to arrive from Kafka."""
+_TAKE_PATIENCE_S = 0.2
+"""A poll waits no longer for such a take; what it brings is kept for the next poll."""
+_STALE_AFTER_S = 3.1
+"""Just longer than the shelf keeps messages."""
+_HAND_OUT_LEASE_S = 5.0
+"""The lease of messages that are handed out without a claim, until they are given back a moment later."""
+_EXACT_SIZE = 10_000
+"""Sizes up to this number are exact, whatever limit is asked for."""
+_SIZE_WAIT_S = 0.15
+"""Seconds that a request of the size waits for the number; then it gets the last one, while the count goes on
+for those who ask again."""
+
+
+class Taken(NamedTuple):
+    """A message that was taken, perhaps by another gateway for us: then we have no receipt of that take."""
+
+    id: str
+    body: bytes
+    receipt: str | None = None
+
+
+class Elsewhere(Protocol):
+    """Asks other gateways for messages; returns them, or why there are none (empty: there are none)."""
+
+    async def __call__(self, limit: int, lease_s: float) -> tuple[list[Taken], str]: ...  # noqa: D102
+
+
+class _Take(NamedTuple):
+    limit: int
+    lease_s: float
+
+
+class _Extension(NamedTuple):
+    ids: Sequence[str]
+    lease_s: float
+
+
+class ServedQueue:
+    """Serves one queue; used on one event loop.
+
+    Ids are those of the storage (Message.id), for the whole life of a message: ack(), extend() and release()
+    act whoever has it at the moment. Every method raises QueueNotFound after the queue was deleted.
+
+    elsewhere  asks other gateways, which have partitions of the queue; None where all see all messages
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        threads: Executor,
+        *,
+        elsewhere: Elsewhere | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.ids = WireIds(queue.name, queue.unique_id)
+        self._queue = queue
+        self._threads = threads
+        self._elsewhere = elsewhere
+        self._clock = clock
+        self._last_take_s: float | None = None
+        self._sends: Batches[Sequence[bytes], list[str]] = Batches(threads, self._send_all, weigh=_weight)
+        self._takes: Batches[_Take, list[Message]] = Batches(
+            threads, self._take_all, weigh=lambda take: take.limit, unclaimed=self._give_back_later
+        )
+        self._acks: Batches[Sequence[str], None] = Batches(
+            threads, lambda given: each_result(self._ack_all, given), weigh=len
+        )
+        self._extensions: Batches[_Extension, None] = Batches(
+            threads, lambda given: each_result(self._extend_all, given), weigh=lambda one: len(one.ids)
+        )
+        # Where a take must wait for what is on its way, a short wait; EmoDB's clients give up after 500 ms.
+        self._take_wait_s = 0.0 if queue.capabilities.immediate else _TAKE_WAIT_S
+        self._shelf = Shelf()
+        self._running = 0
+        self._largest_body = 0
+        self._counting: dict[int | None, asyncio.Future[int]] = {}
+        self._last_count: int | None = None
+
+    @property
+    def busy(self) -> bool:
+        """True while a call has not ended."""
+        batches = (self._sends, self._takes, self._acks, self._extensions)
+        return bool(self._running or self._shelf) or not all(one.idle for one in batches)
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    async def send(self, bodies: Sequence[bytes]) -> list[str]:
+        """Send bodies; returns the ids of the messages when the storage has them."""
+        return await self._sends.submit(bodies) if bodies else []
+
+    @property
+    def unasked_s(self) -> float | None:
+        """For how many seconds no client of ours has asked for messages; None: none ever has."""
+        return None if self._last_take_s is None else self._clock.monotonic() - self._last_take_s
+
+    async def take(self, limit: int, lease_s: float) -> tuple[list[Taken], str]:
+        """Take up to `limit` ready messages; if the call is cancelled, they are given back uncounted.
+
+        Also returns why there may be messages that nobody can give us; empty as a rule.
+        """
+        self._last_take_s = self._clock.monotonic()
+        messages = await self.take_here(limit, lease_s)
+        if messages or self._elsewhere is None:
+            return messages, ""
+        return await self._elsewhere(limit, lease_s)
+
+    async def take_here(self, limit: int, lease_s: float) -> list[Taken]:
+        """Like take(), but asks no other gateway."""
+        lease_s = min(lease_s, self._queue.max_lease)
+        if late := self._shelf.take(limit, self._clock.monotonic()):
+            return await self._call(self._extended, late, lease_s)
+        taking = self._takes.submit(_Take(limit, lease_s))
+        try:
+            if self._take_wait_s:
+                await asyncio.wait([taking], timeout=_TAKE_PATIENCE_S)
+                if not taking.done():  # a consumer that just joins may take seconds
+                    taking.add_done_callback(lambda done: self._keep_late(done, lease_s))
+                    return []
+            messages = await taking
+        except asyncio.CancelledError:
+            if taking.done() and not taking.cancelled() and taking.exception() is None:
+                self._give_back_later(taking.result())
+            raise
+        return [Taken(one.id, one.body, one.receipt) for one in messages]
+
+    async def hand_out(self, limit: int) -> list[Taken]:
+        """Take up to `limit` messages that are ready, and give them back at once, uncounted."""
+
+        def take_and_release() -> list[Message]:
+            messages = self._take_up_to(limit, min(_HAND_OUT_LEASE_S, self._queue.max_lease))
+            if messages:
+                self._queue.nack(messages, count=False, confirmed=True)
+            return messages
+
+        self._last_take_s = self._clock.monotonic()
+        return [Taken(one.id, one.body) for one in await self._call(take_and_release)]
+
+    async def ack(self, ids: Sequence[str]) -> None:
+        """Acknowledge messages; returns when that is durable. Unknown ids do nothing."""
+        if ids:
+            await self._acks.submit(ids)
+
+    async def extend(self, ids: Sequence[str], lease_s: float) -> None:
+        """Let leases end after `lease_s`, or later if they do; takes the messages that nobody has."""
+        if ids:
+            await self._extensions.submit(_Extension(ids, min(lease_s, self._queue.max_lease)))
+
+    async def release(self, ids: Sequence[str]) -> None:
+        """Give messages back at once, uncounted."""
+        if ids:
+            await self._call(lambda: self._queue.nack(self._receipts(ids), count=False, confirmed=True))
+
+    async def give_back(self, messages: Sequence[Taken]) -> None:
+        """Give back messages that were taken and not handed out, uncounted."""
+        if messages:
+            await self._call(
+                lambda: self._give_back([one.receipt or self._queue.receipt(one.id) for one in messages])
+            )
+
+    async def release_all(self) -> None:
+        """Give back all messages that are taken, uncounted."""
+        await self._call(self._queue.release_all)
+
+    async def purge(self) -> None:
+        """Remove all messages but dead letters."""
+        await self._call(self._queue.purge)
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    async def peek(self, limit: int) -> list[Taken]:
+        """The oldest messages, those that are taken included."""
+
+        def look() -> list[Taken]:
+            ready = self._queue.peek(limit)
+            taken = [one.message for one in self._queue.orphans(limit=limit) if one.message is not None]
+            seen = {message.id: message for message in (*ready, *taken)}  # one may be taken in between
+            return [Taken(one.id, one.body) for one in sorted(seen.values(), key=_age)[:limit]]
+
+        return await self._call(look)
+
+    async def size(self, limit: int | None) -> int:
+        """How many messages there are, taken ones included; exact up to `limit`.
+
+        Exact as far as time allows: else the last number that was found.
+        """
+        most = None if limit is None else max(limit, _EXACT_SIZE)
+        counting = self._counting.get(most)
+        if counting is None:
+            counting = self._counting[most] = asyncio.ensure_future(self._call(self._count, most))
+            counting.add_done_callback(lambda done: self._keep_count(most, done))
+        if self._last_count is not None:
+            await asyncio.wait([counting], timeout=_SIZE_WAIT_S)
+            if not counting.done():
+                return self._last_count
+        return await asyncio.shield(counting)
+
+    async def in_flight(self) -> int:
+        """How many messages are taken and not finished."""
+        return await self._call(self._queue.in_flight)
+
+    # --- in threads -------------------------------------------------------------------------------
+
+    def _send_all(self, given: Sequence[Sequence[bytes]]) -> list[list[str] | BaseException]:
+        return each_result(self._send_each, given)
+
+    def _send_each(self, given: Sequence[Sequence[bytes]]) -> list[list[str]]:
+        ids = iter(self._queue.send_many([body for bodies in given for body in bodies]))
+        return [[next(ids) for _ in bodies] for bodies in given]
+
+    def _take_all(self, takes: Sequence[_Take]) -> list[list[Message] | BaseException]:
+        by_lease: defaultdict[float, list[int]] = defaultdict(list)
+        for index, take in enumerate(takes):
+            by_lease[take.lease_s].append(index)
+        results: dict[int, list[Message] | BaseException] = {}
+        for lease_s, indexes in by_lease.items():
+            limits = [takes[index].limit for index in indexes]
+            try:
+                shares: Sequence[list[Message] | BaseException] = dealt(
+                    self._take_up_to(sum(limits), lease_s), limits
+                )
+            except BaseException as error:
+                shares = [error] * len(indexes)
+            results.update(zip(indexes, shares, strict=True))
+        return [results[index] for index in range(len(takes))]
+
+    def _take_up_to(self, limit: int, lease_s: float) -> list[Message]:
+        taken: list[Message] = []
+        left = _MAX_TAKEN_BYTES
+        while len(taken) < limit and left > 0:
+            likely = max(1, left // self._largest_body) if self._largest_body else _FIRST_TAKE
+            asked = min(limit - len(taken), likely)
+            try:
+                found = self._queue.receive(asked, wait=0.0 if taken else self._take_wait_s, lease=lease_s)
+            except BaseException:
+                self._give_back(taken)
+                raise
+            taken += found
+            if len(found) < asked:
+                break
+            sizes = [len(message.body) for message in found]
+            self._largest_body = max(*sizes, 1)
+            left -= sum(sizes)
+        return taken
+
+    def _ack_all(self, given: Sequence[Sequence[str]]) -> list[None]:
+        self._queue.ack(self._receipts([one for ids in given for one in ids]), confirmed=True)
+        return [None] * len(given)
+
+    def _extend_all(self, given: Sequence[_Extension]) -> list[None]:
+        by_lease: defaultdict[float, list[str]] = defaultdict(list)
+        for one in given:
+            by_lease[one.lease_s] += one.ids
+        for lease_s, ids in by_lease.items():
+            self._queue.extend(self._receipts(ids), lease=lease_s, confirmed=True)
+        return [None] * len(given)
+
+    def _receipts(self, ids: Sequence[str]) -> list[str]:
+        return [self._queue.receipt(one) for one in ids]
+
+    def _count(self, limit: int | None) -> int:
+        return self._queue.size(limit) + self._queue.in_flight(limit)
+
+    def _extended(self, late: Sequence[Message], lease_s: float) -> list[Taken]:
+        lost = set(self._queue.extend(*late, lease=lease_s, confirmed=True))
+        return [Taken(one.id, one.body, one.receipt) for one in late if one.receipt not in lost]
+
+    def _give_back_later(self, messages: list[Message]) -> None:
+        if messages:
+            self._threads.submit(self._give_back, messages)
+
+    def _give_back(self, messages: Sequence[Message | str]) -> None:
+        try:
+            if messages:
+                self._queue.nack(messages, count=False)
+        except Exception:  # nobody waits for it; the messages come again when their leases end
+            _log.warning("messages could not be given back", extra={"count": len(messages)}, exc_info=True)
+
+    # --- messages that came too late ----------------------------------------------------------------
+
+    def _keep_late(self, taking: asyncio.Future[list[Message]], lease_s: float) -> None:
+        if not taking.cancelled() and taking.exception() is None and taking.result():
+            self._shelf.put(taking.result(), lease_s, self._clock.monotonic())
+            asyncio.get_running_loop().call_later(_STALE_AFTER_S, self._clear_shelf)
+
+    def _clear_shelf(self) -> None:
+        self._give_back_later(self._shelf.stale(self._clock.monotonic()))
+
+    # --- helpers ----------------------------------------------------------------------------------
+
+    async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        self._running += 1
+        try:
+            return await asyncio.wrap_future(self._threads.submit(function, *args, **kwargs))
+        finally:
+            self._running -= 1
+
+    def _keep_count(self, most: int | None, counting: asyncio.Future[int]) -> None:
+        del self._counting[most]
+        if not counting.cancelled() and counting.exception() is None:
+            self._last_count = counting.result()
+
+
+def dealt(messages: Sequence[Message], limits: Sequence[int]) -> list[list[Message]]:
+    """Share messages out among takers in turns, one each, so that few messages do not all go to the first."""
+    shares: list[list[Message]] = [[] for _ in limits]
+    open_shares = [index for index, limit in enumerate(limits) if limit]
+    left = iter(messages)
+    while open_shares:
+        for index in open_shares:
+            message = next(left, None)
+            if message is None:
+                return shares
+            shares[index].append(message)
+        open_shares = [index for index in open_shares if len(shares[index]) < limits[index]]
+    return shares
+
+
+def _weight(bodies: Sequence[bytes]) -> int:
+    return sum(1 + len(body) // _BYTES_PER_WEIGHT for body in bodies)
+
+
+def _age(message: Message) -> tuple[int, tuple[int, ...]]:
+    """Sorts messages by when they were sent; ids tell those of one ms apart."""
+    numbers = message.id.split("-")
+    return message.first_enqueued_ms, (*map(int, numbers),) if all(map(str.isdecimal, numbers)) else ()

@@ -1,0 +1,74 @@
+"""Runs `kmq tracker` beside the gateway, in a process of its own: queues on Kafka need one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+
+from kmqpy.core.backoff import Backoff
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.closeable import Closeable
+
+_log = logging.getLogger(__name__)
+
+_STEADY_S = 60.0
+"""A tracker that ran longer, in seconds, before it ended is started again at once."""
+_END_S = 20.0
+"""The tracker gets so many seconds to end by itself."""
+_PROGRAM = """
+import ctypes, os, signal, sys
+parent = int(sys.argv.pop(1))
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: end when the gateway is killed
+if os.getppid() == parent:
+    from kmqpy.cli import main
+    main()
+"""
+
+
+class TrackerProcess(Closeable):
+    """Keeps a tracker running for the storage of a kafka: url, until close()."""
+
+    def __init__(self, url: str) -> None:
+        self._environment = {**os.environ, "KMQ_QUEUE_URL": url}
+        self._backoff = Backoff(first=0.5, maximum=30)
+        self._closing = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._keep_running, name="kmq-tracker", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the tracker, and return when it has ended."""
+        self._closing.set()
+        if self._process is not None:
+            self._process.terminate()
+        self._thread.join()
+
+    def _keep_running(self) -> None:
+        failures = 0
+        while not self._closing.is_set():
+            started_s = SYSTEM_CLOCK.monotonic()
+            command = [sys.executable, "-c", _PROGRAM, str(os.getpid()), "tracker", "--http-port", "-1"]
+            self._process = subprocess.Popen(command, env=self._environment, stdin=subprocess.DEVNULL)
+            code = self._wait(self._process)
+            if self._closing.is_set():
+                return
+            failures = 1 if SYSTEM_CLOCK.monotonic() - started_s > _STEADY_S else failures + 1
+            pause_s = self._backoff.delay(failures)
+            _log.error("the tracker ended", extra={"code": code, "again_in_s": round(pause_s, 1)})
+            self._closing.wait(pause_s)
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
+        while not self._closing.is_set():
+            try:
+                return process.wait(0.5)
+            except subprocess.TimeoutExpired:
+                continue
+        process.terminate()
+        try:
+            return process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()

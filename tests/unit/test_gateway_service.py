@@ -1,0 +1,392 @@
+"""The gateway's service: batches, takes, queues that are opened and made, storages that do not answer."""
+
+import asyncio
+import gzip
+import threading
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+import pytest
+from fake_queue import FakeQueue
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kmqpy.errors import Unavailable
+from kmqpy.gateway.limits import BadEncoding, Held, Overloaded, Rate, Share, TooLarge, read_body
+from kmqpy.gateway.service.hub import Hub, QueueName
+from kmqpy.gateway.service.pulse import Pulse
+from kmqpy.gateway.service.served_queue import ServedQueue, dealt
+from kmqpy.gateway.service.shelf import Shelf
+from kmqpy.queue import Capabilities
+from kmqpy.testing import ManualClock, memory_storage
+
+JOBS = QueueName("jobs", settings={"max_redeliveries": None})
+
+
+@asynccontextmanager
+async def a_hub():
+    with memory_storage() as storage:
+        hub = Hub({"": storage})
+        yield hub, storage
+        await asyncio.to_thread(hub.close)
+
+
+class Counting:
+    """A queue of which the calls are counted, and take long while `gate` is closed."""
+
+    def __init__(self, queue):
+        self._queue = queue
+        self.calls = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __getattr__(self, name):
+        found = getattr(self._queue, name)
+        if name not in {"send_many", "receive", "ack", "nack", "extend"}:
+            return found
+
+        def call(*args, **kwargs):
+            self.calls.append(name)
+            self.gate.wait(60)
+            return found(*args, **kwargs)
+
+        return call
+
+
+@asynccontextmanager
+async def a_served_queue():
+    with memory_storage() as storage, ThreadPoolExecutor(8) as threads:
+        storage.create("q", requeue_to="front")
+        counting = Counting(storage.open("q"))
+        try:
+            yield ServedQueue(counting, threads), counting
+        finally:
+            counting.gate.set()
+
+
+async def started(counting, name):
+    while name not in counting.calls:
+        await asyncio.sleep(0.001)
+
+
+def test_sends_of_many_requests_are_one_call():
+    async def main():
+        async with a_served_queue() as (served, counting):
+            counting.gate.clear()
+            first = asyncio.ensure_future(served.send([b"0"]))
+            await started(counting, "send_many")
+            rest = [asyncio.ensure_future(served.send([b"%d" % n, b"%d'" % n])) for n in range(1, 50)]
+            await asyncio.sleep(0)
+            counting.gate.set()
+            ids = [await one for one in (first, *rest)]
+            assert counting.calls == ["send_many", "send_many"]
+            assert [len(one) for one in ids] == [1] + [2] * 49
+            messages = await served.peek(200)
+            assert [one.id for one in messages] == [one for each in ids for one in each]
+
+    asyncio.run(main())
+
+
+def test_takes_of_one_lease_share_a_receive_and_are_served_in_turns():
+    async def main():
+        async with a_served_queue() as (served, counting):
+            counting.gate.clear()
+            first = asyncio.ensure_future(served.take(1, 30))
+            await started(counting, "receive")
+            takes = [asyncio.ensure_future(served.take(10, lease)) for lease in (30, 30, 30, 60)]
+            sending = asyncio.ensure_future(served.send([b"%d" % n for n in range(7)]))
+            await asyncio.sleep(0)
+            counting.gate.set()
+            await sending
+            found = [len((await one)[0]) for one in (first, *takes)]
+            assert sum(found) == 7 or (sum(found) < 7 and found[0] == 0)
+            assert counting.calls.count("receive") <= 3
+            shares = found[1:4]
+            assert max(shares) - min(shares) <= 1
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_take_gives_back_what_arrives_uncounted():
+    async def main():
+        async with a_served_queue() as (served, counting):
+            await served.send([b"1", b"2"])
+            counting.calls.clear()
+            counting.gate.clear()
+            taking = asyncio.ensure_future(served.take(2, 30))
+            await started(counting, "receive")
+            taking.cancel()
+            await asyncio.sleep(0)
+            counting.gate.set()
+            with pytest.raises(asyncio.CancelledError):
+                await taking
+            await started(counting, "nack")
+            while await served.in_flight():
+                await asyncio.sleep(0.001)
+            again, _ = await served.take(2, 30)
+            assert [one.body for one in again] == [b"1", b"2"]
+
+    asyncio.run(main())
+
+
+def test_acks_extensions_and_releases_act_by_ids_whoever_has_the_message():
+    async def main():
+        async with a_served_queue() as (served, _):
+            ids = await served.send([b"1", b"2", b"3"])
+            await served.extend(ids[:1], 60)  # nobody had it
+            assert await served.in_flight() == 1
+            assert [one.id for one in (await served.take(5, 30))[0]] == ids[1:]
+            await served.release(ids[:2])
+            assert [one.id for one in (await served.take(5, 30))[0]] == ids[:2]
+            await served.ack([*ids, "4711"])
+            assert await served.size(None) == 0
+
+    asyncio.run(main())
+
+
+def test_what_is_handed_out_without_a_claim_can_be_taken_at_once_and_is_no_attempt():
+    async def main():
+        async with a_served_queue() as (served, counting):
+            await served.send([b"1", b"2"])
+            for _ in range(3):
+                assert [one.body for one in await served.hand_out(5)] == [b"1", b"2"]
+            assert [one.attempts for one in counting.receive(5)] == [1, 1]
+
+    asyncio.run(main())
+
+
+def test_peek_shows_the_oldest_first_taken_ones_included():
+    async def main():
+        async with a_served_queue() as (served, _):
+            await served.send([b"%d" % n for n in range(6)])
+            await served.take(3, 30)
+            assert [one.body for one in await served.peek(4)] == [b"0", b"1", b"2", b"3"]
+
+    asyncio.run(main())
+
+
+def test_a_take_of_large_messages_ends_before_the_memory_does():
+    async def main():
+        async with a_served_queue() as (served, _):
+            for _ in range(4):
+                await served.send([bytes(1_000_000)] * 10)
+            assert len((await served.take(40, 30))[0]) == 40  # of unknown size: up to 100 at once
+            await served.release_all()
+            assert len((await served.take(40, 30))[0]) == 17
+
+    asyncio.run(main())
+
+
+@given(st.lists(st.integers(0, 8), max_size=6), st.integers(0, 30))
+def test_messages_are_dealt_fairly(limits, count):
+    shares = dealt(range(count), limits)
+    assert sorted(one for share in shares for one in share) == [*range(min(count, sum(limits)))]
+    assert all(len(share) <= limit for share, limit in zip(shares, limits, strict=True))
+    hungry = [len(share) for share, limit in zip(shares, limits, strict=True) if len(share) < limit]
+    assert not hungry or max(map(len, shares)) <= max(hungry) + 1 or count >= sum(limits)
+
+
+def test_a_queue_is_made_by_the_first_send_and_by_nothing_else():
+    async def main():
+        async with a_hub() as (hub, storage):
+
+            async def size(queue):
+                return await queue.size(None)
+
+            assert await hub.with_queue(JOBS, size, missing=lambda: "missing") == "missing"
+            assert storage.list() == []
+            sends = [hub.with_made(JOBS, lambda queue: queue.send([b"x"])) for _ in range(50)]
+            await asyncio.gather(*sends)
+            assert await hub.with_queue(JOBS, size, missing=lambda: "missing") == 50
+            assert hub.open_queues == 1
+            settings = storage.describe("jobs").settings
+            assert (settings["max_redeliveries"], settings["requeue_to"]) == (None, "front")
+
+    asyncio.run(main())
+
+
+def test_a_queue_that_was_deleted_or_made_again_is_found_again():
+    async def main():
+        async with a_hub() as (hub, storage):
+            await hub.with_made(JOBS, lambda queue: queue.send([b"x"]))
+            storage.delete("jobs")
+            await hub.with_made(JOBS, lambda queue: queue.send([b"y"]))
+            storage.delete("jobs")
+            storage.create("jobs")
+
+            async def take(queue):
+                return await queue.take(5, 30)
+
+            assert await hub.with_queue(JOBS, take, missing=lambda: None) == ([], "")
+            storage.delete("jobs")
+            assert await hub.with_queue(JOBS, take, missing=lambda: "missing") == "missing"
+
+    asyncio.run(main())
+
+
+def test_names_find_their_storage():
+    async def main():
+        with memory_storage() as one, memory_storage() as other:
+            hub = Hub({"": one, "orders": other})
+            for name in ("jobs", "orders:mails", "others:mails", "orders:"):
+                await hub.with_made(QueueName(name), lambda queue: queue.send([b"x"]))
+            assert one.list() == ["jobs", "orders:", "others:mails"]
+            assert other.list() == ["mails"]
+            await asyncio.to_thread(hub.close)
+
+    asyncio.run(main())
+
+
+def test_a_storage_that_does_not_answer_is_refused_soon_and_tried_again():
+    async def main():
+        async with a_hub() as (hub, _):
+            await hub.with_made(JOBS, lambda queue: queue.send([b"x"]))
+
+            async def silent(_queue):
+                await asyncio.sleep(3600)
+
+            async def fine(queue):
+                return await queue.in_flight()
+
+            with pytest.raises(Unavailable):
+                await hub.with_queue(JOBS, silent, missing=lambda: None, patience_s=0.05)
+            assert hub.silent_storages() == [""]
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(Unavailable):
+                await hub.with_queue(JOBS, silent, missing=lambda: None)
+            assert asyncio.get_running_loop().time() - began < 2
+            assert await hub.with_queue(JOBS, fine, missing=lambda: None) == 0
+            assert hub.silent_storages() == []
+
+    asyncio.run(main())
+
+
+def test_the_pulse_of_a_storage():
+    pulse = Pulse()
+    assert not pulse.is_away(0)
+    pulse.begin("slow", 0)
+    assert not pulse.is_away(1)
+    assert pulse.is_away(3)
+    pulse.end("slow", 4, failed=False)
+    assert not pulse.is_away(4)
+    pulse.begin("bad", 4)
+    pulse.end("bad", 5, failed=True)
+    assert pulse.is_away(9)
+    assert not pulse.is_away(11)
+
+
+def test_the_shelf_keeps_late_messages_for_a_while():
+    shelf = Shelf()
+    shelf.put(["a", "b"], 30, 100)
+    shelf.put(["c"], 1, 101)
+    assert len(shelf) == 3
+    assert shelf.take(1, 101) == ["a"]
+    assert shelf.stale(101.3) == ["c"]
+    assert shelf.stale(102) == []
+    assert shelf.take(5, 104) == []
+    assert shelf.stale(104) == ["b"]
+    assert not shelf
+
+
+class SlowToJoin(FakeQueue):
+    """A queue on Kafka whose first receive() takes longer than a client waits."""
+
+    unique_id = "fake"
+
+    def __init__(self, *bodies):
+        super().__init__(*bodies)
+        self.joined = threading.Event()
+        self.before_receive = lambda: self.joined.wait(60)
+
+    @property
+    def capabilities(self):
+        return Capabilities(immediate=False)
+
+
+def test_a_poll_does_not_wait_for_a_consumer_that_joins_and_the_next_one_gets_its_messages():
+    async def main():
+        with ThreadPoolExecutor(4) as threads:
+            queue = SlowToJoin("1", "2")
+            served = ServedQueue(queue, threads)
+            assert await served.take(5, 30) == ([], "")
+            queue.joined.set()
+            while not queue.of("receive") and not queue.taken:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.05)
+            messages, _ = await served.take(1, 60)
+            more, _ = await served.take(5, 60)
+            assert [one.body for one in (*messages, *more)] == [b"1", b"2"]
+
+    asyncio.run(main())
+
+
+def body_of(chunks, encoding="", most=1_000, held=10_000):
+    async def main():
+        async def source():
+            for chunk in chunks:
+                yield chunk
+
+        return await read_body(source(), encoding, Share(Held(held)), most)
+
+    return asyncio.run(main())
+
+
+@given(st.binary(max_size=900), st.integers(1, 50))
+def test_bodies_are_read_plain_and_compressed(body, size):
+    packed = gzip.compress(body)
+    assert body_of([body[at : at + size] for at in range(0, len(body), size)]) == body
+    assert body_of([packed[at : at + size] for at in range(0, len(packed), size)], "gzip") == body
+    assert body_of([packed], "GZIP, identity") == body
+    assert body_of([packed + packed[:7], packed[7:]], "gzip", most=1_800) == body + body
+
+
+def test_bodies_that_are_too_large_or_no_gzip_are_refused():
+    bomb = gzip.compress(bytes(50_000_000))
+    with pytest.raises(TooLarge):
+        body_of([bomb], "gzip")
+    with pytest.raises(TooLarge):
+        body_of([b"x" * 1_001])
+    assert body_of([b"x" * 1_000]) == b"x" * 1_000
+    with pytest.raises(Overloaded):
+        body_of([b"x" * 900], held=800)
+    packed = gzip.compress(b"hello")
+    for bad in (
+        b"hello",
+        packed[:-3],
+        packed[:5],
+        packed + b"more",
+        packed + packed,
+        zlib.compress(b"hello"),
+    ):
+        with pytest.raises(BadEncoding):
+            body_of([bad], "gzip")
+    for encoding in ("br", "gzip, gzip", "deflate"):
+        with pytest.raises(BadEncoding):
+            body_of([packed], encoding)
+
+
+def test_a_share_is_given_back_as_a_whole():
+    everybody, key = Held(100), Held(50)
+    share = Share(everybody)
+    share.join(key)
+    share.add(50)
+    with pytest.raises(Overloaded):
+        share.add(1)
+    share.add(30, refuse=False)
+    assert (everybody.count, key.count) == (80, 80)
+    share.close()
+    share.close()
+    assert (everybody.count, key.count) == (0, 0)
+
+
+def test_a_rate_allows_a_burst_of_one_second():
+    clock = ManualClock()
+    rate = Rate(10, clock)
+    assert [rate.spend(1) for _ in range(10)] == [0.0] * 10
+    assert rate.spend(1) > 0
+    clock.advance(0.1)
+    assert rate.spend(1) == 0
+    clock.advance(60)
+    assert [rate.spend(1) for _ in range(10)] == [0.0] * 10
+    assert rate.spend(1) > 0
