@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType, TracebackType
 from typing import Any, Self, Unpack
 
-from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import Duration
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import check_limit
@@ -91,7 +92,8 @@ class KmqClient:
     shared, on_close   for KafkaStorage: connections that it closes itself, used instead of `zookeeper`, and a
                        function that the first close() calls
 
-    In a forked child of the process that made the client, its calls raise Forked.
+    In a forked child of the process that made the client, its calls raise Forked. A client that is collected
+    and was not closed leaves its group soon, and logs a warning.
 
     The constructor raises QueueNotFound, TopicError, Unavailable, and ConfigError for bad arguments. When the
     queue topic is recreated (deleted and made again under the same name), the client goes on with the new
@@ -118,22 +120,25 @@ class KmqClient:
         self._telemetry = options.get("telemetry") or Telemetry()
         self._codec = codec
         self._on_close = on_close
-        self._shared = shared or SharedConnections(connection, zookeeper, clock=self._clock, limits=limits)
-        there = self._shared.topics().check(settings)
+        connections = shared or SharedConnections(connection, zookeeper, clock=self._clock, limits=limits)
+        self._shared = connections
+        there = connections.topics().check(settings)
         check_topics(settings, there, connection)
         self._topic_id = there.queue.topic_id
         self._owns_shared = shared is None
+        # The consumer's thread and messages keep the LazyConsumer, so nothing in there may keep this object.
         self._consumer = LazyConsumer(
-            lambda: QueueConsumer(
-                settings, connection, acknowledged_by=self, topics=self._shared.topics(), **receiving
+            lambda owner: QueueConsumer(
+                settings, connection, owner=owner, topics=connections.topics(), **receiving
             ),
             f"the client of queue {settings.name!r}",
             self._clock,
         )
+        weakref.finalize(self, self._consumer.abandon).atexit = False
         self._guard = ForkGuard(f"the client of queue {settings.name!r}")
         self._opening = threading.Lock()
         self._sender: QueueSender | None = None
-        self._dead_letters = _DeadLetters(self)
+        self._dead_letters = _DeadLetters(settings, connection, self._consumer, self._clock)
 
     @property
     def name(self) -> str:
@@ -303,8 +308,7 @@ class KmqClient:
         """
         if transaction is not None:
             raise NotSupported("transaction: Kafka takes no part in a transaction of yours (transactions)")
-        with self._consumer.use() as consumer:
-            consumer.ack(*messages, confirmed=confirmed)
+        self._consumer.ack(*messages, confirmed=confirmed)
 
     def nack(
         self,
@@ -469,7 +473,7 @@ class KmqClient:
             receipt.topic_id,
             one.lease_until_ms,
             self._telemetry,
-            self,
+            self._consumer,
             {one.partition: cuts_behind(receipt.offset)},
         )
         return Orphan(
@@ -546,7 +550,7 @@ class KmqClient:
 
     def refuse_in_call(self) -> None:
         """Raise KmqError in a signal handler that has interrupted a call of this client."""
-        if is_inside(_CALLS, self):
+        if is_inside(_CALLS, self) or is_inside([LazyConsumer.ack], self._consumer):
             raise KmqError(
                 f"queue {self.name!r}: a signal handler can't close the client that it has interrupted; "
                 "let the handler raise SystemExit, or set a flag, and close the client by `with`"
@@ -558,12 +562,6 @@ class KmqClient:
         with self._shared.admin() as admin:
             self._consumer.check_open()
             yield admin
-
-    @contextmanager
-    def _open_dead_letters(self) -> Iterator[KafkaDeadLetters]:
-        self._consumer.check_open()
-        with KafkaDeadLetters(self._settings, self._connection, self._clock) as letters:
-            yield letters
 
 
 _CLOSING = ("close", "leave_group", "refuse_in_call", "__exit__")
@@ -578,8 +576,19 @@ _CALLS = [
 class _DeadLetters:
     """The dead letters of an open queue, see kmqpy.queue.DeadLetters; connected only during each call."""
 
-    def __init__(self, client: KmqClient) -> None:
-        self._open = client._open_dead_letters
+    def __init__(
+        self, settings: QueueSettings, connection: KafkaConnection, consumer: LazyConsumer, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._consumer = consumer
+        self._clock = clock
+
+    @contextmanager
+    def _open(self) -> Iterator[KafkaDeadLetters]:
+        self._consumer.check_open()
+        with KafkaDeadLetters(self._settings, self._connection, self._clock) as letters:
+            yield letters
 
     def list(self, limit: int = 100) -> Sequence[KafkaDeadLetter]:
         """See DeadLetters.list."""

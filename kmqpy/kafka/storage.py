@@ -103,6 +103,7 @@ class KafkaStorage:
         self._lock = threading.RLock()
         self._queues: WeakSet[KmqClient] = WeakSet()
         self._closed = threading.Event()
+        self._is_of_one_queue = False
         self._idle_closer: threading.Thread | None = None
 
     @property
@@ -234,8 +235,9 @@ class KafkaStorage:
     def open_url(self, url: QueueUrl) -> KmqClient:
         """See Storage.open_url. With `create=true`, makes a missing queue with the settings in the url.
 
-        Closing the queue closes the storage.
+        Closing the queue closes the storage, and so does collecting it, after a while.
         """
+        self._is_of_one_queue = True
         given = _select(url.settings, _QUEUE_FIELDS)
         settings = build(QueueSettings, {"name": url.queue}, given)
         for key in url.settings.keys() & _FIXED_ON_KAFKA.keys():
@@ -296,13 +298,19 @@ class KafkaStorage:
         return opened
 
     def _close_idle_clients(self) -> None:
-        """Close the clients of idle queues, again and again; runs in a thread."""
+        """Close the clients of idle queues until the storage is closed; runs in a thread."""
         while not self._closed.wait(self._idle_s / 4):
-            for queue in self._opened_queues():
-                try:
-                    queue.leave_group_if_idle(self._idle_s)
-                except Exception:  # the thread must go on, for the other queues
-                    _log.exception("closing what is idle failed", extra={"queue": queue.name})
+            self._close_idle_ones()  # its variables end with it: a thread that waits must keep no queue alive
+
+    def _close_idle_ones(self) -> None:
+        queues = self._opened_queues()
+        if self._is_of_one_queue and not queues:  # it was collected
+            self.close()
+        for queue in queues:
+            try:
+                queue.leave_group_if_idle(self._idle_s)
+            except Exception:  # the thread must go on, for the other queues
+                _log.exception("closing what is idle failed", extra={"queue": queue.name})
 
     def _opened_queues(self) -> builtins.list[KmqClient]:
         with self._lock:

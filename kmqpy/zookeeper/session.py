@@ -363,7 +363,8 @@ def gather(results: Iterable[Any], timeout: float) -> list[Any]:
     for result in results:
         try:
             values.append(result.get(timeout=timeout))
-        except NoNodeError:
+        except NoNodeError as missing:
+            missing.__traceback__ = None  # `result` keeps it, and so the frames of our callers
             values.append(None)
     return values
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from support import LiveQueue, bodies, collect, until
 
+from kmqpy.errors import KmqError
+from kmqpy.kafka.client.consumer import QueueConsumer
 from tests.docs.pages import blocks
 
 _GUIDE = (Path(__file__).parents[2] / "docs/guide.md").read_text()
@@ -82,3 +84,13 @@ def test_a_signal_handler_is_told_that_it_can_not_close_the_client(queue):
     assert "a signal handler can't close the client that it has interrupted" in errors
     queue.send("another")
     assert collect(queue.client(), 1, timeout=5)  # `with` has closed it: it has left the group
+
+
+def test_a_signal_handler_is_told_so_also_when_it_has_interrupted_an_acknowledgement(queue, monkeypatch):
+    queue.send("a")
+    client = queue.client()
+    (message,) = collect(client, 1)
+    monkeypatch.setattr(QueueConsumer, "ack", lambda *_, **_more: client.close())
+    for call in (message.ack, lambda: client.ack(message)):
+        with pytest.raises(KmqError, match="can't close the client that it has interrupted"):
+            call()

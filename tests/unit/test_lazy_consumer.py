@@ -13,6 +13,10 @@ class Client:
     def __init__(self):
         self.leased = 0
         self.closed = False
+        self.acknowledged = []
+
+    def ack(self, *messages, confirmed):
+        self.acknowledged.append((messages, confirmed))
 
     def close(self):
         self.closed = True
@@ -24,7 +28,7 @@ class Lazy(LazyConsumer):
         self.clock = ManualClock()
         super().__init__(self.new, "queue 'q'", self.clock)
 
-    def new(self):
+    def new(self, _owner):
         self.made.append(Client())
         return self.made[-1]
 
@@ -61,6 +65,47 @@ def test_it_is_closed_when_nobody_has_used_it_for_long_enough_and_nothing_is_in_
     lazy.close_if_idle(10)
     assert lazy.opened() is not first
     assert len(lazy.made) == 2
+
+
+def test_of_the_issue_an_abandoned_one_is_closed_as_soon_as_nobody_uses_it(caplog):
+    lazy = Lazy()
+    with lazy.use() as client:
+        lazy.close_if_abandoned()
+        lazy.abandon()
+        lazy.close_if_abandoned()
+        assert not client.closed
+    lazy.close_if_abandoned()
+    assert client.closed
+    lazy.ack("a message that is left", confirmed=True)
+    _, late = lazy.made
+    assert late.acknowledged == [(("a message that is left",), True)]
+    lazy.close_if_abandoned()
+    assert late.closed
+    assert [one.getMessage() for one in caplog.records] == [
+        "queue 'q' was collected and never closed; it leaves its group"
+    ]
+
+
+def test_one_is_abandoned_while_another_thread_opens_it():
+    """The garbage collector must not wait, and the client's thread must not wait for close_current()."""
+    lazy = Lazy()
+    opening, may_open = threading.Event(), threading.Event()
+
+    def new(owner):
+        opening.set()
+        may_open.wait(60)
+        return Lazy.new(lazy, owner)
+
+    lazy._make = new
+    user = threading.Thread(target=lazy.opened)
+    user.start()
+    opening.wait(60)
+    lazy.abandon()
+    lazy.close_if_abandoned()
+    may_open.set()
+    user.join(60)
+    lazy.close_if_abandoned()
+    assert [client.closed for client in lazy.made] == [True]
 
 
 def test_a_closed_one_opens_no_more():
@@ -100,10 +145,10 @@ def test_one_that_is_closed_while_it_is_opened_is_left_to_nobody():
     lazy = Lazy()
     opening, may_open = threading.Event(), threading.Event()
 
-    def new():
+    def new(owner):
         opening.set()
         may_open.wait(60)
-        return Lazy.new(lazy)
+        return Lazy.new(lazy, owner)
 
     lazy._make = new
     raised = []

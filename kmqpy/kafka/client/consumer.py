@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
@@ -52,11 +52,20 @@ _CLOSE_TIMEOUT_S = 10.0
 T = TypeVar("T")
 
 
+class Owner(Acknowledges, Protocol):
+    """The object that has made a consumer."""
+
+    def close_if_abandoned(self) -> None:
+        """Close the consumer if nobody can use it any more."""
+        ...
+
+
 class QueueConsumer:
     """Takes messages from one queue; safe to use from any thread. KmqClient explains the arguments.
 
-    acknowledged_by  the object whose ack() message.ack() calls; default: this consumer
-    topics           see TopicsInUse
+    owner   message.ack() calls its ack(), and the consumer's thread its close_if_abandoned(); without one,
+            message.ack() calls that of this consumer
+    topics  see TopicsInUse
     """
 
     def __init__(
@@ -67,7 +76,7 @@ class QueueConsumer:
         max_in_flight: int = 10_000,
         holder: str | None = None,
         instance_id: str | None = None,
-        acknowledged_by: Acknowledges | None = None,
+        owner: Owner | None = None,
         topics: Topics | None = None,
         telemetry: Telemetry | None = None,
         clock: Clock = SYSTEM_CLOCK,
@@ -86,7 +95,7 @@ class QueueConsumer:
             self._queue,
             self._topics,
             self._in_flight,
-            client=acknowledged_by or self,
+            client=owner or self,
             holder=holder,
             instance_id=instance_id,
             look_for_topics=self._look_for_topics,
@@ -107,6 +116,7 @@ class QueueConsumer:
             self._receiver,
             self._read_ahead,
             follow_topics=self._follow_topics,
+            close_if_abandoned=(lambda: None) if owner is None else owner.close_if_abandoned,
             receiving=self._receiving,
             closed=self._closed,
         )

@@ -25,9 +25,10 @@ class Housekeeper:
     notices that topics were recreated, replaces clients of librdkafka that are cut off (never reach Kafka
     again), and looks for transactions that nobody ends.
 
-    follow_topics  changes to recreated topics; the thread holds `receiving` when it calls this
-    receiving      the lock for `receiver`
-    closed         the thread ends once this event is set
+    follow_topics       changes to recreated topics; the thread holds `receiving` when it calls this
+    close_if_abandoned  closes the client if nobody can use it any more
+    receiving           the lock for `receiver`
+    closed              the thread ends once this event is set
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Housekeeper:
         read_ahead: ReadAhead,
         *,
         follow_topics: Callable[[], None],
+        close_if_abandoned: Callable[[], None],
         receiving: threading.RLock,
         closed: threading.Event,
     ) -> None:
@@ -44,6 +46,7 @@ class Housekeeper:
         self._receiver = receiver
         self._read_ahead = read_ahead
         self._follow_topics = follow_topics
+        self._close_if_abandoned = close_if_abandoned
         self._receiving = receiving
         self._closed = closed
         self._thread: threading.Thread | None = None
@@ -70,10 +73,14 @@ class Housekeeper:
                 raise
 
     def join(self) -> None:
-        """Wait until the thread has ended, if it was started. Set `closed` before, or this never returns."""
+        """Wait until the thread has ended, if it was started. Set `closed` before, or this never returns.
+
+        Does not wait in the thread itself, which closes abandoned clients.
+        """
         # Not alive yet is a thread in whose start() a signal handler raised. It ends at once, by `closed`.
-        if self._thread is not None and self._thread.is_alive():
-            self._thread.join()
+        thread = self._thread
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
+            thread.join()
 
     def _run(self) -> None:
         every_s = min(_MAX_PAUSE_S, self._queue.lease_ms / 1000 * MIN_LEASE_LEFT / 5)
@@ -88,6 +95,7 @@ class Housekeeper:
                         self._receiving.release()
                 self._replace_cut_off()
                 self._receiver.look_for_hanging()
+                self._close_if_abandoned()
             except Exception:  # the thread must live; receive() meets the same error and raises it
                 _log.exception("housekeeping failed", extra={"queue": self._queue.name})
 

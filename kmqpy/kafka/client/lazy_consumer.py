@@ -1,7 +1,8 @@
-"""Opens a client at its first use and closes it when it is idle."""
+"""Opens a client at its first use and closes it when it is idle, or when nobody can use it any more."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,9 @@ from kmqpy.core.clock import Clock
 from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import Closed
 from kmqpy.kafka.client.consumer import QueueConsumer
+from kmqpy.message import MessagesLike
+
+_log = logging.getLogger(__name__)
 
 
 class LazyConsumer:
@@ -18,10 +22,10 @@ class LazyConsumer:
     use() opens the client when there is none. When the client was idle and has been closed, the next use()
     opens a new one.
 
-    Safe to use from any thread. `what` names the client in errors.
+    Safe to use from any thread. `what` names the client in errors; `make` gets this object.
     """
 
-    def __init__(self, make: Callable[[], QueueConsumer], what: str, clock: Clock) -> None:
+    def __init__(self, make: Callable[[LazyConsumer], QueueConsumer], what: str, clock: Clock) -> None:
         self._make = make
         self._what = what
         self._clock = clock
@@ -32,6 +36,8 @@ class LazyConsumer:
         self._users = 0
         self._used_at = 0.0
         self._closed = False
+        self._abandoned = False
+        self._told = False
 
     @property
     def current(self) -> QueueConsumer | None:
@@ -59,7 +65,7 @@ class LazyConsumer:
         with self._lock:
             self.check_open()
             if self._client is None:
-                self._client = client = self._make()
+                self._client = client = self._make(self)
                 if self._closed:  # by another thread, which perhaps saw no client yet
                     client.close()
                     self.check_open()
@@ -71,6 +77,33 @@ class LazyConsumer:
             with self._lock:
                 self._users -= 1
                 self._used_at = self._clock.monotonic()
+
+    def ack(self, *messages: MessagesLike, confirmed: bool = False) -> None:
+        """See KmqClient.ack. Messages call this object, not the KmqClient, which they must not keep alive."""
+        with self.use() as client:
+            client.ack(*messages, confirmed=confirmed)
+
+    def abandon(self) -> None:
+        """Have the client closed soon, in its own thread; called when the KmqClient is collected.
+
+        The collector may run in any thread and in the middle of any call, so this takes no lock and waits for
+        nothing. Messages that are still there can be acknowledged all the same.
+        """
+        self._abandoned = True
+
+    def close_if_abandoned(self) -> None:
+        """Close the client after abandon() if nobody uses it; the thread of the client calls this."""
+        if not self._abandoned or not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._users:
+                return
+            if not self._told:
+                self._told = True
+                _log.warning("%s was collected and never closed; it leaves its group", self._what)
+            self.close_current()
+        finally:
+            self._lock.release()
 
     def close_if_idle(self, idle_s: float) -> None:
         """Close the client if nobody has used it for `idle_s` seconds and it has no messages in flight."""
