@@ -1,7 +1,7 @@
 """Digests of bodies, by which a queue with the setting `collapse` knows equal messages. Pure: no I/O.
 
-Bodies that are JSON are equal when they mean the same: the order of keys, spaces and escapes do not count, of a
-key that stands twice the last value counts, whole numbers are equal as they are written, and other numbers by
+Bodies that are JSON are equal when they mean the same: the order of keys, spaces and escapes do not count, of
+a key that stands twice the last value counts, whole numbers are equal as they are written, other numbers by
 their exact value (1.0 = 1.00 = 10e-1, but not 1). All other bodies are equal byte by byte; so is JSON that is
 nested deeper than MAX_DEPTH, and JSON with an exponent of more than MAX_EXPONENT_DIGITS digits.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from hashlib import blake2b
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 DIGEST_BYTES = 16
@@ -47,13 +48,15 @@ def canonical_json(body: bytes) -> str | None:
 def _text(value: Any, depth: int) -> str:
     if isinstance(value, _Number):
         return str(value)
+    if isinstance(value, str):
+        return encode_basestring_ascii(value)
     if not isinstance(value, list | dict):
         return json.dumps(value)
     if not depth:
         raise ValueError("nested too deep")
     if isinstance(value, list):
         return f"[{','.join([_text(one, depth - 1) for one in value])}]"
-    pairs = [f"{json.dumps(key)}:{_text(one, depth - 1)}" for key, one in sorted(value.items())]
+    pairs = [f"{encode_basestring_ascii(key)}:{_text(one, depth - 1)}" for key, one in sorted(value.items())]
     return f"{{{','.join(pairs)}}}"
 
 

@@ -85,7 +85,7 @@ def test_what_means_something_else_is_not(bodies):
 
 
 def test_the_canonical_form_of_one_body_may_be_another_body_without_being_equal_to_it():
-    """10.0 becomes 1e1, and [1e1] is JSON itself: of one kind, so they are equal. Bytes are of another kind."""
+    """10.0 becomes 1e1; [1e1] is JSON as well, so they are equal. Bytes are of another kind."""
     assert canonical_json(b"[10.0]") == "[1e1]"
     assert equal("[10.0]", "[1e1]")
     no_json = b'{"a":1'

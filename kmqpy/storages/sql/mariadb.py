@@ -19,6 +19,7 @@ from kmqpy.storages.sql.dialect import (
     Parameters,
     Picked,
     headers_bytes,
+    just_taken,
     message_rows,
     situation,
 )
@@ -52,7 +53,7 @@ class MariaDb:
     """Implements Dialect for MariaDB."""
 
     name: DialectName = "mariadb"
-    capabilities = Capabilities(transactions=True, max_body_bytes=MAX_MESSAGE_BYTES)
+    capabilities = Capabilities(collapse=True, transactions=True, max_body_bytes=MAX_MESSAGE_BYTES)
     is_one_statement = False
     waits_ms = 200
 
@@ -135,6 +136,7 @@ class MariaDb:
                         "key": row.key,
                         "headers": headers_bytes(row.headers),
                         "body": row.body,
+                        "digest": row.digest,
                     },
                 )
                 for row in some
@@ -150,12 +152,18 @@ class MariaDb:
             return now
         if not cursor.execute(self.sql["pick"], parameters):
             return now
-        found = message_rows(cursor.fetchall())
+        found = message_rows([columns for *columns, _ in cursor.fetchall()])
         ids = tuple(row.id for row in found)
-        cursor.execute(self.sql["take_for_good" if for_good else "take"], {**parameters, "ids": ids})
-        until_ms = now.now_ms + parameters["lease_ms"]
-        rows = [row._replace(take=row.take + 1, since_ms=now.now_ms, until_ms=until_ms) for row in found]
-        return Picked(rows, now.now_ms)
+        name = "take_picked_for_good" if for_good else "take_picked"
+        cursor.execute(self.sql[name], {**parameters, "ids": ids})
+        return Picked(just_taken(found, now, parameters), now.now_ms)
+
+    def remove_twins(self, cursor: Cursor, parameters: Parameters, digests: Sequence[bytes]) -> None:
+        """See Dialect."""
+        given = {**parameters, "digests": tuple(digests), "limit": CHUNK}
+        while cursor.execute(self.sql["twins"], given):
+            ids = tuple(one for (one,) in cursor.fetchall())
+            self.change(cursor, "take_picked_for_good", {"ids": ids})
 
     def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
         """See Dialect."""
