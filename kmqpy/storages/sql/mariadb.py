@@ -40,6 +40,8 @@ _MAX_INSERT_BYTES, _MAX_INSERT_ROWS = 2**20, 1_000
 """The most bytes and rows of one INSERT; put() sends the rest by others. A larger row has its own INSERT."""
 MAX_MESSAGE_BYTES = 7 * 2**20
 """The largest message, in packets of 16 MiB (max_allowed_packet): a body is sent as hexadecimal digits."""
+_DIGESTS_PER_QUERY = 500
+"""MariaDB makes a subquery of a longer list (in_predicate_conversion_threshold), which reads all rows."""
 _NO_TAKES = ((0, 0),)
 """Stands for an empty list, which SQL lacks: no row has the id 0."""
 _ANSWER_TIMEOUT_S = 60.0
@@ -160,10 +162,12 @@ class MariaDb:
 
     def remove_twins(self, cursor: Cursor, parameters: Parameters, digests: Sequence[bytes]) -> None:
         """See Dialect."""
-        given = {**parameters, "digests": tuple(digests), "limit": CHUNK}
-        while cursor.execute(self.sql["twins"], given):
+        for at in range(0, len(digests), _DIGESTS_PER_QUERY):
+            some = tuple(digests[at : at + _DIGESTS_PER_QUERY])
+            cursor.execute(self.sql["twins"], {**parameters, "digests": some})
             ids = tuple(one for (one,) in cursor.fetchall())
-            self.change(cursor, "take_picked_for_good", {"ids": ids})
+            for begin in range(0, len(ids), CHUNK):
+                self.change(cursor, "take_picked_for_good", {"ids": ids[begin : begin + CHUNK]})
 
     def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
         """See Dialect."""
