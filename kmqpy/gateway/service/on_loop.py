@@ -9,7 +9,7 @@ from typing import Any
 
 
 class OnLoop(Executor):
-    """Runs calls on the running event loop, a moment later, so that those of concurrent requests are gathered.
+    """Runs calls on the running event loop a moment later, so that those of concurrent requests are gathered.
 
     Only for calls that take microseconds: the loop does nothing else meanwhile. A thread would cost more.
     """
