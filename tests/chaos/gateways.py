@@ -2,7 +2,7 @@
 
 Three gateways over one storage; each is killed (-9) once, and started again. On Kafka a broker is killed,
 too, and with each gateway its tracker; on PostgreSQL all connections are cut. Clients go to another gateway
-after each error, as EmoDB's do. In the end, whatever a gateway accepted must have been handed out, and nothing
+after each error, as EmoDB's do. In the end, what a gateway accepted must have been handed out, and nothing
 that it acknowledged may be handed out again more than a second later.
 """
 
