@@ -58,6 +58,11 @@ class GatewayApp:
         """While True, every answer asks the client to close its connection."""
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes of bodies in memory."""
+        return self._held.count
+
+    @property
     def running(self) -> int:
         """Requests that have not been answered yet."""
         return self._running
@@ -117,10 +122,7 @@ class GatewayApp:
 
     def _note(self, call: Call, dialect: str, response: Response, started_s: float, request_id: str) -> None:
         seconds = self._clock.monotonic() - started_s
-        self._metrics.requests.labels(dialect, call.verb, str(response.status_code)).inc()
-        self._metrics.seconds.labels(dialect, call.verb).observe(seconds)
-        self._metrics.held.set(self._held.count)
-        self._metrics.running.set(self._running)
+        self._metrics.note_request(dialect, call.verb, response.status_code, seconds)
         if call.count and call.queue and response.status_code == 200:
             self._metrics.count_messages(dialect, call.verb, call.queue, call.count)
         if _access_log.isEnabledFor(logging.INFO):

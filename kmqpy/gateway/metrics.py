@@ -22,13 +22,13 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
+        self._requests = Counter(
             "kmq_gateway_requests",
             "Requests that were answered.",
             ["dialect", "call", "status"],
             registry=self.registry,
         )
-        self.seconds = Histogram(
+        self._seconds = Histogram(
             "kmq_gateway_request_seconds",
             "Seconds from the head of a request to its answer.",
             ["dialect", "call"],
@@ -51,6 +51,19 @@ class GatewayMetrics:
         self.open_queues = Gauge("kmq_gateway_open_queues", "Queues that are open.", registry=self.registry)
         self.connections = Gauge("kmq_gateway_connections", "Open connections.", registry=self.registry)
         self._queues: set[str] = set()
+        self._of_call: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+
+    def note_request(self, dialect: str, call: str, status: int, seconds: float) -> None:
+        """Count a request that was answered."""
+        key = dialect, call, status
+        children = self._of_call.get(key)
+        if children is None:  # prometheus_client takes as long to find them as to count
+            children = self._of_call[key] = (
+                self._requests.labels(dialect, call, str(status)),
+                self._seconds.labels(dialect, call),
+            )
+        children[0].inc()
+        children[1].observe(seconds)
 
     def count_messages(self, dialect: str, call: str, queue: str, count: int) -> None:
         """Count messages; queues beyond the first _MAX_QUEUES share a label."""

@@ -258,6 +258,7 @@ class Gateway:
     def _refresh_metrics(self) -> None:
         self._metrics.open_queues.set(self._hub.open_queues)
         self._metrics.running.set(self._app.running)
+        self._metrics.held.set(self._app.held_bytes)
 
 
 class _Server(uvicorn.Server):

@@ -7,13 +7,14 @@ import functools
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import Closed, ConfigError, QueueNotFound, Unavailable
 from kmqpy.gateway.service.names import stored_name
+from kmqpy.gateway.service.on_loop import OnLoop
 from kmqpy.gateway.service.pulse import PATIENCE_S, PATIENCE_WHEN_AWAY_S, Pulse
 from kmqpy.gateway.service.served_queue import ServedQueue, Taken
 from kmqpy.queue import Storage
@@ -86,9 +87,7 @@ class Hub:
         self._storages = dict(storages)
         self._elsewhere = elsewhere
         # Threads of its own for each storage, so that one that does not answer holds none of another's.
-        self._threads = {
-            storage: ThreadPoolExecutor(_THREADS, "kmq-gateway") for storage in storages.values()
-        }
+        self._threads = {storage: _executor(storage) for storage in storages.values()}
         self._pulses = {name: Pulse() for name in storages}
         self._clock = clock
         self._entries: OrderedDict[Place, _Entry] = OrderedDict()
@@ -280,6 +279,13 @@ class Hub:
 
     async def _run(self, storage: Storage, function: Callable[..., T], *args: Any) -> T:
         return await asyncio.wrap_future(self._threads[storage].submit(functools.partial(function, *args)))
+
+
+def _executor(storage: Storage) -> Executor:
+    capabilities = storage.capabilities
+    if capabilities.shared or capabilities.durable:
+        return ThreadPoolExecutor(_THREADS, "kmq-gateway")
+    return OnLoop()  # in memory
 
 
 def make_queue(storage: Storage, stored: str, settings: Mapping[str, Any]) -> None:
