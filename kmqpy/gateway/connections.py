@@ -1,4 +1,4 @@
-"""Guards the connections of a gateway: their number, the size of heads of requests, and slow heads."""
+"""Guards and counts the connections of a gateway: their number, large heads of requests, and slow ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from kmqpy.gateway.limits import Limits
+from kmqpy.gateway.metrics import GatewayMetrics
 
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
@@ -16,7 +17,7 @@ class _HeadTooLarge(Exception):
     """Ends the parsing of a head."""
 
 
-def guarded(limits: Limits) -> type[HttpToolsProtocol]:
+def guarded(limits: Limits, metrics: GatewayMetrics) -> type[HttpToolsProtocol]:
     """A protocol class for uvicorn that closes connections that exceed the limits."""
 
     class Guarded(HttpToolsProtocol):
@@ -25,13 +26,16 @@ def guarded(limits: Limits) -> type[HttpToolsProtocol]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            metrics.connections.inc()
             if len(self.connections) > limits.max_connections:
+                metrics.refused.labels("connections").inc()
                 transport.abort()
                 return
             self._await_head()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._end_head()
+            metrics.connections.dec()
             super().connection_lost(exc)
 
         def on_message_begin(self) -> None:
@@ -55,6 +59,7 @@ def guarded(limits: Limits) -> type[HttpToolsProtocol]:
             if self._head_bytes <= limits.max_header_bytes:
                 super().send_400_response(msg)
                 return
+            metrics.refused.labels("head").inc()
             self.transport.write(_TOO_LARGE)
             self.transport.close()
 
@@ -65,7 +70,11 @@ def guarded(limits: Limits) -> type[HttpToolsProtocol]:
 
         def _await_head(self) -> None:
             self._end_head()
-            self._head_timer = self.loop.call_later(limits.head_timeout_s, self.transport.abort)
+            self._head_timer = self.loop.call_later(limits.head_timeout_s, self._give_up)
+
+        def _give_up(self) -> None:
+            metrics.refused.labels("slow").inc()
+            self.transport.abort()
 
         def _end_head(self) -> None:
             if self._head_timer is not None:

@@ -65,12 +65,23 @@ class Move:
 
 
 class Moves:
-    """Starts, runs and finds moves."""
+    """Starts, runs and finds moves.
 
-    def __init__(self, hub: Hub, storages: Sequence[Storage], threads: Executor) -> None:
+    on_end  called with "complete", "error" or "postponed" when this gateway has run one; from any thread
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        storages: Sequence[Storage],
+        threads: Executor,
+        *,
+        on_end: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._hub = hub
         self._storages = storages
         self._threads = threads
+        self._on_end = on_end
         self._open_jobs: dict[Storage, Queue] = {}
         self._look_now = asyncio.Event()
         self._stopping = False
@@ -169,15 +180,18 @@ class Moves:
         except Unavailable as error:
             _log.warning("a move has to wait", extra={"job": job.id, "error": str(error)})
             jobs.nack(job, delay=1, count=False)
+            self._on_end("postponed")
         except KmqError as error:
             _log.exception("a move failed", extra={"job": job.id})
             jobs.dead_letter(job, reason=f"{error}: {MoveStatus.ERROR.value}", confirmed=True)
+            self._on_end("error")
         else:
             if moved is None:
                 jobs.nack(job, count=False)  # this gateway stops
             else:
                 _log.info("a move is complete", extra={"job": job.id, "count": moved})
                 jobs.dead_letter(job, reason=MoveStatus.COMPLETE.value, confirmed=True)
+                self._on_end("complete")
         self._forget_old(jobs)
 
     def _move(self, jobs: Queue, job: Message, move: Move) -> int | None:
