@@ -22,6 +22,9 @@ def guarded(limits: Limits, metrics: GatewayMetrics) -> type[HttpToolsProtocol]:
 
     class Guarded(HttpToolsProtocol):
         _head_bytes = 0
+        _further_bytes = 0
+        """Of the head, after the piece with which it began: the parser keeps what has no end of line yet."""
+        _begins = False
         _head_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
@@ -38,9 +41,18 @@ def guarded(limits: Limits, metrics: GatewayMetrics) -> type[HttpToolsProtocol]:
             metrics.connections.dec()
             super().connection_lost(exc)
 
+        def data_received(self, data: bytes) -> None:
+            self._begins = False
+            super().data_received(data)
+            if self._head_timer is not None and not self._begins:
+                self._further_bytes += len(data)
+                if self._further_bytes > limits.max_header_bytes and not self.transport.is_closing():
+                    self._refuse_head()
+
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self._head_bytes = 0
+            self._begins = True
+            self._head_bytes = self._further_bytes = 0
             self._await_head()
 
         def on_url(self, url: bytes) -> None:
@@ -56,9 +68,12 @@ def guarded(limits: Limits, metrics: GatewayMetrics) -> type[HttpToolsProtocol]:
             super().on_headers_complete()
 
         def send_400_response(self, msg: str) -> None:
-            if self._head_bytes <= limits.max_header_bytes:
+            if self._head_bytes > limits.max_header_bytes:
+                self._refuse_head()
+            else:
                 super().send_400_response(msg)
-                return
+
+        def _refuse_head(self) -> None:
             metrics.refused.labels("head").inc()
             self.transport.write(_TOO_LARGE)
             self.transport.close()
