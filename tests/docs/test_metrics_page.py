@@ -155,10 +155,11 @@ def test_prometheus_takes_the_configuration(tmp_path: Path) -> None:
         r"<!-- checked: promtool -->\n```yaml\n(.*?- (\S+alerts\.yaml).*?)```", PAGE, re.DOTALL
     )
     assert yaml.safe_load(block)["scrape_configs"][0]["static_configs"][0]["targets"][0].endswith(":9404")
-    alerts = ROOT / "deploy" / "prometheus" / "alerts.yaml"
-    text = block.replace(rules, str(alerts))
+    folder = ROOT / "deploy" / "prometheus"
+    text = block.replace(rules, str(folder / "*alerts.yaml"))
     (tmp_path / "prometheus.yml").write_text(text)
     command = [program("promtool"), "check", "config", "prometheus.yml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert f"{alerts.read_text().count('alert:')} rules found" in done.stdout
+    for name in ("alerts.yaml", "gateway-alerts.yaml"):
+        assert f"{(folder / name).read_text().count('alert:')} rules found" in done.stdout
