@@ -19,6 +19,7 @@ class Capabilities:
     requeue_to_front   a queue may put a redelivered message back where it stood (requeue_to="front")
     manual_redelivery  a queue may leave redelivery to the application (redelivery="manual")
     at_most_once       a queue may hand out each message once, and forget it (delivery="at-most-once")
+    collapse           of equal messages that wait, a queue may hand out one (collapse=True)
     transactions       send(transaction=…) and ack(transaction=…) are part of the application's transaction
 
     Where one of the others is missing, a promise is weaker, but nothing raises NotSupported:
@@ -56,6 +57,7 @@ class Capabilities:
     at_most_once: bool = True
     durable: bool = True
     shared: bool = True
+    collapse: bool = False
     transactions: bool = False
     blocking_take: bool = False
     max_body_bytes: int | None = None

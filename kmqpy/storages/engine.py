@@ -51,6 +51,11 @@ Rules for every engine:
    queue are given these rows as `gone`. They add them again, with id, take, place and all, as if they had
    stayed taken since, and then do as ever. They add no row whose id the queue has. Calling them again is not
    harmless: the row may have been taken, and deleted, in between.
+10. *Collapsing*: in a queue with the setting `collapse`, a row is put with a digest, and loses it when it is
+   taken (also by extend()) or buried. Of the ready rows that share a digest, take() returns the first one,
+   and deletes the others in the same step; it goes on until it has `limit` rows. No other method collapses
+   anything, so peek() and counts() show all rows. Two takers at a time never get one each of rows that share
+   a digest. Engines without the capability `collapse` are given no such queues.
 """
 
 from __future__ import annotations
@@ -76,13 +81,17 @@ class QueueRow(NamedTuple):
 
 
 class NewRow(NamedTuple):
-    """A new message, for put()."""
+    """A new message, for put().
+
+    digest  in a queue that collapses, DIGEST_BYTES bytes that rows of equal bodies share (rule 10); else None
+    """
 
     body: bytes
     key: bytes | None = None
     headers: Headers = ()
     delay_ms: int = 0
     priority: int = 0
+    digest: bytes | None = None
 
 
 class MessageRow(NamedTuple):

@@ -22,7 +22,7 @@ from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.stored_storage import URL_SETTINGS, StoredStorage
 from kmqpy.telemetry.base import Telemetry
 
-_CAPABILITIES = Capabilities(durable=False, shared=False, blocking_take=True)
+_CAPABILITIES = Capabilities(durable=False, shared=False, collapse=True, blocking_take=True)
 
 
 class MemoryEngine:
@@ -116,6 +116,7 @@ class MemoryEngine:
                     first_enqueued_ms=now_ms,
                     place=next(found.places),
                     until_ms=now_ms + new.delay_ms,
+                    digest=new.digest,
                 )
                 found.enter(row, RowState.DELAYED if new.delay_ms else RowState.READY)
             return ids
@@ -126,7 +127,9 @@ class MemoryEngine:
             taken: list[MessageRow] = []
             while len(taken) < limit and (first := found.ready.first()) is not None:
                 row = first[1]
+                digest = row.digest
                 found.take(row, now_ms, lease_ms)
+                found.remove_twins(digest)
                 taken.append(row.shown())
                 if queue.settings.at_most_once:
                     found.remove(row)

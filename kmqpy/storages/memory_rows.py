@@ -46,6 +46,7 @@ class MemoryRow:
     since_ms: int = 0
     until_ms: int = 0
     reason: str | None = None
+    digest: bytes | None = None
 
     def shown(self) -> MessageRow:
         """The row as callers of the engine see it."""
@@ -98,6 +99,7 @@ class MemoryQueue:
     """The rows of one queue. A caller holds the lock of `changed` while it uses any of these.
 
     ready, due  the ready rows by order; the delayed and taken rows by when they become ready by themselves
+    twins       the ready rows that have a digest, by it and by id
     arrivals    counts the events after which waiting threads look again: a row has become ready, a delay or
                 lease ends before all others, wake()
     """
@@ -108,6 +110,7 @@ class MemoryQueue:
     counts: dict[RowState, int] = field(default_factory=lambda: dict.fromkeys(RowState, 0))
     ready: _Heap = field(default_factory=_Heap)
     due: _Heap = field(default_factory=_Heap)
+    twins: dict[bytes, dict[int, MemoryRow]] = field(default_factory=dict)
     places: Iterator[int] = field(default_factory=count)
     arrivals: int = 0
     deleted: bool = False
@@ -118,6 +121,11 @@ class MemoryQueue:
         """Put a row, new or old, into this state; wake threads that can take it now or have to wait less."""
         if row.id in self.rows:
             self.counts[row.state] -= 1
+        self._forget_twin(row)
+        if state is RowState.READY and row.digest is not None:
+            self.twins.setdefault(row.digest, {})[row.id] = row
+        elif state in (RowState.TAKEN, RowState.DEAD):
+            row.digest = None
         self.rows[row.id] = row
         self.counts[state] += 1
         row.state = state
@@ -155,8 +163,22 @@ class MemoryQueue:
         """Delete a row."""
         del self.rows[row.id]
         self.counts[row.state] -= 1
+        self._forget_twin(row)
         row.version += 1
         row.body, row.key, row.headers = b"", None, ()  # a void entry in a heap may keep the row for long
+
+    def remove_twins(self, digest: bytes | None) -> None:
+        """Delete the ready rows with this digest: rule 10 of kmqpy.storages.engine."""
+        if digest is not None:
+            for row in [*self.twins.get(digest, {}).values()]:
+                self.remove(row)
+
+    def _forget_twin(self, row: MemoryRow) -> None:
+        if row.digest is not None:
+            same = self.twins.get(row.digest, {})
+            same.pop(row.id, None)
+            if not same:
+                self.twins.pop(row.digest, None)
 
     def clear(self, *states: RowState) -> int:
         """Delete all rows in these states; returns how many."""

@@ -34,6 +34,8 @@ class StoredQueueSettings(QueuePolicy):
                         message stays in flight until the application finishes it or gives it back
     delivery            `at-least-once`: the storage keeps a taken message until it is acknowledged.
                         `at-most-once`: it deletes a message when it is taken
+    collapse            True: of equal messages that nobody has taken yet, a take hands out the first one, and
+                        deletes the others. kmqpy/storages/canonical.py says which messages are equal
 
     QueuePolicy describes the other settings.
     """
@@ -42,6 +44,7 @@ class StoredQueueSettings(QueuePolicy):
     order: str = "fifo"
     redelivery: str = "automatic"
     delivery: str = "at-least-once"
+    collapse: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,6 +53,8 @@ class StoredQueueSettings(QueuePolicy):
             value = getattr(self, key)
             if value not in choices:
                 raise ConfigError(f"{key}: {shown(value)} is neither {choices[0]!r} nor {choices[1]!r}")
+        if not isinstance(self.collapse, bool):
+            raise ConfigError(f"collapse: {shown(self.collapse)} is neither true nor false")
 
     @property
     def to_front(self) -> bool:
@@ -68,10 +73,11 @@ class StoredQueueSettings(QueuePolicy):
 
     def check_supported(self, capabilities: Capabilities) -> None:
         """Raise NotSupported if a storage with these capabilities can't do one of the settings."""
-        wanted: list[tuple[bool, bool, Literal["requeue_to", "redelivery", "delivery"]]] = [
+        wanted: list[tuple[bool, bool, Literal["requeue_to", "redelivery", "delivery", "collapse"]]] = [
             (self.to_front, capabilities.requeue_to_front, "requeue_to"),
             (self.is_manual, capabilities.manual_redelivery, "redelivery"),
             (self.at_most_once, capabilities.at_most_once, "delivery"),
+            (self.collapse, capabilities.collapse, "collapse"),
         ]
         for is_wanted, can, key in wanted:
             if is_wanted and not can:

@@ -34,6 +34,7 @@ from kmqpy.queue import Capabilities, Codec, DeadLetter, DeadLetters, Orphan
 from kmqpy.queue.arguments import check_age, check_flag
 from kmqpy.queue.storage import encode_body
 from kmqpy.queue_policy import bounded
+from kmqpy.storages.canonical import body_digest
 from kmqpy.storages.engine import ANY_TAKE, Engine, MessageRow, NewRow, QueueRow, TakeRef
 from kmqpy.storages.receipts import Receipts, parse_number
 from kmqpy.storages.stored_dead_letters import StoredDeadLetters
@@ -160,6 +161,8 @@ class StoredQueue(Closeable):
         self._check_transaction(transaction)
         if not rows:
             return []
+        if self._settings.collapse:
+            rows = [row._replace(digest=body_digest(row.body)) for row in rows]
         if self._is_traced:
             with ExitStack() as stack:
                 rows = [

@@ -12,6 +12,8 @@ from kmqpy.errors import ClusterError
 
 from . import report
 from .cuts import run as cut_at_random
+from .gateways import STORAGES
+from .gateways import run as kill_gateways
 from .run import run as run_it
 from .schedule import LEVELS
 from .stage import Failed
@@ -35,6 +37,7 @@ reads the topics: nothing may be lost, unfinished, unexpected, or copied twice b
   make chaos ARGS="--full --minutes 5"     the same in small
   make chaos ARGS="--late"                 100,000 acks up to 5 s after the lease, about 10 minutes
   make chaos ARGS="--cuts 30"              logs are cut back instead, 30 times, about 15 minutes
+  make chaos ARGS="--gateways kafka"       gateways are killed: 100,000 messages, about 15 minutes
   make chaos ARGS="--seed 7"               other targets, another order
   make chaos ARGS="--control two-sends"    a safeguard is taken out: the checker must find it
   make chaos ARGS="--scenario two-sends"   what that does to kmqpy as it is: nothing
@@ -68,6 +71,8 @@ def main() -> None:
 @click.option("--seed", type=int, help="Of the schedule; default: from the clock.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, show_default=False)
 @click.option("--cuts", type=click.IntRange(1), help="Cut logs back so many times, and do nothing else.")
+@click.option("--gateways", type=click.Choice(STORAGES), help="Kill gateways over this storage instead.")
+@click.option("--messages", type=click.IntRange(1), default=100_000, help="With --gateways.")
 @click.option("--no-late-acks", is_flag=True, help="The queue has no late acks.")
 @click.option(
     "--control",
@@ -82,6 +87,8 @@ def run(
     seed: int | None,
     out: Path,
     cuts: int | None,
+    gateways: str | None,
+    messages: int,
     no_late_acks: bool,
     control: str | None,
     scenario: str | None,
@@ -92,6 +99,8 @@ def run(
     try:
         if control or scenario:
             problems = _scenario(control or scenario or "", sabotaged=bool(control), out=out)
+        elif gateways:
+            problems = kill_gateways(gateways, messages, _seed(seed), out, _tell)
         elif cuts:
             problems = cut_at_random(cuts, _seed(seed), out, _tell)
         else:

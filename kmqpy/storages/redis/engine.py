@@ -12,7 +12,14 @@ from kmqpy.errors import AccessDenied, ConfigError, MessageError, QueueNotFound,
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
 from kmqpy.storages.redis.arrival_subscriber import ArrivalSubscriber
-from kmqpy.storages.redis.rows import gone_rows, put_options, read_rows, row_bytes, take_refs
+from kmqpy.storages.redis.rows import (
+    gone_rows,
+    put_digests,
+    put_options,
+    read_rows,
+    row_bytes,
+    take_refs,
+)
 from kmqpy.storages.redis.server import Server
 from kmqpy.storages.settings import StoredQueueSettings
 
@@ -48,6 +55,7 @@ class RedisEngine:
         self._storage_id = self._open()
         self._capabilities = Capabilities(
             durable=facts.get("aof_enabled") == "1" and _appendfsync(server) == "always",
+            collapse=True,
             blocking_take=True,
             max_body_bytes=_MAX_BODY_BYTES,
         )
@@ -145,7 +153,8 @@ class RedisEngine:
         if not rows:
             return []
         stored = _checked_bytes([*map(row_bytes, rows)])
-        first = int(self._call(queue, "put", put_options(rows), *stored, repeatable=False))
+        how = (put_options(rows), put_digests(rows))
+        first = int(self._call(queue, "put", *how, *stored, repeatable=False))
         return list(range(first, first + len(rows)))
 
     def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:

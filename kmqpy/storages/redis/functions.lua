@@ -8,11 +8,13 @@ A queue is KEYS[1], a hash of its settings and counters, with these beside it in
 
   :rows      hash    id -> row: every message that is not dead
   :states    hash    id -> state: of rows that were taken, given back, delayed or have a priority; others are fresh
-  :fresh     list    ids of fresh rows, in the order they were put
+  :fresh     list    ids of fresh rows, in the order they were put; not of those that have a digest
   :ordered   zset    ids of all other ready rows, by score()
   :delayed   zset    ids of delayed rows, by when they are due
   :taken     zset    ids of taken rows, by id
   :leases    zset    the same, by when the lease ends; empty in a queue with manual redelivery
+  :digests   hash    id -> digest: rows of a queue that collapses which nobody has taken
+  :twins     zset    the same, as members digest .. id
   :dead      zset    ids of dead rows, in the order they were buried
   :dead_rows, :dead_cards   hashes   id -> row, and id -> what is listed of it without its body
 
@@ -40,7 +42,10 @@ local ANY = -1 -- as the number of a take: ANY_TAKE of engine.py
 local STATE_BYTES = 43 -- of a state without a reason
 local ROW_BYTES = 16 -- of a row without key, headers and body
 local CARD_BYTES = 12 -- of a card before its state
-local PARTS = { ':rows', ':states', ':fresh', ':ordered', ':delayed', ':taken', ':leases' }
+local DIGEST_BYTES = 16
+local PARTS = {
+  ':rows', ':states', ':fresh', ':ordered', ':delayed', ':taken', ':leases', ':digests', ':twins',
+}
 local DEAD_PARTS = { ':dead', ':dead_rows', ':dead_cards' }
 local LIBRARY = 'kmqpy_library_'
 
@@ -278,7 +283,7 @@ end
 -- The keys of a queue, each made when it is first used: q.rows is key:rows.
 local IS_PART = {
   rows = true, states = true, fresh = true, ordered = true, delayed = true, taken = true, leases = true,
-  dead = true, dead_rows = true, dead_cards = true,
+  digests = true, twins = true, dead = true, dead_rows = true, dead_cards = true,
 }
 local PARTS_OF = {
   __index = function(q, name)
@@ -381,11 +386,26 @@ local function unlist_fresh(q, ids)
   if #places > 0 then redis.call('LREM', q.fresh, #places, '0') end
 end
 
+-- Rows are taken or gone, and collapse no more.
+local function forget_digests(q, ids)
+  if redis.call('HLEN', q.digests) == 0 then return end
+  local members, known = {}, {}
+  for i, digest in ipairs(read(q.digests, ids)) do
+    if digest then
+      members[#members + 1] = digest .. ids[i]
+      known[#known + 1] = ids[i]
+    end
+  end
+  write('ZREM', q.twins, members)
+  write('HDEL', q.digests, known)
+end
+
 -- Takes rows out of the order or the index that they are in; their states say which, or the set of fresh ids.
 local function unlist(q, ids, states, fresh)
   local lists = { T = {}, R = {}, D = {}, fresh = {} }
   for i, state in ipairs(states) do
-    local list = fresh and fresh[ids[i]] and lists.fresh or lists[string.sub(state, 1, 1)]
+    local is_fresh = fresh and fresh[ids[i]] and redis.call('HEXISTS', q.digests, ids[i]) == 0
+    local list = is_fresh and lists.fresh or lists[string.sub(state, 1, 1)]
     list[#list + 1] = ids[i]
   end
   unlist_fresh(q, lists.fresh)
@@ -423,6 +443,43 @@ local function pop_ready(q, count)
   return ids, read_states(q, ids)
 end
 
+-- Deletes the ready rows with this digest.
+local function remove_twins(q, digest)
+  local from = '[' .. digest
+  repeat
+    local members = redis.call('ZRANGEBYLEX', q.twins, from, '[' .. digest .. '\255', 'LIMIT', 0, PIECE)
+    local ids, gone = {}, {}
+    for i, member in ipairs(members) do ids[i] = string.sub(member, DIGEST_BYTES + 1) end
+    for i, state in ipairs(read_states(q, ids)) do
+      if not state or string.sub(state, 1, 1) == 'R' then gone[#gone + 1] = ids[i] end -- D: not ready yet
+    end
+    write('ZREM', q.ordered, gone)
+    write('HDEL', q.rows, gone)
+    write('HDEL', q.states, gone)
+    forget_digests(q, gone)
+    from = members[1] and '(' .. members[#members]
+  until #members < PIECE
+end
+
+-- Of ids in order, those that are handed out: not if a row with the same digest comes before. Deletes the others,
+-- and all their twins.
+local function collapse(q, ids, states)
+  local chosen, states_of_chosen, digests, seen = {}, {}, {}, {}
+  for i, digest in ipairs(read(q.digests, ids)) do
+    if not digest or not seen[digest] then
+      chosen[#chosen + 1] = ids[i]
+      states_of_chosen[#chosen] = states[i] or false
+      if digest then
+        seen[digest] = true
+        digests[#digests + 1] = digest
+      end
+    end
+  end
+  forget_digests(q, chosen)
+  for _, digest in ipairs(digests) do remove_twins(q, digest) end
+  return chosen, states_of_chosen
+end
+
 -- A row as rows.py reads it.
 local function shown(id, state, row, size)
   return struct.pack('>I8I8I4I4', tonumber(id) or 0, size or 0, #state, #row) .. state .. row
@@ -454,22 +511,31 @@ end
 
 local calls = {}
 
--- plain: '', or `delay priority` of each row; then the rows.
+-- plain: '', or `delay priority` of each row; '', or the digests of the rows, one after the other; then the rows.
 function calls.put(q, args)
-  local plain, count, rows, fresh = args[1] == '', #args - 1, {}, {}
-  local out = not plain and changes()
+  local plain, count, rows, fresh = args[1] == '', #args - 2, {}, {}
+  local collapses, digests, twins = args[2] ~= '', {}, {}
+  local out = not (plain and not collapses) and changes()
   local options = string.gmatch(args[1], '(%d+) (%d+)')
   local time, largest = struct.pack('>I8', q.now), q.largest
   local first = text_of(q.number + 1)
   for i = 1, count do
     local number = next_number(q)
-    local id, row = text_of(number), time .. args[i + 1]
+    local id, row = text_of(number), time .. args[i + 2]
     rows[#rows + 1] = id
     rows[#rows + 1] = row
     largest = math.max(largest, #row)
     local delay, priority = '0', '0'
     if not plain then delay, priority = options() end
-    if delay == '0' and priority == '0' then
+    if collapses then
+      local digest = string.sub(args[2], (i - 1) * DIGEST_BYTES + 1, i * DIGEST_BYTES)
+      digests[2 * i - 1], digests[2 * i] = id, digest
+      twins[2 * i - 1], twins[2 * i] = '0', digest .. id
+    end
+    if delay == '0' and priority == '0' and collapses then
+      table.insert(out.ready, score({ priority = 0, place = number }))
+      table.insert(out.ready, id)
+    elseif delay == '0' and priority == '0' then
       fresh[#fresh + 1] = id
     else
       local s = fresh_state(id, row)
@@ -487,6 +553,8 @@ function calls.put(q, args)
     end
   end
   write_many('HSET', 'HDEL', q.rows, rows)
+  write_many('HSET', 'HDEL', q.digests, digests)
+  write('ZADD', q.twins, twins)
   if largest > q.largest then redis.call('HSET', q.key, 'largest', text_of(largest)) end
   if #fresh > 0 then
     local length = write('RPUSH', q.fresh, fresh)
@@ -504,9 +572,12 @@ function calls.take(q, args)
   redis.call('HLEN', q.rows)
   redis.call('HLEN', q.states)
   redis.call('ZCARD', q.taken)
+  redis.call('ZCARD', q.twins)
+  local collapses = redis.call('HLEN', q.digests) > 0
   while count < limit and bytes < BYTES do
     local ids, states = pop_ready(q, math.min(piece, limit - count))
     if #ids == 0 then break end
+    if collapses then ids, states = collapse(q, ids, states) end
     local rows = read_rows(q, ids)
     local new_states, taken, leases, n = {}, {}, {}, 0
     for i, id in ipairs(ids) do
@@ -549,6 +620,7 @@ end
 function calls.finish(q, args)
   local ids, states, _, _, fresh = current(q, args[1])
   unlist(q, ids, states, fresh)
+  forget_digests(q, ids)
   write('HDEL', q.rows, ids)
   write('HDEL', q.states, ids)
   return #ids
@@ -609,6 +681,7 @@ function calls.extend(q, args)
     end
   end
   unlist(q, others, states_of_others, fresh)
+  forget_digests(q, others)
   for _, id in ipairs(others) do
     redis.call('ZADD', q.taken, id, id)
   end
@@ -623,6 +696,7 @@ function calls.bury(q, args)
   local ids, states, _, _, fresh = current(q, args[1])
   local out = changes()
   unlist(q, ids, states, fresh)
+  forget_digests(q, ids)
   for i, id in ipairs(ids) do
     local s = unpacked(states[i])
     s.reason = args[2]

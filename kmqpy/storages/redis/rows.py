@@ -50,6 +50,11 @@ def put_options(rows: Sequence[NewRow]) -> bytes:
     return b",".join(b"%d %d" % (row.delay_ms, row.priority) for row in rows)
 
 
+def put_digests(rows: Iterable[NewRow]) -> bytes:
+    """The digests of rows, an argument of the function `put`; empty if they have none."""
+    return b"".join(row.digest or b"" for row in rows)
+
+
 def gone_rows(gone: Iterable[MessageRow]) -> list[bytes]:
     """Rows that a take has deleted, as arguments of a function: for each, numbers as text, then the row."""
     found: list[bytes] = []

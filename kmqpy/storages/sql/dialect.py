@@ -117,6 +117,10 @@ class Dialect(Protocol):
         """
         ...
 
+    def remove_twins(self, cursor: Cursor, parameters: Parameters, digests: Sequence[bytes]) -> None:
+        """Delete ready rows with these digests."""
+        ...
+
     def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
         """Make rows ready or dead whose delays or leases have ended, CHUNK at most; returns how many."""
         ...
@@ -133,6 +137,43 @@ def picked(cursor: Cursor, sql: Mapping[str, str], parameters: Parameters, *, fo
     if rows:
         return Picked(rows, rows[0].until_ms - parameters["lease_ms"])
     return situation(cursor, sql, parameters)
+
+
+def take_collapsed(
+    dialect: Dialect, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool
+) -> Picked:
+    """Take rows of a queue that collapses: of ready rows that share a digest the first; delete the others.
+
+    One taker at a time: two could each pick one of such rows. A row that a transaction of the application has
+    locked is left for later takes.
+    """
+    sql, limit = dialect.sql, parameters["limit"]
+    cursor.execute(sql["take_turn"], parameters)
+    now = situation(cursor, sql, parameters)
+    if not late and now.is_due:
+        return now
+    rows: list[MessageRow] = []
+    while len(rows) < limit:
+        cursor.execute(sql["pick"], {**parameters, "limit": limit - len(rows), "late": 1})
+        found = sorted(cursor.fetchall(), key=_ORDER)
+        if not found:
+            break
+        first = {digest: row_id for row_id, *_, digest in reversed(found) if digest is not None}
+        chosen = [message_row(one[:-1]) for one in found if one[-1] is None or first[one[-1]] == one[0]]
+        ids = dialect.ids([row.id for row in chosen])
+        dialect.change(
+            cursor, "take_picked_for_good" if for_good else "take_picked", {**parameters, "ids": ids}
+        )
+        if first:
+            dialect.remove_twins(cursor, parameters, [*first])
+        rows += chosen
+    return Picked(just_taken(rows, now, parameters), now.now_ms) if rows else now
+
+
+def just_taken(rows: Sequence[MessageRow], now: Picked, parameters: Parameters) -> list[MessageRow]:
+    """Rows as they are after the take, which were read before it."""
+    until_ms = now.now_ms + parameters["lease_ms"]
+    return [row._replace(take=row.take + 1, since_ms=now.now_ms, until_ms=until_ms) for row in rows]
 
 
 def situation(cursor: Cursor, sql: Mapping[str, str], parameters: Parameters) -> Picked:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from kmqpy.core.clock import SYSTEM_CLOCK
@@ -13,7 +14,15 @@ from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, T
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.sql.arrivals import ArrivalCounts, ArrivalListener, Notifier, Watcher
 from kmqpy.storages.sql.connections import Connections
-from kmqpy.storages.sql.dialect import CHUNK, Cursor, Dialect, Picked, headers_bytes, message_row
+from kmqpy.storages.sql.dialect import (
+    CHUNK,
+    Cursor,
+    Dialect,
+    Picked,
+    headers_bytes,
+    message_row,
+    take_collapsed,
+)
 from kmqpy.storages.sql.schema import Schema
 from kmqpy.storages.sql.statements import NO_LIMIT, Names
 
@@ -122,8 +131,9 @@ class SqlEngine:
         def delete(cursor: Cursor) -> None:
             if not self._dialect.change(cursor, "delete_queue", parameters):
                 raise _not_found(queue)
-            for name in ("purge_ready", "purge_unready", "purge_dead"):
-                self._dialect.change(cursor, name, parameters)
+            for name in ("purge_ready", "purge_unready", "purge_dead", "forget_turn"):
+                if name in self._sql:
+                    self._dialect.change(cursor, name, parameters)
 
         self._run(delete, several=True, repeatable=False)
         self._arrived(queue)
@@ -338,13 +348,15 @@ class SqlEngine:
             queue, limit=min(limit, NO_LIMIT), lease_ms=min(lease_ms, NO_LIMIT), late=int(late)
         )
         for_good = queue.settings.at_most_once
-        picked = self._run(
-            lambda cursor: self._dialect.take(cursor, parameters, for_good=for_good, late=late),
-            several=not self._dialect.is_one_statement,
-        )
-        if not picked.queue_exists:
-            raise _not_found(queue)
-        return picked
+        take = partial(take_collapsed, self._dialect) if queue.settings.collapse else self._dialect.take
+
+        def pick(cursor: Cursor) -> Picked:
+            picked = take(cursor, parameters, for_good=for_good, late=late)
+            if not picked.queue_exists:
+                raise _not_found(queue)
+            return picked
+
+        return self._run(pick, several=queue.settings.collapse or not self._dialect.is_one_statement)
 
     def _change(
         self,

@@ -19,6 +19,7 @@ from kmqpy.storages.sql.dialect import (
     Parameters,
     Picked,
     headers_bytes,
+    just_taken,
     message_rows,
     situation,
 )
@@ -39,6 +40,8 @@ _MAX_INSERT_BYTES, _MAX_INSERT_ROWS = 2**20, 1_000
 """The most bytes and rows of one INSERT; put() sends the rest by others. A larger row has its own INSERT."""
 MAX_MESSAGE_BYTES = 7 * 2**20
 """The largest message, in packets of 16 MiB (max_allowed_packet): a body is sent as hexadecimal digits."""
+_DIGESTS_PER_QUERY = 500
+"""MariaDB makes a subquery of a longer list (in_predicate_conversion_threshold), which reads all rows."""
 _NO_TAKES = ((0, 0),)
 """Stands for an empty list, which SQL lacks: no row has the id 0."""
 _ANSWER_TIMEOUT_S = 60.0
@@ -52,7 +55,7 @@ class MariaDb:
     """Implements Dialect for MariaDB."""
 
     name: DialectName = "mariadb"
-    capabilities = Capabilities(transactions=True, max_body_bytes=MAX_MESSAGE_BYTES)
+    capabilities = Capabilities(collapse=True, transactions=True, max_body_bytes=MAX_MESSAGE_BYTES)
     is_one_statement = False
     waits_ms = 200
 
@@ -135,6 +138,7 @@ class MariaDb:
                         "key": row.key,
                         "headers": headers_bytes(row.headers),
                         "body": row.body,
+                        "digest": row.digest,
                     },
                 )
                 for row in some
@@ -150,12 +154,20 @@ class MariaDb:
             return now
         if not cursor.execute(self.sql["pick"], parameters):
             return now
-        found = message_rows(cursor.fetchall())
+        found = message_rows([columns for *columns, _ in cursor.fetchall()])
         ids = tuple(row.id for row in found)
-        cursor.execute(self.sql["take_for_good" if for_good else "take"], {**parameters, "ids": ids})
-        until_ms = now.now_ms + parameters["lease_ms"]
-        rows = [row._replace(take=row.take + 1, since_ms=now.now_ms, until_ms=until_ms) for row in found]
-        return Picked(rows, now.now_ms)
+        name = "take_picked_for_good" if for_good else "take_picked"
+        cursor.execute(self.sql[name], {**parameters, "ids": ids})
+        return Picked(just_taken(found, now, parameters), now.now_ms)
+
+    def remove_twins(self, cursor: Cursor, parameters: Parameters, digests: Sequence[bytes]) -> None:
+        """See Dialect."""
+        for at in range(0, len(digests), _DIGESTS_PER_QUERY):
+            some = tuple(digests[at : at + _DIGESTS_PER_QUERY])
+            cursor.execute(self.sql["twins"], {**parameters, "digests": some})
+            ids = tuple(one for (one,) in cursor.fetchall())
+            for begin in range(0, len(ids), CHUNK):
+                self.change(cursor, "take_picked_for_good", {"ids": ids[begin : begin + CHUNK]})
 
     def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
         """See Dialect."""

@@ -82,7 +82,9 @@ class PostgreSql:
     """Implements Dialect for PostgreSQL."""
 
     name: DialectName = "postgresql"
-    capabilities = Capabilities(transactions=True, blocking_take=True, max_body_bytes=MAX_BODY_BYTES)
+    capabilities = Capabilities(
+        collapse=True, transactions=True, blocking_take=True, max_body_bytes=MAX_BODY_BYTES
+    )
     is_one_statement = True
     waits_ms = 2_000
 
@@ -153,7 +155,7 @@ class PostgreSql:
 
     def put(self, cursor: Cursor, parameters: Parameters, rows: Sequence[NewRow]) -> list[int]:
         """See Dialect."""
-        bodies, keys, headers, delays, priorities = _columns(rows)
+        bodies, keys, headers, delays, priorities, digests = _columns(rows)
         cursor.execute(
             self.sql["put"],
             {
@@ -163,6 +165,7 @@ class PostgreSql:
                 "headers": headers,
                 "delays": delays,
                 "priorities": priorities,
+                "digests": digests,
             },
         )
         return [one for (one,) in cursor.fetchall()]
@@ -170,6 +173,10 @@ class PostgreSql:
     def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:  # noqa: ARG002
         """See Dialect. The statement reads `late` from the parameters."""
         return picked(cursor, self.sql, parameters, for_good=for_good)
+
+    def remove_twins(self, cursor: Cursor, parameters: Parameters, digests: Sequence[bytes]) -> None:
+        """See Dialect."""
+        self.change(cursor, "remove_twins", {**parameters, "digests": [*digests]})
 
     def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
         """See Dialect."""
@@ -184,13 +191,14 @@ class PostgreSql:
 
 def _columns(rows: Sequence[NewRow]) -> tuple[list[bytes] | list[bytes | None] | str | None, ...]:
     """The fields of rows as arrays, one per column; None for a column of defaults: unnest() gives NULL."""
-    bodies, keys, headers, delays, priorities = zip(*rows, strict=True)
+    bodies, keys, headers, delays, priorities, digests = zip(*rows, strict=True)
     return (
         list(bodies),
         list(keys) if any(key is not None for key in keys) else None,
         [headers_bytes(one) for one in headers] if any(headers) else None,
         _array(delays) if any(delays) else None,
         _array(priorities) if any(priorities) else None,
+        list(digests) if any(digests) else None,
     )
 
 

@@ -13,17 +13,16 @@ from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.storages.receipts import parse_number
 from kmqpy.storages.sql.connections import Connections
 from kmqpy.storages.sql.dialect import Cursor
-from kmqpy.storages.sql.statements import SCHEMA_VERSION, DialectName, Names, schema
+from kmqpy.storages.sql.statements import SCHEMA_VERSION, Names, migrations, schema
 
-Migrations = Mapping[int, Mapping[DialectName, Sequence[str]]]
-MIGRATIONS: Migrations = {}
-"""The statements that migrate tables to the next version, by version. Empty: there is only version 1 yet."""
+Migrations = Mapping[int, Sequence[str]]
+"""The statements that migrate tables to the next version, by version."""
 
 
 class Schema:
     """Creates, migrates and checks the tables of one storage.
 
-    version, migrations  those of this kmqpy; tests give others
+    version, steps  the version and the migrations of this kmqpy; tests give others
     """
 
     def __init__(
@@ -32,13 +31,13 @@ class Schema:
         names: Names,
         *,
         version: int = SCHEMA_VERSION,
-        migrations: Migrations = MIGRATIONS,
+        steps: Migrations | None = None,
     ) -> None:
         self._connections = connections
         self._dialect = connections.dialect
         self._names = names
         self._version = version
-        self._migrations = migrations
+        self._migrations = migrations(self._dialect.name, names) if steps is None else steps
 
     def prepare(self) -> str:
         """Create or migrate the tables if need be; returns the storage's id.
@@ -84,7 +83,7 @@ class Schema:
             self._write_meta(cursor, "schema_version", str(self._version))
         else:
             for older in range(version, self._version):
-                for text in self._migrations[older][self._dialect.name]:
+                for text in self._migrations[older]:
                     cursor.execute(text)
                 cursor.execute(sql["set_schema_version"], {"version": str(older + 1)})
         found = self._storage_id(cursor)

@@ -50,7 +50,9 @@ class Sqlite:
     """
 
     name: DialectName = "sqlite"
-    capabilities = Capabilities(transactions=True, blocking_take=True, max_body_bytes=MAX_BODY_BYTES)
+    capabilities = Capabilities(
+        collapse=True, transactions=True, blocking_take=True, max_body_bytes=MAX_BODY_BYTES
+    )
     is_one_statement = False
     waits_ms = 2_000
     _file: tuple[int, int] | None = None
@@ -132,6 +134,7 @@ class Sqlite:
                     "key": row.key,
                     "headers": headers_bytes(row.headers),
                     "body": row.body,
+                    "digest": row.digest,
                 }
                 for row_id, row in zip(ids, rows, strict=True)
             ],
@@ -141,6 +144,10 @@ class Sqlite:
     def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:  # noqa: ARG002
         """See Dialect. The statement reads `late` from the parameters."""
         return picked(cursor, self.sql, parameters, for_good=for_good)
+
+    def remove_twins(self, cursor: Cursor, parameters: Parameters, digests: Sequence[bytes]) -> None:
+        """See Dialect."""
+        cursor.executemany(self.sql["remove_twins"], [{**parameters, "digest": one} for one in digests])
 
     def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
         """See Dialect."""

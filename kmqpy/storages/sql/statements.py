@@ -7,6 +7,7 @@ state     0 ready, 1 delayed, 2 taken, 3 dead
 place     among the rows of one priority, the smallest is taken first
 until_ms  of a delayed row, when it is due; of a taken one, when its lease ends; of a dead one, when it was
           buried; of a ready one, 0. One index serves the first three
+digest    of a row of a queue that collapses, while nobody has taken it; else NULL
 
 Ids and places come from one sequence of numbers, so a row that is put has its id as its place.
 """
@@ -14,13 +15,13 @@ Ids and places come from one sequence of numbers, so a row that is put has its i
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from kmqpy.errors import ConfigError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 DialectName = Literal["postgresql", "mariadb", "sqlite"]
 DIALECTS: tuple[DialectName, ...] = ("postgresql", "mariadb", "sqlite")
@@ -91,13 +92,14 @@ _IS_NAMED = "({same} OR {any})"
 _CAN_EXTEND = f"(({{same}} AND {_STILL_TAKEN}) OR ({{any}} AND {_IS_CURRENT}))"
 _DUE = "queue = :queue AND until_ms <= {now} AND (state = 1 OR (state = 2 AND :automatic = 1))"
 
-_TAKE = "state = 2, take = take + 1, since_ms = {now}, until_ms = {now} + :lease_ms"
-_BURY = "state = 3, since_ms = {now}, until_ms = {now}, reason = :reason"
+_TAKE = "state = 2, take = take + 1, since_ms = {now}, until_ms = {now} + :lease_ms, digest = NULL"
+_BURY = "state = 3, since_ms = {now}, until_ms = {now}, reason = :reason, digest = NULL"
 
 # All right sides see the row as it was, in MariaDB by its sql_mode SIMULTANEOUS_ASSIGNMENT.
 _ANEW = f"{{any}} AND NOT ({_HAS_LEASE})"
 _EXTEND = f"""
     state       = 2,
+    digest      = NULL,
     until_ms    = CASE WHEN {{any}} AND state = 2 AND until_ms > {{now}} + :lease_ms THEN until_ms
                        ELSE {{now}} + :lease_ms END,
     take        = CASE WHEN {_ANEW} THEN take + 1 ELSE take END,
@@ -146,6 +148,8 @@ _NEXT_READY = f"""{_READY} AND (:late = 1 OR NOT (
         {_ONE_IS_DUE.format(state=1)}
         OR (:automatic = 1 AND {_ONE_IS_DUE.format(state=2)})
     )) ORDER BY minus_priority, place LIMIT :limit"""
+# `+ 0` keeps the database from reading all ready rows instead.
+_TWINS = "FROM {messages} WHERE queue = :queue AND state + 0 = 0 AND digest IS NOT NULL AND digest"
 _COUNT = "(SELECT count(*) FROM {{messages}} WHERE queue = :queue AND {state})"
 _COUNT_SOME = (
     "(SELECT count(*) FROM (SELECT 1 FROM {{messages}} WHERE queue = :queue AND {state} "
@@ -194,6 +198,7 @@ WHERE queue = :queue AND {{not_ready}}state = 3 ORDER BY until_ms, id LIMIT :lim
 
 # --- PostgreSQL ---------------------------------------------------------------------------------------
 
+_DIGEST_INDEX = "CREATE INDEX {messages_index}_digest ON {messages} (digest, queue) WHERE digest IS NOT NULL"
 _POSTGRESQL_SCHEMA = (
     "CREATE TABLE {meta} (name text PRIMARY KEY, value text NOT NULL)",
     """CREATE TABLE {queues} (
@@ -217,7 +222,8 @@ _POSTGRESQL_SCHEMA = (
     reason text,
     message_key bytea,
     headers bytea,
-    body bytea NOT NULL
+    body bytea NOT NULL,
+    digest bytea
 ) WITH (
     fillfactor = 70,
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
@@ -227,6 +233,7 @@ _POSTGRESQL_SCHEMA = (
 )""",
     "CREATE INDEX {messages_index}_ready ON {messages} (queue, minus_priority, place) WHERE state = 0",
     "CREATE INDEX {messages_index}_until ON {messages} (queue, state, until_ms, id) WHERE state > 0",
+    _DIGEST_INDEX,
 )
 
 # `= ANY (ARRAY[…])` is looked up by the primary key whatever the statistics say. Those of a queue that was
@@ -261,16 +268,17 @@ ON CONFLICT (name) DO NOTHING""",
     "lock_queue": "SELECT id FROM {queues} WHERE id = :queue FOR KEY SHARE",
     "lock_settings": "SELECT settings FROM {queues} WHERE id = :queue FOR NO KEY UPDATE",
     "put": """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms,
-    take, requeues, state, minus_priority, message_key, headers, body)
+    take, requeues, state, minus_priority, message_key, headers, body, digest)
 SELECT new.id, queue.id, new.id, CASE WHEN delay_ms > 0 THEN {now} + delay_ms ELSE 0 END, 0, {now}, {now},
-    0, 0, CASE WHEN delay_ms > 0 THEN 1 ELSE 0 END, -coalesce(priority, 0), message_key, headers, body
+    0, 0, CASE WHEN delay_ms > 0 THEN 1 ELSE 0 END, -coalesce(priority, 0), message_key, headers, body,
+    digest
 FROM (SELECT id FROM {queues} WHERE id = :queue FOR KEY SHARE) AS queue
 CROSS JOIN (
     SELECT nextval('{numbers}') AS id, given.*
     FROM unnest(
         CAST(:bodies AS bytea[]), CAST(:keys AS bytea[]), CAST(:headers AS bytea[]),
-        CAST(:delays AS bigint[]), CAST(:priorities AS smallint[])
-    ) WITH ORDINALITY AS given(body, message_key, headers, delay_ms, priority, number)
+        CAST(:delays AS bigint[]), CAST(:priorities AS smallint[]), CAST(:digests AS bytea[])
+    ) WITH ORDINALITY AS given(body, message_key, headers, delay_ms, priority, digest, number)
     ORDER BY number
 ) AS new
 RETURNING id""",
@@ -280,6 +288,14 @@ RETURNING id""",
     "take_for_good": f"""DELETE FROM {{messages}} WHERE id = ANY (ARRAY(
     SELECT id {_NEXT_READY} FOR UPDATE SKIP LOCKED
 )) RETURNING {_GONE_ROW}""",
+    # Puts of others go on beside it: their lock is KEY SHARE.
+    "take_turn": "SELECT id FROM {queues} WHERE id = :queue FOR NO KEY UPDATE",
+    "pick": f"SELECT {COLUMNS}, digest {_NEXT_READY} FOR UPDATE SKIP LOCKED",
+    "take_picked": f"UPDATE {{messages}} SET {_TAKE} WHERE id = ANY (CAST(:ids AS bigint[]))",
+    "take_picked_for_good": "DELETE FROM {messages} WHERE id = ANY (CAST(:ids AS bigint[]))",
+    "remove_twins": f"""DELETE FROM {{messages}} WHERE id = ANY (ARRAY(
+    SELECT id {_TWINS} = ANY (CAST(:digests AS bytea[])) FOR UPDATE SKIP LOCKED
+))""",
     "pass_time": _chosen(_PASS_TIME, f"WHERE {_DUE} ORDER BY until_ms, place LIMIT :limit", " SKIP LOCKED"),
     "finish": _by_ref(
         f"DELETE FROM {{messages}} AS m USING {_TAKES} "
@@ -342,8 +358,10 @@ _MARIADB_SCHEMA = (
     message_key longblob,
     headers longblob,
     body longblob NOT NULL,
+    digest binary(16),
     INDEX {{messages_index}}_ready (queue, state, minus_priority, place),
-    INDEX {{messages_index}}_until (queue, state, until_ms)
+    INDEX {{messages_index}}_until (queue, state, until_ms),
+    INDEX {{messages_index}}_digest (digest, queue)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC {_OUR_COMMENT}""",
     f"""CREATE TABLE IF NOT EXISTS {{meta}} (
     name varchar(100) CHARACTER SET ascii PRIMARY KEY, value varchar(100) CHARACTER SET ascii NOT NULL
@@ -368,13 +386,21 @@ _MARIADB = {
     "lock_queue": "SELECT id FROM {queues} WHERE id = :queue LOCK IN SHARE MODE",
     "lock_settings": "SELECT settings FROM {queues} WHERE id = :queue FOR UPDATE",
     "put": """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms,
-    take, requeues, state, minus_priority, message_key, headers, body) VALUES {rows} RETURNING id""",
+    take, requeues, state, minus_priority, message_key, headers, body, digest) VALUES {rows} RETURNING id""",
     "put_row": """(NEXT VALUE FOR {numbers}, :queue, PREVIOUS VALUE FOR {numbers},
     CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 END, 0, {now}, {now},
-    0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 0 END, -:priority, :key, :headers, :body)""",
-    "pick": f"SELECT {COLUMNS} {_READY} ORDER BY minus_priority, place LIMIT :limit FOR UPDATE SKIP LOCKED",
-    "take": f"UPDATE {{messages}} SET {_TAKE} WHERE id IN :ids",
-    "take_for_good": "DELETE FROM {messages} WHERE id IN :ids",
+    0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 0 END, -:priority, :key, :headers, :body, :digest)""",
+    # A put locks the row of the queue, also in a transaction of the application's; so takers lock another.
+    "take_turn": """INSERT INTO {meta} (name, value) VALUES (concat('turn of ', :queue), '')
+ON DUPLICATE KEY UPDATE value = value""",
+    "forget_turn": "DELETE FROM {meta} WHERE name = concat('turn of ', :queue)",
+    "pick": f"SELECT {COLUMNS}, digest {_READY} ORDER BY minus_priority, place LIMIT :limit "
+    "FOR UPDATE SKIP LOCKED",
+    "twins": f"SELECT id {_TWINS} IN :digests FOR UPDATE SKIP LOCKED".replace(
+        " WHERE ", " FORCE INDEX ({messages_index}_digest) WHERE "
+    ),
+    "take_picked": f"UPDATE {{messages}} SET {_TAKE} WHERE id IN :ids",
+    "take_picked_for_good": "DELETE FROM {messages} WHERE id IN :ids",
     "due": f"SELECT id FROM {{messages}} WHERE {_DUE} ORDER BY until_ms, place LIMIT :limit "
     "FOR UPDATE SKIP LOCKED",
     "pass_time": _in_order(_PASS_TIME, "WHERE id IN :ids ORDER BY until_ms, place"),
@@ -425,10 +451,12 @@ _SQLITE_SCHEMA = (
     reason text,
     message_key blob,
     headers blob,
-    body blob NOT NULL
+    body blob NOT NULL,
+    digest blob
 ) STRICT""",
     "CREATE INDEX {messages_index}_ready ON {messages} (queue, minus_priority, place) WHERE state = 0",
     "CREATE INDEX {messages_index}_until ON {messages} (queue, state, until_ms) WHERE state <> 0",
+    _DIGEST_INDEX,
 )
 
 
@@ -459,12 +487,17 @@ _SQLITE = {
     "lock_settings": "SELECT settings FROM {queues} WHERE id = :queue",
     "draw": "UPDATE {numbers} SET next = next + :count RETURNING next - :count",
     "put": """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms,
-    take, requeues, state, minus_priority, message_key, headers, body)
+    take, requeues, state, minus_priority, message_key, headers, body, digest)
 SELECT :id, id, :id, CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 END, 0, {now}, {now},
-    0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 0 END, -:priority, :key, :headers, :body
+    0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 0 END, -:priority, :key, :headers, :body, :digest
 FROM {queues} WHERE id = :queue""",
     "take": f"UPDATE {{messages}} SET {_TAKE} WHERE id IN (SELECT id {_NEXT_READY}) RETURNING {COLUMNS}",
     "take_for_good": f"DELETE FROM {{messages}} WHERE id IN (SELECT id {_NEXT_READY}) RETURNING {_GONE_ROW}",
+    "take_turn": "SELECT id FROM {queues} WHERE id = :queue",
+    "pick": f"SELECT {COLUMNS}, digest {_NEXT_READY}",
+    "take_picked": f"UPDATE {{messages}} SET {_TAKE} WHERE id IN {_LISTED}",
+    "take_picked_for_good": f"DELETE FROM {{messages}} WHERE id IN {_LISTED}",
+    "remove_twins": f"DELETE {_TWINS} = :digest",
     "pass_time": _numbered(
         _PASS_TIME, "until_ms, place", f"WHERE {_SQLITE_DUE} ORDER BY until_ms, place LIMIT :limit"
     ),
@@ -517,6 +550,17 @@ _OR_NOTHING = {
     "mariadb": "ON DUPLICATE KEY UPDATE id = id",
     "sqlite": "ON CONFLICT (id) DO NOTHING",
 }
+# To the next version, by version. In MariaDB these are no transaction, so they may begin again halfway.
+_MIGRATIONS: Mapping[int, Mapping[DialectName, Sequence[str]]] = {
+    1: {
+        "postgresql": ("ALTER TABLE {messages} ADD COLUMN digest bytea", _DIGEST_INDEX),
+        "mariadb": (
+            """ALTER TABLE {messages} ADD COLUMN IF NOT EXISTS digest binary(16),
+    ADD INDEX IF NOT EXISTS {messages_index}_digest (digest, queue)""",
+        ),
+        "sqlite": ("ALTER TABLE {messages} ADD COLUMN digest blob", _DIGEST_INDEX),
+    },
+}
 _OWN: Mapping[str, Mapping[str, str]] = {"postgresql": _POSTGRESQL, "mariadb": _MARIADB, "sqlite": _SQLITE}
 _SCHEMAS = {"postgresql": _POSTGRESQL_SCHEMA, "mariadb": _MARIADB_SCHEMA, "sqlite": _SQLITE_SCHEMA}
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
@@ -531,6 +575,14 @@ def statements(dialect: DialectName, names: Names) -> dict[str, str]:
 def schema(dialect: DialectName, names: Names) -> list[str]:
     """The statements that create the tables, but not the rows of the meta table."""
     return [_filled(dialect, names, text) for text in _SCHEMAS[dialect]]
+
+
+def migrations(dialect: DialectName, names: Names) -> dict[int, list[str]]:
+    """The statements that migrate the tables to the next version, by version."""
+    return {
+        version: [_filled(dialect, names, text) for text in texts[dialect]]
+        for version, texts in _MIGRATIONS.items()
+    }
 
 
 def script(dialect: DialectName, names: Names) -> str:

@@ -15,6 +15,7 @@ url. A test module of a storage runs the suite like this:
 from kmqpy.testing.contract.administration import *
 from kmqpy.testing.contract.arguments import *
 from kmqpy.testing.contract.at_most_once import *
+from kmqpy.testing.contract.collapse import *
 from kmqpy.testing.contract.counting import *
 from kmqpy.testing.contract.leases import *
 from kmqpy.testing.contract.outages import *

@@ -84,17 +84,17 @@ def test_older_tables_are_migrated_step_by_step(place: Place) -> None:
         before = storage._engine.storage_id
     meta = place.names.tables["meta"]
     steps = {
-        SCHEMA_VERSION + number: {
-            place.name: (f"INSERT INTO {meta} (name, value) VALUES ('step', '{number}')",)
+        SCHEMA_VERSION + number: (
+            f"INSERT INTO {meta} (name, value) VALUES ('step', '{number}')"
             if number == 0
-            else (f"UPDATE {meta} SET value = '{number}' WHERE name = 'step'",)
-        }
+            else f"UPDATE {meta} SET value = '{number}' WHERE name = 'step'",
+        )
         for number in range(2)
     }
     connections = Connections(dialect_of(parse_url(place.url, names_queue=False)), 10)
     try:
         for _ in range(2):
-            schema = Schema(connections, place.names, version=SCHEMA_VERSION + 2, migrations=steps)
+            schema = Schema(connections, place.names, version=SCHEMA_VERSION + 2, steps=steps)
             assert schema.prepare() == before
     finally:
         connections.close()

@@ -1,0 +1,261 @@
+"""Kills gateways, and what is behind them, while clients send, poll and acknowledge.
+
+Three gateways over one storage; each is killed (-9) once, and started again. On Kafka a broker is killed,
+too, and with each gateway its tracker; on PostgreSQL all connections are cut. Clients go to another gateway
+after each error, as EmoDB's do. In the end, what a gateway accepted must have been handed out, and nothing
+that it acknowledged may be handed out again more than a second later.
+"""
+
+import http.client
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kmqpy.core.clock import wait_until
+from kmqpy.dev import Cluster
+from kmqpy.dev.databases import Databases
+from kmqpy.dev.ports import free_ports
+
+QUEUE = "chaos"
+STORAGES = ("postgresql", "kafka")
+_GATEWAYS = 3
+_CLIENTS = 8
+_BATCH = 10
+_TTL_S = 4
+_START_S = 60.0
+_DRAIN_S = 120.0
+_AFTER_ACK_S = 1.0
+"""A poll that began so much later, in seconds, must not show what was acknowledged."""
+_TIMEOUT_S = 3.0
+
+
+@dataclass(eq=False)
+class Gateway:
+    """One `kmq gateway` in a process of its own, on a port that it keeps."""
+
+    url: str
+    port: int
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-c", "from kmqpy.cli import main; main()", "gateway"]
+        options = ["--port", str(self.port), "--admin-port", "0", "--no-access-log", "--log-format", "text"]
+        with self.log.open("ab") as log:
+            env = {**os.environ, "KMQ_QUEUE_URL": self.url}
+            self.process = subprocess.Popen([*command, *options], env=env, stdout=log, stderr=log)
+        assert wait_until(self.answers, _START_S, every_s=0.1), self.log.read_text()[-2000:]
+
+    def answers(self) -> bool:
+        try:
+            return ask(self.port, "GET", "/queue/1/ping")[0] == 200
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait(60)
+
+
+@dataclass
+class Journal:
+    """What clients were told. Times are those of the monotonic clock, in seconds."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    accepted: set[str] = field(default_factory=set)
+    delivered: dict[str, list[float]] = field(default_factory=dict)
+    acked: dict[str, float] = field(default_factory=dict)
+    again: list[str] = field(default_factory=list)
+    errors: int = 0
+    twice: int = 0
+
+    def handed_out(self, body: str, asked_s: float) -> None:
+        with self.lock:
+            self.twice += body in self.delivered
+            self.delivered.setdefault(body, []).append(asked_s)
+            if body in self.acked and asked_s > self.acked[body] + _AFTER_ACK_S:
+                self.again.append(f"{body}: {asked_s - self.acked[body]:.1f} s after its acknowledgement")
+
+
+class Client(threading.Thread):
+    """Sends, polls and acknowledges, now at this gateway, now at another."""
+
+    def __init__(self, number: int, ports: list[int], journal: Journal, seed: int) -> None:
+        super().__init__(name=f"client-{number}", daemon=True)
+        self._number = number
+        self._journal = journal
+        self._dice = random.Random(seed * 100 + number)
+        self._ports = itertools.cycle(ports[number % len(ports) :] + ports[: number % len(ports)])
+        self._port = next(self._ports)
+        self.sending, self.running = threading.Event(), threading.Event()
+        self.sending.set()
+        self.running.set()
+
+    def run(self) -> None:
+        for count in itertools.count():
+            if not self.running.is_set():
+                return
+            if self.sending.is_set():
+                bodies = [f"{self._number}-{count}-{index}" for index in range(_BATCH)]
+                if self._ask("POST", "sendbatch", bodies) is not None:
+                    with self._journal.lock:
+                        self._journal.accepted.update(bodies)
+            self._take()
+
+    def _take(self) -> None:
+        asked_s = time.monotonic()
+        found = self._ask("GET", f"poll?limit={2 * _BATCH}&ttl={_TTL_S}")
+        if not found:
+            time.sleep(0 if self.sending.is_set() else 0.1)
+            return
+        for message in found:
+            self._journal.handed_out(message["payload"], asked_s)
+        kept = [message for message in found if self._dice.random() > 0.05]
+        if kept and self._ask("POST", "ack", [message["id"] for message in kept]) is not None:
+            now_s = time.monotonic()
+            with self._journal.lock:
+                for message in kept:
+                    self._journal.acked.setdefault(message["payload"], now_s)
+
+    def _ask(self, method: str, call: str, body: object = None) -> list | dict | None:
+        """The answer; None after an error, and the next call goes to another gateway."""
+        try:
+            status, answer = ask(self._port, method, f"/queue/1/{QUEUE}/{call}", body)
+            if status == 200:
+                return json.loads(answer)
+        except (OSError, http.client.HTTPException):
+            pass
+        with self._journal.lock:
+            self._journal.errors += 1
+        self._port = next(self._ports)
+        time.sleep(0.02)
+        return None
+
+
+def ask(port: int, method: str, path: str, body: object = None) -> tuple[int, bytes]:
+    """One request on a connection of its own; raises OSError, HTTPException."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
+    try:
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+@contextmanager
+def backend(storage: str) -> Iterator[tuple[str, Callable[[], None]]]:
+    """A storage's url, and a function that breaks something behind it."""
+    if storage == "kafka":
+        settings = {"default.replication.factor": "3", "min.insync.replicas": "2"}
+        with Cluster(brokers=3, broker_settings=settings) as cluster:
+
+            def kill_a_broker() -> None:
+                cluster.broker(2).kill()
+                time.sleep(3)
+                cluster.broker(2).start()
+
+            yield f"kafka://{cluster.bootstrap}?zookeeper={cluster.zookeeper}", kill_a_broker
+        return
+    with Databases("postgresql") as databases:
+        url = databases.urls["postgresql"]
+        yield url, lambda: cut_connections(url)
+
+
+def cut_connections(url: str) -> None:
+    """End all connections of others to this database of PostgreSQL."""
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE pid <> pg_backend_pid() AND datname = current_database()"
+        )
+
+
+def run(storage: str, count: int, seed: int, out: Path, tell: Callable[[str], None]) -> list[str]:
+    """Send at least `count` messages through gateways over this storage; returns what was wrong."""
+    with backend(storage) as (url, break_something):
+        return run_on(url, break_something, count, seed, out, tell)
+
+
+def run_on(
+    url: str,
+    break_something: Callable[[], None],
+    count: int,
+    seed: int,
+    out: Path,
+    tell: Callable[[str], None],
+) -> list[str]:
+    """The same on a storage that runs already."""
+    dice = random.Random(seed)
+    tell(f"seed {seed}")
+    ports = free_ports(_GATEWAYS)
+    gateways = [Gateway(url, port, out / f"gateway-{port}.log") for port in ports]
+    journal = Journal()
+    clients = [Client(number, ports, journal, seed) for number in range(_CLIENTS)]
+    try:
+        for gateway in gateways:
+            gateway.start()
+        for client in clients:
+            client.start()
+        faults = [*gateways, None]
+        dice.shuffle(faults)
+        for index, fault in enumerate(faults, 1):
+            wanted = count * index // (len(faults) + 1)
+            wait_until(lambda wanted=wanted: len(journal.accepted) >= wanted, 600, every_s=0.05)
+            tell(f"{len(journal.accepted)} accepted, {len(journal.acked)} acknowledged; fault {index}")
+            if fault is None:
+                break_something()
+            else:
+                fault.kill()
+                time.sleep(dice.uniform(0, 1))
+                fault.start()
+        wait_until(lambda: len(journal.accepted) >= count, 600, every_s=0.05)
+        for client in clients:
+            client.sending.clear()
+        quiet = wait_until(lambda: _is_empty(ports[0]), _DRAIN_S, every_s=0.5)
+    finally:
+        for client in clients:
+            client.running.clear()
+        for client in clients:
+            if client.is_alive():
+                client.join(10)
+        for gateway in gateways:
+            gateway.stop()
+    tell(
+        f"{len(journal.accepted)} accepted, {len(journal.delivered)} handed out ({journal.twice} again), "
+        f"{len(journal.acked)} acknowledged, {journal.errors} errors"
+    )
+    problems = [f"handed out again: {one}" for one in journal.again[:10]]
+    if len(journal.again) > 10:
+        problems.append(f"… and {len(journal.again) - 10} more")
+    lost = journal.accepted - journal.delivered.keys()
+    if lost:
+        problems.append(f"{len(lost)} accepted, and never handed out: {sorted(lost)[:10]}")
+    if not quiet:
+        problems.append(f"not empty after {_DRAIN_S} s")
+    return problems
+
+
+def _is_empty(port: int) -> bool:
+    try:
+        return ask(port, "GET", f"/queue/1/{QUEUE}/uncached_size")[1] == b"0"
+    except (OSError, http.client.HTTPException):
+        return False

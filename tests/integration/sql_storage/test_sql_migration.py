@@ -1,0 +1,149 @@
+"""A database that version 1 of the tables is in: it is migrated, by many at once, and nothing is lost.
+
+The folder version_1 has the statements that made it, as `kmq sql schema` printed them.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy
+from sql_support import Place
+
+from kmqpy.errors import ConfigError
+from kmqpy.queue import parse_url, storage_for
+from kmqpy.storages.sql.connections import Connections
+from kmqpy.storages.sql.opening import dialect_of
+from kmqpy.storages.sql.schema import Schema
+
+FAR_MS = 4_000_000_000_000
+QUEUE_ID = 2**61 + 7
+STATES = {"ready": 0, "given back": 0, "delayed": 1, "taken": 2, "dead": 3}
+SETTINGS = {"delivery": "at-least-once", "lease_ms": 60_000, "max_redeliveries": 5, "order": "fifo"}
+DRAW = {
+    "postgresql": "SELECT setval('{prefix}numbers', 100)",
+    "mariadb": "SELECT setval({prefix}numbers, 100)",
+    "sqlite": "UPDATE {prefix}numbers SET next = 100",
+}
+
+
+@pytest.fixture
+def old(place: Place) -> Place:
+    """A place with the tables of version 1, and a message in each state."""
+    script = (Path(__file__).parent / "version_1" / f"{place.name}.sql").read_text()
+    place.execute(*(one for one in script.replace("prefix_", place.prefix).split(";\n") if one))
+    settings = json.dumps(SETTINGS)
+    place.execute(
+        f"INSERT INTO {place.prefix}meta (name, value) VALUES ('storage_id', 'of before')",
+        f"INSERT INTO {place.prefix}queues (id, name, settings) VALUES ({QUEUE_ID}, 'q', '{settings}')",
+        *(insert(place, number, body, state) for number, (body, state) in enumerate(STATES.items(), 1)),
+        DRAW[place.name].format(prefix=place.prefix),
+    )
+    return place
+
+
+def insert(place: Place, row_id: int, body: str, state: int) -> str:
+    """The statement by which version 1 puts a row: it knows no later columns."""
+    until_ms = FAR_MS if state in (1, 2) else 0
+    take = int(body not in ("ready", "delayed"))
+    data = f"X'{body.encode().hex()}'" if place.name != "postgresql" else f"'{body}'::bytea"
+    into = f"{place.prefix}messages"
+    columns = (
+        "id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms, take, requeues, state, "
+        "minus_priority, reason, message_key, headers, body"
+    )
+    numbers = f"{row_id}, {QUEUE_ID}, {row_id}, {until_ms}, 5, 6, 7, {take}, 1, {state}, 0"
+    return f"INSERT INTO {into} ({columns}) VALUES ({numbers}, 'why', NULL, NULL, {data})"
+
+
+def version(place: Place) -> str:
+    ((found,),) = place.execute(f"SELECT value FROM {place.prefix}meta WHERE name = 'schema_version'")
+    return str(found)
+
+
+def shape(place: Place) -> tuple[Any, ...]:
+    """Columns and indexes of the messages."""
+    found, table = sqlalchemy.inspect(place.application), place.names.tables["messages"]
+    columns = {(one["name"], str(one["type"]), one["nullable"]) for one in found.get_columns(table)}
+    indexes = {
+        (str(one["name"]).removeprefix(place.prefix), tuple(one["column_names"]))
+        for one in found.get_indexes(table)
+    }
+    return columns, indexes
+
+
+def test_a_database_of_version_1_keeps_its_messages(old: Place) -> None:
+    with storage_for(old.url) as storage:
+        assert storage._engine.storage_id == "of before"
+        described = storage.describe("q")
+        assert (described.ready, described.delayed, described.in_flight, described.dead) == (2, 1, 1, 1)
+        assert described.settings["collapse"] is False
+        assert described.settings["lease_ms"] == SETTINGS["lease_ms"]
+        queue = storage.open("q")
+        queue.send("new")
+        messages = queue.receive(10)
+        assert [(one.body, one.id) for one in messages] == [
+            (b"ready", "1"),
+            (b"given back", "2"),
+            (b"new", messages[-1].id),
+        ]
+        assert int(messages[-1].id) >= 100
+        queue.ack([*messages, queue.receipt("3"), queue.receipt("4")])
+        assert queue.dead_letters.redrive() == 1
+        assert [one.body for one in queue.receive()] == [b"dead"]
+        storage.create("collapses", collapse=True)
+        collapses = storage.open("collapses")
+        collapses.send_many(["a", "a", "b"])
+        assert [one.body for one in collapses.receive()] == [b"a", b"b"]
+    assert version(old) == "2"
+
+
+def test_migrated_tables_are_those_that_are_made_today(old: Place) -> None:
+    storage_for(old.url).close()
+    new = Place(old.name, old.url.partition("?")[0])
+    storage_for(new.url).close()
+    try:
+        assert shape(old) == shape(new)
+    finally:
+        kind = "TABLE" if new.name == "sqlite" else "SEQUENCE"
+        new.execute(*(f"DROP TABLE {new.prefix}{what}" for what in ("meta", "queues", "messages")))
+        new.execute(f"DROP {kind} {new.prefix}numbers")
+
+
+def test_many_processes_migrate_it_at_once(old: Place) -> None:
+    program = (
+        "import sys; from kmqpy.queue import storage_for\n"
+        "with storage_for(sys.argv[1]) as storage:\n"
+        "    print(storage._engine.storage_id, storage.open('q').size())\n"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", program, old.url], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    assert [one.communicate(timeout=120)[0] for one in started] == ["of before 3\n"] * 3
+    assert version(old) == "2"
+
+
+def test_a_program_of_version_1_goes_on_and_can_not_open_it_again(old: Place) -> None:
+    storage_for(old.url).close()
+    old.execute(insert(old, 50, "sent by version 1", 0))
+    with storage_for(old.url) as storage:
+        assert [one.body for one in storage.open("q").receive(10)][-1] == b"sent by version 1"
+    connections = Connections(dialect_of(parse_url(old.url, names_queue=False)), 10)
+    try:
+        with pytest.raises(ConfigError, match=r"schema version 2 is of a newer kmqpy.* knows 1: upgrade"):
+            Schema(connections, old.names, version=1, steps={}).prepare()
+    finally:
+        connections.close()
+
+
+def test_a_migration_of_mariadb_that_was_interrupted_goes_on(old: Place) -> None:
+    if old.name != "mariadb":
+        pytest.skip("its migration is one transaction")
+    old.execute(f"ALTER TABLE {old.prefix}messages ADD COLUMN digest binary(16)")
+    with storage_for(old.url) as storage:
+        assert len(storage.open("q").receive(10)) == 2
+    assert version(old) == "2"
