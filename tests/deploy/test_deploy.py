@@ -16,11 +16,11 @@ from support import LiveQueue, until
 
 from kmqpy import Backoff, KafkaConnection, Worker
 from kmqpy.dev.ports import free_ports
-from kmqpy.gateway.server import GatewaySettings
 from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.telemetry.prometheus import PrometheusTelemetry
-from tests.deploy.gateways import running_gateway
+from kmqpy.testing import memory_storage
 from tests.deploy.prometheus import program
+from tests.gateway.gateway_support import Calls, running
 from tracker.health.metrics import TrackerMetrics
 
 ROOT = Path(__file__).parents[2]
@@ -120,27 +120,20 @@ def scraped(cluster, zookeeper, tmp_path_factory) -> Iterator[Prometheus]:
         targets = [f"127.0.0.1:{tracker.http_port}", f"127.0.0.1:{server.server_address[1]}"]
         queue.send("good", "bad")
         telemetry.failed(queue.name, "nothing")  # there are no series of failures before the first
-        settings = GatewaySettings(port=0, admin_port=0, discovery=zookeeper, cluster=queue.name, drain_s=0)
+        folder = tmp_path_factory.mktemp("prometheus")
         with (
-            running_gateway(settings) as gateway,
-            urllib.request.urlopen(_send_by(gateway), timeout=60),
+            running(memory_storage(), discovery=zookeeper, cluster=queue.name) as served,
             contextlib.closing(
-                Prometheus(
-                    tmp_path_factory.mktemp("prometheus"), [*targets, f"127.0.0.1:{gateway.admin_port}"]
-                )
+                Prometheus(folder, [*targets, f"127.0.0.1:{served.gateway.admin_port}"])
             ) as prometheus,
             KmqClient(queue.settings, connection, telemetry=telemetry) as received,
             Worker(received, handle, backoff=Backoff(first=0.01), telemetry=telemetry, handle_signals=False),
         ):
+            Calls(served, "q").send(1)
             yield prometheus
     server.shutdown()
     server.server_close()
     thread.join()
-
-
-def _send_by(gateway) -> urllib.request.Request:
-    url = f"http://127.0.0.1:{gateway.port}/queue/1/q/send"
-    return urllib.request.Request(url, b"1", {"Content-Type": "application/json"})
 
 
 def test_each_query_of_the_dashboard_finds_something(scraped):
