@@ -57,8 +57,8 @@ def test_ids_stay_the_same_and_act_whoever_has_the_claim_also_after_its_end(call
     assert {message["payload"]: message["id"] for message in calls.peek()} == seen
     time.sleep(1.2)  # their claims end
     calls.ack(seen["a"])
-    becomes(calls.size, 1)
-    assert payloads(polled(calls, 1)) == ["b"]
+    assert payloads(polled(calls, 1, ttl=60)) == ["b"]
+    becomes(lambda: (calls.poll(), calls.size()), ([], 1))
 
 
 def test_renew_claims_anew_what_expired_and_what_was_only_peeked(calls):
@@ -97,7 +97,8 @@ def test_poll_with_ttl_0_hands_out_and_claims_nothing(calls):
     becomes(calls.claims, 0)
     assert sorted(ids(polled(calls, 2, ttl=0))) == sorted(ids(first))
     calls.ack(*ids(polled(calls, 2, ttl=0)))
-    becomes(calls.size, 0)
+    # On Kafka a copy of what was acknowledged counts until a poll comes past it.
+    becomes(lambda: (calls.poll(), calls.size()), ([], 0))
 
 
 def test_purge_removes_messages_and_claims_and_old_ids_do_nothing(calls):

@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
@@ -151,7 +151,7 @@ def ask(peer: Peer, place: Place, limit: int, lease_s: float) -> list[Taken]:
         response = connection.getresponse()
         if response.status != 200:
             raise OSError(f"status {response.status}")
-        return [Taken(str(one["id"]), base64.b64decode(one["body"])) for one in json.loads(response.read())]
+        return [_taken(one) for one in json.loads(response.read())]
     except http.client.HTTPException as error:
         raise OSError(type(error).__name__) from error
     except (KeyError, TypeError) as error:
@@ -184,5 +184,27 @@ def parse_request(body: bytes) -> Request:
 def answer(messages: Sequence[Taken]) -> bytes:
     """The body of the answer to ask()."""
     return json.dumps(
-        [{"id": one.id, "body": base64.b64encode(one.body).decode()} for one in messages]
+        [
+            {
+                "id": one.id,
+                "body": _encoded(one.body),
+                "key": _encoded(one.key),
+                "headers": [[name, _encoded(value)] for name, value in one.headers],
+            }
+            for one in messages
+        ]
     ).encode()
+
+
+def _taken(given: dict[str, Any]) -> Taken:
+    headers = tuple((str(name), _decoded(value)) for name, value in given["headers"])
+    body, key = _decoded(given["body"]) or b"", _decoded(given["key"])
+    return Taken(str(given["id"]), body, key=key, headers=headers)
+
+
+def _encoded(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()
+
+
+def _decoded(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text)
