@@ -90,8 +90,8 @@ def run(page: Path) -> None:
                 _run_python(block, page, names)
             elif found := _BACKGROUND.fullmatch(block.how):
                 process = _start(block)
-                background.callback(_end, block, process)
                 _wait_for(found[1], block, process)
+                background.callback(_end, block, process)
             else:
                 _run_shell(block)
 
