@@ -20,6 +20,7 @@ from benchmarks import (
     drain,
     failover,
     first_message,
+    gateway_speed,
     late_acks,
     latency,
     lateness,
@@ -64,11 +65,12 @@ WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "restart": restart.cases,
     "storages": storage_speed.cases,
     "zookeeper": zookeeper_speed.cases,
+    "gateway": gateway_speed.cases,
     "spark-processing": spark_processing.cases,
     "spark-state": spark_state.cases,
     "spark-tracker": spark_tracker.cases,
 }
-TOO_LONG = {"storages", "zookeeper", "spark-processing", "spark-state", "spark-tracker"}
+TOO_LONG = {"storages", "zookeeper", "gateway", "spark-processing", "spark-state", "spark-tracker"}
 """Works that --quick leaves out unless --only names them: they have many peers, or a Spark session for
 each."""
 

@@ -38,6 +38,7 @@ class Sizes:
     zookeeper_warm_up_s: float
     storage_s: float
     """The seconds for which a turn puts messages; it takes them for at most four times as long."""
+    gateway_connections: tuple[int, ...]
     spark_messages: int
     spark_markers: int
     spark_new_markers: int
@@ -67,6 +68,7 @@ FULL = Sizes(
     zookeeper_depths=(0, 10_000, 100_000),
     zookeeper_warm_up_s=20.0,
     storage_s=3.0,
+    gateway_connections=(1, 16, 64),
     spark_messages=3_000_000,
     spark_markers=10_000_000,
     spark_new_markers=100_000,
@@ -100,6 +102,7 @@ QUICK = Sizes(
     zookeeper_depths=(0, 10_000, 100_000),
     zookeeper_warm_up_s=5.0,
     storage_s=0.5,
+    gateway_connections=(16,),
     spark_messages=600_000,
     spark_markers=500_000,
     spark_new_markers=8_000,

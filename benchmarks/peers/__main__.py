@@ -17,6 +17,7 @@ MODULES = {
     "spark": "benchmarks.peers.spark_processing",
     "spark-state": "benchmarks.peers.spark_state",
     "storage": "benchmarks.peers.storage_queues",
+    "http": "benchmarks.peers.http_load",
     "zookeeper": "benchmarks.peers.zookeeper_queues",
 }
 

@@ -12,15 +12,17 @@ import asyncio
 import enum
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import ParamSpec, TypeVar
 
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.errors import ConfigError, KmqError, QueueNotFound, Unavailable
+from kmqpy.errors import ConfigError, KmqError, QueueNotFound, TopicError, Unavailable
 from kmqpy.gateway.service.hub import Hub, QueueName, make_queue
 from kmqpy.gateway.service.ids import InvalidId, WireIds
+from kmqpy.gateway.service.served_queue import ServedQueue, Taken
 from kmqpy.message import Message, OutgoingMessage
 from kmqpy.queue import Queue, Storage
 
@@ -35,8 +37,9 @@ _SETTINGS = {"max_redeliveries": None, "lease_ms": _JOB_LEASE_S * 1000}
 _EXTEND_EVERY_S = 3.0
 _LOOK_EVERY_S = 2.0
 _BATCH = 100
-_ARRIVAL_S = 5.0
-"""Seconds after which no message on Kafka is still on its way to a new consumer."""
+_ARRIVAL_S = 15.0
+"""Seconds without a message after which none on Kafka is still on its way to us."""
+_PATIENCE_S = 30.0
 _LEASE_S = 60.0
 _LISTED = 10_000
 """Jobs that status() looks through; older outcomes are forgotten."""
@@ -65,12 +68,23 @@ class Move:
 
 
 class Moves:
-    """Starts, runs and finds moves."""
+    """Starts, runs and finds moves.
 
-    def __init__(self, hub: Hub, storages: Sequence[Storage], threads: Executor) -> None:
+    on_end  called with "complete", "error" or "postponed" when this gateway has run one
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        storages: Sequence[Storage],
+        threads: Executor,
+        *,
+        on_end: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._hub = hub
         self._storages = storages
         self._threads = threads
+        self._on_end = on_end
         self._open_jobs: dict[Storage, Queue] = {}
         self._look_now = asyncio.Event()
         self._stopping = False
@@ -91,7 +105,7 @@ class Moves:
             self._look_now.clear()
             for storage in self._storages:
                 try:
-                    while await self._run(self._run_next, storage):
+                    while await self._run_next(storage):
                         pass
                 except KmqError as error:  # the storage is away, and so are its queues
                     _log.warning("moves wait", extra={"error": str(error)})
@@ -104,6 +118,79 @@ class Moves:
     def stop(self) -> None:
         """Let a running move end after its batch; another gateway goes on with it when its lease is over."""
         self._stopping = True
+
+    async def _run_next(self, storage: Storage) -> bool:
+        """Run one job; returns False if there is none."""
+        taken = None if self._stopping else await self._run(self._take_job, storage)
+        if taken is None:
+            return False
+        jobs, job = taken
+        keeping = asyncio.ensure_future(self._keep_lease(jobs, job))
+        try:
+            _, move = _parsed(job.body)
+            moved = await self._move(move)
+        except Unavailable as error:
+            _log.warning("a move has to wait", extra={"job": job.id, "error": str(error)})
+            await self._run(lambda: jobs.nack(job, delay=1, count=False))
+            self._on_end("postponed")
+        except KmqError as error:
+            _log.exception("a move failed", extra={"job": job.id})
+            reason = f"{error}: {MoveStatus.ERROR.value}"
+            await self._run(lambda: jobs.dead_letter(job, reason=reason, confirmed=True))
+            self._on_end("error")
+        else:
+            if moved is None:
+                await self._run(lambda: jobs.nack(job, count=False))  # this gateway stops
+            else:
+                _log.info("a move is complete", extra={"job": job.id, "count": moved})
+                await self._run(
+                    lambda: jobs.dead_letter(job, reason=MoveStatus.COMPLETE.value, confirmed=True)
+                )
+                self._on_end("complete")
+        finally:
+            keeping.cancel()
+        await self._run(self._forget_old, jobs)
+        return True
+
+    async def _keep_lease(self, jobs: Queue, job: Message) -> None:
+        while True:
+            await asyncio.sleep(_EXTEND_EVERY_S)
+            try:
+                await self._run(lambda: jobs.extend(job, lease=_JOB_LEASE_S, confirmed=True))
+            except KmqError as error:
+                _log.warning("the lease of a move could not be extended", extra={"error": str(error)})
+
+    async def _move(self, move: Move) -> int | None:
+        """Move what is there now; returns how many messages, or None if the gateway stops before the end."""
+        left = await self._with_origin(move, lambda queue: queue.size(None)) or 0
+        moved, empty_since_s = 0, None
+        while left > 0:
+            if self._stopping:
+                return None
+            batch = await self._with_origin(move, _next_batch) or []
+            if batch:
+                messages = [OutgoingMessage(one.body, key=one.key, headers=one.headers) for one in batch]
+                ids = [one.id for one in batch]
+                await self._hub.with_made(move.target, methodcaller("send", messages))
+                await self._with_origin(move, methodcaller("ack", ids))
+                moved += len(batch)
+                left -= len(batch)
+                empty_since_s = None
+            elif self._hub.storage_of(move.origin).capabilities.immediate:
+                break  # what is left is delayed
+            else:
+                now_s = SYSTEM_CLOCK.monotonic()
+                empty_since_s = empty_since_s or now_s
+                if now_s - empty_since_s > _ARRIVAL_S:
+                    if await self._with_origin(move, lambda queue: queue.size(None)):
+                        raise TopicError(
+                            "some messages did not come: they are delayed, or their partitions away"
+                        )
+                    break
+        return moved
+
+    async def _with_origin(self, move: Move, use: Callable[[ServedQueue], Awaitable[T]]) -> T | None:
+        return await self._hub.with_queue(move.origin, use, missing=lambda: None, patience_s=_PATIENCE_S)
 
     # --- in threads -------------------------------------------------------------------------------
 
@@ -148,71 +235,14 @@ class Moves:
                 return (move, status) if found == service else None
         return None
 
-    def _run_next(self, storage: Storage) -> bool:
-        """Run one job; returns False if there is none."""
-        if self._stopping:
-            return False
+    def _take_job(self, storage: Storage) -> tuple[Queue, Message] | None:
         try:
             jobs = self._jobs(storage)
             taken = jobs.receive(1, wait=0 if jobs.capabilities.immediate else _LOOK_EVERY_S)
-            for job in taken:
-                self._run_job(jobs, job)
-            return bool(taken)
         except QueueNotFound:  # there never was a move, or somebody has deleted the queue
             self._open_jobs.pop(storage, None)
-            return False
-
-    def _run_job(self, jobs: Queue, job: Message) -> None:
-        try:
-            _, move = _parsed(job.body)
-            moved = self._move(jobs, job, move)
-        except Unavailable as error:
-            _log.warning("a move has to wait", extra={"job": job.id, "error": str(error)})
-            jobs.nack(job, delay=1, count=False)
-        except KmqError as error:
-            _log.exception("a move failed", extra={"job": job.id})
-            jobs.dead_letter(job, reason=f"{error}: {MoveStatus.ERROR.value}", confirmed=True)
-        else:
-            if moved is None:
-                jobs.nack(job, count=False)  # this gateway stops
-            else:
-                _log.info("a move is complete", extra={"job": job.id, "count": moved})
-                jobs.dead_letter(job, reason=MoveStatus.COMPLETE.value, confirmed=True)
-        self._forget_old(jobs)
-
-    def _move(self, jobs: Queue, job: Message, move: Move) -> int | None:
-        """Move what is there now; returns how many messages, or None if the gateway stops before the end."""
-        try:
-            origin = self._hub.storage_of(move.origin).open(self._hub.stored_name(move.origin))
-        except QueueNotFound:
-            return 0
-        storage, stored = self._hub.storage_of(move.target), self._hub.stored_name(move.target)
-        with origin, _opened(storage, stored, move.target) as target:
-            left = origin.size() + origin.in_flight()
-            moved = 0
-            extended_s = SYSTEM_CLOCK.monotonic()
-            while left > 0:
-                if self._stopping:
-                    return None
-                if SYSTEM_CLOCK.monotonic() - extended_s >= _EXTEND_EVERY_S:
-                    jobs.extend(job, lease=_JOB_LEASE_S, confirmed=True)
-                    extended_s = SYSTEM_CLOCK.monotonic()
-                batch = self._next_batch(origin)
-                if not batch:
-                    break
-                target.send_many(OutgoingMessage(one.body, key=one.key, headers=one.headers) for one in batch)
-                origin.ack([origin.receipt(one.id) for one in batch], confirmed=True)
-                moved += len(batch)
-                left -= len(batch)
-            return moved
-
-    def _next_batch(self, origin: Queue) -> Sequence[Message]:
-        """Ready messages first, which we take, so that nobody else does; then those that others have."""
-        wait_s = 0.0 if origin.capabilities.immediate else _ARRIVAL_S
-        ready = origin.receive(_BATCH, wait=wait_s, lease=min(_LEASE_S, origin.max_lease))
-        if ready:
-            return ready
-        return [one.message for one in origin.orphans(limit=_BATCH) if one.message is not None]
+            return None
+        return (jobs, taken[0]) if taken else None
 
     def _forget_old(self, jobs: Queue) -> None:
         before_ms = SYSTEM_CLOCK.wall_ms() - _KEPT_MS
@@ -232,6 +262,12 @@ class Moves:
 
     async def _run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await asyncio.wrap_future(self._threads.submit(function, *args, **kwargs))
+
+
+async def _next_batch(queue: ServedQueue) -> list[Taken]:
+    """Ready messages first, which we take, so that nobody else does; then those that others have."""
+    ready, _ = await queue.take(_BATCH, _LEASE_S)
+    return ready or await queue.taken(_BATCH)
 
 
 def _opened(storage: Storage, stored: str, name: QueueName) -> Queue:

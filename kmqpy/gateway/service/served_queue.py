@@ -12,7 +12,7 @@ from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.gateway.service.ids import WireIds
 from kmqpy.gateway.service.shelf import Shelf
-from kmqpy.message import Message
+from kmqpy.message import Headers, Message, OutgoingMessage
 from kmqpy.queue import Queue
 from kmqpy.worker.batches import Batches, each_result
 
@@ -20,6 +20,8 @@ _log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+Body = bytes | OutgoingMessage
 
 _BYTES_PER_WEIGHT = 4_096
 """Batches are limited by the weight of their items: that of a body is 1 and the number of its 4,096 bytes."""
@@ -48,6 +50,13 @@ class Taken(NamedTuple):
     id: str
     body: bytes
     receipt: str | None = None
+    key: bytes | None = None
+    headers: Headers = ()
+
+    @classmethod
+    def of(cls, message: Message) -> Taken:
+        """A message that this gateway has taken, or sees."""
+        return cls(message.id, message.body, message.receipt, message.key, message.headers)
 
 
 class Elsewhere(Protocol):
@@ -89,7 +98,7 @@ class ServedQueue:
         self._elsewhere = elsewhere
         self._clock = clock
         self._last_take_s: float | None = None
-        self._sends: Batches[Sequence[bytes], list[str]] = Batches(threads, self._send_all, weigh=_weight)
+        self._sends: Batches[Sequence[Body], list[str]] = Batches(threads, self._send_all, weigh=_weight)
         self._takes: Batches[_Take, list[Message]] = Batches(
             threads, self._take_all, weigh=lambda take: take.limit, unclaimed=self._give_back_later
         )
@@ -113,10 +122,15 @@ class ServedQueue:
         batches = (self._sends, self._takes, self._acks, self._extensions)
         return bool(self._running or self._shelf) or not all(one.idle for one in batches)
 
+    @property
+    def late(self) -> int:
+        """How many messages are kept that came when their poll had been answered."""
+        return len(self._shelf)
+
     # --- messages ---------------------------------------------------------------------------------
 
-    async def send(self, bodies: Sequence[bytes]) -> list[str]:
-        """Send bodies; returns the ids of the messages when the storage has them."""
+    async def send(self, bodies: Sequence[Body]) -> list[str]:
+        """Send bodies, or messages; returns the ids of the messages when the storage has them."""
         return await self._sends.submit(bodies) if bodies else []
 
     @property
@@ -152,7 +166,7 @@ class ServedQueue:
             if taking.done() and not taking.cancelled() and taking.exception() is None:
                 self._give_back_later(taking.result())
             raise
-        return [Taken(one.id, one.body, one.receipt) for one in messages]
+        return [*map(Taken.of, messages)]
 
     async def hand_out(self, limit: int) -> list[Taken]:
         """Take up to `limit` messages that are ready, and give them back at once, uncounted."""
@@ -209,6 +223,11 @@ class ServedQueue:
 
         return await self._call(look)
 
+    async def taken(self, limit: int) -> list[Taken]:
+        """The oldest messages that are taken, by whomever."""
+        orphans = await self._call(lambda: self._queue.orphans(limit=limit))
+        return [Taken.of(one.message) for one in orphans if one.message is not None]
+
     async def size(self, limit: int | None) -> int:
         """How many messages there are, taken ones included; exact up to `limit`.
 
@@ -231,10 +250,10 @@ class ServedQueue:
 
     # --- in threads -------------------------------------------------------------------------------
 
-    def _send_all(self, given: Sequence[Sequence[bytes]]) -> list[list[str] | BaseException]:
+    def _send_all(self, given: Sequence[Sequence[Body]]) -> list[list[str] | BaseException]:
         return each_result(self._send_each, given)
 
-    def _send_each(self, given: Sequence[Sequence[bytes]]) -> list[list[str]]:
+    def _send_each(self, given: Sequence[Sequence[Body]]) -> list[list[str]]:
         ids = iter(self._queue.send_many([body for bodies in given for body in bodies]))
         return [[next(ids) for _ in bodies] for bodies in given]
 
@@ -293,7 +312,7 @@ class ServedQueue:
 
     def _extended(self, late: Sequence[Message], lease_s: float) -> list[Taken]:
         lost = set(self._queue.extend(*late, lease=lease_s, confirmed=True))
-        return [Taken(one.id, one.body, one.receipt) for one in late if one.receipt not in lost]
+        return [Taken.of(one) for one in late if one.receipt not in lost]
 
     def _give_back_later(self, messages: list[Message]) -> None:
         if messages:
@@ -346,8 +365,9 @@ def dealt(messages: Sequence[Message], limits: Sequence[int]) -> list[list[Messa
     return shares
 
 
-def _weight(bodies: Sequence[bytes]) -> int:
-    return sum(1 + len(body) // _BYTES_PER_WEIGHT for body in bodies)
+def _weight(bodies: Sequence[Body]) -> int:
+    sizes = (len(body.body if isinstance(body, OutgoingMessage) else body) for body in bodies)
+    return sum(1 + size // _BYTES_PER_WEIGHT for size in sizes)
 
 
 def _age(message: Message) -> tuple[int, tuple[int, ...]]:

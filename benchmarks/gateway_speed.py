@@ -1,0 +1,131 @@
+"""Measures the gateway over storages, beside ElasticMQ in memory in its own dialect (SQS).
+
+Sends, and polls with acknowledgements, one by one and in batches, over several numbers of connections. The
+server, the load and the storage share the machine's cores; `load_cores` and `server_cores` (in the JSON) say
+who had what.
+"""
+
+import os
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.children import Child, peer
+from benchmarks.lab import Lab
+from benchmarks.results import Case, Figures
+from benchmarks.sizes import Sizes
+from kmqpy.core.clock import SYSTEM_CLOCK, wait_until
+from kmqpy.dev import Databases
+from kmqpy.dev.jars import jar_set
+from kmqpy.dev.java import find_java
+from kmqpy.dev.ports import free_ports
+
+ELASTICMQ = "ElasticMQ 1.6.11, memory"
+_JARS = Path(__file__).resolve().parent / "peers" / "jars.json"
+_BATCHES = (1, 10)
+_START_S = 60.0
+_ELASTICMQ_SETTINGS = """include classpath("application.conf")
+node-address {{ protocol = http, host = localhost, port = {port}, context-path = "" }}
+rest-sqs {{ enabled = true, bind-port = {port}, bind-hostname = "127.0.0.1", sqs-limits = strict }}
+rest-stats {{ enabled = false }}
+"""
+
+
+def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
+    """The cases of `make bench`."""
+    with tempfile.TemporaryDirectory() as folder, Databases("postgresql", "redis") as databases:
+        kafka = f"kafka://{lab.connection.bootstrap}?zookeeper={lab.zookeeper.hosts}"
+        urls = {
+            "gateway, memory": "memory:",
+            "gateway, sqlite": f"sqlite:///{folder}/queues.db",
+            "gateway, postgresql": databases.urls["postgresql"],
+            "gateway, redis": databases.urls["redis"],
+            "gateway, kafka": kafka,
+        }
+        for connections in sizes.gateway_connections:
+            for batch in _BATCHES:
+                peers = {name: _turn(url, connections, batch, sizes.storage_s) for name, url in urls.items()}
+                peers[ELASTICMQ] = _turn(None, connections, batch, sizes.storage_s)
+                yield Case(
+                    work="gateway",
+                    name=f"{connections} connections, {'one by one' if batch == 1 else f'batches of {batch}'}",
+                    metrics={
+                        "send": "send/s",
+                        "take": "poll+ack/s",
+                        "p50_ms": "ms a send, median",
+                        "p99_ms": "ms a send, p99",
+                    },
+                    peers=peers,
+                    repeats=sizes.few_repeats,
+                )
+
+
+def _turn(url: str | None, connections: int, batch: int, seconds: float) -> Callable[[], Figures]:
+    """A turn of the gateway over the storage of the url, or of ElasticMQ."""
+
+    def turn() -> Figures:
+        with _elasticmq() if url is None else _gateway(url) as (child, port):
+            options = {
+                "dialect": "sqs" if url is None else "emodb",
+                "port": port,
+                "queue": f"bench-{os.getpid()}-{SYSTEM_CLOCK.wall_ms()}",
+                "connections": connections,
+                "batch": batch,
+                "seconds": seconds,
+            }
+            with peer(
+                "http", "speed", **{**options, "queue": f"{options['queue']}-warm", "seconds": 1}
+            ) as warm:
+                warm.result()
+            began_s, cpu_s = SYSTEM_CLOCK.monotonic(), _cpu_s(child.pid)
+            with peer("http", "speed", **options) as load:
+                figures = load.result()
+            passed_s = SYSTEM_CLOCK.monotonic() - began_s
+            return {**figures, "server_cores": (_cpu_s(child.pid) - cpu_s) / passed_s}
+
+    return turn
+
+
+@contextmanager
+def _gateway(url: str) -> Iterator[tuple[Child, int]]:
+    (port,) = free_ports(1)
+    main = "import sys; from kmqpy.cli import main; main()"
+    options = ["--port", str(port), "--admin-port", "0", "--no-access-log", "--log-level", "WARNING"]
+    with Child([sys.executable, "-c", main, "gateway", url, *options]) as child:
+        _await_answer(f"http://127.0.0.1:{port}/queue/1/ping")
+        yield child, port
+        child.stop()
+
+
+@contextmanager
+def _elasticmq() -> Iterator[tuple[Child, int]]:
+    (port,) = free_ports(1)
+    with tempfile.NamedTemporaryFile("w", suffix=".conf") as settings:
+        settings.write(_ELASTICMQ_SETTINGS.format(port=port))
+        settings.flush()
+        class_path = ":".join(map(str, jar_set("elasticmq", _JARS)))
+        command = [str(find_java()), "-Xmx1g", f"-Dconfig.file={settings.name}", "-cp", class_path]
+        with Child([*command, "org.elasticmq.server.Main"]) as child:
+            _await_answer(f"http://127.0.0.1:{port}/health")
+            yield child, port
+
+
+def _await_answer(url: str) -> None:
+    def answers() -> bool:
+        try:
+            with urllib.request.urlopen(url, timeout=2) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
+
+    if not wait_until(answers, _START_S, every_s=0.1):
+        raise RuntimeError(f"no answer from {url}")
+
+
+def _cpu_s(pid: int) -> float:
+    """Seconds of CPU that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,150 @@
+"""A load of HTTP requests, from an event loop that does nothing else: requests are made before the clock starts.
+
+Sends for `seconds`, then polls and acknowledges what was sent, for as long at most. Each connection has one
+request under way. `dialect` is emodb or sqs (JSON protocol; batches of at most 10).
+"""
+
+import asyncio
+import json
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+import uvloop
+
+from benchmarks.results import percentile
+
+_BODY = "x" * 100
+_LEASE_S = 300
+
+
+class _Emodb:
+    """The requests of EmoDB's dialect."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        queue, batch = f"/queue/1/{options['queue']}", options["batch"]
+        self.create: bytes | None = None
+        self._queue = queue
+        self.send = (
+            _post(f"{queue}/send", _BODY) if batch == 1 else _post(f"{queue}/sendbatch", [_BODY] * batch)
+        )
+        self.poll = f"GET {queue}/poll?ttl={_LEASE_S}&limit={batch} HTTP/1.1\r\nHost: bench\r\n\r\n".encode()
+
+    def ack(self, answer: bytes) -> tuple[int, bytes]:
+        ids = [message["id"] for message in json.loads(answer)]
+        return len(ids), _post(f"{self._queue}/ack", ids)
+
+
+class _Sqs:
+    """The requests of SQS's JSON protocol."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._url = f"http://localhost:{options['port']}/000000000000/{options['queue']}"
+        batch = options["batch"]
+        self._single = batch == 1
+        self.create = self._post("CreateQueue", QueueName=options["queue"])
+        if self._single:
+            self.send = self._post("SendMessage", QueueUrl=self._url, MessageBody=_BODY)
+        else:
+            entries = [{"Id": str(number), "MessageBody": _BODY} for number in range(batch)]
+            self.send = self._post("SendMessageBatch", QueueUrl=self._url, Entries=entries)
+        self.poll = self._post(
+            "ReceiveMessage", QueueUrl=self._url, MaxNumberOfMessages=batch, VisibilityTimeout=_LEASE_S
+        )
+
+    def ack(self, answer: bytes) -> tuple[int, bytes]:
+        handles = [message["ReceiptHandle"] for message in json.loads(answer).get("Messages", [])]
+        if self._single:
+            return len(handles), self._post(
+                "DeleteMessage", QueueUrl=self._url, ReceiptHandle=handles[0] if handles else ""
+            )
+        entries = [{"Id": str(number), "ReceiptHandle": one} for number, one in enumerate(handles)]
+        return len(handles), self._post("DeleteMessageBatch", QueueUrl=self._url, Entries=entries)
+
+    def _post(self, action: str, **values: Any) -> bytes:
+        return _post("/", values, "application/x-amz-json-1.0", f"X-Amz-Target: AmazonSQS.{action}\r\n")
+
+
+def _post(path: str, value: Any, content_type: str = "application/json", more: str = "") -> bytes:
+    body = json.dumps(value).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: {content_type}\r\n{more}"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+class _Connection:
+    """One connection, with one request at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def ask(self, request: bytes) -> bytes:
+        self._writer.write(request)
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        if b" 200 " not in head[:16]:
+            raise RuntimeError(head.decode(errors="replace"))
+        lower = head.lower()
+        start = lower.index(b"content-length:") + 15
+        return await self._reader.readexactly(int(lower[start : lower.index(b"\r\n", start)]))
+
+
+def speed(options: dict[str, Any]) -> dict[str, float]:
+    """Messages per second, and the latency of sends in ms."""
+    return uvloop.run(_speed(options))
+
+
+async def _speed(options: dict[str, Any]) -> dict[str, float]:
+    dialect = (_Sqs if options["dialect"] == "sqs" else _Emodb)(options)
+    connections = [
+        _Connection(*await asyncio.open_connection("127.0.0.1", options["port"], limit=1 << 24))
+        for _ in range(options["connections"])
+    ]
+    if dialect.create is not None:
+        await connections[0].ask(dialect.create)
+    await connections[0].ask(dialect.send)
+    times: list[float] = []
+    batch = options["batch"]
+
+    async def send(connection: _Connection) -> int:
+        began = time.perf_counter()
+        await connection.ask(dialect.send)
+        times.append(time.perf_counter() - began)
+        return batch
+
+    async def take(connection: _Connection) -> int:
+        count, ack = dialect.ack(await connection.ask(dialect.poll))
+        if count:
+            await connection.ask(ack)
+        return count
+
+    cpu = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+    sent, send_s = await _until(connections, send, options["seconds"], None)
+    taken, take_s = await _until(connections, take, options["seconds"], sent)
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_utime - cpu
+    return {
+        "send": sent / send_s,
+        "take": taken / take_s,
+        "p50_ms": percentile(times, 50) * 1000,
+        "p99_ms": percentile(times, 99) * 1000,
+        "load_cores": used / (send_s + take_s),
+    }
+
+
+async def _until(
+    connections: list[_Connection], do: Callable[[_Connection], Any], seconds: float, most: int | None
+) -> tuple[int, float]:
+    """Let each connection do it again and again; returns how many messages in how many seconds."""
+    done = 0
+    began = time.perf_counter()
+
+    async def work(connection: _Connection) -> None:
+        nonlocal done
+        while time.perf_counter() < began + seconds and (most is None or done < most):
+            count = await do(connection)
+            if not count and most is not None:
+                return
+            done += count
+
+    await asyncio.gather(*map(work, connections))
+    return done, time.perf_counter() - began

@@ -1,0 +1,51 @@
+"""A gateway over each storage, one for each module of tests."""
+
+import uuid
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import pytest
+from gateway_support import DEDUP, Calls, Served, running
+
+from kmqpy.gateway.tracker_process import TrackerProcess
+from kmqpy.queue import storage_for
+
+ALL = ("memory", "sqlite", "postgresql", "mariadb", "redis", "kafka")
+
+
+@pytest.fixture(scope="module", params=ALL)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A gateway over the storage of this parameter."""
+    url = _url(request.param, request, tmp_path_factory)
+    with (
+        TrackerProcess(url) if request.param == "kafka" else nullcontext(),
+        running(storage_for(url)) as found,
+    ):
+        yield found
+
+
+@pytest.fixture
+def calls(served: Served) -> Calls:
+    """Calls of a queue that has never been used."""
+    return Calls(served, f"q-{uuid.uuid4().hex[:12]}")
+
+
+@pytest.fixture
+def dedup(served: Served) -> Calls:
+    """Calls of a dedup queue that has never been used; skips the test where there are none."""
+    if not served.storage.capabilities.collapse:
+        pytest.skip("the storage says that it can't: collapse")
+    return Calls(served, f"d-{uuid.uuid4().hex[:12]}", DEDUP)
+
+
+def _url(kind: str, request: pytest.FixtureRequest, folders: pytest.TempPathFactory) -> str:
+    prefix = f"gw_{uuid.uuid4().hex[:8]}_"
+    if kind == "memory":
+        return "memory:"
+    if kind == "sqlite":
+        return f"sqlite:///{folders.mktemp('gateway') / 'queues.db'}"
+    if kind == "kafka":
+        cluster = request.getfixturevalue("cluster")
+        return f"kafka://{cluster.bootstrap}?zookeeper={cluster.zookeeper}&root=/{prefix[:-1]}"
+    url = request.getfixturevalue("database_url")(kind)
+    return f"{url}?prefix={prefix}"
