@@ -108,7 +108,7 @@ class GatewayApp:
         if answer is None:
             return text_response("no such path; queues are at " + ", ".join(self._dialects), 404)
         if self._running > self._limits.max_requests:
-            self._metrics.refused.labels("requests").inc()
+            call.refused = "requests"
             return _copy(self._busy.get(dialect, _BUSY))
         try:
             return await answer(call, base)
@@ -123,6 +123,8 @@ class GatewayApp:
     def _note(self, call: Call, dialect: str, response: Response, started_s: float, request_id: str) -> None:
         seconds = self._clock.monotonic() - started_s
         self._metrics.note_request(dialect, call.verb, response.status_code, seconds)
+        if call.refused:
+            self._metrics.refused.labels(call.refused).inc()
         if call.count and call.queue and response.status_code == 200:
             self._metrics.count_messages(dialect, call.verb, call.queue, call.count)
         if _access_log.isEnabledFor(logging.INFO):

@@ -1,4 +1,4 @@
-"""Guards the connections of a gateway: their number, the size of heads of requests, and slow heads."""
+"""Guards and counts the connections of a gateway: their number, large heads of requests, and slow ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from kmqpy.gateway.limits import Limits
+from kmqpy.gateway.metrics import GatewayMetrics
 
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
@@ -16,27 +17,42 @@ class _HeadTooLarge(Exception):
     """Ends the parsing of a head."""
 
 
-def guarded(limits: Limits) -> type[HttpToolsProtocol]:
+def guarded(limits: Limits, metrics: GatewayMetrics) -> type[HttpToolsProtocol]:
     """A protocol class for uvicorn that closes connections that exceed the limits."""
 
     class Guarded(HttpToolsProtocol):
         _head_bytes = 0
+        _further_bytes = 0
+        """Of the head, after the piece with which it began: the parser keeps what has no end of line yet."""
+        _begins = False
         _head_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            metrics.connections.inc()
             if len(self.connections) > limits.max_connections:
+                metrics.refused.labels("connections").inc()
                 transport.abort()
                 return
             self._await_head()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._end_head()
+            metrics.connections.dec()
             super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            self._begins = False
+            super().data_received(data)
+            if self._head_timer is not None and not self._begins:
+                self._further_bytes += len(data)
+                if self._further_bytes > limits.max_header_bytes and not self.transport.is_closing():
+                    self._refuse_head()
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self._head_bytes = 0
+            self._begins = True
+            self._head_bytes = self._further_bytes = 0
             self._await_head()
 
         def on_url(self, url: bytes) -> None:
@@ -52,9 +68,13 @@ def guarded(limits: Limits) -> type[HttpToolsProtocol]:
             super().on_headers_complete()
 
         def send_400_response(self, msg: str) -> None:
-            if self._head_bytes <= limits.max_header_bytes:
+            if self._head_bytes > limits.max_header_bytes:
+                self._refuse_head()
+            else:
                 super().send_400_response(msg)
-                return
+
+        def _refuse_head(self) -> None:
+            metrics.refused.labels("head").inc()
             self.transport.write(_TOO_LARGE)
             self.transport.close()
 
@@ -65,7 +85,11 @@ def guarded(limits: Limits) -> type[HttpToolsProtocol]:
 
         def _await_head(self) -> None:
             self._end_head()
-            self._head_timer = self.loop.call_later(limits.head_timeout_s, self.transport.abort)
+            self._head_timer = self.loop.call_later(limits.head_timeout_s, self._give_up)
+
+        def _give_up(self) -> None:
+            metrics.refused.labels("slow").inc()
+            self.transport.abort()
 
         def _end_head(self) -> None:
             if self._head_timer is not None:

@@ -30,6 +30,7 @@ class Call:
     queue    the name of the queue, if it is about one
     key_id   whose key it has
     count    messages that it was about
+    refused  which limit has refused it
     """
 
     request: Request
@@ -39,6 +40,7 @@ class Call:
     queue: str = ""
     key_id: str = "-"
     count: int = 0
+    refused: str = ""
 
     def segments(self, base: str) -> list[str] | None:
         """The parts of the path below `base`, split before they are unescaped; None for a path elsewhere.

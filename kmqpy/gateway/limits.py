@@ -11,10 +11,14 @@ from kmqpy.errors import KmqError
 
 
 class Overloaded(KmqError):
-    """The gateway, or the sender's key, is at a limit; a later try may succeed."""
+    """The gateway, or the sender's key, is at a limit; a later try may succeed.
 
-    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+    why  which limit, in the words of docs/metrics.md
+    """
+
+    def __init__(self, message: str, why: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
+        self.why = why
         self.retry_after_s = retry_after_s
 
 
@@ -77,7 +81,7 @@ class Share:
     def add(self, count: int, *, refuse: bool = True) -> None:
         """Hold `count` more bytes; raises Overloaded above a limit, unless they are in memory already."""
         if refuse and any(held.count + count > held.most for held in self._held):
-            raise Overloaded("too many bytes of messages are in the gateway's memory")
+            raise Overloaded("too many bytes of messages are in the gateway's memory", "memory")
         for held in self._held:
             held.count += count
         self.count += count

@@ -1,6 +1,8 @@
-"""Prometheus metrics of a gateway, in a registry of their own."""
+"""Prometheus metrics of a gateway, in a registry of their own. What each means: docs/metrics.md."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -8,17 +10,12 @@ _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 1
 _MAX_QUEUES = 200
 """Queues with labels of their own; those that come later share the label `(other)`."""
 _OTHER = "(other)"
+DEFAULT = "(default)"
+"""Stands for the storage that has no name."""
 
 
 class GatewayMetrics:
-    """The metrics of one gateway.
-
-    kmq_gateway_requests_total{dialect, call, status}   answered requests
-    kmq_gateway_request_seconds{dialect, call}          how long they took
-    kmq_gateway_messages_total{dialect, call, queue}    messages, or ids of messages, in them
-    kmq_gateway_refused_total{why}                      requests that a limit refused
-    kmq_gateway_running_requests, kmq_gateway_held_bytes, kmq_gateway_open_queues, kmq_gateway_connections
-    """
+    """The metrics of one gateway. The gauges but `connections` are set when somebody asks for them."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -41,8 +38,20 @@ class GatewayMetrics:
             ["dialect", "call", "queue"],
             registry=self.registry,
         )
-        self.refused = Counter(
-            "kmq_gateway_refused", "Requests that a limit refused.", ["why"], registry=self.registry
+        self.refused = self._counter(
+            "kmq_gateway_refused",
+            "Requests and connections that a limit refused.",
+            why=("requests", "memory", "key", "connections", "head", "slow"),
+        )
+        self.moves = self._counter(
+            "kmq_gateway_moves",
+            "Moves that this gateway has run.",
+            outcome=("complete", "error", "postponed"),
+        )
+        self.asked = self._counter(
+            "kmq_gateway_asked",
+            "Requests to other gateways for messages.",
+            outcome=("messages", "nothing", "silent"),
         )
         self.running = Gauge("kmq_gateway_running_requests", "Requests that run.", registry=self.registry)
         self.held = Gauge(
@@ -50,8 +59,30 @@ class GatewayMetrics:
         )
         self.open_queues = Gauge("kmq_gateway_open_queues", "Queues that are open.", registry=self.registry)
         self.connections = Gauge("kmq_gateway_connections", "Open connections.", registry=self.registry)
+        self.late = Gauge(
+            "kmq_gateway_late_messages",
+            "Messages that came after the answer to their poll, kept for the next poll.",
+            registry=self.registry,
+        )
+        self.storage_up = Gauge(
+            "kmq_gateway_storage_up", "1: the storage answers.", ["storage"], registry=self.registry
+        )
+        self.registered = Gauge(
+            "kmq_gateway_registered", "1: registered in ZooKeeper.", ["where"], registry=self.registry
+        )
+        self.others = Gauge(
+            "kmq_gateway_others", "Other gateways of the same queues on Kafka.", registry=self.registry
+        )
         self._queues: set[str] = set()
         self._of_call: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+
+    def _counter(self, name: str, text: str, **label: Iterable[str]) -> Counter:
+        """A counter that begins at 0 for each value of its label, so that the first event is an increase."""
+        ((called, values),) = label.items()
+        counter = Counter(name, text, [called], registry=self.registry)
+        for value in values:
+            counter.labels(value)
+        return counter
 
     def note_request(self, dialect: str, call: str, status: int, seconds: float) -> None:
         """Count a request that was answered."""

@@ -31,7 +31,7 @@ from kmqpy.gateway.http import json_response
 from kmqpy.gateway.keys.access import Access
 from kmqpy.gateway.keys.stores import KeyStore
 from kmqpy.gateway.limits import Limits
-from kmqpy.gateway.metrics import GatewayMetrics
+from kmqpy.gateway.metrics import DEFAULT, GatewayMetrics
 from kmqpy.gateway.service.hub import Hub, Place, make_queue
 from kmqpy.gateway.service.moves import MOVES_QUEUE, Moves
 from kmqpy.gateway.service.served_queue import Taken
@@ -108,13 +108,13 @@ class Gateway:
         self._metrics = GatewayMetrics()
         self._peers: Peers | None = None
         self._hub = Hub(storages, elsewhere=self._ask_others)
-        self._moves = Moves(self._hub, list(storages.values()), self._threads)
-        access = Access(
-            keys,
+        self._moves = Moves(
+            self._hub,
+            list(storages.values()),
             self._threads,
-            may_be_open=settings.is_local,
-            on_refused=lambda: self._metrics.refused.labels("key").inc(),
+            on_end=lambda outcome: self._metrics.moves.labels(outcome).inc(),
         )
+        access = Access(keys, self._threads, may_be_open=settings.is_local)
         dialect = emodb.EmoDialect(self._hub, self._moves, access)
         self._app = GatewayApp(
             dict.fromkeys(emodb.BASES, ("emodb", dialect.answer)),
@@ -198,7 +198,13 @@ class Gateway:
             points = end_points(settings.cluster, host, self.port, self.admin_port, scheme)
             self._registration = Registration(settings.discovery, points)
         if settings.peers is not None:
-            self._peers = Peers(settings.peers, settings.root, f"{host}:{self.admin_port}", self._threads)
+            self._peers = Peers(
+                settings.peers,
+                settings.root,
+                f"{host}:{self.admin_port}",
+                self._threads,
+                on_asked=lambda outcome: self._metrics.asked.labels(outcome).inc(),
+            )
 
     async def _ask_others(self, place: Place, limit: int, lease_s: float) -> tuple[list[Taken], str]:
         return ([], "") if self._peers is None else await self._peers.take(place, limit, lease_s)
@@ -233,7 +239,7 @@ class Gateway:
             "timeout_keep_alive": _KEEP_ALIVE_S,
             "timeout_graceful_shutdown": 30,
         }
-        http = guarded(self._settings.limits)
+        http = guarded(self._settings.limits, self._metrics)
         admin = admin_app(
             self._metrics,
             self._problems,
@@ -254,13 +260,22 @@ class Gateway:
         return [_Server(clients), _Server(uvicorn.Config(admin, http=http, **common))]
 
     def _problems(self) -> list[str]:
-        silent = [f"storage {name or '(default)'} does not answer" for name in self._hub.silent_storages()]
+        silent = [f"storage {name or DEFAULT} does not answer" for name in self._hub.silent_storages()]
         return silent + ["draining"] * self._app.draining
 
     def _refresh_metrics(self) -> None:
         self._metrics.open_queues.set(self._hub.open_queues)
         self._metrics.running.set(self._app.running)
         self._metrics.held.set(self._app.held_bytes)
+        self._metrics.late.set(self._hub.late_messages)
+        silent = self._hub.silent_storages()
+        for name in self._storages:
+            self._metrics.storage_up.labels(name or DEFAULT).set(name not in silent)
+        if self._registration is not None:
+            self._metrics.registered.labels("discovery").set(self._registration.registered)
+        if self._peers is not None:
+            self._metrics.registered.labels("gateways").set(self._peers.registered)
+            self._metrics.others.set(len(self._peers.others))
 
 
 class _Server(uvicorn.Server):

@@ -18,19 +18,23 @@ from kmqpy import Backoff, KafkaConnection, Worker
 from kmqpy.dev.ports import free_ports
 from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.telemetry.prometheus import PrometheusTelemetry
+from kmqpy.testing import memory_storage
 from tests.deploy.prometheus import program
+from tests.gateway.gateway_support import Calls, running
 from tracker.health.metrics import TrackerMetrics
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-ALERTS = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())["groups"][0]["rules"]
+RULES = [DEPLOY / "prometheus" / name for name in ("alerts.yaml", "gateway-alerts.yaml")]
+ALERTS = [rule for file in RULES for rule in yaml.safe_load(file.read_text())["groups"][0]["rules"]]
 ONLY_WHILE_ONE_HANGS = "kmq_hanging_transaction_seconds"
 """Has no series here, where no transaction hangs."""
 
 
-def test_each_alert_fires_when_it_must_and_not_otherwise():
+@pytest.mark.parametrize("rules", RULES, ids=lambda file: file.stem)
+def test_each_alert_fires_when_it_must_and_not_otherwise(rules):
     done = subprocess.run(
-        [program("promtool"), "test", "rules", "alerts_test.yaml"],
+        [program("promtool"), "test", "rules", f"{rules.stem}_test.yaml"],
         cwd=DEPLOY / "prometheus",
         capture_output=True,
         text=True,
@@ -41,8 +45,8 @@ def test_each_alert_fires_when_it_must_and_not_otherwise():
 
 
 def test_each_alert_is_tested_and_explained():
-    tests = yaml.safe_load((DEPLOY / "prometheus" / "alerts_test.yaml").read_text())["tests"]
-    tested = {test["name"] for test in tests}
+    files = [file.with_name(f"{file.stem}_test.yaml") for file in RULES]
+    tested = {test["name"] for file in files for test in yaml.safe_load(file.read_text())["tests"]}
     page = (ROOT / "docs" / "operations.md").read_text()
     headings = re.findall(r"^### (\w+)$", page, re.MULTILINE)
     (critical,) = re.findall(r"^\*Critical\* are ([^:]*):", page, re.MULTILINE)
@@ -63,7 +67,7 @@ class Prometheus:
         (port,) = free_ports(1)
         config = {
             "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
-            "rule_files": [str(DEPLOY / "prometheus" / "alerts.yaml")],
+            "rule_files": [str(file) for file in RULES],
             "scrape_configs": [{"job_name": "kmqpy", "static_configs": [{"targets": targets}]}],
         }
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
@@ -101,7 +105,7 @@ class Prometheus:
 
 @pytest.fixture(scope="module")
 def scraped(cluster, zookeeper, tmp_path_factory) -> Iterator[Prometheus]:
-    """Prometheus, a tracker, and a client of a queue that redelivers, dead-letters and acknowledges."""
+    """Prometheus, a tracker, a client of a queue that redelivers and dead-letters, and a gateway."""
     registry = CollectorRegistry()
     telemetry = PrometheusTelemetry(registry)
     server, thread = start_http_server(0, "127.0.0.1", registry)
@@ -116,11 +120,16 @@ def scraped(cluster, zookeeper, tmp_path_factory) -> Iterator[Prometheus]:
         targets = [f"127.0.0.1:{tracker.http_port}", f"127.0.0.1:{server.server_address[1]}"]
         queue.send("good", "bad")
         telemetry.failed(queue.name, "nothing")  # there are no series of failures before the first
+        folder = tmp_path_factory.mktemp("prometheus")
         with (
-            contextlib.closing(Prometheus(tmp_path_factory.mktemp("prometheus"), targets)) as prometheus,
+            running(memory_storage(), discovery=zookeeper, cluster=queue.name) as served,
+            contextlib.closing(
+                Prometheus(folder, [*targets, f"127.0.0.1:{served.gateway.admin_port}"])
+            ) as prometheus,
             KmqClient(queue.settings, connection, telemetry=telemetry) as received,
             Worker(received, handle, backoff=Backoff(first=0.01), telemetry=telemetry, handle_signals=False),
         ):
+            Calls(served, "q").send(1)
             yield prometheus
     server.shutdown()
     server.server_close()

@@ -2,9 +2,11 @@
 
 import copy
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 import urllib.parse
 import urllib.request
@@ -14,6 +16,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from kmqpy.core.durations import parse_duration_ms
+from kmqpy.dev.ports import free_ports
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.deploy import keda
@@ -34,6 +38,8 @@ def resources(text: str) -> dict[str, dict]:
 
 TRACKERS = resources((MANIFESTS / "trackers.yaml").read_text())
 (CONTAINER,) = TRACKERS["Deployment"]["spec"]["template"]["spec"]["containers"]
+GATEWAYS = resources((MANIFESTS / "gateways" / "gateways.yaml").read_text())
+POD = GATEWAYS["Deployment"]["spec"]["template"]["spec"]
 
 
 # --- trackers -----------------------------------------------------------------------------------------
@@ -41,8 +47,8 @@ TRACKERS = resources((MANIFESTS / "trackers.yaml").read_text())
 
 def test_the_manifests_keep_to_the_schemas_of_kubernetes():
     namespace = resources((MANIFESTS / "namespace.yaml").read_text())
-    assert [*TRACKERS, *namespace] == ["Deployment", "Service", "PodDisruptionBudget", "Namespace"]
-    for resource in [*TRACKERS.values(), *namespace.values()]:
+    assert [*TRACKERS] == [*GATEWAYS] == ["Deployment", "Service", "PodDisruptionBudget"]
+    for resource in [*TRACKERS.values(), *GATEWAYS.values(), *namespace.values()]:
         kubernetes_validate.validate(resource, "1.33", strict=True)
 
 
@@ -54,20 +60,29 @@ def test_what_kubectl_makes_of_them_is_whole():
     )
     made = resources(done.stdout)
     assert made.keys() == {*TRACKERS, "Namespace", "ConfigMap"}
-    for resource in made.values():
-        kubernetes_validate.validate(resource, "1.33", strict=True)
-    namespace = made.pop("Namespace")["metadata"]["name"]
-    assert {one["metadata"]["namespace"] for one in made.values()} == {namespace}
     (container,) = made["Deployment"]["spec"]["template"]["spec"]["containers"]
     assert container["envFrom"][0]["configMapRef"]["name"] == made["ConfigMap"]["metadata"]["name"]
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert container["image"] == f"kmqpy:{version}"
 
 
 def test_the_kustomization_names_files_and_the_image_that_there_are():
     kustomization = yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text())
     assert all((MANIFESTS / one).exists() for one in kustomization["resources"])
     assert CONTAINER["image"] in {image["name"] for image in kustomization["images"]}
+
+
+@pytest.mark.parametrize("folder", ["", "gateways"])
+def test_kubectl_takes_a_folder(folder):
+    if shutil.which("kubectl") is None:
+        pytest.skip("there is no kubectl")
+    command = ["kubectl", "kustomize", MANIFESTS / folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    for resource in yaml.safe_load_all(done.stdout):
+        kubernetes_validate.validate(resource, "1.33", strict=True)
+        assert resource["metadata"].get("namespace", "kmqpy") == "kmqpy"
+        if resource["kind"] == "Deployment":
+            (container,) = resource["spec"]["template"]["spec"]["containers"]
+            assert container["image"] == f"kmqpy:{version}"
 
 
 def test_a_folder_of_ones_own_changes_addresses_image_and_replicas(tmp_path):
@@ -104,7 +119,7 @@ def test_prometheus_takes_the_configuration_of_the_page(tmp_path):
     ((block, rules),) = re.findall(
         r"<!-- checked: promtool -->\n```yaml\n(.*?- (\S+alerts\.yaml).*?)```", page, re.DOTALL
     )
-    text = block.replace(rules, str(ROOT / "deploy" / "prometheus" / "alerts.yaml"), 1)
+    text = block.replace(rules, str(ROOT / "deploy" / "prometheus" / "*alerts.yaml"), 1)
     (tmp_path / "prometheus.yml").write_text(text)
     done = subprocess.run(
         [program("promtool"), "check", "config", "prometheus.yml"],
@@ -119,6 +134,78 @@ def test_prometheus_takes_the_configuration_of_the_page(tmp_path):
     (where,) = yaml.safe_load(block)["scrape_configs"][0]["dns_sd_configs"]
     assert where["names"][0].startswith(f"{service}.kmqpy.svc.")
     assert where["port"] == port
+
+
+# --- gateways -----------------------------------------------------------------------------------------
+
+
+def test_a_gateway_of_the_manifest_answers_probes_and_clients_with_a_key(tmp_path):
+    (container,) = POD["containers"]
+    ports = dict(zip(("http", "admin"), free_ports(2), strict=True))
+    own = {
+        "--host": "127.0.0.1",
+        "--port": ports["http"],
+        "--keys": tmp_path / "keys.json",
+        "--advertise": "localhost",
+        "--drain": "0s",
+    }
+    given = [one.partition("=") for one in container["args"]]
+    arguments = [f"{name}={own[name]}" if equals else name for name, equals, _ in given]
+    arguments.append(f"--admin-port={ports['admin']}")
+    kmq = Path(sys.executable).with_name("kmq")
+    environment = {**os.environ, "KMQ_QUEUE_URL": f"sqlite:///{tmp_path / 'queues.db'}"}
+    create = [kmq, "key", "--keys", own["--keys"], "create", "--role", "queue_standard"]
+    made = subprocess.run(create, capture_output=True, text=True, check=True, timeout=60)
+    with subprocess.Popen([kmq, *arguments], env=environment, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout.readline().startswith(b"gateway at ")
+            for probe in ("livenessProbe", "readinessProbe"):
+                http = container[probe]["httpGet"]
+                assert _status(ports[http["port"]], http["path"]) == 200
+            sizes = "/queue/1/q/size"
+            assert _status(ports["http"], sizes) == 403
+            assert _status(ports["http"], sizes, {"X-BV-API-Key": made.stdout.strip()}) == 200
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+
+
+def _status(port, path, headers=None):
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers or {})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def test_what_a_gateway_of_the_manifest_names_is_there():
+    (container,) = POD["containers"]
+    arguments = dict(one.removeprefix("--").split("=") for one in container["args"] if "=" in one)
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"http": int(arguments["port"]), "admin": int(arguments["port"]) + 1}
+    service = {port["name"]: port["port"] for port in GATEWAYS["Service"]["spec"]["ports"]}
+    assert service == ports, "EmoDB's clients ask the port after theirs for their health"
+    annotations = GATEWAYS["Deployment"]["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/port"] == str(ports["admin"])
+    (keys,) = (one["mountPath"] for one in container["volumeMounts"] if one["name"] == "keys")
+    assert arguments["keys"].startswith(f"{keys}/")
+    variables = {one["name"] for one in container["env"]}
+    assert {arguments["advertise"]} <= {f"$({name})" for name in variables}
+    drain_s = parse_duration_ms(arguments["drain"]) / 1000
+    assert POD["terminationGracePeriodSeconds"] > drain_s + 30
+
+
+def test_the_compose_file_s_gateway_has_keys_and_trackers_beside_it():
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    command = services["gateway"]["command"]
+    assert "--no-tracker" in command
+    assert {"tracker-1", "tracker-2"} <= services.keys()
+    keys = command[command.index("--keys") + 1]
+    assert services["gateway"]["volumes"] == [f"keys:/app/{Path(keys).parent}"]
+    make = re.findall(r"exec gateway (kmq key .*)", (ROOT / "docker-compose.yml").read_text())
+    assert make == [f"kmq key --keys {keys} create --role queue_standard"]
 
 
 # --- consumers that KEDA scales -----------------------------------------------------------------------

@@ -7,6 +7,7 @@ Blocks of other languages are not run. A comment before a block says how it is t
 
     <!-- run: not, because … -->
     <!-- run: in the background -->           until the page ends
+    <!-- run: in the background once it prints "hello" -->   what follows waits for that
     <!-- run: until "hello" -->               of `python`: Ctrl-C when it has printed that
 """
 
@@ -16,6 +17,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ _BLOCK = re.compile(
     r"^(?:<!-- run: (?P<how>.*?) -->\n+)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 _UNTIL = re.compile(r'until "(.+)"')
+_BACKGROUND = re.compile(r'in the background(?: once it prints "(.+)")?')
 RUN = ("sh", "python")
 
 
@@ -53,7 +56,7 @@ def blocks(page: str) -> Iterator[Block]:
     for found in _BLOCK.finditer(page):
         line, how = page.count("\n", 0, found.start("code")) + 1, found["how"] or ""
         known = (
-            not how or how == "in the background" or how.startswith("not, because ") or _UNTIL.fullmatch(how)
+            not how or how.startswith("not, because ") or _BACKGROUND.fullmatch(how) or _UNTIL.fullmatch(how)
         )
         if not known:
             raise ValueError(f"line {line}: run: {how}")
@@ -85,8 +88,10 @@ def run(page: Path) -> None:
             print(f"--- {page.name}, line {block.line}", flush=True)
             if block.language == "python":
                 _run_python(block, page, names)
-            elif block.how == "in the background":
-                background.callback(_end, block, _start(block))
+            elif found := _BACKGROUND.fullmatch(block.how):
+                process = _start(block)
+                _wait_for(found[1], block, process)
+                background.callback(_end, block, process)
             else:
                 _run_shell(block)
 
@@ -129,7 +134,23 @@ def _run_shell(block: Block) -> None:
 
 
 def _start(block: Block) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(["bash", "-euo", "pipefail", "-c", block.code], start_new_session=True)
+    command = ["bash", "-euo", "pipefail", "-c", block.code]
+    in_background = _BACKGROUND.fullmatch(block.how)
+    output = subprocess.PIPE if in_background and in_background[1] else None
+    return subprocess.Popen(command, start_new_session=True, stdout=output)
+
+
+def _wait_for(text: str | None, block: Block, process: "subprocess.Popen[bytes]") -> None:
+    """Return when the process has printed the text; what it prints then is dropped."""
+    if text is None:
+        return
+    assert process.stdout is not None
+    for line in process.stdout:
+        print(line.decode(), end="", flush=True)
+        if text in line.decode():
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            return
+    raise SystemExit(f"line {block.line}: ended without printing {text}")
 
 
 def _end(block: Block, process: "subprocess.Popen[bytes]") -> None:

@@ -11,6 +11,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import Gauge, Histogram, InMemoryMetricReader, Sum
 from prometheus_client import CollectorRegistry
 
+from kmqpy.gateway.limits import Limits
+from kmqpy.gateway.metrics import GatewayMetrics
 from kmqpy.message import Message
 from kmqpy.telemetry.opentelemetry_metrics import MetricsTelemetry
 from kmqpy.telemetry.prometheus import PrometheusTelemetry
@@ -32,7 +34,7 @@ def table(section: str, first: str) -> dict[str, list[str]]:
     """The rows of the table of a section whose first column is called so, by their first column."""
     (text,) = re.findall(rf"^## {section}$(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
     (body,) = re.findall(rf"^\| {first} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in body.splitlines()]
+    rows = [[cell.strip() for cell in re.split(r" \|(?= )", line.strip("|"))] for line in body.splitlines()]
     return {row[0].strip("| `"): [cell.strip("` |") for cell in row[1:]] for row in rows}
 
 
@@ -58,7 +60,30 @@ def test_metrics_of_clients_and_workers() -> None:
     assert told == described(registry)
 
 
-@pytest.mark.parametrize("section", ["Trackers", "Clients and workers", "OpenTelemetry"])
+def test_metrics_of_gateways() -> None:
+    metrics = GatewayMetrics()
+    told = {name: tuple(row[:2]) for name, row in table("Gateways", "metric").items()}
+    assert told == described(metrics.registry)
+    assert list(table("Gateways", "why")) == [labels[0] for labels in metrics.refused._metrics]
+    for name, counter in (("asked", metrics.asked), ("moves", metrics.moves)):
+        meaning = table("Gateways", "metric")[f"kmq_gateway_{name}_total"][3]
+        assert re.findall(r"`(\w+)`", meaning) == [labels[0] for labels in counter._metrics]
+
+
+def test_limits_of_gateways() -> None:
+    limits = Limits()
+    rows = table("Gateways", "why").values()
+    assert [re.findall(r"\d+(?: [MK]iB| s\b)?", row[0].replace(",", "")) for row in rows] == [
+        [str(limits.max_requests)],
+        [f"{limits.max_held_bytes >> 20} MiB", f"{limits.max_key_bytes >> 20} MiB"],
+        [],
+        [str(limits.max_connections)],
+        [f"{limits.max_header_bytes >> 10} KiB"],
+        [f"{limits.head_timeout_s:.0f} s"],
+    ]
+
+
+@pytest.mark.parametrize("section", ["Trackers", "Gateways", "Clients and workers", "OpenTelemetry"])
 def test_units_and_meanings(section: str) -> None:
     for name, (_, _, unit, meaning) in table(section, "metric").items():
         assert meaning.endswith("."), name
@@ -130,10 +155,11 @@ def test_prometheus_takes_the_configuration(tmp_path: Path) -> None:
         r"<!-- checked: promtool -->\n```yaml\n(.*?- (\S+alerts\.yaml).*?)```", PAGE, re.DOTALL
     )
     assert yaml.safe_load(block)["scrape_configs"][0]["static_configs"][0]["targets"][0].endswith(":9404")
-    alerts = ROOT / "deploy" / "prometheus" / "alerts.yaml"
-    text = block.replace(rules, str(alerts))
+    folder = ROOT / "deploy" / "prometheus"
+    text = block.replace(rules, str(folder / "*alerts.yaml"))
     (tmp_path / "prometheus.yml").write_text(text)
     command = [program("promtool"), "check", "config", "prometheus.yml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert f"{alerts.read_text().count('alert:')} rules found" in done.stdout
+    for name in ("alerts.yaml", "gateway-alerts.yaml"):
+        assert f"{(folder / name).read_text().count('alert:')} rules found" in done.stdout

@@ -42,6 +42,7 @@ def test_the_blocks_of_a_page(cluster, zookeeper, queue_name, tmp_path, page: Pa
         "KMQ_ZOOKEEPER": zookeeper.hosts,
         "KMQ_ROOT": f"/kmq-{queue_name}",
         "KMQ_TRACKER_HTTP_PORT": "0",
+        "XDG_DATA_HOME": str(tmp_path),
         "PYTHONPATH": str(ROOT),
         "SPARK_CONF_DIR": str(tmp_path),
     }
@@ -120,6 +121,10 @@ def test_the_readme_is_short() -> None:
             f"<!-- run: in the background -->\n```sh\nexit 3\n```\n\n```python\n{UNTIL_A_CHILD_ENDS}```\n",
             "line 3: ended by itself, exit code 3",
         ),
+        (
+            '<!-- run: in the background once it prints "b" -->\n```sh\necho a\n```\n',
+            "line 3: ended without printing b",
+        ),
         ("<!-- run: perhaps -->\n```sh\ntrue\n```\n", "line 3: run: perhaps"),
     ],
 )
@@ -129,6 +134,16 @@ def test_what_fails_is_named(tmp_path, page: str, problem: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
     assert problem in done.stderr
+
+
+def test_what_follows_waits_for_what_a_block_prints(tmp_path) -> None:
+    background = (
+        '<!-- run: in the background once it prints "made" -->\n```sh\ntouch a; echo made; sleep 50\n```\n'
+    )
+    (tmp_path / "page.md").write_text(f"{background}\n```sh\ntest -e a\n```\n")
+    command = [sys.executable, str(ROOT / "tests/docs/pages.py"), str(tmp_path / "page.md")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=40, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_block_ends_by_ctrl_c_when_it_has_printed_its_text(tmp_path) -> None:

@@ -39,6 +39,7 @@ MAY_LACK = {
     "sqlalchemy": ("kmqpy.storages.sql.",),
     "psycopg": ("kmqpy.storages.sql.",),
     "pymysql": ("kmqpy.storages.sql.",),
+    **dict.fromkeys(("starlette", "uvicorn", "uvloop", "msgspec"), ("kmqpy.gateway.",)),
 }
 """Modules that are imported only once the package is known to be there."""
 
@@ -122,7 +123,7 @@ def bare(wheel, tmp_path_factory) -> Environment:
 
 
 class Image(Environment):
-    """Has what the steps of the Dockerfile install, run without an engine of containers: the extra cli."""
+    """Has what the steps of the Dockerfile install, run without an engine of containers."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -165,6 +166,14 @@ class Image(Environment):
 
 
 @pytest.fixture(scope="module")
+def with_cli(wheel, tmp_path_factory) -> Environment:
+    """Has the wheel with the extra cli."""
+    made = Environment(tmp_path_factory.mktemp("with-cli"))
+    pip("--python", made.interpreter, "install", f"{wheel}[cli]")
+    return made
+
+
+@pytest.fixture(scope="module")
 def image(tmp_path_factory) -> Image:
     return Image(tmp_path_factory.mktemp("image"))
 
@@ -202,7 +211,8 @@ def test_the_wheel_says_what_it_is(wheel):
 
 def test_every_extra_that_users_need_has_a_test_without_it(wheel):
     for_developers = {"bench", "docs", "fuzz", "lint", "test"}
-    elsewhere = {"cli", "iceberg"}  # below, and in tests/spark/test_iceberg.py: it needs the extra spark, too
+    # Below, and in tests/spark/test_iceberg.py: it needs the extra spark, too.
+    elsewhere = {"cli", "gateway", "iceberg"}
     assert set(metadata(wheel).get_all("Provides-Extra")) - for_developers == {*NEEDING_AN_EXTRA, *elsewhere}
 
 
@@ -254,23 +264,29 @@ def test_the_commands_of_trackers_are_ours_beside_a_tracker_of_the_user(image):
         ("dev", ["demo"]),
         ("sql", ["--queue-url", "sqlite:///jobs.db", "queue", "list"]),
         ("redis", ["--queue-url", "redis://127.0.0.1:1/0", "queue", "list"]),
+        ("gateway", ["gateway"]),
+        ("gateway", ["key", "list"]),
     ],
 )
-def test_a_command_that_needs_another_extra_names_it(image, extra, arguments):
-    done = image.kmq(*arguments)
+def test_a_command_that_needs_another_extra_names_it(with_cli, extra, arguments):
+    done = with_cli.kmq(*arguments)
     assert done.returncode == 2
     assert f'pip install "kmqpy[{extra}]"' in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_what_the_dockerfile_runs_installs_a_tracker(image):
+def test_what_the_dockerfile_runs_installs_a_tracker_and_a_gateway(image):
     (program,) = json.loads(image.last["ENTRYPOINT"])
     assert program == "kmq"
     assert "tracker" in image.kmq(*json.loads(image.last["CMD"])).stdout
-    trackers = (ROOT / "deploy/kubernetes/trackers.yaml").read_text()
-    (deployment,) = (one for one in yaml.safe_load_all(trackers) if one["kind"] == "Deployment")
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert "--http-host" in image.kmq(*container["args"], "--help").stdout
+    for file, option in (("trackers.yaml", "--http-host"), ("gateways/gateways.yaml", "--admin-port")):
+        resources = yaml.safe_load_all((ROOT / "deploy/kubernetes" / file).read_text())
+        (deployment,) = (one for one in resources if one["kind"] == "Deployment")
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        assert option in image.kmq(*container["args"], "--help").stdout
+    imports = "import kmqpy.gateway.run, kmqpy.storages.redis, kmqpy.storages.sql"
+    assert image.python(imports).returncode == 0
+    assert (image.application / "keys").stat().st_mode & 0o1777 == 0o1777
     assert not (image.application / "constraints.txt").exists()
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     if image.last["FROM"] == f"python:{version}-slim":  # else wheels of another Python were tried

@@ -143,6 +143,7 @@ class EmoDialect:
         except BadEncoding as error:
             return _message(400, str(error))
         except Overloaded as error:
+            call.refused = error.why
             return _unavailable(str(error), error.retry_after_s, {_EXCEPTION: _UNAVAILABLE})
         except Unavailable:
             return _unavailable("the storage does not answer", 1.0, {})

@@ -13,7 +13,7 @@ import http.client
 import json
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -52,7 +52,10 @@ class Peer:
 
 
 class Peers(Closeable):
-    """Registers this gateway, knows the others, and asks them."""
+    """Registers this gateway, knows the others, and asks them.
+
+    on_asked  called with "messages", "nothing" or "silent" when another one was asked
+    """
 
     def __init__(
         self,
@@ -60,9 +63,12 @@ class Peers(Closeable):
         root: str,
         address: str,
         threads: Executor,
+        *,
+        on_asked: Callable[[str], None] = lambda _: None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._threads = threads
+        self._on_asked = on_asked
         self._clock = clock
         self._not_before_s: dict[tuple[Peer, Place], float] = {}
         self._folder = f"{root}/{_FOLDER}"
@@ -75,6 +81,11 @@ class Peers(Closeable):
     def others(self) -> tuple[Peer, ...]:
         """The other gateways, as they were a moment ago."""
         return self._others
+
+    @property
+    def registered(self) -> bool:
+        """True while others can find this gateway."""
+        return self._registration.registered
 
     async def take(self, place: Place, limit: int, lease_s: float) -> tuple[list[Taken], str]:
         """Ask the others, one after the other, until one has messages; see AskOthers."""
@@ -91,9 +102,11 @@ class Peers(Closeable):
                 _log.warning(
                     "a gateway does not answer", extra={"gateway": peer.address, "error": str(error)}
                 )
+                self._on_asked("silent")
                 silent.append(peer.address)
                 self._not_before_s[peer, place] = now_s + _SILENT_S
                 continue
+            self._on_asked("messages" if found else "nothing")
             if found:
                 return found, ""
             self._not_before_s[peer, place] = now_s + _EMPTY_S
@@ -128,7 +141,7 @@ class Peers(Closeable):
 def ask(peer: Peer, place: Place, limit: int, lease_s: float) -> list[Taken]:
     """Let another gateway take messages for us; blocks.
 
-    Raises OSError if it does not answer, and ValueError or KeyError for a wrong answer.
+    Raises OSError if it does not answer, and ValueError for a wrong answer.
     """
     host, _, port = peer.address.rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=_TIMEOUT_S)
@@ -141,6 +154,8 @@ def ask(peer: Peer, place: Place, limit: int, lease_s: float) -> list[Taken]:
         return [_taken(one) for one in json.loads(response.read())]
     except http.client.HTTPException as error:
         raise OSError(type(error).__name__) from error
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
     finally:
         connection.close()
 

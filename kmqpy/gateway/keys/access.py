@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
@@ -17,7 +17,6 @@ class Access:
 
     keys         None: everybody may do everything
     may_be_open  the same as long as there never was a key
-    on_refused   called when a key's limit refuses a request
     """
 
     def __init__(
@@ -26,7 +25,6 @@ class Access:
         threads: Executor,
         *,
         may_be_open: bool,
-        on_refused: Callable[[], None] = lambda: None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._keyring = None
@@ -36,7 +34,6 @@ class Access:
                 return await asyncio.wrap_future(threads.submit(keys.read))
 
             self._keyring = Keyring(read, may_be_open=may_be_open, clock=clock)
-        self._on_refused = on_refused
         self._clock = clock
         self._rates: dict[tuple[str, str, float], Rate] = {}
         self._held: dict[str, Held] = {}
@@ -69,5 +66,4 @@ class Access:
             rate = self._rates[name] = Rate(per_second, self._clock)
         wait_s = rate.spend(amount)
         if wait_s:
-            self._on_refused()
-            raise Overloaded(f"the key's limit, {limit}, is reached", wait_s)
+            raise Overloaded(f"the key's limit, {limit}, is reached", "key", wait_s)

@@ -98,6 +98,11 @@ class Hub:
         """How many queues are open."""
         return sum(1 for entry in self._entries.values() if entry.queue is not None)
 
+    @property
+    def late_messages(self) -> int:
+        """How many messages are kept that came when their poll had been answered."""
+        return sum(entry.queue.late for entry in self._entries.values() if entry.queue is not None)
+
     def storage_of(self, name: QueueName) -> Storage:
         """The storage that has the queue of this name, or would have it."""
         return self._storages[self._place(name)[0]]

@@ -68,12 +68,23 @@ class Move:
 
 
 class Moves:
-    """Starts, runs and finds moves."""
+    """Starts, runs and finds moves.
 
-    def __init__(self, hub: Hub, storages: Sequence[Storage], threads: Executor) -> None:
+    on_end  called with "complete", "error" or "postponed" when this gateway has run one
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        storages: Sequence[Storage],
+        threads: Executor,
+        *,
+        on_end: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._hub = hub
         self._storages = storages
         self._threads = threads
+        self._on_end = on_end
         self._open_jobs: dict[Storage, Queue] = {}
         self._look_now = asyncio.Event()
         self._stopping = False
@@ -121,10 +132,12 @@ class Moves:
         except Unavailable as error:
             _log.warning("a move has to wait", extra={"job": job.id, "error": str(error)})
             await self._run(lambda: jobs.nack(job, delay=1, count=False))
+            self._on_end("postponed")
         except KmqError as error:
             _log.exception("a move failed", extra={"job": job.id})
             reason = f"{error}: {MoveStatus.ERROR.value}"
             await self._run(lambda: jobs.dead_letter(job, reason=reason, confirmed=True))
+            self._on_end("error")
         else:
             if moved is None:
                 await self._run(lambda: jobs.nack(job, count=False))  # this gateway stops
@@ -133,6 +146,7 @@ class Moves:
                 await self._run(
                     lambda: jobs.dead_letter(job, reason=MoveStatus.COMPLETE.value, confirmed=True)
                 )
+                self._on_end("complete")
         finally:
             keeping.cancel()
         await self._run(self._forget_old, jobs)

@@ -122,6 +122,11 @@ class ServedQueue:
         batches = (self._sends, self._takes, self._acks, self._extensions)
         return bool(self._running or self._shelf) or not all(one.idle for one in batches)
 
+    @property
+    def late(self) -> int:
+        """How many messages are kept that came when their poll had been answered."""
+        return len(self._shelf)
+
     # --- messages ---------------------------------------------------------------------------------
 
     async def send(self, bodies: Sequence[Body]) -> list[str]:
