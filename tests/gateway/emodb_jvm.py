@@ -1,11 +1,11 @@
-"""Runs EmoDB's published Java client, emodb-queue-client 6.4.9, in a process of its own, for any number of clients.
+"""Runs EmoDB's published Java client, emodb-queue-client 6.4.9, in a process of its own.
 
 Each line of JSON on stdin asks for one thing, and one on stdout answers:
 
-{"open": 0, "service": "queue", "key": …, "gzip": …, "hosts": ["http://…"], "timeout_s": …}   opens client 0, of
-    a service, "queue" or "dedupq", with fixed hosts; or with discovery: "zookeeper": "host:port", "cluster": "…"
-{"call": 0, "method": "poll", "arguments": ["q", 30.0, 10]}   calls it; answers {"value": …}, or {"raised": …}
-    with the classes of the exception and its causes, and what they say
+{"open": 0, "service": "queue", "key": …, "gzip": …, "hosts": ["http://…"], "timeout_s": …}   opens client 0,
+    of a service, "queue" or "dedupq", with fixed hosts; or by discovery: "zookeeper": …, "cluster": …
+{"call": 0, "method": "poll", "arguments": ["q", 30.0, 10]}   calls it; answers {"value": …}, or
+    {"raised": …} with the classes of the exception and its causes, and what they say
 {"hosts": 0}   answers the end points that discovery has found
 
 What a reader needs to know of its classes:
@@ -13,10 +13,10 @@ What a reader needs to know of its classes:
 QueueClientFactory.forCluster(cluster, metrics): the client as EmoDB's readme shows it. It waits 500 ms for a
     connection, and for an answer; its bodies come in chunks. …AndHttpConfiguration: with other time-outs.
     …AndHttpClient: with a client of Dropwizard's JerseyClientBuilder, which compresses bodies by default.
-ServicePoolBuilder (Ostrich): retries, and goes from end point to end point; ZooKeeperHostDiscovery finds them.
+ServicePoolBuilder (Ostrich): retries, goes from end point to end point; ZooKeeperHostDiscovery finds them.
 
-The jars are pinned in jars.json beside this file; their parent POM is not published, so each stands there. To pin
-them anew: relock(["emodb-client"], Path("tests/gateway/jars.json")) of kmqpy.dev.jars.
+The jars are pinned in jars.json beside this file; their parent POM is not published, so each stands there.
+To pin them anew: relock(["emodb-client"], Path("tests/gateway/jars.json")) of kmqpy.dev.jars.
 """
 
 import json
