@@ -27,6 +27,9 @@ ELASTICMQ = "ElasticMQ 1.6.11, memory"
 _JARS = Path(__file__).resolve().parent / "peers" / "jars.json"
 _BATCHES = (1, 10)
 _START_S = 60.0
+_WARM_UP_S = 1.0
+_WARM_UP_JVM_S = 12.0
+"""Twice: with sends, and with receives. Until then the JVM has compiled what it runs."""
 _ELASTICMQ_SETTINGS = """include classpath("application.conf")
 node-address {{ protocol = http, host = localhost, port = {port}, context-path = "" }}
 rest-sqs {{ enabled = true, bind-port = {port}, bind-hostname = "127.0.0.1", sqs-limits = strict }}
@@ -49,9 +52,10 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
             for batch in _BATCHES:
                 peers = {name: _turn(url, connections, batch, sizes.storage_s) for name, url in urls.items()}
                 peers[ELASTICMQ] = _turn(None, connections, batch, sizes.storage_s)
+                how = "one by one" if batch == 1 else f"in batches of {batch}"
                 yield Case(
                     work="gateway",
-                    name=f"{connections} connections, {'one by one' if batch == 1 else f'batches of {batch}'}",
+                    name=f"{connections} connections, {how}",
                     metrics={
                         "send": "send/s",
                         "take": "poll+ack/s",
@@ -76,9 +80,9 @@ def _turn(url: str | None, connections: int, batch: int, seconds: float) -> Call
                 "batch": batch,
                 "seconds": seconds,
             }
-            with peer(
-                "http", "speed", **{**options, "queue": f"{options['queue']}-warm", "seconds": 1}
-            ) as warm:
+            seconds_before = _WARM_UP_S if url else _WARM_UP_JVM_S
+            warm_up = {**options, "queue": f"{options['queue']}-warm", "seconds": seconds_before}
+            with peer("http", "speed", **warm_up) as warm:
                 warm.result()
             began_s, cpu_s = SYSTEM_CLOCK.monotonic(), _cpu_s(child.pid)
             with peer("http", "speed", **options) as load:

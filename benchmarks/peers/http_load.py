@@ -1,4 +1,4 @@
-"""A load of HTTP requests, from an event loop that does nothing else: requests are made before the clock starts.
+"""A load of HTTP requests, from an event loop that does nothing else: most of them are made beforehand.
 
 Sends for `seconds`, then polls and acknowledges what was sent, for as long at most. Each connection has one
 request under way. `dialect` is emodb or sqs (JSON protocol; batches of at most 10).

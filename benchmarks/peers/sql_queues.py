@@ -130,7 +130,7 @@ class KmqpyStatements:
             (cls.queue,) = found
 
     def put(self, count: int) -> None:
-        nothing = dict.fromkeys(("keys", "headers", "delays", "priorities"))
+        nothing = dict.fromkeys(("keys", "headers", "delays", "priorities", "digests"))
         self._run("put", {"bodies": [BODY] * count, **nothing}).fetchall()
 
     def take(self, count: int) -> Sequence[Any]:

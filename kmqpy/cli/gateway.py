@@ -69,9 +69,22 @@ def default_url() -> str:
 @click.option("--drain", type=DURATION, default="2s", show_default=True, help="See --graceful.")
 @click.option("--no-tracker", is_flag=True, help="Start no tracker beside queues on Kafka.")
 @click.option("--access-log/--no-access-log", default=True, show_default=True, help="Log each request.")
-@click.option("--max-message-bytes", type=click.IntRange(min=1), default=1024 * 1024, show_default=True)
-@click.option("--log-level", type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]), default="INFO")
-@click.option("--log-format", type=click.Choice(["text", "json"]), default="json", show_default=True)
+@click.option(
+    "--max-message-bytes",
+    type=click.IntRange(min=1),
+    default=1024 * 1024,
+    show_default=True,
+    help="Larger messages are refused.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]),
+    default="INFO",
+    help="The lowest level that is logged, to stderr [INFO].",
+)
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), default="json", help="Format of the log [json]."
+)
 def gateway(
     urls: tuple[str, ...],
     host: str,
@@ -176,7 +189,13 @@ def create(
     requests_per_s: float | None,
     bytes_per_s: float | None,
 ) -> None:
-    """Make a key and print its secret, which is shown this once and stored nowhere."""
+    """Make a key and print its secret, which is shown this once and stored nowhere.
+
+    \b
+    Example:
+      kmq key create --role queue_standard --title "the mailer"
+      kmq key create --permission "queue|post|mails-*" --requests 100
+    """
     from kmqpy.gateway.keys.keyring import new_key
 
     if not roles and not permissions:
@@ -188,10 +207,17 @@ def create(
 
 
 @key.command(name="list")
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
+@click.option(
+    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="How to print [text]."
+)
 @click.pass_obj
 def list_keys(store: KeyStore, output: str) -> None:
-    """List the keys, without secrets."""
+    """List the keys, without secrets.
+
+    \b
+    Example:
+      kmq key list
+    """
     keys = sorted(store.read() or (), key=lambda one: one.created_ms)
     if output == "json":
         for one in keys:
@@ -207,7 +233,12 @@ def list_keys(store: KeyStore, output: str) -> None:
 @click.argument("key_id", metavar="KEY")
 @click.pass_obj
 def revoke(store: KeyStore, key_id: str) -> None:
-    """Remove a key: gateways refuse it within 5 s."""
+    """Remove a key: gateways refuse it within 5 s.
+
+    \b
+    Example:
+      kmq key revoke 20712e16a509
+    """
     if not store.remove(key_id):
         raise ConfigError(f"key: there is none with the id {key_id!r}; kmq key list shows them")
 
@@ -217,7 +248,12 @@ def revoke(store: KeyStore, key_id: str) -> None:
 @click.option("--keep-old", is_flag=True, help="The secret so far stays valid, until the next rotation.")
 @click.pass_obj
 def rotate(store: KeyStore, key_id: str, *, keep_old: bool) -> None:
-    """Give a key a new secret, and print it."""
+    """Give a key a new secret, and print it.
+
+    \b
+    Example:
+      kmq key rotate 20712e16a509 --keep-old
+    """
     from kmqpy.gateway.keys.keyring import rotated
 
     found = next((one for one in store.read() or () if one.id == key_id), None)

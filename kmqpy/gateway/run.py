@@ -6,8 +6,6 @@ import asyncio
 import gc
 from collections.abc import Callable, Mapping
 
-import uvloop
-
 from kmqpy.gateway.keys.stores import KeyStore
 from kmqpy.gateway.server import Gateway, GatewaySettings
 from kmqpy.queue import Storage
@@ -31,5 +29,13 @@ def run(
 
     gc.freeze()  # what was imported lives as long as the process
     gc.set_threshold(_GC_THRESHOLD, 10, 100)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(main())
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # there is none for Windows
+        return None
+    return uvloop.new_event_loop

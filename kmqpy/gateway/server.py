@@ -43,6 +43,8 @@ _log = logging.getLogger(__name__)
 _THREADS = 8
 _KEEP_ALIVE_S = 75
 """Idle connections stay open for this time, in seconds: clients that reuse one must not meet its end."""
+_PAIR_TRIES = 50
+"""How often any free port is asked for until the next one is free, too."""
 _LOOPBACK = ("127.", "::1", "localhost")
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
 
@@ -298,22 +300,30 @@ def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
 
 def _listening(settings: GatewaySettings) -> list[socket.socket]:
     """Sockets for clients and for operators; raises ConfigError."""
-    clients = _bound("port", settings.host, settings.port)
-    port = clients.getsockname()[1]
-    try:
-        wanted = port + 1 if settings.admin_port is None else settings.admin_port
-        return [clients, _bound("admin_port", settings.host, wanted)]
-    except ConfigError:
-        clients.close()
-        raise
+    any_pair = settings.port == 0 and settings.admin_port is None
+    for is_last in (*[False] * _PAIR_TRIES * any_pair, True):
+        clients = _bound("port", settings.host, settings.port)
+        port = clients.getsockname()[1]
+        try:
+            wanted = port + 1 if settings.admin_port is None else settings.admin_port
+            return [clients, _bound("admin_port", settings.host, wanted)]
+        except ConfigError:
+            clients.close()
+            if is_last:
+                raise
+    raise AssertionError  # unreachable: the last try returns or raises
 
 
 def _bound(name: str, host: str, port: int) -> socket.socket:
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, kind)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)  # asyncio sets TCP_NODELAY only where it is named
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except BaseException:
+            bound.close()
+            raise
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{name}: {port} on {host} can't be had: {reason}") from None

@@ -18,7 +18,7 @@ from kmqpy.queue_policy import QueuePolicy
 QUEUE_SETTINGS = frozenset(
     {
         *(field.name for field in dataclasses.fields(QueuePolicy) if field.name != "name"),
-        *("requeue_to", "order", "redelivery", "delivery", "create"),
+        *("requeue_to", "order", "redelivery", "delivery", "collapse", "create"),
     }
 )
 """Settings that belong to a queue, in any storage; storage_for() refuses them in the url of a storage."""

@@ -1,9 +1,9 @@
 """Makes and parses receipts of queues on storages other than Kafka. Pure: no I/O.
 
 The text is `2.` + base64url of the JSON list [storage id, queue, generation] + `.` + message id + `.` + take.
-A generation is the id of one queue, a take the number of one delivery of a message, or `*` (ANY_TAKE: whoever
-has it, or nobody yet). The part before the last two dots is equal in all receipts of a queue, so Receipts
-computes it once.
+A generation is the id of one queue, a take the number of one delivery of a message, or `any` for whoever
+has it, or nobody yet (ANY_TAKE). The part before the last two dots is equal in all receipts of a queue, so
+Receipts computes it once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kmqpy.storages.engine import ANY_TAKE, QueueRow, TakeRef
 
 _PREFIX_OF_STORAGES = "2."
 _PREFIX_OF_KAFKA = "1."
-_ANY = "*"
+_ANY = "any"
 _MAX_DIGITS = len(str(INT64_MAX))
 
 

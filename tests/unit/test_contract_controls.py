@@ -119,6 +119,54 @@ class ExtendsAll(MemoryEngine):
         return []
 
 
+class OnlyWhatIsTaken(MemoryEngine):
+    """Acts by an id on taken messages only."""
+
+    def _taken(self, queue, takes):
+        held = {row.id for row in self.taken_rows(queue, limit=10**6)}
+        return [one for one in takes if not one.is_any or one.id in held]
+
+    def finish(self, queue, takes, connection=None):
+        return super().finish(queue, self._taken(queue, takes))
+
+    def extend(self, queue, takes, lease_ms):
+        return super().extend(queue, self._taken(queue, takes), lease_ms)
+
+
+class LastEndCounts(MemoryEngine):
+    """Shortens leases by an id."""
+
+    def extend(self, queue, takes, lease_ms):
+        for row in self._queues[queue.name].rows.values():
+            row.until_ms = min(row.until_ms, 1)
+        return super().extend(queue, takes, lease_ms)
+
+
+class KeepsTwins(MemoryEngine):
+    def put(self, queue, rows, connection=None):
+        return super().put(queue, [row._replace(digest=None) for row in rows])
+
+
+class CollapsesWhatIsTaken(MemoryEngine):
+    """Drops a message if an equal one was handed out before."""
+
+    def put(self, queue, rows, connection=None):
+        ids = super().put(queue, rows)
+        found = self._queues[queue.name]
+        for row_id in ids:
+            if found.rows[row_id].body in {row.body for row in found.rows.values() if row.take}:
+                found.remove(found.rows[row_id])
+        return ids
+
+
+class ShortTake(MemoryEngine):
+    """Returns less where messages collapse, although others wait."""
+
+    def take(self, queue, limit, lease_ms):
+        first = self.peek(queue, limit)
+        return super().take(queue, len({row.body for row in first}) or 1, lease_ms)
+
+
 class CStrings(MemoryEngine):
     def put(self, queue, rows, connection=None):
         return super().put(queue, [row._replace(body=row.body.split(b"\0")[0]) for row in rows])
@@ -231,6 +279,7 @@ def call(test, target, **parameters):
 
         given = {"kmq_target": target, "kmq_storage": storage, "make_queue": make, **parameters}
         given["forgetful"] = partial(make, delivery="at-most-once")
+        given["collapsing"] = partial(make, collapse=True)
         if "queue" in inspect.signature(test).parameters:
             given["queue"] = make()
         test(**{name: given[name] for name in inspect.signature(test).parameters})
@@ -267,6 +316,12 @@ DEFECTS = [
     (NoFence, "a_receipt_never_touches_the_take_of_another", {}),
     (EarlyAckOnly, "a_late_acknowledgement_counts_until_the_message_is_taken_anew", {}),
     (ExtendsAll, "an_extension_says_which_messages_are_no_longer_the_callers", {}),
+    (OnlyWhatIsTaken, "what_is_finished_by_its_id_is_finished_in_any_state", {}),
+    (OnlyWhatIsTaken, "what_is_extended_by_its_id_is_taken_anew_if_nobody_has_it", {}),
+    (LastEndCounts, "of_leases_extended_by_an_id_the_later_end_counts", {}),
+    (KeepsTwins, "equal_messages_that_wait_are_handed_out_once", {}),
+    (CollapsesWhatIsTaken, "what_was_handed_out_never_collapses_again", {}),
+    (ShortTake, "a_take_finds_as_many_as_it_may_behind_messages_that_collapse", {}),
     (CStrings, "bodies_come_as_they_were_sent", {}),
     (NoDelay, "a_delayed_message_comes_when_it_is_due", {}),
     (PurgeOfAll, "purge_removes_all_but_dead_letters", {}),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -85,9 +84,13 @@ class FileKeys:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
+        """Let one process write at a time; on Windows, which has no such lock, the last one wins."""
         try:
             with Path(f"{self._path}.lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                with suppress(ImportError):
+                    import fcntl
+
+                    fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
         except OSError as error:
             raise ConfigError(f"keys file {str(self._path)!r}: {error.strerror}") from None

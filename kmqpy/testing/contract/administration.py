@@ -73,6 +73,8 @@ def test_what_is_wrong_with_a_queue_is_said(kmq_storage: Storage) -> None:
         {"requeue_to": "middle"},
         {"order": "lifo"},
         {"redelivery": "never"},
+        {"collapse": "perhaps"},
+        {"collapse": 1},
         {"delivery": "perhaps"},
     ]
     for settings in bad:

@@ -355,9 +355,9 @@ def test_a_receipt_of_an_id_is_good_for_whoever_has_the_message(
     queue.nack(receipts["given back"], confirmed=True)
     queue.dead_letter(receipts["rejected"], confirmed=True)
     assert take_one(queue, lease=120).body == b"given back"
-    kmq_target.pass_time(65)
     if kmq_target.real_time:
-        return  # the leases are still running
+        return  # the leases still run for a minute
+    kmq_target.pass_time(65)
     assert [one.body for one in take(queue, 1)] == [b"kept"]
     assert_dead(queue, 1)
 

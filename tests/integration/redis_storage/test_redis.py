@@ -11,7 +11,8 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.dev import Databases
 from kmqpy.dev.ports import free_ports
 from kmqpy.errors import MessageError
-from kmqpy.storages.engine import NewRow, TakeRef
+from kmqpy.storages.canonical import body_digest
+from kmqpy.storages.engine import ANY_TAKE, NewRow, TakeRef
 from kmqpy.storages.memory import MemoryEngine
 from kmqpy.storages.redis import engine
 from kmqpy.testing import ManualClock
@@ -28,6 +29,7 @@ class Both:
         self.ids = []  # pairs of ids, in the order they were put
         self.takes = [TakeRef(0, 1)]  # the id is an index in self.ids
         self.is_forgetful = settings.get("delivery") == "at-most-once"
+        self.collapses = settings.get("collapse", False)
         self.gone = {}  # by take: the rows of both
 
     def call(self, name, *arguments, **keywords):
@@ -77,15 +79,17 @@ class Both:
 
     def put(self):
         some = self.random
+        bodies = [b"%d" % some.randrange(4 if self.collapses else 1000) for _ in range(some.randint(1, 8))]
         rows = [
             NewRow(
-                b"%d" % some.randrange(1000),
+                body,
                 some.choice([None, b"", b"key"]),
                 some.choice([(), (("a\0", b"\xff"), ("a\0", None), ("", b""))]),
                 some.choice([0, 0, 0, 0, LONG_MS]),
                 some.choice([0, 0, 0, 1, 9]),
+                body_digest(body) if self.collapses else None,
             )
-            for _ in range(some.randint(1, 8))
+            for body in bodies
         ]
         self.ids += zip(*(engine.put(queue, rows) for engine, queue in self.sides), strict=True)
 
@@ -98,6 +102,9 @@ class Both:
         some = self.random
         # Recent takes most often; also those that are not current any more, and some that never were.
         takes = [*{some.choice(self.takes[-20:]) for _ in range(some.randint(1, 4))}]
+        if self.ids and not self.is_forgetful and some.random() < 0.4:  # whoever has them, or nobody yet
+            named = {some.choice([one.id, some.randrange(len(self.ids))]) for one in takes}
+            takes = [one for one in takes if one.id not in named] + [TakeRef(one, ANY_TAKE) for one in named]
         choice = some.randrange(13)
         if choice <= 2:
             self.put()
@@ -138,7 +145,7 @@ def ids_by_place(admin, key):
     return found
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(16))
 def test_it_does_what_memory_does_and_each_id_is_in_one_place(url, queue_name, seed):
     some = random.Random(seed)
     settings = {
@@ -146,6 +153,7 @@ def test_it_does_what_memory_does_and_each_id_is_in_one_place(url, queue_name, s
         "requeue_to": some.choice(["back", "front"]),
         "redelivery": some.choice(["automatic", "automatic", "manual"]),
         "delivery": "at-least-once" if some.random() < 0.7 else "at-most-once",
+        "collapse": some.random() < 0.5,
     }
     clock = ManualClock()
     with engine_at(url, queue_name) as redis, Redis.from_url(url) as admin:
@@ -165,6 +173,11 @@ def test_it_does_what_memory_does_and_each_id_is_in_one_place(url, queue_name, s
                 == set(admin.hkeys(f"{key}:dead_cards"))
             )
             assert set(admin.hkeys(f"{key}:states")) <= alive
+            digests = admin.hgetall(f"{key}:digests")
+            assert digests.keys() <= alive - set(admin.zrange(f"{key}:taken", 0, -1))
+            assert set(admin.zrange(f"{key}:twins", 0, -1)) == {
+                digest + one for one, digest in digests.items()
+            }
             leased = set(admin.zrange(f"{key}:leases", 0, -1))
             assert leased == (
                 set() if settings["redelivery"] == "manual" else set(admin.zrange(f"{key}:taken", 0, -1))

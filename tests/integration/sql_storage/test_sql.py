@@ -135,6 +135,48 @@ def test_what_is_committed_late_keeps_its_place_and_nobody_waiting(place: Place,
 
 
 @of_several_writers
+def test_takers_of_a_queue_that_collapses_take_turns_and_senders_have_none(place: Place) -> None:
+    with storage_for(place.url) as storage, ThreadPoolExecutor(1) as thread:
+        storage.create("c", collapse=True)
+        queue = storage.open("c")
+        with place.application.connect() as connection:
+            queue.send_many(["sent late", "a"], transaction=connection)
+            queue.send_many(["a", "a", "b"])
+            found = thread.submit(queue.receive, 10, wait=0, lease=60).result(WAITS_FOR_LOCK_S)
+            assert [one.body for one in found] == [b"a", b"b"]
+            connection.commit()
+        with place.application.connect() as connection:
+            engine = queue._engine
+            cursor = engine._dialect.cursor(connection.connection.driver_connection)
+            engine._dialect.begin(cursor)
+            cursor.execute(engine._sql["take_turn"], engine._parameters(queue._queue))
+            waits = thread.submit(queue.receive, 10, wait=0, lease=60)
+            queue.send("sent meanwhile")
+            with pytest.raises(TimeoutError):
+                waits.result(0.5)
+            cursor.execute("ROLLBACK")
+            bodies = [one.body for one in waits.result(WAITS_FOR_LOCK_S)]
+        assert bodies == [b"sent late", b"a", b"sent meanwhile"]
+        storage.delete("c")
+        left = place.execute(f"SELECT count(*) FROM {place.prefix}meta")
+    assert left == [(2,)]
+
+
+@of_several_writers
+def test_a_message_that_a_transaction_ends_is_left_and_its_twins_are_handed_out(place: Place) -> None:
+    with storage_for(place.url) as storage, ThreadPoolExecutor(1) as thread:
+        storage.create("c", collapse=True)
+        queue = storage.open("c")
+        first, second, _ = queue.send_many(["a", "a", "a"])
+        with place.application.connect() as connection:
+            queue.ack(queue.receipt(first), transaction=connection)
+            found = thread.submit(queue.receive, 10, wait=0, lease=60).result(WAITS_FOR_LOCK_S)
+            assert [one.id for one in found] == [second]
+            connection.rollback()
+        assert [one.id for one in queue.receive(10, wait=5, lease=60)] == [first]
+
+
+@of_several_writers
 def test_a_nack_that_meets_a_lock_counts_once(place: Place, queue: Queue) -> None:
     queue.send("x")
     (message,) = queue.receive(1, lease=60)

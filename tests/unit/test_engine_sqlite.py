@@ -1,0 +1,126 @@
+"""The engine of SQL beside the memory engine: both do the same, also by ids and in queues that collapse."""
+
+import random
+from contextlib import ExitStack, closing
+
+import pytest
+import sqlalchemy
+
+from kmqpy.storages.canonical import body_digest
+from kmqpy.storages.engine import ANY_TAKE, MessageRow, NewRow, TakeRef
+from kmqpy.storages.memory import MemoryEngine
+from kmqpy.storages.settings import StoredQueueSettings
+from kmqpy.storages.sql.engine import SqlEngine
+from kmqpy.storages.sql.sqlite import Sqlite
+from kmqpy.storages.sql.statements import Names
+from kmqpy.testing import ManualClock
+
+
+def shown(rows, known=None):
+    """Rows as they can be compared: with the memory engine's ids, and without places, which differ."""
+    return [row._replace(id=known[row.id] if known else row.id, place=0) for row in rows]
+
+
+def named(chance, takes, known):
+    """Pairs of takes, ours and the model's; some name a message whoever has it, perhaps one that is gone."""
+    some = chance.sample(takes, min(len(takes), chance.randint(0, 6)))
+    pairs = [(TakeRef(one.id, one.take), TakeRef(other.id, other.take)) for one, other in some]
+    pairs = [
+        tuple(one._replace(take=ANY_TAKE) for one in pair) if chance.random() < 0.3 else pair
+        for pair in pairs
+    ]
+    for row_id in chance.sample([*known], min(len(known), chance.choice([0, 0, 3]))):
+        if all(one.id != row_id for one, _ in pairs):
+            pairs.append((TakeRef(row_id, ANY_TAKE), TakeRef(known[row_id], ANY_TAKE)))
+    return pairs
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_sqlite_does_what_memory_does(seed, tmp_path):
+    """`known` gives the memory engine's id for each of ours."""
+    chance = random.Random(seed)
+    clock = ManualClock()
+    settings = {
+        "max_redeliveries": chance.choice([None, 0, 2]),
+        "requeue_to": chance.choice(["back", "front"]),
+        "redelivery": chance.choice(["automatic", "automatic", "manual"]),
+        "delivery": "at-least-once" if chance.random() < 0.8 else "at-most-once",
+        "collapse": chance.random() < 0.6,
+    }
+    is_forgetful = settings["delivery"] == "at-most-once"
+    url = sqlalchemy.URL.create("sqlite", database=str(tmp_path / "queues.db"))
+    with ExitStack() as stack:
+        engines = [
+            stack.enter_context(closing(SqlEngine(Sqlite(url, Names(), clock, pool_size=2), Names())))
+            for _ in range(2)
+        ]
+        model = MemoryEngine(clock)
+        for engine in (engines[0], model):
+            engine.create_queue(StoredQueueSettings(name="q", **settings))
+        queue, expected = engines[0].find_queue("q"), model.find_queue("q")
+        known: dict[int, int] = {}
+        takes: list[tuple[MessageRow, MessageRow]] = []
+        for _ in range(100):
+            engine = chance.choice(engines)
+            pairs = named(chance, takes, known)
+            gone, model_gone = [], []
+            if is_forgetful:
+                some = chance.sample(takes, min(len(takes), 3))
+                gone, model_gone = [one for one, _ in some], [one for _, one in some]
+                pairs = [(TakeRef(one.id, one.take), TakeRef(other.id, other.take)) for one, other in some]
+            ours, theirs = [one for one, _ in pairs], [one for _, one in pairs]
+            match chance.randint(0, 10):
+                case 0 | 1 | 2:
+                    bodies = [b"%d" % chance.randint(0, 5) for _ in range(chance.randint(1, 12))]
+                    new = [
+                        NewRow(
+                            body,
+                            chance.choice([None, b"key"]),
+                            chance.choice([(), (("a", b"\xff"), ("b", None))]),
+                            chance.choice([0, 0, 500]),
+                            chance.choice([0, 0, 9]),
+                            body_digest(body) if settings["collapse"] else None,
+                        )
+                        for body in bodies
+                    ]
+                    known.update(zip(engine.put(queue, new), model.put(expected, new), strict=True))
+                case 3 | 4:
+                    limit = chance.randint(1, 8)
+                    found, wanted = engine.take(queue, limit, 1_000), model.take(expected, limit, 1_000)
+                    assert shown(found.rows, known) == shown(wanted.rows)
+                    takes += zip(found.rows, wanted.rows, strict=True)
+                case 5:
+                    assert engine.finish(queue, ours) == model.finish(expected, theirs)
+                case 6:
+                    how = {
+                        "delay_ms": chance.choice([0, 700]),
+                        "count": chance.random() < 0.5,
+                        "reason": "no",
+                    }
+                    assert engine.give_back(queue, ours, **how, gone=gone) == model.give_back(
+                        expected, theirs, **how, gone=model_gone
+                    )
+                case 7:
+                    lease_ms = chance.choice([300, 3_000])
+                    lost = engine.extend(queue, ours, lease_ms)
+                    model_lost = model.extend(expected, theirs, lease_ms)
+                    assert [ours.index(one) for one in lost] == [theirs.index(one) for one in model_lost]
+                case 8:
+                    assert engine.bury(queue, ours, "bad", gone=gone) == model.bury(
+                        expected, theirs, "bad", gone=model_gone
+                    )
+                case 9:
+                    clock.advance(chance.choice([0.001, 0.4, 1.0, 5.0]))
+                case 10:
+                    # No rule says in which order release_all() gives back.
+                    name = chance.choice(["purge", "purge_dead", "redrive"])
+                    how = {"ids": None, "limit": chance.choice([None, 3])} if name == "redrive" else {}
+                    assert getattr(engine, name)(queue, **how) == getattr(model, name)(expected, **how)
+            assert engine.counts(queue) == model.counts(expected)
+            assert shown(engine.peek(queue, 5), known) == shown(model.peek(expected, 5))
+            assert shown(engine.taken_rows(queue, limit=4), known) == shown(
+                model.taken_rows(expected, limit=4)
+            )
+            assert shown(engine.dead_rows(queue, 3, with_bodies=True), known) == shown(
+                model.dead_rows(expected, 3, with_bodies=True)
+            )
