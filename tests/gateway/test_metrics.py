@@ -129,9 +129,13 @@ class Away:
 
 
 def test_a_storage_that_does_not_answer():
+    up = 'kmq_gateway_storage_up{storage="(default)"}'
+    with running(memory_storage()) as served:
+        assert metrics_of(served)[up] == 1
     with running(Away(memory_storage())) as served:
+        until(lambda: metrics_of(served)[up] == 0, what="also without requests")
+        assert served.admin("/readyz").status == 503
         assert served.ask("GET", "/queue/1/q/poll").status == 503
-        assert metrics_of(served)['kmq_gateway_storage_up{storage="(default)"}'] == 0
 
 
 def test_where_it_is_registered(zookeeper, queue_name):

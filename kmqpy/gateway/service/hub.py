@@ -146,6 +146,12 @@ class Hub:
         now_s = self._clock.monotonic()
         return [name for name, pulse in self._pulses.items() if pulse.is_away(now_s)]
 
+    def note_silence(self, storage: Storage) -> None:
+        """Note that a storage did not answer a call that was not one of ours."""
+        for name, one in self._storages.items():
+            if one is storage:
+                self._pulses[name].end(object(), self._clock.monotonic(), failed=True)
+
     async def _within(self, name: QueueName, do: Callable[[], Awaitable[T]], patience_s: float) -> T:
         pulse = self._pulses[self._place(name)[0]]
         call, begun_s = object(), self._clock.monotonic()

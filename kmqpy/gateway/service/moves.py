@@ -109,6 +109,8 @@ class Moves:
                         pass
                 except KmqError as error:  # the storage is away, and so are its queues
                     _log.warning("moves wait", extra={"error": str(error)})
+                    if isinstance(error, Unavailable):
+                        self._hub.note_silence(storage)
             try:
                 async with asyncio.timeout(_LOOK_EVERY_S):
                     await self._look_now.wait()
