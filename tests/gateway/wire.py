@@ -1,5 +1,6 @@
 """A connection whose every byte a test decides."""
 
+import contextlib
 import http.client
 import socket
 import zlib
@@ -25,6 +26,11 @@ class Wire:
         """Send pieces, each by itself."""
         for piece in pieces:
             self.socket.sendall(piece)
+
+    def end(self) -> None:
+        """Tell the other side that nothing more comes."""
+        with contextlib.suppress(OSError):  # it has closed the connection already
+            self.socket.shutdown(socket.SHUT_WR)
 
     def answer(self, method: str = "GET") -> Answer:
         """Read an answer to a request that has this method."""
