@@ -142,6 +142,7 @@ def test_r30_a_successor_knows_what_its_predecessor_knew(log, stored_at, rows):
                 in_flight=tuple(snapshot),
                 finished=first.finished.stored(),
                 markers_read=first.position,
+                markers_epoch=0,
             )
         first.apply(marker, at, T0)
     successor = StartPosition(decode_offset("", stored.to_json())).state()
@@ -160,7 +161,9 @@ def test_r30_what_was_finished_after_a_group_was_set_back_stays_finished_for_a_s
     first = read(InFlight(), *log)
     offset, now_ms, _ = first.snapshot(0)
     assert offset == 2, "that of the take of 9: the take of 5 stands before"
-    stored = StoredOffset(offset, "M", now_ms, finished=first.finished.stored(), markers_read=5)
+    stored = StoredOffset(
+        offset, "M", now_ms, finished=first.finished.stored(), markers_read=5, markers_epoch=0
+    )
     successor = StartPosition(decode_offset("", stored.to_json())).state()
     for at, marker in [*enumerate(log)][offset:]:
         successor.apply(marker, at, T0)
