@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from kmqpy.cli.groups import Group
-from kmqpy.storages.sql.statements import DIALECTS, DialectName, Names, script
+from kmqpy.storages.sql.statements import DIALECTS, Names, script
+from kmqpy.storages.sql.tables import DialectName
 
 
 @click.group(cls=Group)

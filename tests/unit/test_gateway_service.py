@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from kmqpy.errors import Unavailable
 from kmqpy.gateway.limits import BadEncoding, Held, Overloaded, Rate, Share, TooLarge, read_body
+from kmqpy.gateway.service.estimate import Estimate
 from kmqpy.gateway.service.hub import Hub, QueueName
 from kmqpy.gateway.service.pulse import Pulse
 from kmqpy.gateway.service.served_queue import ServedQueue, dealt
@@ -300,6 +301,42 @@ def test_the_pulse_of_a_storage():
     pulse.end("bad", 5, failed=True)
     assert pulse.is_away(9)
     assert not pulse.is_away(11)
+
+
+def test_a_number_that_takes_long_is_answered_in_time():
+    async def main():
+        gate = asyncio.Event()
+        counted = []
+
+        async def count(limit):
+            counted.append(limit)
+            await gate.wait()
+            return 7
+
+        number = Estimate(count, lambda: 3)
+        assert await asyncio.gather(number.get(), number.get(), number.get(10)) == [3, 3, 3]
+        assert counted == [None, 10]
+        gate.set()
+        assert await number.get() == 7
+        gate.clear()
+        assert await number.get() == 7  # the last one
+        gate.set()
+        assert await number.get() == 7
+
+    asyncio.run(main())
+
+
+def test_a_number_that_can_t_be_counted_is_an_error_and_counted_again():
+    async def main():
+        async def count(_limit):
+            raise Unavailable("away")
+
+        number = Estimate(count, lambda: 3)
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                await number.get()
+
+    asyncio.run(main())
 
 
 def test_the_shelf_keeps_late_messages_for_a_while():

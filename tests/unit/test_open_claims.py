@@ -75,6 +75,30 @@ def test_a_claim_whose_messages_are_all_ended_or_left_alone_is_over(markers):
     assert markers.torn() == {}
 
 
+def test_the_end_of_message_0_right_behind_a_tick_counts(markers):
+    """Both by trackers, of one ms, and read together: a tick has the number before 0."""
+    markers.take(0)
+    markers.claim(b"a", 0)
+    tick = codec.encode(Marker(0, -1, Op.END, by_tracker=True))
+    end = codec.encode(Marker(0, 0, Op.END, by_tracker=True))
+    at = len(markers.records)
+    records = [
+        Record(
+            topic="m",
+            partition=0,
+            offset=at + index,
+            key=key,
+            value=value,
+            headers=headers,
+            timestamp=(TIMESTAMP_LOG_APPEND_TIME, 2_000),
+        )
+        for index, (key, value, headers) in enumerate((tick, end))
+    ]
+    replay_markers(markers.state, 0, records)
+    markers.state.claims.end_all()
+    assert markers.torn() == {}
+
+
 def test_a_later_claim_or_a_takeover_says_that_the_transaction_is_over(markers):
     markers.claim(b"a", 1, 2, 3)
     markers.end(1)

@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.gateway.service.estimate import Estimate
 from kmqpy.gateway.service.ids import WireIds
 from kmqpy.gateway.service.shelf import Shelf
 from kmqpy.message import Headers, Message, OutgoingMessage
@@ -39,9 +40,6 @@ _HAND_OUT_LEASE_S = 5.0
 """The lease of messages that are handed out without a claim, until they are given back a moment later."""
 _EXACT_SIZE = 10_000
 """Sizes up to this number are exact, whatever limit is asked for."""
-_SIZE_WAIT_S = 0.15
-"""Seconds that a request of the size waits for the number; then it gets the last one, while the count goes on
-for those who ask again."""
 
 
 class Taken(NamedTuple):
@@ -113,8 +111,11 @@ class ServedQueue:
         self._shelf = Shelf()
         self._running = 0
         self._largest_body = 0
-        self._counting: dict[int | None, asyncio.Future[int]] = {}
-        self._last_count: int | None = None
+        self._sent_count = self._taken_count = 0  # less what was acknowledged, by this gateway
+        self._size = Estimate(lambda limit: self._call(self._count, limit), lambda: self._sent_count)
+        self._in_flight = Estimate(
+            lambda limit: self._call(self._queue.in_flight, limit), lambda: self._taken_count
+        )
 
     @property
     def busy(self) -> bool:
@@ -131,7 +132,9 @@ class ServedQueue:
 
     async def send(self, bodies: Sequence[Body]) -> list[str]:
         """Send bodies, or messages; returns the ids of the messages when the storage has them."""
-        return await self._sends.submit(bodies) if bodies else []
+        ids = await self._sends.submit(bodies) if bodies else []
+        self._sent_count += len(ids)
+        return ids
 
     @property
     def unasked_s(self) -> float | None:
@@ -166,6 +169,7 @@ class ServedQueue:
             if taking.done() and not taking.cancelled() and taking.exception() is None:
                 self._give_back_later(taking.result())
             raise
+        self._taken_count += len(messages)
         return [*map(Taken.of, messages)]
 
     async def hand_out(self, limit: int) -> list[Taken]:
@@ -184,6 +188,8 @@ class ServedQueue:
         """Acknowledge messages; returns when that is durable. Unknown ids do nothing."""
         if ids:
             await self._acks.submit(ids)
+            self._sent_count = max(0, self._sent_count - len(ids))
+            self._taken_count = max(0, self._taken_count - len(ids))
 
     async def extend(self, ids: Sequence[str], lease_s: float) -> None:
         """Let leases end after `lease_s`, or later if they do; takes the messages that nobody has."""
@@ -229,24 +235,12 @@ class ServedQueue:
         return [Taken.of(one.message) for one in orphans if one.message is not None]
 
     async def size(self, limit: int | None) -> int:
-        """How many messages there are, taken ones included; exact up to `limit`.
-
-        Exact as far as time allows: else the last number that was found.
-        """
-        most = None if limit is None else max(limit, _EXACT_SIZE)
-        counting = self._counting.get(most)
-        if counting is None:
-            counting = self._counting[most] = asyncio.ensure_future(self._call(self._count, most))
-            counting.add_done_callback(lambda done: self._keep_count(most, done))
-        if self._last_count is not None:
-            await asyncio.wait([counting], timeout=_SIZE_WAIT_S)
-            if not counting.done():
-                return self._last_count
-        return await asyncio.shield(counting)
+        """How many messages there are, taken ones included; exact up to `limit`, as far as time allows."""
+        return await self._size.get(None if limit is None else max(limit, _EXACT_SIZE))
 
     async def in_flight(self) -> int:
-        """How many messages are taken and not finished."""
-        return await self._call(self._queue.in_flight)
+        """How many messages are taken and not finished, as far as time allows."""
+        return await self._in_flight.get()
 
     # --- in threads -------------------------------------------------------------------------------
 
@@ -343,11 +337,6 @@ class ServedQueue:
             return await asyncio.wrap_future(self._threads.submit(function, *args, **kwargs))
         finally:
             self._running -= 1
-
-    def _keep_count(self, most: int | None, counting: asyncio.Future[int]) -> None:
-        del self._counting[most]
-        if not counting.cancelled() and counting.exception() is None:
-            self._last_count = counting.result()
 
 
 def dealt(messages: Sequence[Message], limits: Sequence[int]) -> list[list[Message]]:

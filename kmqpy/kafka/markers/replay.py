@@ -184,7 +184,8 @@ def _grouped(
                     end += 1
                     if alike is _TRACKER_HEADERS and len(headers) > 1:
                         copies = headers[1][1]
-                    if offset == first + count and timestamp_ms == stamp:
+                    # The end marker of message 0 does not go on from a tick, which has the number -1.
+                    if offset == first + count and timestamp_ms == stamp and first >= 0:
                         count += 1
                     else:
                         runs.append((first, count, stamp))

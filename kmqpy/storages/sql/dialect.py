@@ -14,7 +14,7 @@ from kmqpy.message import Headers
 from kmqpy.queue import Capabilities
 from kmqpy.storages.damage import replace_unreadable_headers
 from kmqpy.storages.engine import MessageRow, NewRow, TakeRef
-from kmqpy.storages.sql.statements import DialectName
+from kmqpy.storages.sql.tables import DialectName
 
 Cursor = Any
 """A DB-API cursor, whose rows are tuples."""

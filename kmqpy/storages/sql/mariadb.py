@@ -23,7 +23,8 @@ from kmqpy.storages.sql.dialect import (
     message_rows,
     situation,
 )
-from kmqpy.storages.sql.statements import DialectName, Names, statements
+from kmqpy.storages.sql.statements import Names, statements
+from kmqpy.storages.sql.tables import DialectName
 
 _SESSION = (
     """SET SESSION

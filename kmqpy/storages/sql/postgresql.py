@@ -21,7 +21,8 @@ from kmqpy.storages.sql.dialect import (
     headers_bytes,
     picked,
 )
-from kmqpy.storages.sql.statements import DialectName, Names, statements
+from kmqpy.storages.sql.statements import Names, statements
+from kmqpy.storages.sql.tables import DialectName
 
 SESSION = (
     "SET enable_seqscan = off",  # a queue's statistics are always old, and plans are kept

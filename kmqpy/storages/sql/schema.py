@@ -13,7 +13,8 @@ from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.storages.receipts import parse_number
 from kmqpy.storages.sql.connections import Connections
 from kmqpy.storages.sql.dialect import Cursor
-from kmqpy.storages.sql.statements import SCHEMA_VERSION, Names, migrations, schema
+from kmqpy.storages.sql.statements import Names, migrations, schema
+from kmqpy.storages.sql.tables import SCHEMA_VERSION
 
 Migrations = Mapping[int, Sequence[str]]
 """The statements that migrate tables to the next version, by version."""

@@ -28,7 +28,8 @@ from kmqpy.storages.sql.dialect import (
     headers_bytes,
     picked,
 )
-from kmqpy.storages.sql.statements import DialectName, Names, statements
+from kmqpy.storages.sql.statements import Names, statements
+from kmqpy.storages.sql.tables import DialectName
 
 _MIN_VERSION = (3, 37)  # has STRICT
 _SESSION = (

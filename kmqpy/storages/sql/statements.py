@@ -15,15 +15,12 @@ Ids and places come from one sequence of numbers, so a row that is put has its i
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from kmqpy.errors import ConfigError
+from kmqpy.storages.sql.tables import MIGRATIONS, SCHEMA_VERSION, SCHEMAS, DialectName
 
-SCHEMA_VERSION = 2
-
-DialectName = Literal["postgresql", "mariadb", "sqlite"]
 DIALECTS: tuple[DialectName, ...] = ("postgresql", "mariadb", "sqlite")
 
 NO_LIMIT = 2**62
@@ -198,44 +195,6 @@ WHERE queue = :queue AND {{not_ready}}state = 3 ORDER BY until_ms, id LIMIT :lim
 
 # --- PostgreSQL ---------------------------------------------------------------------------------------
 
-_DIGEST_INDEX = "CREATE INDEX {messages_index}_digest ON {messages} (digest, queue) WHERE digest IS NOT NULL"
-_POSTGRESQL_SCHEMA = (
-    "CREATE TABLE {meta} (name text PRIMARY KEY, value text NOT NULL)",
-    """CREATE TABLE {queues} (
-    id bigint PRIMARY KEY, name text COLLATE "C" NOT NULL UNIQUE, settings text NOT NULL
-)""",
-    "CREATE SEQUENCE {numbers}",
-    # Most rows are changed once and deleted soon. There is room on a page for the changed row, and dead
-    # rows are removed when there are some thousands, not in proportion to the table, and without pauses.
-    """CREATE TABLE {messages} (
-    id bigint PRIMARY KEY,
-    queue bigint NOT NULL,
-    place bigint NOT NULL,
-    until_ms bigint NOT NULL,
-    since_ms bigint NOT NULL,
-    enqueued_ms bigint NOT NULL,
-    first_enqueued_ms bigint NOT NULL,
-    take integer NOT NULL,
-    requeues integer NOT NULL,
-    state smallint NOT NULL,
-    minus_priority smallint NOT NULL,
-    reason text,
-    message_key bytea,
-    headers bytea,
-    body bytea NOT NULL,
-    digest bytea
-) WITH (
-    fillfactor = 70,
-    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
-    autovacuum_vacuum_insert_scale_factor = 0.2,
-    autovacuum_vacuum_cost_delay = 0,
-    toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000
-)""",
-    "CREATE INDEX {messages_index}_ready ON {messages} (queue, minus_priority, place) WHERE state = 0",
-    "CREATE INDEX {messages_index}_until ON {messages} (queue, state, until_ms, id) WHERE state > 0",
-    _DIGEST_INDEX,
-)
-
 # `= ANY (ARRAY[…])` is looked up by the primary key whatever the statistics say. Those of a queue that was
 # empty when they were made let the planner read the whole table for `=`.
 _CHOSEN = """WITH chosen AS MATERIALIZED (
@@ -333,41 +292,6 @@ FROM chosen WHERE m.id = ANY (ARRAY[chosen.id])"""),
 
 # --- MariaDB ------------------------------------------------------------------------------------------
 
-_OUR_COMMENT = "COMMENT = 'kmqpy'"
-"""Marks tables of kmqpy, also while they are being created, which is no transaction in MariaDB."""
-_MARIADB_SCHEMA = (
-    f"""CREATE TABLE IF NOT EXISTS {{queues}} (
-    id bigint PRIMARY KEY,
-    name varchar(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL UNIQUE,
-    settings mediumtext CHARACTER SET utf8mb4 NOT NULL
-) ENGINE = InnoDB {_OUR_COMMENT}""",
-    f"CREATE SEQUENCE IF NOT EXISTS {{numbers}} ENGINE = InnoDB {_OUR_COMMENT}",
-    f"""CREATE TABLE IF NOT EXISTS {{messages}} (
-    id bigint PRIMARY KEY,
-    queue bigint NOT NULL,
-    place bigint NOT NULL,
-    until_ms bigint NOT NULL,
-    since_ms bigint NOT NULL,
-    enqueued_ms bigint NOT NULL,
-    first_enqueued_ms bigint NOT NULL,
-    take integer NOT NULL,
-    requeues integer NOT NULL,
-    state tinyint NOT NULL,
-    minus_priority tinyint NOT NULL,
-    reason mediumtext CHARACTER SET utf8mb4,
-    message_key longblob,
-    headers longblob,
-    body longblob NOT NULL,
-    digest binary(16),
-    INDEX {{messages_index}}_ready (queue, state, minus_priority, place),
-    INDEX {{messages_index}}_until (queue, state, until_ms),
-    INDEX {{messages_index}}_digest (digest, queue)
-) ENGINE = InnoDB ROW_FORMAT = DYNAMIC {_OUR_COMMENT}""",
-    f"""CREATE TABLE IF NOT EXISTS {{meta}} (
-    name varchar(100) CHARACTER SET ascii PRIMARY KEY, value varchar(100) CHARACTER SET ascii NOT NULL
-) ENGINE = InnoDB {_OUR_COMMENT}""",
-)
-
 
 def _in_order(change: str, rows: str) -> str:
     return f"UPDATE {{messages}} SET {change.replace('{number}', 'NEXT VALUE FOR {numbers}')} {rows}"
@@ -427,37 +351,6 @@ ON DUPLICATE KEY UPDATE value = value""",
 }
 
 # --- SQLite -------------------------------------------------------------------------------------------
-
-# STRICT: without it SQLite stores text in a column of numbers, where another program writes it.
-_SQLITE_SCHEMA = (
-    "CREATE TABLE {meta} (name text PRIMARY KEY, value text NOT NULL) STRICT",
-    """CREATE TABLE {queues} (
-    id integer PRIMARY KEY, name text NOT NULL UNIQUE, settings text NOT NULL
-) STRICT""",
-    "CREATE TABLE {numbers} (next integer NOT NULL) STRICT",
-    "INSERT INTO {numbers} (next) VALUES (1)",
-    """CREATE TABLE {messages} (
-    id integer PRIMARY KEY,
-    queue integer NOT NULL,
-    place integer NOT NULL,
-    until_ms integer NOT NULL,
-    since_ms integer NOT NULL,
-    enqueued_ms integer NOT NULL,
-    first_enqueued_ms integer NOT NULL,
-    take integer NOT NULL,
-    requeues integer NOT NULL,
-    state integer NOT NULL,
-    minus_priority integer NOT NULL,
-    reason text,
-    message_key blob,
-    headers blob,
-    body blob NOT NULL,
-    digest blob
-) STRICT""",
-    "CREATE INDEX {messages_index}_ready ON {messages} (queue, minus_priority, place) WHERE state = 0",
-    "CREATE INDEX {messages_index}_until ON {messages} (queue, state, until_ms) WHERE state <> 0",
-    _DIGEST_INDEX,
-)
 
 
 def _numbered(change: str, order: str, rows: str) -> str:
@@ -550,19 +443,7 @@ _OR_NOTHING = {
     "mariadb": "ON DUPLICATE KEY UPDATE id = id",
     "sqlite": "ON CONFLICT (id) DO NOTHING",
 }
-# To the next version, by version. In MariaDB these are no transaction, so they may begin again halfway.
-_MIGRATIONS: Mapping[int, Mapping[DialectName, Sequence[str]]] = {
-    1: {
-        "postgresql": ("ALTER TABLE {messages} ADD COLUMN digest bytea", _DIGEST_INDEX),
-        "mariadb": (
-            """ALTER TABLE {messages} ADD COLUMN IF NOT EXISTS digest binary(16),
-    ADD INDEX IF NOT EXISTS {messages_index}_digest (digest, queue)""",
-        ),
-        "sqlite": ("ALTER TABLE {messages} ADD COLUMN digest blob", _DIGEST_INDEX),
-    },
-}
 _OWN: Mapping[str, Mapping[str, str]] = {"postgresql": _POSTGRESQL, "mariadb": _MARIADB, "sqlite": _SQLITE}
-_SCHEMAS = {"postgresql": _POSTGRESQL_SCHEMA, "mariadb": _MARIADB_SCHEMA, "sqlite": _SQLITE_SCHEMA}
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 
@@ -574,14 +455,14 @@ def statements(dialect: DialectName, names: Names) -> dict[str, str]:
 
 def schema(dialect: DialectName, names: Names) -> list[str]:
     """The statements that create the tables, but not the rows of the meta table."""
-    return [_filled(dialect, names, text) for text in _SCHEMAS[dialect]]
+    return [_filled(dialect, names, text) for text in SCHEMAS[dialect]]
 
 
 def migrations(dialect: DialectName, names: Names) -> dict[int, list[str]]:
     """The statements that migrate the tables to the next version, by version."""
     return {
         version: [_filled(dialect, names, text) for text in texts[dialect]]
-        for version, texts in _MIGRATIONS.items()
+        for version, texts in MIGRATIONS.items()
     }
 
 

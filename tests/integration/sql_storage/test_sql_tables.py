@@ -14,7 +14,8 @@ from kmqpy.queue import Queue, parse_url, queue_for, storage_for
 from kmqpy.storages.sql.connections import Connections
 from kmqpy.storages.sql.opening import dialect_of
 from kmqpy.storages.sql.schema import Schema
-from kmqpy.storages.sql.statements import SCHEMA_VERSION, script
+from kmqpy.storages.sql.statements import script
+from kmqpy.storages.sql.tables import SCHEMA_VERSION
 
 
 def test_many_who_open_it_first_create_the_tables_once(place: Place) -> None:
