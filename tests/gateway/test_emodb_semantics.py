@@ -61,6 +61,18 @@ def test_ids_stay_the_same_and_act_whoever_has_the_claim_also_after_its_end(call
     becomes(lambda: (calls.poll(), calls.size()), ([], 1))
 
 
+def test_what_was_only_peeked_is_acknowledged(calls):
+    if not calls.served.storage.capabilities.immediate:
+        pytest.skip("on Kafka an acknowledgement of what nobody has taken does nothing")
+    calls.send("a", "b")
+    becomes(lambda: payloads(calls.peek()), ["a", "b"])
+    first, _ = ids(calls.peek())
+    calls.ack(first)
+    assert payloads(polled(calls, 1)) == ["b"]
+    assert calls.poll() == []
+    becomes(calls.size, 1)
+
+
 def test_renew_claims_anew_what_expired_and_what_was_only_peeked(calls):
     if not calls.served.storage.capabilities.immediate:
         pytest.skip("on Kafka an extension of what nobody has taken does nothing")
