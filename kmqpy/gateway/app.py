@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from uuid import uuid4
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.gateway.http import BodyTimeout, Call, ClientDisconnect, json_response, text_response
-from kmqpy.gateway.limits import Held, Limits, Share
+from kmqpy.gateway.limits import Held, Limits, Overloaded, Share
 from kmqpy.gateway.metrics import GatewayMetrics
 
 _log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class GatewayApp:
             return
         started_s = self._clock.monotonic()
         request = Request(scope, receive)
-        call = Call(request, Share(self._held), self._limits)
+        call = Call(request, Share(self._held), self._limits, self._waiting)
         base, dialect, answer = self._dialect(scope["path"])
         request_id = self._request_id(request)
         self._running += 1
@@ -85,10 +86,21 @@ class GatewayApp:
         if self.draining:
             response.headers["connection"] = "close"
         try:
-            await response(scope, receive, send)
+            await _sent(response, send)
         finally:
             call.share.close()
             self._note(call, dialect, response, started_s, request_id)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """While a request waits for its body, it is none that runs: slow clients must not take all places."""
+        self._running -= 1
+        try:
+            yield
+        finally:
+            self._running += 1
+        if self._running > self._limits.max_requests:
+            raise Overloaded("the gateway is busy", "requests")
 
     def _request_id(self, request: Request) -> str:
         """The client's own id of the request, if it has a fitting one, else one that no other request has."""
@@ -143,6 +155,18 @@ class GatewayApp:
                     "ms": round(seconds * 1000, 2),
                 },
             )
+
+
+async def _sent(response: Response, send: Send) -> None:
+    """Send a response; returns when it is on its way, and no longer in our memory.
+
+    uvicorn lets the next message wait as long as buffers are full. The last one is empty for that.
+    """
+    await send(
+        {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
+    )
+    await send({"type": "http.response.body", "body": response.body, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _copy(response: Response) -> Response:

@@ -12,6 +12,9 @@ from kmqpy.gateway.metrics import GatewayMetrics
 
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
+_GRACE_S = 1.0
+"""So long, in seconds, the answer to a body that is late may take before the connection is closed without."""
+
 
 class _HeadTooLarge(Exception):
     """Ends the parsing of a head."""
@@ -26,6 +29,8 @@ def guarded(limits: Limits, metrics: GatewayMetrics) -> type[HttpToolsProtocol]:
         """Of the head, after the piece with which it began: the parser keeps what has no end of line yet."""
         _begins = False
         _head_timer: asyncio.TimerHandle | None = None
+        _body_timer: asyncio.TimerHandle | None = None
+        _answer_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -38,6 +43,8 @@ def guarded(limits: Limits, metrics: GatewayMetrics) -> type[HttpToolsProtocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._end_head()
+            self._end_body()
+            self._end_answer()
             metrics.connections.dec()
             super().connection_lost(exc)
 
@@ -65,7 +72,23 @@ def guarded(limits: Limits, metrics: GatewayMetrics) -> type[HttpToolsProtocol]:
 
         def on_headers_complete(self) -> None:
             self._end_head()
+            # Calls that read their body answer 408 before; others are answered, and their connection is kept.
+            self._end_body()
+            self._body_timer = self.loop.call_later(limits.body_timeout_s + _GRACE_S, self._give_up)
             super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            self._end_body()
+            super().on_message_complete()
+
+        def pause_writing(self) -> None:
+            self._end_answer()
+            self._answer_timer = self.loop.call_later(limits.answer_timeout_s, self._give_up)
+            super().pause_writing()
+
+        def resume_writing(self) -> None:
+            self._end_answer()
+            super().resume_writing()
 
         def send_400_response(self, msg: str) -> None:
             if self._head_bytes > limits.max_header_bytes:
@@ -95,5 +118,15 @@ def guarded(limits: Limits, metrics: GatewayMetrics) -> type[HttpToolsProtocol]:
             if self._head_timer is not None:
                 self._head_timer.cancel()
                 self._head_timer = None
+
+        def _end_body(self) -> None:
+            if self._body_timer is not None:
+                self._body_timer.cancel()
+                self._body_timer = None
+
+        def _end_answer(self) -> None:
+            if self._answer_timer is not None:
+                self._answer_timer.cancel()
+                self._answer_timer = None
 
     return Guarded

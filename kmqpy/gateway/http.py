@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote
 
@@ -26,6 +27,7 @@ class Call:
     request  Starlette's
     share    the bytes that it holds in memory
     limits   of the gateway
+    waiting  entered while it waits for its client, so that it does not count as running; raises Overloaded
     verb     what it asks for, in the words of the dialect
     queue    the name of the queue, if it is about one
     key_id   whose key it has
@@ -36,6 +38,7 @@ class Call:
     request: Request
     share: Share
     limits: Limits
+    waiting: Callable[[], AbstractContextManager[None]]
     verb: str = "unknown"
     queue: str = ""
     key_id: str = "-"
@@ -73,13 +76,14 @@ class Call:
     async def body(self) -> bytes:
         """The body, decompressed; raises TooLarge, BadEncoding, Overloaded, BodyTimeout, ClientDisconnect."""
         try:
-            async with asyncio.timeout(self.limits.body_timeout_s):
-                return await read_body(
-                    self.request.stream(),
-                    self.header("content-encoding"),
-                    self.share,
-                    self.limits.max_body_bytes,
-                )
+            with self.waiting():
+                async with asyncio.timeout(self.limits.body_timeout_s):
+                    return await read_body(
+                        self.request.stream(),
+                        self.header("content-encoding"),
+                        self.share,
+                        self.limits.max_body_bytes,
+                    )
         except TimeoutError:
             raise BodyTimeout from None
 

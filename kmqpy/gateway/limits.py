@@ -43,6 +43,7 @@ class Limits:
     max_header_bytes    the largest head of a request
     head_timeout_s      how long a client may take to send the head of a request
     body_timeout_s      how long a client may take to send the body
+    answer_timeout_s    how long a client may take to read an answer that does not fit into buffers
     """
 
     max_message_bytes: int = 1024 * 1024
@@ -54,6 +55,7 @@ class Limits:
     max_header_bytes: int = 16 * 1024
     head_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
+    answer_timeout_s: float = 30.0
 
 
 class Held:
@@ -78,9 +80,9 @@ class Share:
         """Count the bytes here, too, from now on; called before the first add()."""
         self._held.append(held)
 
-    def add(self, count: int, *, refuse: bool = True) -> None:
-        """Hold `count` more bytes; raises Overloaded above a limit, unless they are in memory already."""
-        if refuse and any(held.count + count > held.most for held in self._held):
+    def add(self, count: int) -> None:
+        """Hold `count` more bytes; raises Overloaded at a limit, also for no bytes."""
+        if any(held.count + max(count, 1) > held.most for held in self._held):
             raise Overloaded("too many bytes of messages are in the gateway's memory", "memory")
         for held in self._held:
             held.count += count

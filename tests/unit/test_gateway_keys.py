@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kmqpy.errors import ConfigError, NotSupported, Unavailable
+from kmqpy.gateway.keys import keyring
 from kmqpy.gateway.keys.access import Access
 from kmqpy.gateway.keys.keyring import ANYBODY, ApiKey, Keyring, digest_of, new_key, rotated
 from kmqpy.gateway.keys.permissions import ROLES, parse_permission, permissions_of
@@ -198,6 +199,38 @@ def test_while_the_store_is_silent_known_keys_stay_valid_and_without_any_nobody_
         store.error = Unavailable("away")
         clock.advance(60)
         assert (await ring.who(secret)).id == key.id
+
+    asyncio.run(main())
+
+
+def test_nobody_waits_for_long_for_a_store_that_hangs(monkeypatch):
+    monkeypatch.setattr(keyring, "_FIRST_PATIENCE_S", 0.05)
+
+    class Hanging(Store):
+        answers = asyncio.Event()
+
+        async def read(self):
+            await self.answers.wait()
+            return await super().read()
+
+    async def main():
+        clock = ManualClock()
+        key, secret = new_key("", ["queue_post"], [])
+        store = Hanging(key)
+        ring = Keyring(store.read, may_be_open=False, clock=clock)
+        with pytest.raises(Unavailable, match="in time"):
+            await ring.who(secret)
+        store.answers.set()
+        assert (await ring.who(secret)).id == key.id
+        store.answers.clear()
+        clock.advance(60)
+        async with asyncio.timeout(30):
+            assert (await ring.who(secret)).id == key.id
+        store.keys = []
+        store.answers.set()
+        while await ring.who(secret):  # the reading goes on meanwhile, and ends now
+            await asyncio.sleep(0)
+        assert store.reads == 2
 
     asyncio.run(main())
 

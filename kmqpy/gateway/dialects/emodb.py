@@ -248,6 +248,7 @@ class EmoDialect:
     async def _poll(self, request: _Request) -> Response:
         ttl_s = _ttl(request)
         limit = _limit(request)
+        request.call.share.add(0)  # refused sooner if there is no room for an answer
 
         async def poll(served: ServedQueue) -> Response:
             if not ttl_s:
@@ -256,12 +257,17 @@ class EmoDialect:
             if messages and await request.call.is_gone():
                 await served.give_back(messages)
                 messages = []
-            return _shown(request, served.ids, messages, why_none)
+            try:
+                return _shown(request, served.ids, messages, why_none)
+            except Overloaded:
+                await served.give_back(messages)
+                raise
 
         return await self._with_queue(request, poll, json_response(b"[]"))
 
     async def _peek(self, request: _Request) -> Response:
         limit = _limit(request)
+        request.call.share.add(0)
 
         async def peek(served: ServedQueue) -> Response:
             return _shown(request, served.ids, await served.peek(limit))
@@ -456,14 +462,14 @@ def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
 
 
 def _shown(request: _Request, ids: WireIds, messages: Sequence[Taken], note: str = "") -> Response:
-    """Messages, each with exactly two fields."""
+    """Messages, each with exactly two fields; raises Overloaded if there is no room for them."""
     request.call.count = len(messages)
     parts = [
         b'{"id":"%s","payload":%s}' % (ids.make(message.id).encode(), _payload(message.body))
         for message in messages
     ]
     body = b"[%s]" % b",".join(parts)
-    request.call.share.add(len(body), refuse=False)
+    request.call.share.add(len(body))
     request.spend(len(body))
     return json_response(body, headers={_NOTE: note} if note else None)
 

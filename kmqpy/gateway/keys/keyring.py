@@ -13,13 +13,19 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
-from kmqpy.errors import ConfigError, KmqError
+from kmqpy.errors import ConfigError, KmqError, Unavailable
 from kmqpy.gateway.keys.permissions import Permission, parse_permission, permissions_of
 
 _log = logging.getLogger(__name__)
 
 _CACHED_S = 4.0
 """Keys are read again after this time, in seconds, so a revoked key ends within 5 s."""
+_AGAIN_S = 1.0
+"""Seconds after a failure until they are read again."""
+_PATIENCE_S = 0.1
+"""Seconds that requests wait for what is read again; then the keys known so far decide."""
+_FIRST_PATIENCE_S = 5.0
+"""The same as long as no keys are known."""
 _SECRET_BYTES = 32
 _ID_BYTES = 6
 
@@ -136,7 +142,7 @@ def digest_of(secret: str) -> str:
 class Keyring:
     """Knows the keys that are valid; read again by `read` when they are older than _CACHED_S.
 
-    While the store does not answer, the keys that were read last stay valid.
+    While the store does not answer, the keys that were read last stay valid, and nobody waits for long.
 
     may_be_open  whether everybody may do everything as long as no key was ever made
     """
@@ -153,12 +159,14 @@ class Keyring:
         self._is_open = False
         self._clock = clock
         self._by_digest: dict[str, Principal] = {}
-        self._read_at_s = float("-inf")
+        self._known = False
+        self._read_next_s = float("-inf")
         self._reading: asyncio.Task[None] | None = None
+        self._reading_since_s = 0.0
 
     async def who(self, secret: str | None) -> Principal | None:
         """Who has this secret; None for nobody. Raises Unavailable if keys could never be read."""
-        if self._clock.monotonic() - self._read_at_s >= _CACHED_S:
+        if self._clock.monotonic() >= self._read_next_s:
             await self._refresh()
         if self._is_open:
             return ANYBODY
@@ -171,18 +179,27 @@ class Keyring:
         return found if any(hmac.compare_digest(digest, one) for one in found.key.digests) else None
 
     async def _refresh(self) -> None:
+        now_s = self._clock.monotonic()
         if self._reading is None or self._reading.done():
             self._reading = asyncio.ensure_future(self._read_again())
-        await asyncio.shield(self._reading)
+            self._reading.add_done_callback(_note_error)
+            self._reading_since_s = now_s
+        patience_s = _PATIENCE_S if self._known else _FIRST_PATIENCE_S
+        await asyncio.wait([self._reading], timeout=max(0, self._reading_since_s + patience_s - now_s))
+        if self._reading.done():
+            self._reading.result()
+        elif not self._known:
+            raise Unavailable("the keys could not be read in time")
 
     async def _read_again(self) -> None:
         now_s = self._clock.monotonic()
         try:
             keys = await self._read()
-        except KmqError:
-            if self._read_at_s == float("-inf"):
+        except KmqError as error:
+            if not self._known:
                 raise
-            _log.warning("the keys could not be read; those known stay valid", exc_info=True)
+            _log.warning("the keys could not be read; those known stay valid", extra={"error": str(error)})
+            self._read_next_s = self._clock.monotonic() + _AGAIN_S
             return
         self._is_open = self._may_be_open and keys is None
         newest: dict[str, ApiKey] = {}
@@ -192,4 +209,11 @@ class Keyring:
         self._by_digest = {
             digest: principal for principal in principals if principal.key for digest in principal.key.digests
         }
-        self._read_at_s = now_s
+        self._known = True
+        self._read_next_s = now_s + _CACHED_S
+
+
+def _note_error(reading: asyncio.Task[None]) -> None:
+    """Take the error of a reading for which nobody waits any more; else asyncio logs it as forgotten."""
+    if not reading.cancelled():
+        reading.exception()

@@ -130,8 +130,6 @@ class Moves:
                         pass
                 except KmqError as error:  # the storage is away, and so are its queues
                     _log.warning("moves wait", extra={"error": str(error)})
-                    if isinstance(error, Unavailable):
-                        self._hub.note_silence(storage)
             try:
                 async with asyncio.timeout(_LOOK_EVERY_S):
                     await self._look_now.wait()
@@ -144,7 +142,10 @@ class Moves:
 
     async def _run_next(self, storage: Storage) -> bool:
         """Run one job; returns False if there is none."""
-        taken = None if self._stopping else await self._run(self._take_job, storage)
+        if self._stopping:
+            return False
+        taking = self._run(self._take_job, storage)
+        taken = await (self._hub.watch(storage, taking) if storage.capabilities.immediate else taking)
         if taken is None:
             return False
         jobs, job = taken

@@ -7,6 +7,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from itertools import accumulate
 from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
@@ -27,13 +28,18 @@ Body = bytes | OutgoingMessage
 _BYTES_PER_WEIGHT = 4_096
 """Batches are limited by the weight of their items: that of a body is 1 and the number of its 4,096 bytes."""
 _MAX_TAKEN_BYTES = 16 * 1024 * 1024
-"""A take, or several that are done together, ends when it has taken so many bytes of bodies."""
+"""A take, or several that are done together, ends when it has taken so many bytes of bodies; a peek, too."""
 _FIRST_TAKE = 100
-"""The most messages of the first take of a queue, whose bodies may be of any size."""
+"""The most messages of the first read of a queue, whose bodies may be of any size."""
+_GROWTH = 4
+"""At most so many times as many are read next, since later bodies may be larger than those before."""
+_FORGOTTEN = 8
+"""With each read, the largest body that is reckoned with becomes smaller by this share of it."""
 _TAKE_WAIT_S = 0.1
 """See Capabilities.immediate: in seconds, how long a take waits for messages to arrive from Kafka."""
 _TAKE_PATIENCE_S = 0.2
 """A poll waits no longer for such a take; what it brings is kept for the next poll."""
+_MAX_RECEIPTS = 100_000
 _STALE_AFTER_S = 3.1
 """Just longer than the shelf keeps messages."""
 _HAND_OUT_LEASE_S = 5.0
@@ -109,6 +115,7 @@ class ServedQueue:
         # Where a take must wait for what is on its way, a short wait; EmoDB's clients give up after 500 ms.
         self._take_wait_s = 0.0 if queue.capabilities.immediate else _TAKE_WAIT_S
         self._shelf = Shelf()
+        self._known_receipts: dict[str, str] = {}
         self._running = 0
         self._largest_body = 0
         self._sent_count = self._taken_count = 0  # less what was acknowledged, by this gateway
@@ -132,6 +139,7 @@ class ServedQueue:
 
     async def send(self, bodies: Sequence[Body]) -> list[str]:
         """Send bodies, or messages; returns the ids of the messages when the storage has them."""
+        self._largest_body = max(self._largest_body, *map(_size, bodies), 0)
         ids = await self._sends.submit(bodies) if bodies else []
         self._sent_count += len(ids)
         return ids
@@ -170,6 +178,7 @@ class ServedQueue:
                 self._give_back_later(taking.result())
             raise
         self._taken_count += len(messages)
+        self._know(messages)
         return [*map(Taken.of, messages)]
 
     async def hand_out(self, limit: int) -> list[Taken]:
@@ -222,10 +231,17 @@ class ServedQueue:
         """The oldest messages, those that are taken included."""
 
         def look() -> list[Taken]:
-            ready = self._queue.peek(limit)
-            taken = [one.message for one in self._queue.orphans(limit=limit) if one.message is not None]
-            seen = {message.id: message for message in (*ready, *taken)}  # one may be taken in between
-            return [Taken(one.id, one.body) for one in sorted(seen.values(), key=_age)[:limit]]
+            asked = self._next_read(limit, 0, _MAX_TAKEN_BYTES)
+            while True:
+                ready = self._queue.peek(asked)
+                taken = [one.message for one in self._queue.orphans(limit=asked) if one.message is not None]
+                seen = {message.id: message for message in (*ready, *taken)}  # one may be taken in between
+                found = sorted(seen.values(), key=_age)[:asked]
+                shown = _fitting(found, _MAX_TAKEN_BYTES)
+                left = _MAX_TAKEN_BYTES - self._note_sizes(found)
+                if len(found) < asked or asked == limit or len(shown) < len(found) or left <= 0:
+                    return [Taken(one.id, one.body) for one in shown]
+                asked += self._next_read(limit - asked, asked, left)
 
         return await self._call(look)
 
@@ -271,8 +287,7 @@ class ServedQueue:
         taken: list[Message] = []
         left = _MAX_TAKEN_BYTES
         while len(taken) < limit and left > 0:
-            likely = max(1, left // self._largest_body) if self._largest_body else _FIRST_TAKE
-            asked = min(limit - len(taken), likely)
+            asked = self._next_read(limit - len(taken), len(taken), left)
             try:
                 found = self._queue.receive(asked, wait=0.0 if taken else self._take_wait_s, lease=lease_s)
             except BaseException:
@@ -281,10 +296,21 @@ class ServedQueue:
             taken += found
             if len(found) < asked:
                 break
-            sizes = [len(message.body) for message in found]
-            self._largest_body = max(*sizes, 1)
-            left -= sum(sizes)
+            left -= self._note_sizes(found)
         return taken
+
+    def _next_read(self, wanted: int, so_far: int, left: int) -> int:
+        """How many of `wanted` messages to read at once, if `left` bytes may come; sizes show only then."""
+        likely = max(_FIRST_TAKE, _GROWTH * so_far)
+        if self._largest_body:
+            likely = min(max(likely, _GROWTH * _FIRST_TAKE), left // self._largest_body)
+        return min(wanted, max(1, likely))
+
+    def _note_sizes(self, found: Sequence[Message]) -> int:
+        """Learn from bodies that were read; returns their bytes."""
+        sizes = [len(message.body) for message in found]
+        self._largest_body = max(*sizes, self._largest_body - self._largest_body // _FORGOTTEN, 1)
+        return sum(sizes)
 
     def _ack_all(self, given: Sequence[Sequence[str]]) -> list[None]:
         self._queue.ack(self._receipts([one for ids in given for one in ids]), confirmed=True)
@@ -299,13 +325,21 @@ class ServedQueue:
         return [None] * len(given)
 
     def _receipts(self, ids: Sequence[str]) -> list[str]:
-        return [self._queue.receipt(one) for one in ids]
+        return [self._known_receipts.get(one) or self._queue.receipt(one) for one in ids]
+
+    def _know(self, messages: Sequence[Message]) -> None:
+        """Remember receipts, in a queue on Kafka that can't make them of ids (without late_acks)."""
+        if not self._queue.capabilities.receipts_by_id:
+            self._known_receipts.update((one.id, one.receipt) for one in messages)
+            while len(self._known_receipts) > _MAX_RECEIPTS:
+                del self._known_receipts[next(iter(self._known_receipts))]
 
     def _count(self, limit: int | None) -> int:
         return self._queue.size(limit) + self._queue.in_flight(limit)
 
     def _extended(self, late: Sequence[Message], lease_s: float) -> list[Taken]:
         lost = set(self._queue.extend(*late, lease=lease_s, confirmed=True))
+        self._know(late)
         return [Taken.of(one) for one in late if one.receipt not in lost]
 
     def _give_back_later(self, messages: list[Message]) -> None:
@@ -354,9 +388,20 @@ def dealt(messages: Sequence[Message], limits: Sequence[int]) -> list[list[Messa
     return shares
 
 
+def _fitting(messages: Sequence[Message], most: int) -> Sequence[Message]:
+    """The first messages, as many as have `most` bytes together; at least one."""
+    for count, total in enumerate(accumulate(len(message.body) for message in messages)):
+        if total > most:
+            return messages[: max(1, count)]
+    return messages
+
+
 def _weight(bodies: Sequence[Body]) -> int:
-    sizes = (len(body.body if isinstance(body, OutgoingMessage) else body) for body in bodies)
-    return sum(1 + size // _BYTES_PER_WEIGHT for size in sizes)
+    return sum(1 + _size(body) // _BYTES_PER_WEIGHT for body in bodies)
+
+
+def _size(body: Body) -> int:
+    return len(body.body if isinstance(body, OutgoingMessage) else body)
 
 
 def _age(message: Message) -> tuple[int, tuple[int, ...]]:
