@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from gateway_support import running
+from gateway_support import QUEUE, running
 from taps import Tap
 
 from kmqpy.core.clock import wait_until
@@ -225,6 +225,9 @@ def test_a_storage_that_is_away_sends_the_client_to_another_gateway(jvm, name, d
                 client.send(f"{name}-{number}", number)
                 assert [payload for _, payload in client.peek(f"{name}-{number}", 1)] == [number]
             assert bad.admin("/healthcheck", "HEAD").status == 503
+            answer = bad.ask("POST", f"{QUEUE}/{name}/send", 1)
+            assert (answer.status, answer.exception, answer.headers["retry-after"]) == (503, None, "1")
+            assert answer.json == {"message": "the storage does not answer", "retryAfterSeconds": 1}
             with pytest.raises(Raised) as exhausted:
                 alone.send(name, 2)
             assert exhausted.value.name.startswith("com.bazaarvoice.ostrich.exceptions.")
