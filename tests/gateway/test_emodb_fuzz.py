@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from urllib.parse import quote_from_bytes
 
 import pytest
-from gateway_support import DEDUP, QUEUE, Answer, Served, running
+from gateway_support import DEDUP, QUEUE, Answer, Served, fresh_memory, running
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from wire import Wire, chunks, gzipped
 
 from kmqpy.gateway.limits import Limits
-from kmqpy.queue import storage_for
 
 EXAMPLES = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 VERBS = ("send", "sendbatch", "ack", "renew", "poll", "peek", "size", "claimcount", "unclaimall")
@@ -64,7 +63,7 @@ class Prober(logging.Handler):
 
 @pytest.fixture(scope="module")
 def prober() -> Iterator[Prober]:
-    with running(storage_for("memory:"), limits=Limits(max_body_bytes=200_000)) as served:
+    with running(fresh_memory(), limits=Limits(max_body_bytes=200_000)) as served:
         found = Prober(served)
         logging.getLogger().addHandler(found)
         try:

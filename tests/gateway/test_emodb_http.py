@@ -9,14 +9,13 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from gateway_support import DEDUP, QUEUE, Served, running
+from gateway_support import DEDUP, QUEUE, Served, fresh_memory, running
 from wire import Wire, chunks, gzipped
 
 from kmqpy.core.clock import wait_until
 from kmqpy.gateway.keys.keyring import new_key
 from kmqpy.gateway.keys.stores import FileKeys
 from kmqpy.gateway.limits import Limits
-from kmqpy.queue import storage_for
 
 ILLEGAL = "java.lang.IllegalArgumentException"
 UNAUTHORIZED = "com.bazaarvoice.emodb.common.api.UnauthorizedException"
@@ -37,7 +36,7 @@ MAX_BODY = 256 * 1024
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     limits = Limits(max_message_bytes=MAX_MESSAGE, max_body_bytes=MAX_BODY, body_timeout_s=0.5)
-    with running(storage_for("memory:"), limits=limits) as found:
+    with running(fresh_memory(), limits=limits) as found:
         yield found
 
 
@@ -610,7 +609,7 @@ class keyed:  # noqa: N801
             self.secrets[title] = secret
 
     def __enter__(self):
-        self._running = running(storage_for("memory:"), self._keys)
+        self._running = running(fresh_memory(), self._keys)
         return self._running.__enter__().gateway.port, self.secrets
 
     def __exit__(self, *what):
@@ -752,7 +751,7 @@ def test_an_overloaded_gateway_says_so_in_emodb_s_way(name):
         (Limits(max_held_bytes=100), b'"%s"' % (b"x" * 200)),
         (Limits(max_held_bytes=100), gzipped(b'"%s"' % (b"x" * 200))),
     ):
-        with running(storage_for("memory:"), limits=limits) as served, Wire(served.gateway.port) as wire:
+        with running(fresh_memory(), limits=limits) as served, Wire(served.gateway.port) as wire:
             encoding = ["Content-Encoding: gzip"] if body.startswith(b"\x1f") else []
             answer = post(wire, f"{QUEUE}/{name}/send", body, *encoding)
             assert (answer.status, answer.exception) == (503, UNAVAILABLE)
@@ -762,7 +761,7 @@ def test_an_overloaded_gateway_says_so_in_emodb_s_way(name):
 
 
 def test_while_it_drains_it_serves_and_asks_clients_to_close(name):
-    with running(storage_for("memory:"), drain_s=0.5) as served, Wire(served.gateway.port) as wire:
+    with running(fresh_memory(), drain_s=0.5) as served, Wire(served.gateway.port) as wire:
         assert "connection" not in post(wire, f"{QUEUE}/{name}/send", 1).headers
         assert served.admin("/healthcheck", "HEAD").status == 200
         served.loop.call_soon_threadsafe(served.gateway.request_stop)
@@ -776,7 +775,7 @@ def test_while_it_drains_it_serves_and_asks_clients_to_close(name):
 def test_the_admin_port_needs_no_key_and_has_no_queues(tmp_path):
     keys = FileKeys(tmp_path / "keys")
     keys.put(new_key("one", ["queue_admin"], [])[0])
-    with running(storage_for("memory:"), keys) as served, Wire(served.gateway.admin_port) as wire:
+    with running(fresh_memory(), keys) as served, Wire(served.gateway.admin_port) as wire:
         head = wire.ask("HEAD /healthcheck HTTP/1.1\r\nConnection: close")
         assert (head.status, head.body) == (200, b"")
         assert wire.is_closed()
