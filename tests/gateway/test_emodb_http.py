@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import time
+import tracemalloc
 import uuid
 from collections.abc import Iterator
 
@@ -16,6 +17,7 @@ from kmqpy.core.clock import wait_until
 from kmqpy.gateway.keys.keyring import new_key
 from kmqpy.gateway.keys.stores import FileKeys
 from kmqpy.gateway.limits import Limits
+from kmqpy.testing import ManualClock, memory_storage
 
 ILLEGAL = "java.lang.IllegalArgumentException"
 UNAUTHORIZED = "com.bazaarvoice.emodb.common.api.UnauthorizedException"
@@ -208,6 +210,27 @@ def test_times_out_of_range(wire, name):
         assert_answers(post(wire, f"{QUEUE}/{name}/renew?ttl={ttl}", []), SUCCESS)
     answer = post(wire, f"{QUEUE}/{name}/renew?ttl=abc", ["bad"])
     assert (answer.status, answer.body) == (400, b'"abc" is not a number.')
+
+
+def test_how_long_claims_last(name):
+    clock = ManualClock()
+    with running(memory_storage(clock)) as served, Wire(served.gateway.port) as wire:
+        queue = f"{QUEUE}/{name}"
+        post(wire, f"{queue}/send", 1)
+        (message,) = get(wire, f"{queue}/poll").json
+        for query, seconds in (("", 30), ("?ttl=3600", 3600), ("?ttl=1", 1)):
+            clock.advance(3_600)  # the claim has ended
+            assert get(wire, f"{queue}/poll{query}").json == [message]
+            clock.advance(seconds - 0.1)
+            assert get(wire, f"{queue}/poll").json == []
+            clock.advance(0.2)
+            assert_answers(post(wire, f"{queue}/renew{query}", [message["id"]]), SUCCESS)  # claims anew
+            clock.advance(seconds - 0.1)
+            assert_answers(post(wire, f"{queue}/renew?ttl=0", [message["id"]]), SUCCESS)
+            assert get(wire, f"{queue}/poll?ttl=60").json == [message]
+            assert_answers(post(wire, f"{queue}/renew{query}", [message["id"]]), SUCCESS)
+            clock.advance(max(seconds, 60) - 0.1)  # the later end counts
+            assert get(wire, f"{queue}/poll").json == []
 
 
 def test_other_parameters_are_ignored_and_the_first_of_a_name_counts(wire, name):
@@ -453,8 +476,13 @@ def test_a_body_that_is_too_large_decompressed_or_not(served, name):
             assert answer.status == status
             if status == 413:
                 assert answer.json.keys() == {"message"}
-    with Wire(served.gateway.port) as wire:
-        assert chunked(wire, path, chunks(gzip_bomb(1)), "Content-Encoding: gzip").status == 413
+    tracemalloc.start()
+    try:
+        with Wire(served.gateway.port) as wire:
+            assert chunked(wire, path, chunks(gzip_bomb(100)), "Content-Encoding: gzip").status == 413
+        assert tracemalloc.get_traced_memory()[1] < 20 * MAX_BODY
+    finally:
+        tracemalloc.stop()
     assert wait_until(lambda: served.gateway._app.held_bytes == 0, 10, every_s=0.01)
 
 
