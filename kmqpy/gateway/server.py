@@ -41,6 +41,7 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 _log = logging.getLogger(__name__)
 
 _THREADS = 8
+_MOVE_THREADS = 8
 _KEEP_ALIVE_S = 75
 """Idle connections stay open for this time, in seconds: clients that reuse one must not meet its end."""
 _PAIR_TRIES = 50
@@ -104,17 +105,20 @@ class Gateway:
             raise ConfigError("tls_cert and tls_key: give both, or none")
         self._settings = settings
         self._storages = storages
-        self._threads = ThreadPoolExecutor(_THREADS, "kmq-gateway")  # for all but the calls of queues
+        # For all but the calls of queues. Each has its own, so that a storage that is away holds no other's.
+        self._threads = ThreadPoolExecutor(_THREADS, "kmq-gateway")
+        self._move_threads = ThreadPoolExecutor(_MOVE_THREADS + len(storages), "kmq-gateway-moves")
+        self._key_threads = ThreadPoolExecutor(1, "kmq-gateway-keys")
         self._metrics = GatewayMetrics()
         self._peers: Peers | None = None
         self._hub = Hub(storages, elsewhere=self._ask_others)
         self._moves = Moves(
             self._hub,
-            list(storages.values()),
-            self._threads,
+            list(dict.fromkeys(storages.values())),
+            self._move_threads,
             on_end=lambda outcome: self._metrics.moves.labels(outcome).inc(),
         )
-        access = Access(keys, self._threads, may_be_open=settings.is_local)
+        access = Access(keys, self._key_threads, may_be_open=settings.is_local)
         dialect = emodb.EmoDialect(self._hub, self._moves, access)
         self._app = GatewayApp(
             dict.fromkeys(emodb.BASES, ("emodb", dialect.answer)),
@@ -187,7 +191,8 @@ class Gateway:
                     _log.warning("not warm yet", extra={"error": str(error)})
 
     def _close(self) -> None:
-        self._threads.shutdown()
+        for threads in (self._threads, self._move_threads, self._key_threads):
+            threads.shutdown()
         self._hub.close()
 
     def _register(self) -> None:

@@ -49,6 +49,21 @@ def test_permissions(permission, action, queue, permitted):
     assert may(permission, action, queue) is permitted
 
 
+@pytest.mark.parametrize(
+    ("pattern", "queue", "permitted"),
+    [
+        ("*a*b", "a-b-b", True),
+        ("a*a", "a", False),
+        ("*aa*a", "aaa", True),
+        ("*aa*aa", "aaa", False),
+        ("**", "", True),
+        ("*a*a*a*a*a*b", "a" * 16_000, False),
+    ],
+)
+def test_patterns_match_as_a_whole_and_at_once(pattern, queue, permitted):
+    assert may(f"queue|post|{pattern}", "post", queue) is permitted
+
+
 @pytest.mark.parametrize("text", ["", "|", "queue||x", "a|b|c|d", "queue|post|", "queue|post|a\\x", "a\\"])
 def test_what_is_no_permission_is_refused(text):
     with pytest.raises(ConfigError, match="permission"):
@@ -194,12 +209,69 @@ def test_while_the_store_is_silent_known_keys_stay_valid_and_without_any_nobody_
         with pytest.raises(Unavailable):
             await ring.who(secret)
         store.error = None
+        clock.advance(1)
         assert (await ring.who(secret)).id == key.id
         store.error = Unavailable("away")
         clock.advance(60)
         assert (await ring.who(secret)).id == key.id
 
     asyncio.run(main())
+
+
+def test_a_store_that_does_not_answer_holds_no_request():
+    async def main():
+        key, secret = new_key("", ["queue_post"], [])
+        answer = asyncio.Event()
+        clock = ManualClock()
+
+        async def read():
+            await answer.wait()
+            return [key]
+
+        ring = Keyring(read, may_be_open=True, clock=clock)
+        with pytest.raises(Unavailable):
+            await ring.who(secret)
+        answer.set()
+        await asyncio.sleep(0)
+        assert (await ring.who(secret)).id == key.id
+        answer.clear()
+        clock.advance(5)
+        assert (await asyncio.wait_for(ring.who(secret), 5)).id == key.id
+
+    asyncio.run(main())
+
+
+def test_any_failure_of_the_store_leaves_the_known_keys_valid():
+    async def main():
+        clock = ManualClock()
+        key, secret = new_key("", ["queue_post"], [])
+        store = Store(key)
+        ring = Keyring(store.read, may_be_open=True, clock=clock)
+        await ring.who(secret)
+        for error in (ConfigError("damaged"), TypeError("a bug")):
+            store.error = error
+            clock.advance(5)
+            assert (await ring.who(secret)).id == key.id
+            assert await ring.who("x") is None
+
+    asyncio.run(main())
+
+
+WRONG_KINDS = {"id": 7, "digests": 7, "roles": 7, "permissions": [7], "created_ms": "x", "title": {}}
+
+
+@pytest.mark.parametrize("field", [*WRONG_KINDS, "nothing"])
+def test_what_is_no_key_among_the_keys_keeps_nobody_in(field):
+    with memory_storage() as storage:
+        store = StorageKeys(storage)
+        key, _ = new_key("", ["queue_post"], [])
+        store.put(key)
+        with storage.open("KMQ.keys") as queue:
+            forged = {**json.loads(key.to_json()), "id": "b", field: WRONG_KINDS.get(field)}
+            queue.send(b"\xff" if field == "nothing" else json.dumps(forged))
+        assert store.read() == [key]
+        assert store.remove(key.id)
+        assert store.read() == []
 
 
 @pytest.mark.parametrize("may_be_open", [True, False])

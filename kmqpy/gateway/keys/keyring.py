@@ -13,13 +13,17 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
-from kmqpy.errors import ConfigError, KmqError
+from kmqpy.errors import ConfigError, KmqError, Unavailable
 from kmqpy.gateway.keys.permissions import Permission, parse_permission, permissions_of
 
 _log = logging.getLogger(__name__)
 
 _CACHED_S = 4.0
 """Keys are read again after this time, in seconds, so a revoked key ends within 5 s."""
+_PATIENCE_S = 0.3
+"""Requests wait so long, in seconds, for keys that are being read; EmoDB's clients give up after 500 ms."""
+_PAUSE_S = 0.5
+"""When keys could not be read, they are read again after this time, in seconds."""
 _SECRET_BYTES = 32
 _ID_BYTES = 6
 
@@ -75,9 +79,13 @@ class ApiKey:
             if name in cls.__dataclass_fields__
         }
         try:
-            return cls(**known)
+            key = cls(**known)
+            texts = (key.id, key.title, *key.digests, *key.roles, *key.permissions)
+            if all(isinstance(text, str) for text in texts) and isinstance(key.created_ms, int):
+                return key
         except TypeError:
-            raise ConfigError("key: what is stored lacks fields") from None
+            pass
+        raise ConfigError("key: what is stored lacks fields, or they are of the wrong kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +161,15 @@ class Keyring:
         self._is_open = False
         self._clock = clock
         self._by_digest: dict[str, Principal] = {}
-        self._read_at_s = float("-inf")
+        self._read_at_s = self._begun_s = float("-inf")
         self._reading: asyncio.Task[None] | None = None
 
     async def who(self, secret: str | None) -> Principal | None:
         """Who has this secret; None for nobody. Raises Unavailable if keys could never be read."""
         if self._clock.monotonic() - self._read_at_s >= _CACHED_S:
             await self._refresh()
+        if self._read_at_s == float("-inf"):
+            raise Unavailable("keys: they can't be read")
         if self._is_open:
             return ANYBODY
         if not secret:
@@ -171,18 +181,22 @@ class Keyring:
         return found if any(hmac.compare_digest(digest, one) for one in found.key.digests) else None
 
     async def _refresh(self) -> None:
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.ensure_future(self._read_again())
-        await asyncio.shield(self._reading)
-
-    async def _read_again(self) -> None:
         now_s = self._clock.monotonic()
+        if self._reading is None or (self._reading.done() and now_s - self._begun_s >= _PAUSE_S):
+            self._begun_s = now_s
+            self._reading = asyncio.ensure_future(self._read_again(now_s))
+        if not self._reading.done():
+            await asyncio.wait([self._reading], timeout=max(0.0, self._begun_s + _PATIENCE_S - now_s))
+
+    async def _read_again(self, now_s: float) -> None:
         try:
             keys = await self._read()
-        except KmqError:
-            if self._read_at_s == float("-inf"):
-                raise
-            _log.warning("the keys could not be read; those known stay valid", exc_info=True)
+        except Exception as error:
+            _log.warning(
+                "the keys could not be read; those known stay valid",
+                extra={"error": str(error)},
+                exc_info=not isinstance(error, KmqError),
+            )
             return
         self._is_open = self._may_be_open and keys is None
         newest: dict[str, ApiKey] = {}
