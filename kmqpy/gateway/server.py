@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import signal
 import socket
@@ -41,11 +42,12 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 _log = logging.getLogger(__name__)
 
 _THREADS = 8
+_MOVE_THREADS = 8
 _KEEP_ALIVE_S = 75
 """Idle connections stay open for this time, in seconds: clients that reuse one must not meet its end."""
 _PAIR_TRIES = 50
 """How often any free port is asked for until the next one is free, too."""
-_LOOPBACK = ("127.", "::1", "localhost")
+_BACKLOG = 2_048
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
 
 
@@ -79,11 +81,6 @@ class GatewaySettings:
     drain_s: float = 2.0
     limits: Limits = field(default_factory=Limits)
 
-    @property
-    def is_local(self) -> bool:
-        """True if only this machine can connect."""
-        return self.host.startswith(_LOOPBACK)
-
 
 class Gateway:
     """One gateway. Raises ConfigError for addresses that can't be had.
@@ -95,26 +92,33 @@ class Gateway:
     def __init__(
         self, settings: GatewaySettings, storages: Mapping[str, Storage], keys: KeyStore | None = None
     ) -> None:
-        if not settings.is_local and (keys is None or keys.read() is None):
+        if (settings.tls_cert is None) != (settings.tls_key is None):
+            raise ConfigError("tls_cert and tls_key: give both, or none")
+        self._sockets = _listening(settings)
+        is_local = all(ipaddress.ip_address(one.getsockname()[0]).is_loopback for one in self._sockets)
+        if not is_local and (keys is None or keys.read() is None):
+            for listener in self._sockets:
+                listener.close()
             raise ConfigError(
                 f"host: {settings.host} can be reached from elsewhere, and there are no keys; make one with: "
                 "kmq key create --role queue_standard"
             )
-        if (settings.tls_cert is None) != (settings.tls_key is None):
-            raise ConfigError("tls_cert and tls_key: give both, or none")
         self._settings = settings
         self._storages = storages
-        self._threads = ThreadPoolExecutor(_THREADS, "kmq-gateway")  # for all but the calls of queues
+        # For all but the calls of queues. Each has its own, so that a storage that is away holds no other's.
+        self._threads = ThreadPoolExecutor(_THREADS, "kmq-gateway")
+        self._move_threads = ThreadPoolExecutor(_MOVE_THREADS + len(storages), "kmq-gateway-moves")
+        self._key_threads = ThreadPoolExecutor(1, "kmq-gateway-keys")
         self._metrics = GatewayMetrics()
         self._peers: Peers | None = None
         self._hub = Hub(storages, elsewhere=self._ask_others)
         self._moves = Moves(
             self._hub,
-            list(storages.values()),
-            self._threads,
+            list(dict.fromkeys(storages.values())),
+            self._move_threads,
             on_end=lambda outcome: self._metrics.moves.labels(outcome).inc(),
         )
-        access = Access(keys, self._threads, may_be_open=settings.is_local)
+        access = Access(keys, self._key_threads, may_be_open=is_local)
         dialect = emodb.EmoDialect(self._hub, self._moves, access)
         self._app = GatewayApp(
             dict.fromkeys(emodb.BASES, ("emodb", dialect.answer)),
@@ -122,7 +126,6 @@ class Gateway:
             metrics=self._metrics,
             busy={"emodb": emodb.BUSY},
         )
-        self._sockets = _listening(settings)
         self.port: int = self._sockets[0].getsockname()[1]
         self.admin_port: int = self._sockets[1].getsockname()[1]
         self._registration: Registration | None = None
@@ -187,7 +190,8 @@ class Gateway:
                     _log.warning("not warm yet", extra={"error": str(error)})
 
     def _close(self) -> None:
-        self._threads.shutdown()
+        for threads in (self._threads, self._move_threads, self._key_threads):
+            threads.shutdown()
         self._hub.close()
 
     def _register(self) -> None:
@@ -321,10 +325,11 @@ def _bound(name: str, host: str, port: int) -> socket.socket:
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
+            bound.listen(_BACKLOG)  # at once: until then, another process could have the same port
         except BaseException:
             bound.close()
             raise
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{name}: {port} on {host} can't be had: {reason}") from None
     return bound

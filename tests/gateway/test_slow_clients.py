@@ -5,11 +5,13 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from gateway_support import JSON, Calls, Served, running
 
 from kmqpy.gateway.limits import Limits
+from kmqpy.gateway.service.served_queue import ServedQueue
 from kmqpy.queue import storage_for
 
 Connect = Callable[..., socket.socket]
@@ -120,6 +122,33 @@ def test_a_peek_and_a_poll_end_when_they_have_16_mib(served: Served, small_ones:
         answer = served.ask("GET", f"{calls.path}/{call}?limit=1000")
         assert 15_000_000 < len(answer.body) < 20_000_000, call
         assert len(json.loads(answer.body)) > small_ones
+
+
+def test_a_request_with_very_many_messages_or_ids_is_done_in_pieces(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    for name in ("send", "ack", "extend", "release"):
+        called = getattr(ServedQueue, name)
+
+        async def noted(queue: ServedQueue, items: Any, *rest: Any, called: Any = called) -> Any:
+            sizes.append(len(items))
+            return await called(queue, items, *rest)
+
+        monkeypatch.setattr(ServedQueue, name, noted)
+    calls = Calls(served, "many")
+    calls.send(*range(2_500))
+    found = [message["id"] for message in calls.peek(limit=1_000)]
+    given = [*found, *found, *found[:500]]
+
+    assert served.ask("POST", f"{calls.path}/ack", [*given, "bad"]).status == 400
+    calls.renew(*given)
+    calls.renew(*given, ttl=0)
+    assert calls.size() == 2_500
+    calls.ack(*given)
+
+    assert calls.size() == 1_500
+    assert sizes == [1_000, 1_000, 500] * 4
 
 
 def _head(method: str, path: str, length: int | None = None) -> bytes:

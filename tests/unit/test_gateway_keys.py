@@ -50,6 +50,21 @@ def test_permissions(permission, action, queue, permitted):
     assert may(permission, action, queue) is permitted
 
 
+@pytest.mark.parametrize(
+    ("pattern", "queue", "permitted"),
+    [
+        ("*a*b", "a-b-b", True),
+        ("a*a", "a", False),
+        ("*aa*a", "aaa", True),
+        ("*aa*aa", "aaa", False),
+        ("**", "", True),
+        ("*a*a*a*a*a*b", "a" * 16_000, False),
+    ],
+)
+def test_patterns_match_as_a_whole_and_at_once(pattern, queue, permitted):
+    assert may(f"queue|post|{pattern}", "post", queue) is permitted
+
+
 @pytest.mark.parametrize("text", ["", "|", "queue||x", "a|b|c|d", "queue|post|", "queue|post|a\\x", "a\\"])
 def test_what_is_no_permission_is_refused(text):
     with pytest.raises(ConfigError, match="permission"):
@@ -195,6 +210,7 @@ def test_while_the_store_is_silent_known_keys_stay_valid_and_without_any_nobody_
         with pytest.raises(Unavailable):
             await ring.who(secret)
         store.error = None
+        clock.advance(1)
         assert (await ring.who(secret)).id == key.id
         store.error = Unavailable("away")
         clock.advance(60)

@@ -6,11 +6,13 @@ retry by status and `X-BV-Exception`, and refuse a field that they do not know.
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from operator import methodcaller
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -23,6 +25,8 @@ from kmqpy.gateway.service.ids import InvalidChecksum, InvalidId, WireIds
 from kmqpy.gateway.service.moves import Move, Moves, UnknownMove
 from kmqpy.gateway.service.pulse import PATIENCE_S
 from kmqpy.gateway.service.served_queue import ServedQueue, Taken
+
+T = TypeVar("T")
 
 BASES = {"/queue/1": "", "/dedupq/1": "DEDUP."}
 """The paths of the two services, and what the names of their queues begin with in the storage."""
@@ -45,6 +49,9 @@ _UNAVAILABLE = "com.bazaarvoice.emodb.common.api.ServiceUnavailableException"
 
 _MAX_COMMAS = 1_000_000
 """A list of more values would take much more memory than its text."""
+_PIECE = 1_000
+"""Messages and ids of one request pass to the storage in pieces of this number: it must answer each in time,
+and neither it nor the gateway is taken up by one request."""
 _NOTE = "X-KMQ-Note"
 """A header that says why a poll may have missed messages; EmoDB's clients ignore it."""
 
@@ -218,30 +225,18 @@ class EmoDialect:
                 raise _Refused(json_response(msgspec.json.encode({"queue": queue}), 403))
         for queue in by_queue:
             _check_name(queue)
-        checked = {queue: self._checked(request, bodies) for queue, bodies in by_queue.items()}
+        checked = {queue: await _checked(request, bodies) for queue, bodies in by_queue.items()}
         for queue, bodies in checked.items():
             await self._send_checked(request, queue, bodies)
         return json_response(_SUCCESS)
 
     async def _send_to(self, request: _Request, queue: str, raw: Sequence[msgspec.Raw]) -> None:
-        await self._send_checked(request, queue, self._checked(request, raw))
-
-    def _checked(self, request: _Request, raw: Sequence[msgspec.Raw]) -> list[bytes]:
-        bodies = [msgspec.json.format(bytes(one), indent=-1) for one in raw]
-        most = request.call.limits.max_message_bytes
-        too_large = next((len(body) for body in bodies if len(body) > most), None)
-        if too_large is not None:
-            raise _Refused(
-                _illegal(
-                    f"Message size ({too_large}) is greater than the maximum allowed ({most}) message size"
-                )
-            )
-        return bodies
+        await self._send_checked(request, queue, await _checked(request, raw))
 
     async def _send_checked(self, request: _Request, queue: str, bodies: Sequence[bytes]) -> None:
         request.call.count += len(bodies)
-        if bodies:
-            await self._hub.with_made(_named(request.base, queue), lambda served: served.send(bodies))
+        for piece in _pieces(bodies):
+            await self._hub.with_made(_named(request.base, queue), methodcaller("send", piece))
 
     # --- receiving --------------------------------------------------------------------------------
 
@@ -277,22 +272,41 @@ class EmoDialect:
     async def _ack(self, request: _Request) -> Response:
         given = _ids(await request.body())
 
-        async def ack(served: ServedQueue) -> Response:
-            await served.ack(_parsed(request, served.ids, given))
-            return json_response(_SUCCESS)
-
-        return await self._with_queue(request, ack, given=given)
+        return await self._on_ids(request, given, ServedQueue.ack)
 
     async def _renew(self, request: _Request) -> Response:
         ttl_s = _ttl(request)
         given = _ids(await request.body())
 
-        async def renew(served: ServedQueue) -> Response:
-            ids = _parsed(request, served.ids, given)
+        async def renew(served: ServedQueue, ids: Sequence[str]) -> None:
             await (served.extend(ids, ttl_s) if ttl_s else served.release(ids))
-            return json_response(_SUCCESS)
 
-        return await self._with_queue(request, renew, given=given)
+        return await self._on_ids(request, given, renew)
+
+    async def _on_ids(
+        self,
+        request: _Request,
+        given: Sequence[object],
+        do: Callable[[ServedQueue, Sequence[str]], Awaitable[None]],
+    ) -> Response:
+        """Check all ids, then do something with each, in pieces."""
+        request.call.count = len(given)
+        success = json_response(_SUCCESS)
+
+        async def check(piece: Sequence[object], served: ServedQueue) -> Response:
+            _parsed(served.ids, piece)
+            return success
+
+        async def act(piece: Sequence[object], served: ServedQueue) -> Response:
+            await do(served, _parsed(served.ids, piece))
+            return success
+
+        steps = (act,) if len(given) <= _PIECE else (check, act)
+        for step in steps:
+            for piece in _pieces(given):
+                await self._with_queue(request, partial(step, piece), given=piece)
+                await asyncio.sleep(0)  # others have their turn
+        return success
 
     async def _unclaim_all(self, request: _Request) -> Response:
         async def release(served: ServedQueue) -> Response:
@@ -336,7 +350,7 @@ class EmoDialect:
         name = _named(request.base, request.name)
 
         def answer_missing() -> Response:
-            _parsed(request, WireIds(self._hub.stored_name(name), None), given)
+            _parsed(WireIds(self._hub.stored_name(name), None), given)
             return missing or json_response(_SUCCESS)
 
         return await self._hub.with_queue(name, use, missing=answer_missing, patience_s=patience_s)
@@ -440,9 +454,27 @@ def _ids(body: bytes) -> Sequence[object]:
     return given
 
 
-def _parsed(request: _Request, ids: WireIds, given: Sequence[object]) -> list[str]:
+async def _checked(request: _Request, raw: Sequence[msgspec.Raw]) -> list[bytes]:
+    """The messages as they are stored."""
+    bodies: list[bytes] = []
+    most = request.call.limits.max_message_bytes
+    for piece in _pieces(raw):
+        for one in piece:
+            body = msgspec.json.format(bytes(one), indent=-1)
+            if len(body) > most:
+                size = f"Message size ({len(body)}) is greater than the maximum allowed ({most}) message size"
+                raise _Refused(_illegal(size))
+            bodies.append(body)
+        await asyncio.sleep(0)  # others have their turn
+    return bodies
+
+
+def _pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (items[start : start + _PIECE] for start in range(0, len(items), _PIECE))
+
+
+def _parsed(ids: WireIds, given: Sequence[object]) -> list[str]:
     """The ids of the storage, each once, without those of queues that are gone; raises InvalidId."""
-    request.call.count = len(given)
     found = {ids.parse(one): None for one in given}
     return [one for one in found if one is not None]
 

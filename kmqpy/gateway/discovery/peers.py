@@ -98,7 +98,7 @@ class Peers(Closeable):
                 continue
             try:
                 found = await asyncio.wrap_future(self._threads.submit(ask, peer, place, limit, lease_s))
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, OverflowError, RecursionError) as error:
                 _log.warning(
                     "a gateway does not answer", extra={"gateway": peer.address, "error": str(error)}
                 )

@@ -24,8 +24,8 @@ _AGAIN_S = 1.0
 """Seconds after a failure until they are read again."""
 _PATIENCE_S = 0.1
 """Seconds that requests wait for what is read again; then the keys known so far decide."""
-_FIRST_PATIENCE_S = 5.0
-"""The same as long as no keys are known."""
+_FIRST_PATIENCE_S = 0.3
+"""The same as long as no keys are known; EmoDB's clients give up after 500 ms."""
 _SECRET_BYTES = 32
 _ID_BYTES = 6
 
@@ -81,9 +81,13 @@ class ApiKey:
             if name in cls.__dataclass_fields__
         }
         try:
-            return cls(**known)
+            key = cls(**known)
+            texts = (key.id, key.title, *key.digests, *key.roles, *key.permissions)
+            if all(isinstance(text, str) for text in texts) and isinstance(key.created_ms, int):
+                return key
         except TypeError:
-            raise ConfigError("key: what is stored lacks fields") from None
+            pass
+        raise ConfigError("key: what is stored lacks fields, or they are of the wrong kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +199,14 @@ class Keyring:
         now_s = self._clock.monotonic()
         try:
             keys = await self._read()
-        except KmqError as error:
+        except Exception as error:
             if not self._known:
-                raise
-            _log.warning("the keys could not be read; those known stay valid", extra={"error": str(error)})
+                raise Unavailable(f"keys: they can't be read: {error}") from error
+            _log.warning(
+                "the keys could not be read; those known stay valid",
+                extra={"error": str(error)},
+                exc_info=not isinstance(error, KmqError),
+            )
             self._read_next_s = self._clock.monotonic() + _AGAIN_S
             return
         self._is_open = self._may_be_open and keys is None

@@ -7,7 +7,7 @@ that are left out stand for anything. Source: EmoDB's permissions and roles (../
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kmqpy.errors import ConfigError, shown
@@ -45,22 +45,33 @@ class Permission:
 
 def parse_permission(text: str, *, exclude: str = "") -> Permission:
     """Parse a permission; raises ConfigError that says what is wrong."""
-    parts = [""]
+    parts = [[""]]  # of each part, the texts between its stars
     for piece in _PIECE.findall(text):
         if piece == "|":
-            parts.append("")
+            parts.append([""])
         elif piece == "*":
-            parts[-1] += ".*"
+            parts[-1].append("")
         elif piece == "\\":
             raise ConfigError(rf"permission: {shown(text)}: after a \ must stand |, * or \ ")
         else:
-            parts[-1] += re.escape(piece.removeprefix("\\"))
-    if len(parts) > _PARTS or not all(parts):
+            parts[-1][-1] += piece.removeprefix("\\")
+    if len(parts) > _PARTS or [""] in parts:
         raise ConfigError(
             f"permission: {shown(text)} must be <context>|<action>|<resource>, for example queue|post|mails"
         )
-    parts += [".*"] * (_PARTS - len(parts))
-    return Permission(text, tuple(re.compile(part, re.DOTALL) for part in parts), exclude)
+    parts += [["", ""]] * (_PARTS - len(parts))
+    return Permission(text, tuple(re.compile(_pattern(part), re.DOTALL) for part in parts), exclude)
+
+
+def _pattern(texts: Sequence[str]) -> str:
+    """The pattern for texts with anything between them; never tries a second place for a text.
+
+    Otherwise a name that is long would keep the gateway busy for hours.
+    """
+    first, *between = map(re.escape, texts)
+    if not between:
+        return first
+    return first + "".join(f"(?>.*?{one})" for one in between[:-1] if one) + ".*" + between[-1]
 
 
 ROLES: dict[str, tuple[Permission, ...]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,6 +14,8 @@ from kmqpy.errors import ConfigError, NotSupported, QueueNotFound
 from kmqpy.gateway.keys.keyring import ApiKey
 from kmqpy.gateway.service.hub import make_queue
 from kmqpy.queue import Queue, Storage
+
+_log = logging.getLogger(__name__)
 
 KEYS_QUEUE = "KMQ.keys"
 """The queue that holds the keys; no queue of a dialect has this name (see names.py)."""
@@ -135,5 +138,17 @@ class StorageKeys:
 
 
 def _entries(queue: Queue) -> list[tuple[str, ApiKey]]:
-    """The keys, each with the id of the message that holds it."""
-    return [(message.id, ApiKey.from_json(message.body)) for message in queue.peek(_MAX_KEYS)]
+    """The keys, each with the id of the message that holds it.
+
+    What is no key is left out: by it nobody may keep a key that was revoked.
+    """
+    found = []
+    for message in queue.peek(_MAX_KEYS):
+        try:
+            found.append((message.id, ApiKey.from_json(message.body)))
+        except ConfigError as error:
+            _log.error(
+                "what is stored among the keys is none",
+                extra={"queue": KEYS_QUEUE, "id": message.id, "error": str(error)},
+            )
+    return found

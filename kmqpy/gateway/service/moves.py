@@ -9,6 +9,7 @@ some may come twice.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import json
 import logging
@@ -23,6 +24,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, KmqError, QueueNotFound, TopicError, Unavailable
 from kmqpy.gateway.service.hub import Hub, QueueName, make_queue
 from kmqpy.gateway.service.ids import InvalidId, WireIds
+from kmqpy.gateway.service.pulse import PATIENCE_S, PATIENCE_WHEN_AWAY_S
 from kmqpy.gateway.service.served_queue import ServedQueue, Taken
 from kmqpy.message import Message, OutgoingMessage
 from kmqpy.queue import Queue, Storage
@@ -37,6 +39,8 @@ _JOB_LEASE_S = 10
 _SETTINGS = {"max_redeliveries": None, "lease_ms": _JOB_LEASE_S * 1000}
 _EXTEND_EVERY_S = 3.0
 _LOOK_EVERY_S = 2.0
+_AT_ONCE = 4
+"""Moves of one storage that a gateway runs at a time."""
 _BATCH = 100
 _ARRIVAL_S = 15.0
 """Seconds without a message after which none on Kafka is still on its way to us."""
@@ -91,21 +95,21 @@ class Moves:
         self._threads = threads
         self._on_end = on_end
         self._open_jobs: dict[Storage, Queue] = {}
-        self._look_now = asyncio.Event()
+        self._look_now = {storage: asyncio.Event() for storage in storages}
         self._stopping = False
         self._remembered: OrderedDict[tuple[str, str], tuple[Move, float]] = OrderedDict()
 
     async def start(self, service: str, move: Move) -> str:
-        """Start a move for the clients of a service; returns its reference."""
-        reference = await self._run(self._store, service, move)
+        """Start a move for the clients of a service; returns its reference. Raises Unavailable."""
+        reference = await self._in_time(self._store, service, move)
         self._remember(service, reference, move)
-        self._look_now.set()
+        self._look_now[self._hub.storage_of(move.origin)].set()
         return reference
 
     async def status(self, service: str, reference: str) -> tuple[Move, MoveStatus]:
         """The move and how far it is; raises UnknownMove, also for a reference of another service."""
         try:
-            move, status = await self._run(self._find, service, reference)
+            move, status = await self._in_time(self._find, service, reference)
         except UnknownMove:
             remembered = self._remembered.get((service, reference))
             if remembered is None or SYSTEM_CLOCK.monotonic() - remembered[1] > _REMEMBERED_S:
@@ -122,33 +126,43 @@ class Moves:
 
     async def run(self) -> None:
         """Run the moves that nobody runs, until the task is cancelled."""
-        while True:
-            self._look_now.clear()
+        async with asyncio.TaskGroup() as tasks:
             for storage in self._storages:
-                try:
-                    while await self._run_next(storage):
-                        pass
-                except KmqError as error:  # the storage is away, and so are its queues
-                    _log.warning("moves wait", extra={"error": str(error)})
-            try:
-                async with asyncio.timeout(_LOOK_EVERY_S):
-                    await self._look_now.wait()
-            except TimeoutError:
-                continue
+                tasks.create_task(self._run_in(storage, tasks))
 
     def stop(self) -> None:
         """Let a running move end after its batch; another gateway goes on with it when its lease is over."""
         self._stopping = True
 
-    async def _run_next(self, storage: Storage) -> bool:
-        """Run one job; returns False if there is none."""
-        if self._stopping:
-            return False
-        taking = self._run(self._take_job, storage)
-        taken = await (self._hub.watch(storage, taking) if storage.capabilities.immediate else taking)
-        if taken is None:
-            return False
-        jobs, job = taken
+    async def _run_in(self, storage: Storage, tasks: asyncio.TaskGroup) -> None:
+        """Run the moves of a storage, each in a task of its own: a long one must not let others wait."""
+        look_now, places = self._look_now[storage], asyncio.Semaphore(_AT_ONCE)
+        while True:
+            look_now.clear()
+            taken = None
+            await places.acquire()
+            try:
+                if not self._stopping:
+                    taking = self._run(self._take_job, storage)
+                    is_watched = storage.capabilities.immediate
+                    taken = await (self._hub.watch(storage, taking) if is_watched else taking)
+            except Exception as error:  # the storage is away, and so are its queues
+                _log.warning("moves wait", extra={"error": str(error)})
+            if taken is not None:
+                tasks.create_task(self._run_job(*taken)).add_done_callback(lambda _: places.release())
+                continue
+            places.release()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await look_now.wait()
+
+    async def _run_job(self, jobs: Queue, job: Message) -> None:
+        try:
+            await self._run_and_end(jobs, job)
+        except Exception as error:  # it comes again when its lease is over
+            _log.warning("the end of a move was not stored", extra={"job": job.id, "error": str(error)})
+
+    async def _run_and_end(self, jobs: Queue, job: Message) -> None:
         keeping = asyncio.ensure_future(self._keep_lease(jobs, job))
         try:
             _, move = _parsed(job.body)
@@ -157,7 +171,7 @@ class Moves:
             _log.warning("a move has to wait", extra={"job": job.id, "error": str(error)})
             await self._run(lambda: jobs.nack(job, delay=1, count=False))
             self._on_end("postponed")
-        except KmqError as error:
+        except Exception as error:  # whatever is wrong with this job, other jobs must go on
             _log.exception("a move failed", extra={"job": job.id})
             reason = f"{error}: {MoveStatus.ERROR.value}"
             await self._run(lambda: jobs.dead_letter(job, reason=reason, confirmed=True))
@@ -174,7 +188,6 @@ class Moves:
         finally:
             keeping.cancel()
         await self._run(self._forget_old, jobs)
-        return True
 
     async def _keep_lease(self, jobs: Queue, job: Message) -> None:
         while True:
@@ -186,7 +199,7 @@ class Moves:
 
     async def _move(self, move: Move) -> int | None:
         """Move what is there now; returns how many messages, or None if the gateway stops before the end."""
-        left = await self._with_origin(move, lambda queue: queue.size(None)) or 0
+        left = await self._with_origin(move, methodcaller("count")) or 0
         moved, empty_since_s = 0, None
         while left > 0:
             if self._stopping:
@@ -206,7 +219,7 @@ class Moves:
                 now_s = SYSTEM_CLOCK.monotonic()
                 empty_since_s = empty_since_s or now_s
                 if now_s - empty_since_s > _ARRIVAL_S:
-                    if await self._with_origin(move, lambda queue: queue.size(None)):
+                    if await self._with_origin(move, methodcaller("count")):
                         raise TopicError(
                             "some messages did not come: they are delayed, or their partitions away"
                         )
@@ -283,6 +296,14 @@ class Moves:
             jobs = _opened(storage, MOVES_QUEUE, name) if make else storage.open(MOVES_QUEUE)
             jobs = self._open_jobs.setdefault(storage, jobs)
         return jobs
+
+    async def _in_time(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        away = self._hub.silent_storages()
+        try:
+            async with asyncio.timeout(PATIENCE_WHEN_AWAY_S if away else PATIENCE_S):
+                return await self._run(function, *args, **kwargs)
+        except TimeoutError:
+            raise Unavailable("the storage does not answer in time") from None
 
     async def _run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await asyncio.wrap_future(self._threads.submit(function, *args, **kwargs))

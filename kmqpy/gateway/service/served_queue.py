@@ -254,6 +254,10 @@ class ServedQueue:
         """How many messages there are, taken ones included; exact up to `limit`, as far as time allows."""
         return await self._size.get(None if limit is None else max(limit, _EXACT_SIZE))
 
+    async def count(self) -> int:
+        """The same exactly, however long it takes."""
+        return await self._call(self._count, None)
+
     async def in_flight(self) -> int:
         """How many messages are taken and not finished, as far as time allows."""
         return await self._in_flight.get()

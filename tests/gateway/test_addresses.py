@@ -1,0 +1,61 @@
+"""Where a gateway listens, and who may do what there."""
+
+import resource
+import socket
+
+import pytest
+from gateway_support import running
+
+from kmqpy.errors import ConfigError
+from kmqpy.gateway.keys.keyring import new_key
+from kmqpy.gateway.keys.stores import StorageKeys
+from kmqpy.gateway.run import _allow_connections
+from kmqpy.gateway.server import Gateway, GatewaySettings
+from kmqpy.testing import memory_storage
+
+
+def made(host: str, port: int = 0) -> Gateway:
+    return Gateway(GatewaySettings(host=host, port=port), {"": memory_storage()})
+
+
+@pytest.mark.parametrize("name", ["localhost.of.somebody", "127.of.somebody", "::1.of.somebody"])
+def test_without_keys_a_name_that_only_looks_local_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *args, **kwargs: resolve("0.0.0.0", *args, **kwargs)
+    )
+    with pytest.raises(ConfigError, match="can be reached from elsewhere"):
+        made(name)
+
+
+def test_a_port_is_taken_at_once_so_no_second_gateway_begins_there() -> None:
+    first = made("127.0.0.1")
+    try:
+        with pytest.raises(ConfigError, match="in use"):
+            made("127.0.0.1", first.port)
+    finally:
+        for listener in first._sockets:
+            listener.close()
+
+
+def test_a_gateway_that_asks_for_keys_may_listen_everywhere() -> None:
+    storage = memory_storage()
+    key, secret = new_key("", ["queue_standard"], [])
+    StorageKeys(storage).put(key)
+    with running(storage, StorageKeys(storage), host="::", advertise="localhost") as served:
+        assert served.ask("GET", "/queue/1/a/size").status == 403
+        assert served.ask("GET", "/queue/1/a/size", headers={"X-BV-API-Key": secret}).status == 200
+
+
+def test_a_gateway_may_have_as_many_files_as_connections() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1_024, before[1]))
+        _allow_connections(1_500)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(2_500, before[1]), before[1])
+        _allow_connections(100)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(2_500, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
