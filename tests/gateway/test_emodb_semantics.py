@@ -166,6 +166,18 @@ def test_purge_removes_messages_and_claims_and_old_ids_do_nothing(calls):
     assert payloads(polled(calls, 1)) == ["d"]
 
 
+def test_ids_of_a_queue_that_was_deleted_do_nothing_to_the_next_of_its_name(served, calls):
+    if not served.storage.capabilities.immediate:
+        pytest.skip("on Kafka a topic that was recreated is a matter of tests/integration")
+    calls.send("a")
+    (old,) = ids(calls.poll())
+    served.storage.delete(calls.name)
+    calls.send("b")
+    calls.ack(old)
+    calls.renew(old, ttl=0)
+    assert payloads(calls.poll()) == ["b"]
+
+
 def test_unclaimed_messages_are_no_attempts(calls):
     """A queue of EmoDB has no limit of attempts, unless one was set."""
     calls.send("a")
