@@ -20,8 +20,10 @@ _log = logging.getLogger(__name__)
 
 _CACHED_S = 4.0
 """Keys are read again after this time, in seconds, so a revoked key ends within 5 s."""
-_PATIENCE_S = 0.3
+_PATIENCE_S = 0.1
 """Requests wait so long, in seconds, for keys that are being read; EmoDB's clients give up after 500 ms."""
+_FIRST_PATIENCE_S = 0.4
+"""The same if no keys are known."""
 _PAUSE_S = 0.5
 """When keys could not be read, they are read again after this time, in seconds."""
 _SECRET_BYTES = 32
@@ -186,7 +188,8 @@ class Keyring:
             self._begun_s = now_s
             self._reading = asyncio.ensure_future(self._read_again(now_s))
         if not self._reading.done():
-            await asyncio.wait([self._reading], timeout=max(0.0, self._begun_s + _PATIENCE_S - now_s))
+            patience_s = _FIRST_PATIENCE_S if self._read_at_s == float("-inf") else _PATIENCE_S
+            await asyncio.wait([self._reading], timeout=max(0.0, self._begun_s + patience_s - now_s))
 
     async def _read_again(self, now_s: float) -> None:
         try:
