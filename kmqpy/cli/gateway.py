@@ -202,7 +202,10 @@ def create(
         raise click.UsageError("give a --role or a --permission: a key without them may do nothing")
     made, secret = new_key(title, roles, permissions, requests_per_s=requests_per_s, bytes_per_s=bytes_per_s)
     store.put(made)
-    warn(f"key {made.id}; clients send the secret as X-BV-API-Key. It is not shown again:")
+    warn(
+        f"key {made.id} of the gateways of {where}; clients send the secret as X-BV-API-Key. "
+        "It is not shown again:"
+    )
     print_text(secret)
 
 

@@ -15,6 +15,9 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close
 _GRACE_S = 1.0
 """So long, in seconds, the answer to a body that is late may take before the connection is closed without."""
 
+_LAST_S = 0.5
+"""So long, in seconds, connections without a request stay open when the gateway ends."""
+
 
 class _HeadTooLarge(Exception):
     """Ends the parsing of a head."""
@@ -95,6 +98,13 @@ def guarded(limits: Limits, metrics: GatewayMetrics) -> type[HttpToolsProtocol]:
                 self._refuse_head()
             else:
                 super().send_400_response(msg)
+
+        def shutdown(self) -> None:
+            """The gateway listens no longer. A client may just be sending: it gets an answer that says so."""
+            if self.cycle is None or self.cycle.response_complete:
+                self.loop.call_later(_LAST_S, super().shutdown)
+            else:
+                super().shutdown()
 
         def _refuse_head(self) -> None:
             metrics.refused.labels("head").inc()

@@ -1,7 +1,9 @@
 """Where a gateway listens, and who may do what there."""
 
+import http.client
 import resource
 import socket
+import time
 
 import pytest
 from gateway_support import running
@@ -59,3 +61,20 @@ def test_a_gateway_may_have_as_many_files_as_connections() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(2_500, before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_request_that_comes_as_the_gateway_ends_is_answered() -> None:
+    with running(memory_storage()) as served:
+        connection = http.client.HTTPConnection("127.0.0.1", served.gateway.port, timeout=10)
+        assert served.ask("GET", "/queue/1/a/size", connection=connection).status == 200
+        served.loop.call_soon_threadsafe(served.gateway.request_stop)
+        while _listens(served.gateway.port):
+            time.sleep(0.01)
+        answer = served.ask("GET", "/queue/1/a/size", connection=connection)
+        connection.close()
+    assert (answer.status, answer.headers["connection"]) == (200, "close")
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0

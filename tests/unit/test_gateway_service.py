@@ -288,6 +288,27 @@ def test_a_storage_that_does_not_answer_is_refused_soon_and_tried_again():
     asyncio.run(main())
 
 
+def test_an_answer_that_was_known_before_is_no_sign_of_a_storage():
+    async def main():
+        async with a_hub() as (hub, storage):
+            storage.create("jobs")
+
+            async def silent(_):
+                raise Unavailable("away")
+
+            async def known(_):
+                return 7
+
+            with pytest.raises(Unavailable):
+                await hub.with_queue(JOBS, silent, missing=lambda: None)
+            assert await hub.with_queue(JOBS, known, missing=lambda: None, is_sign=False) == 7
+            assert hub.silent_storages() == [""]
+            assert await hub.with_queue(JOBS, known, missing=lambda: None) == 7
+            assert hub.silent_storages() == []
+
+    asyncio.run(main())
+
+
 def test_the_pulse_of_a_storage():
     pulse = Pulse()
     assert not pulse.is_away(0)

@@ -12,6 +12,7 @@ import hmac
 import http.client
 import json
 import logging
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -33,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 TAKE_PATH = "/internal/take"
 TOKEN_HEADER = "x-kmq-peer"  # noqa: S105 - a name
+_ADDRESS = re.compile(r"[A-Za-z0-9._:%-]{1,300}:[0-9]{1,5}")
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,300}")
 _FOLDER = "gateways"
 _EMPTY_S = 0.25
 """A gateway that has no messages of a queue is not asked for so many seconds."""
@@ -40,7 +43,8 @@ _SILENT_S = 2.0
 _MAX_REMEMBERED = 10_000
 _MAX_LIMIT = 1_000
 _TIMEOUT_S = 0.3
-"""EmoDB's clients give up after 500 ms, and we have waited for messages of our own before."""
+"""For all others together: EmoDB's clients give up after 500 ms, and we have waited for messages of our own
+before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +94,20 @@ class Peers(Closeable):
     async def take(self, place: Place, limit: int, lease_s: float) -> tuple[list[Taken], str]:
         """Ask the others, one after the other, until one has messages; see AskOthers."""
         silent: list[str] = []
-        now_s = self._clock.monotonic()
+        begun_s = self._clock.monotonic()
         if len(self._not_before_s) > _MAX_REMEMBERED:
             self._not_before_s.clear()
         for peer in self._others:
+            now_s = self._clock.monotonic()
             if self._not_before_s.get((peer, place), 0.0) > now_s:
                 continue
+            left_s = begun_s + _TIMEOUT_S - now_s
+            if left_s <= 0:  # the next poll asks them: who was silent is left out for a while
+                break
             try:
-                found = await asyncio.wrap_future(self._threads.submit(ask, peer, place, limit, lease_s))
+                found = await asyncio.wrap_future(
+                    self._threads.submit(ask, peer, place, limit, lease_s, left_s)
+                )
             except (OSError, ValueError, OverflowError, RecursionError) as error:
                 _log.warning(
                     "a gateway does not answer", extra={"gateway": peer.address, "error": str(error)}
@@ -125,12 +135,10 @@ class Peers(Closeable):
         found = []
         for name in client.get_children(self._folder):
             try:
-                data, _ = client.get(f"{self._folder}/{name}")
-                entry = json.loads(data)
-                peer = Peer(str(entry["address"]), str(entry["token"]))
+                peer = parse_peer(client.get(f"{self._folder}/{name}")[0])
             except NoNodeError:
                 continue
-            except (ValueError, KeyError, TypeError):
+            except ValueError:
                 _log.warning("a znode of gateways can't be read", extra={"znode": name})
                 continue
             if peer.token != self._token:
@@ -138,13 +146,25 @@ class Peers(Closeable):
         self._others = tuple(found)
 
 
-def ask(peer: Peer, place: Place, limit: int, lease_s: float) -> list[Taken]:
+def parse_peer(data: bytes) -> Peer:
+    """The gateway of a znode; raises ValueError for what no gateway writes."""
+    try:
+        entry = json.loads(data)
+        found = Peer(entry["address"], entry["token"])
+        if _ADDRESS.fullmatch(found.address) and _TOKEN.fullmatch(found.token):
+            return found
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    raise ValueError("address or token can't be one")
+
+
+def ask(peer: Peer, place: Place, limit: int, lease_s: float, timeout_s: float) -> list[Taken]:
     """Let another gateway take messages for us; blocks.
 
     Raises OSError if it does not answer, and ValueError for a wrong answer.
     """
     host, _, port = peer.address.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=_TIMEOUT_S)
+    connection = http.client.HTTPConnection(host, int(port), timeout=timeout_s)
     try:
         body = json.dumps({"place": list(place), "limit": limit, "lease_s": lease_s})
         connection.request("POST", TAKE_PATH, body, {TOKEN_HEADER: peer.token, "Connection": "close"})

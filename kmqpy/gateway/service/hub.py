@@ -118,18 +118,19 @@ class Hub:
         *,
         missing: Callable[[], T],
         patience_s: float = PATIENCE_S,
+        is_sign: bool = True,
     ) -> T:
         """The result of `use` with the queue of this name; that of `missing` if the queue does not exist.
 
-        Raises Unavailable when the storage has not answered in `patience_s` seconds, sooner if it did not
-        answer others, either.
+        With `is_sign` a result tells that the storage answers. Raises Unavailable when it has not answered in
+        `patience_s` seconds, sooner if it did not answer others, either.
         """
 
         async def do() -> T:
             queue = await self._find(name, make=False)
             return missing() if queue is None else await use(queue)
 
-        return await self._within(name, do, patience_s)
+        return await self._within(name, do, patience_s, is_sign=is_sign)
 
     async def with_made(self, name: QueueName, use: Callable[[ServedQueue], Awaitable[T]]) -> T:
         """The result of `use` with the queue of this name, which is made if it does not exist."""
@@ -161,7 +162,9 @@ class Hub:
             for pulse in pulses:
                 pulse.end(call, self._clock.monotonic(), failed=failed)
 
-    async def _within(self, name: QueueName, do: Callable[[], Awaitable[T]], patience_s: float) -> T:
+    async def _within(
+        self, name: QueueName, do: Callable[[], Awaitable[T]], patience_s: float, *, is_sign: bool = True
+    ) -> T:
         pulse = self._pulses[self._place(name)[0]]
         call, begun_s = object(), self._clock.monotonic()
         away = pulse.is_away(begun_s)
@@ -178,7 +181,10 @@ class Hub:
         except BaseException:
             pulse.drop(call)
             raise
-        pulse.end(call, self._clock.monotonic(), failed=False)
+        if is_sign:
+            pulse.end(call, self._clock.monotonic(), failed=False)
+        else:
+            pulse.drop(call)
         return result
 
     async def _again_if_deleted(self, name: QueueName, do: Callable[[], Awaitable[T]]) -> T:
