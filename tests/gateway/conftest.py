@@ -46,6 +46,7 @@ def _url(kind: str, request: pytest.FixtureRequest, folders: pytest.TempPathFact
         return f"sqlite:///{folders.mktemp('gateway') / 'queues.db'}"
     if kind == "kafka":
         cluster = request.getfixturevalue("cluster")
-        return f"kafka://{cluster.bootstrap}?zookeeper={cluster.zookeeper}&root=/{prefix[:-1]}"
+        # One root for all: the queue of moves, too, is one topic for all gateways on this Kafka.
+        return f"kafka://{cluster.bootstrap}?zookeeper={cluster.zookeeper}&root=/gateways"
     url = request.getfixturevalue("database_url")(kind)
     return f"{url}?prefix={prefix}"
