@@ -206,6 +206,26 @@ def test_a_queue_is_made_by_the_first_send_and_by_nothing_else():
     asyncio.run(main())
 
 
+def test_who_asks_for_queues_that_are_missing_closes_no_other(monkeypatch):
+    monkeypatch.setattr("kmqpy.gateway.service.hub._MAX_OPEN", 3)
+
+    async def main():
+        async with a_hub() as (hub, storage):
+            storage.create("jobs")
+            await hub.with_queue(JOBS, lambda queue: queue.size(None), missing=lambda: None)
+            for number in range(10):
+                name = QueueName(f"missing-{number}")
+                assert await hub.with_queue(name, None, missing=lambda: "missing") == "missing"
+            assert hub.open_queues == 1
+            await asyncio.sleep(0.3)
+            for _ in range(10):
+                await hub.with_queue(QueueName("one"), None, missing=lambda: None)
+                await asyncio.sleep(0.03)
+            assert len(hub._missing_since_s) <= 3
+
+    asyncio.run(main())
+
+
 def test_a_queue_that_was_deleted_or_made_again_is_found_again():
     async def main():
         async with a_hub() as (hub, storage):
