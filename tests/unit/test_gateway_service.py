@@ -340,6 +340,25 @@ def test_a_number_that_takes_long_is_answered_in_time():
     asyncio.run(main())
 
 
+def test_however_many_limits_are_asked_for_few_counts_run():
+    async def main():
+        answer = asyncio.Event()
+        limits = []
+
+        async def count(limit):
+            limits.append(limit)
+            await answer.wait()
+            return 7
+
+        size = Estimate(count, lambda: 0)
+        assert await asyncio.gather(*(size.get(limit) for limit in (20, 10, 20, 30, 40, 50, 60))) == [0] * 7
+        assert limits == [20, 30, 40]
+        answer.set()
+        assert await size.get(90) == 7
+
+    asyncio.run(main())
+
+
 def test_a_number_that_can_t_be_counted_is_an_error_and_counted_again():
     async def main():
         async def count(_limit):
