@@ -39,12 +39,9 @@ class Estimate:
         return self._guess() if self._last is None else self._last
 
     def _shared(self, limit: int | None) -> asyncio.Future[int] | None:
-        """A count that is running and exact enough; any one if many run: limits are what clients like."""
-        for counted, counting in self._counting.items():
-            if counted is None or (limit is not None and counted >= limit):
-                return counting
-        if len(self._counting) < _MAX_COUNTS:
-            return None
+        """A count that runs: one with this limit, or any if many do, since limits are what clients like."""
+        if limit in self._counting or len(self._counting) < _MAX_COUNTS:
+            return self._counting.get(limit)
         return next(iter(self._counting.values()))
 
     def _keep(self, limit: int | None, counting: asyncio.Future[int]) -> None:
