@@ -13,7 +13,7 @@ from kmqpy.errors import ConfigError, NotSupported, Unavailable
 from kmqpy.gateway.keys import keyring
 from kmqpy.gateway.keys.access import Access
 from kmqpy.gateway.keys.keyring import ANYBODY, ApiKey, Keyring, digest_of, new_key, rotated
-from kmqpy.gateway.keys.permissions import ROLES, parse_permission, permissions_of
+from kmqpy.gateway.keys.permissions import ROLES, parse_permission, permissions_of, permits_something
 from kmqpy.gateway.keys.stores import FileKeys, StorageKeys
 from kmqpy.gateway.limits import Overloaded
 from kmqpy.queue import Capabilities
@@ -77,6 +77,21 @@ def test_any_text_is_a_permission_or_refused(text, action, queue):
         parse_permission(text).permits(action, queue)
     except ConfigError:
         return
+
+
+@pytest.mark.parametrize(
+    ("text", "something"),
+    [
+        ("queue|po*|x", True),
+        ("*", True),
+        ("queue", True),
+        ("x", False),
+        ("a|b|c", False),
+        ("queue|read", False),
+    ],
+)
+def test_whether_a_permission_permits_anything(text, something):
+    assert permits_something(text) is something
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -232,6 +232,26 @@ def test_a_queue_is_made_by_the_first_send_and_by_nothing_else():
     asyncio.run(main())
 
 
+def test_who_asks_for_queues_that_are_missing_closes_no_other(monkeypatch):
+    monkeypatch.setattr("kmqpy.gateway.service.hub._MAX_OPEN", 3)
+
+    async def main():
+        async with a_hub() as (hub, storage):
+            storage.create("jobs")
+            await hub.with_queue(JOBS, lambda queue: queue.size(None), missing=lambda: None)
+            for number in range(10):
+                name = QueueName(f"missing-{number}")
+                assert await hub.with_queue(name, None, missing=lambda: "missing") == "missing"
+            assert hub.open_queues == 1
+            await asyncio.sleep(0.3)
+            for _ in range(10):
+                await hub.with_queue(QueueName("one"), None, missing=lambda: None)
+                await asyncio.sleep(0.03)
+            assert len(hub._missing_since_s) <= 3
+
+    asyncio.run(main())
+
+
 def test_a_queue_that_was_deleted_or_made_again_is_found_again():
     async def main():
         async with a_hub() as (hub, storage):
@@ -342,6 +362,25 @@ def test_a_number_that_takes_long_is_answered_in_time():
         assert await number.get() == 7  # the last one
         gate.set()
         assert await number.get() == 7
+
+    asyncio.run(main())
+
+
+def test_however_many_limits_are_asked_for_few_counts_run():
+    async def main():
+        answer = asyncio.Event()
+        limits = []
+
+        async def count(limit):
+            limits.append(limit)
+            await answer.wait()
+            return 7
+
+        size = Estimate(count, lambda: 0)
+        assert await asyncio.gather(*(size.get(limit) for limit in (20, 10, 20, 30, 40, 50, 60))) == [0] * 7
+        assert limits == [20, 10, 30]
+        answer.set()
+        assert await size.get(90) == 7
 
     asyncio.run(main())
 

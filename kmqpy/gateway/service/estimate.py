@@ -10,6 +10,9 @@ _FRESH_S = 0.15
 _FIRST_S = 0.3
 """The same if none is known; EmoDB's clients give up after 500 ms."""
 
+_MAX_COUNTS = 3
+"""Counts of one number that run at a time."""
+
 
 class Estimate:
     """A number that is counted again for each request; requests at one time share a count.
@@ -26,7 +29,7 @@ class Estimate:
 
     async def get(self, limit: int | None = None) -> int:
         """The number; `limit` as for Queue.size()."""
-        counting = self._counting.get(limit)
+        counting = self._shared(limit)
         if counting is None:
             counting = self._counting[limit] = asyncio.ensure_future(self._count(limit))
             counting.add_done_callback(lambda done: self._keep(limit, done))
@@ -34,6 +37,12 @@ class Estimate:
         if counting.done():
             return counting.result()
         return self._guess() if self._last is None else self._last
+
+    def _shared(self, limit: int | None) -> asyncio.Future[int] | None:
+        """A count that runs: one with this limit, or any if many do, since limits are what clients like."""
+        if limit in self._counting or len(self._counting) < _MAX_COUNTS:
+            return self._counting.get(limit)
+        return next(iter(self._counting.values()))
 
     def _keep(self, limit: int | None, counting: asyncio.Future[int]) -> None:
         del self._counting[limit]

@@ -61,11 +61,11 @@ class QueueName:
 
 @dataclass(slots=True)
 class _Entry:
-    """An open queue, or None for one that is missing; when it was opened, or looked for."""
+    """An open queue, and when it was opened."""
 
-    queue: ServedQueue | None
+    queue: ServedQueue
     since_s: float
-    close: Callable[[], None] = lambda: None
+    close: Callable[[], None]
 
 
 class Hub:
@@ -91,17 +91,18 @@ class Hub:
         self._pulses = {name: Pulse() for name in storages}
         self._clock = clock
         self._entries: OrderedDict[Place, _Entry] = OrderedDict()
+        self._missing_since_s: dict[Place, float] = {}  # apart: whoever asks for names must close no queue
         self._opening: dict[tuple[Place, bool], asyncio.Task[ServedQueue | None]] = {}
 
     @property
     def open_queues(self) -> int:
         """How many queues are open."""
-        return sum(1 for entry in self._entries.values() if entry.queue is not None)
+        return len(self._entries)
 
     @property
     def late_messages(self) -> int:
         """How many messages are kept that came when their poll had been answered."""
-        return sum(entry.queue.late for entry in self._entries.values() if entry.queue is not None)
+        return sum(entry.queue.late for entry in self._entries.values())
 
     def storage_of(self, name: QueueName) -> Storage:
         """The storage that has the queue of this name, or would have it."""
@@ -200,7 +201,7 @@ class Hub:
         If none of our clients has asked for messages lately, we leave the partitions to others.
         """
         entry = self._entries.get(place)
-        if entry is None or entry.queue is None or entry.queue.unasked_s is None:
+        if entry is None or entry.queue.unasked_s is None:
             return []
         messages = await entry.queue.take_here(limit, lease_s)
         if entry.queue.unasked_s > _LEAVE_AFTER_S and not entry.queue.busy and place in self._entries:
@@ -211,7 +212,7 @@ class Hub:
     async def give_back(self, place: Place, messages: Sequence[Taken]) -> None:
         """Give back what take_for_other() returned, if the other gateway did not get it."""
         entry = self._entries.get(place)
-        if entry is not None and entry.queue is not None:
+        if entry is not None:
             await entry.queue.give_back(messages)
 
     def close(self) -> None:
@@ -226,9 +227,16 @@ class Hub:
     async def _find(self, name: QueueName, *, make: bool) -> ServedQueue | None:
         place = self._place(name)
         entry = self._entries.get(place)
-        if entry is not None and self._is_good(entry, make=make):
+        if entry is not None and self._is_good(entry):
             self._entries.move_to_end(place)
             return entry.queue
+        missing_since_s = self._missing_since_s.get(place)
+        if (
+            not make
+            and missing_since_s is not None
+            and self._clock.monotonic() - missing_since_s < _MISSING_S
+        ):
+            return None
         # One opens for all who ask meanwhile. Who wants the queue made can't wait for one who does not.
         opening = self._opening.get((place, make))
         if opening is None:
@@ -245,11 +253,8 @@ class Hub:
             queue = await self._open(place)
         return queue
 
-    def _is_good(self, entry: _Entry, *, make: bool) -> bool:
-        age_s = self._clock.monotonic() - entry.since_s
-        if entry.queue is None:
-            return not make and age_s < _MISSING_S
-        return age_s < _REOPEN_AFTER_S or entry.queue.busy
+    def _is_good(self, entry: _Entry) -> bool:
+        return self._clock.monotonic() - entry.since_s < _REOPEN_AFTER_S or entry.queue.busy
 
     async def _open(self, place: Place) -> ServedQueue | None:
         storage, stored = self._storages[place[0]], place[1]
@@ -257,10 +262,12 @@ class Hub:
         try:
             queue = await self._run(storage, storage.open, stored)
         except QueueNotFound:
-            found = self._entries.get(place)
-            if found is None or found.queue is None:
-                self._entries[place] = _Entry(None, before)
-                self._evict()
+            former = self._entries.get(place)
+            if former is None or not self._is_good(former):
+                self._close(place)
+                self._missing_since_s.pop(place, None)
+                self._missing_since_s[place] = before
+                self._forget_missing()
             return None
         asks = self._elsewhere is not None and not storage.capabilities.immediate
         served = ServedQueue(
@@ -270,9 +277,10 @@ class Hub:
             clock=self._clock,
         )
         former = self._entries.get(place)
-        if former is not None and self._is_good(former, make=True):
+        if former is not None and self._is_good(former):
             self._threads[storage].submit(queue.close)  # opened by another request meanwhile, and in use
             return former.queue
+        self._missing_since_s.pop(place, None)
         self._entries.pop(place, None)
         self._entries[place] = _Entry(served, before, queue.close)
         if former is not None:
@@ -281,17 +289,27 @@ class Hub:
         return served
 
     def _forget(self, name: QueueName) -> None:
-        place = self._place(name)
+        self._close(self._place(name))
+
+    def _close(self, place: Place) -> None:
         entry = self._entries.pop(place, None)
         if entry is not None:
             self._threads[self._storages[place[0]]].submit(entry.close)
+
+    def _forget_missing(self) -> None:
+        now_s = self._clock.monotonic()
+        while self._missing_since_s:
+            oldest, since_s = next(iter(self._missing_since_s.items()))
+            if now_s - since_s < _MISSING_S:
+                return
+            del self._missing_since_s[oldest]
 
     def _evict(self) -> None:
         for place in list(self._entries):
             if len(self._entries) <= _MAX_OPEN:
                 return
             entry = self._entries[place]
-            if entry.queue is None or not entry.queue.busy:
+            if not entry.queue.busy:
                 del self._entries[place]
                 self._threads[self._storages[place[0]]].submit(entry.close)
 
