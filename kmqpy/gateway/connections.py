@@ -23,6 +23,23 @@ class _HeadTooLarge(Exception):
     """Ends the parsing of a head."""
 
 
+class _Forgiving:
+    """A transport that drops what is written after its end; uvloop's raises, with a traceback in the log.
+
+    A call may still run when its connection ends: by the client, or as the rest of the request is no HTTP.
+    """
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 def guarded(limits: Limits, metrics: GatewayMetrics) -> type[HttpToolsProtocol]:
     """A protocol class for uvicorn that closes connections that exceed the limits."""
 
@@ -36,7 +53,7 @@ def guarded(limits: Limits, metrics: GatewayMetrics) -> type[HttpToolsProtocol]:
         _answer_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
+            super().connection_made(_Forgiving(transport))  # type: ignore[arg-type]
             metrics.connections.inc()
             if len(self.connections) > limits.max_connections:
                 metrics.refused.labels("connections").inc()

@@ -16,6 +16,10 @@ from wire import Wire, chunks, gzipped
 from kmqpy.gateway.limits import Limits
 
 EXAMPLES = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SEND = (
+    f"POST {QUEUE}/q/send HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    "Transfer-Encoding: chunked\r\n\r\n"
+).encode()
 VERBS = ("send", "sendbatch", "ack", "renew", "poll", "peek", "size", "claimcount", "unclaimall")
 
 
@@ -279,14 +283,11 @@ def test_forged_ids_do_nothing(prober, forged, call):
         st.tuples(st.binary(max_size=40), st.binary(max_size=40)).map(
             lambda both: b"POST /queue/1/q/send HTTP/1.1\r\n%s\r\n\r\n%s" % both
         ),
-        damaged(
-            st.just(
-                b"POST /queue/1/q/send HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                b"Transfer-Encoding: chunked\r\n\r\n1\r\n1\r\n0\r\n\r\n"
-            )
-        ),
+        damaged(st.just(SEND + b"1\r\n1\r\n0\r\n\r\n")),
     )
 )
+@example(SEND + b"1\r\n1\r\nx")  # no HTTP, while the call runs
+@example(2 * (SEND + b"1\r\n1\r\n0\r\n\r\n") + b"x")
 def test_any_bytes(prober, content):
     with Wire(prober.served.gateway.port) as wire:
         wire.send(content)
