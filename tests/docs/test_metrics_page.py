@@ -79,7 +79,10 @@ def test_limits_of_gateways() -> None:
         [],
         [str(limits.max_connections)],
         [f"{limits.max_header_bytes >> 10} KiB"],
-        [f"{limits.head_timeout_s:.0f} s"],
+        [
+            f"{seconds:.0f} s"
+            for seconds in (limits.head_timeout_s, limits.body_timeout_s, limits.answer_timeout_s)
+        ],
     ]
 
 
