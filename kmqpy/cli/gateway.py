@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from kmqpy.gateway.keys.stores import KeyStore
 
 _FILE_NAME = "queues.db"
+_WHERE = "kmqpy.cli.gateway.where"
+"""Under this key, click's context has where `kmq key` keeps keys, for people."""
 
 
 def default_url() -> str:
@@ -137,10 +140,13 @@ def gateway(
     with _storages(urls) as storages, ExitStack() as trackers:
         for text in () if no_tracker else _given(urls):
             if _split(text)[1].lower().startswith("kafka:"):
-                trackers.enter_context(tracker_type(_split(text)[1]))
+                trackers.enter_context(tracker_type(_split(text)[1], log_format))
         keys = _keys(storages[""], keys_file, optional=True)
+        if keys_file is not None and not keys_file.exists():
+            warn(f"there is no file {keys_file}: everybody is refused; kmq key --keys {keys_file} create")
         if keys is None or keys.read() is None:
-            warn("no keys: whoever can connect may do everything; kmq key create makes one")
+            shown = _shown(_split(_given(urls)[0])[1])
+            warn(f"no keys: whoever can connect may do everything; kmq key --storage {shown} create")
         run(settings, storages, keys, on_ready=lambda url: print_text(f"gateway at {url}"))
 
 
@@ -166,9 +172,12 @@ def key(ctx: click.Context, url: str | None, keys_file: Path | None) -> None:
     """
     _loaded()
     if keys_file is not None:
+        ctx.meta[_WHERE] = f"--keys {keys_file}"
         ctx.obj = _keys(None, keys_file)
         return
-    storages = ctx.with_resource(_storages(() if url is None else (url,)))
+    urls = () if url is None else (url,)
+    storages = ctx.with_resource(_storages(urls))
+    ctx.meta[_WHERE] = _shown(_split(_given(urls)[0])[1])
     ctx.obj = _keys(storages[""], None)
 
 
@@ -200,10 +209,27 @@ def create(
 
     if not roles and not permissions:
         raise click.UsageError("give a --role or a --permission: a key without them may do nothing")
+    for text in permissions:
+        _check_useful(text)
     made, secret = new_key(title, roles, permissions, requests_per_s=requests_per_s, bytes_per_s=bytes_per_s)
     store.put(made)
-    warn(f"key {made.id}; clients send the secret as X-BV-API-Key. It is not shown again:")
+    where = click.get_current_context().meta[_WHERE]
+    warn(
+        f"key {made.id} for gateways over {where}; clients send the secret as X-BV-API-Key. "
+        "It is not shown again:"
+    )
     print_text(secret)
+
+
+def _check_useful(text: str) -> None:
+    """Raise ConfigError for a permission that permits nothing here."""
+    from kmqpy.gateway.keys.permissions import ACTIONS, permits_something
+
+    if not permits_something(text):
+        raise ConfigError(
+            f"permission: {text!r} permits nothing; write it as queue|ACTION|NAME, with one of the actions "
+            f"{', '.join(ACTIONS)}, or *"
+        )
 
 
 @key.command(name="list")
@@ -221,11 +247,22 @@ def list_keys(store: KeyStore, output: str) -> None:
     keys = sorted(store.read() or (), key=lambda one: one.created_ms)
     if output == "json":
         for one in keys:
-            print_json({"id": one.id, "title": one.title, "roles": one.roles, "permissions": one.permissions})
+            shown = asdict(one)
+            del shown["digests"]
+            print_json(shown)
         return
     print_table(
-        ("key", "title", "may"),
-        [(one.id, one.title, ", ".join((*one.roles, *one.permissions))) for one in keys],
+        ("key", "title", "may", "requests/s", "bytes/s"),
+        [
+            (
+                one.id,
+                one.title,
+                ", ".join((*one.roles, *one.permissions)),
+                one.requests_per_s,
+                one.bytes_per_s,
+            )
+            for one in keys
+        ],
     )
 
 
@@ -306,6 +343,12 @@ def _storages(urls: tuple[str, ...]) -> Iterator[dict[str, Storage]]:
             storage.close()
 
 
+def _shown(url: str) -> str:
+    """A url without what may be secret."""
+    parsed = parse_url(url, names_queue=False)
+    return f"{parsed.scheme}://{parsed.address}{parsed.path}"
+
+
 def _given(urls: tuple[str, ...]) -> tuple[str, ...]:
     """The urls of the command line, else that of the environment, else the default."""
     return urls or tuple(filter(None, [os.environ.get(URL_VARIABLE)])) or (default_url(),)
@@ -329,8 +372,14 @@ def _peers(urls: tuple[str, ...]) -> tuple[Any, str]:
     for text in urls:
         in_url = StorageUrl.of(_split(text)[1], on_command_line=False).kafka_connection()
         if in_url is not None:
-            connection, zookeeper = build_connections(connections_in_environment(), in_url)
-            return zookeeper if zookeeper.hosts else None, connection.root
+            environment = connections_in_environment()
+            connection, zookeeper = build_connections(environment, in_url)
+            if "zookeeper" not in {**environment, **in_url}:
+                raise ConfigError(
+                    "URL: queues on Kafka are registered in ZooKeeper; write "
+                    "kafka://host:9092?zookeeper=host:2181"
+                )
+            return zookeeper, connection.root
     return None, "/kmq"
 
 

@@ -101,7 +101,7 @@ class Gateway:
                 listener.close()
             raise ConfigError(
                 f"host: {settings.host} can be reached from elsewhere, and there are no keys; make one with: "
-                "kmq key create --role queue_standard"
+                "kmq key --storage URL create --role queue_standard, with the URL of this gateway"
             )
         self._settings = settings
         self._storages = storages
@@ -130,6 +130,7 @@ class Gateway:
         self.admin_port: int = self._sockets[1].getsockname()[1]
         self._registration: Registration | None = None
         self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
 
     @property
     def url(self) -> str:
@@ -143,7 +144,10 @@ class Gateway:
         self._stop.set()
 
     async def run(self, *, on_ready: Callable[[], None] = lambda: None, handle_signals: bool = False) -> None:
-        """Serve until request_stop(), or with `handle_signals` SIGTERM or SIGINT; then drain and close."""
+        """Serve until request_stop(), or with `handle_signals` SIGTERM or SIGINT; then drain and close.
+
+        A second signal ends the drain.
+        """
         servers = self._servers()
         serving = [
             asyncio.ensure_future(server.serve([listener]))
@@ -151,7 +155,7 @@ class Gateway:
         ]
         moving = asyncio.ensure_future(self._moves.run())
         self._threads.submit(self._warm_up)
-        with _stopped_by_signals(self._stop.set) if handle_signals else contextlib.nullcontext():
+        with _stopped_by_signals(self._on_signal) if handle_signals else contextlib.nullcontext():
             while not all(server.started for server in servers):
                 await asyncio.sleep(0.01)
             self._register()
@@ -176,7 +180,11 @@ class Gateway:
         for registered in (self._registration, self._peers):
             if registered is not None:
                 await asyncio.to_thread(registered.close)
-        await asyncio.sleep(self._settings.drain_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), self._settings.drain_s)
+
+    def _on_signal(self) -> None:
+        (self._hurry if self._stop.is_set() else self._stop).set()
 
     def _warm_up(self) -> None:
         """Open what the first send would have to wait for: a producer's first contact takes half a second."""
@@ -304,6 +312,8 @@ def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
 
 def _listening(settings: GatewaySettings) -> list[socket.socket]:
     """Sockets for clients and for operators; raises ConfigError."""
+    if settings.port and settings.port == settings.admin_port:
+        raise ConfigError(f"admin_port: {settings.port} is the port of clients, too; give another")
     any_pair = settings.port == 0 and settings.admin_port is None
     for is_last in (*[False] * _PAIR_TRIES * any_pair, True):
         clients = _bound("port", settings.host, settings.port)

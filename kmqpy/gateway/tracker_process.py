@@ -31,8 +31,9 @@ if os.getppid() == parent:
 class TrackerProcess(Closeable):
     """Keeps a tracker running for the storage of a kafka: url, until close()."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, log_format: str = "text") -> None:
         self._environment = {**os.environ, "KMQ_QUEUE_URL": url}
+        self._log_format = log_format
         self._backoff = Backoff(first=0.5, maximum=30)
         self._closing = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
@@ -50,7 +51,8 @@ class TrackerProcess(Closeable):
         failures = 0
         while not self._closing.is_set():
             started_s = SYSTEM_CLOCK.monotonic()
-            command = [sys.executable, "-c", _PROGRAM, str(os.getpid()), "tracker", "--http-port", "-1"]
+            options = ["--http-port", "-1", "--log-format", self._log_format]
+            command = [sys.executable, "-c", _PROGRAM, str(os.getpid()), "tracker", *options]
             self._process = subprocess.Popen(command, env=self._environment, stdin=subprocess.DEVNULL)
             code = self._wait(self._process)
             if self._closing.is_set():

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kmqpy.dev.ports import free_ports
+
 _BLOCK = re.compile(
     r"^(?:<!-- run: (?P<how>.*?) -->\n+)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -82,7 +84,7 @@ def run(page: Path) -> None:
     """Run the blocks of a page; raises what the first one raises that fails."""
     names: dict[str, Any] = {"__name__": "__main__"}
     with ExitStack() as background:
-        for block in blocks(page.read_text()):
+        for block in blocks(_on_a_free_port(page.read_text())):
             if not block.is_run:
                 continue
             print(f"--- {page.name}, line {block.line}", flush=True)
@@ -94,6 +96,13 @@ def run(page: Path) -> None:
                 background.callback(_end, block, process)
             else:
                 _run_shell(block)
+
+
+def _on_a_free_port(text: str) -> str:
+    """The page with another port for the gateway: something else may have the usual one."""
+    (port,) = free_ports(1)
+    text = text.replace("\nkmq gateway\n", f"\nkmq gateway --port {port} --admin-port 0\n")
+    return text.replace("localhost:8080", f"localhost:{port}")
 
 
 def _run_python(block: Block, page: Path, names: dict[str, Any]) -> None:

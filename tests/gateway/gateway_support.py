@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+import uvloop
+
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.gateway.keys.stores import KeyStore
 from kmqpy.gateway.server import Gateway, GatewaySettings
 from kmqpy.queue import Storage
+from kmqpy.testing import memory_storage
 
 JSON = {"Content-Type": "application/json"}
 QUEUE, DEDUP = "/queue/1", "/dedupq/1"
@@ -115,6 +119,11 @@ class Calls:
         assert self._good("DELETE", "") == {"success": True}
 
 
+def fresh_memory() -> Storage:
+    """A storage in memory with no queues; all `memory:` of a process are one."""
+    return memory_storage(SYSTEM_CLOCK)
+
+
 def payloads(messages: list[dict[str, Any]]) -> list[Any]:
     return [message["payload"] for message in messages]
 
@@ -138,7 +147,8 @@ def running(storage: Storage, keys: KeyStore | None = None, **settings: Any) -> 
 
     def run() -> None:
         try:
-            asyncio.run(main())
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as `kmq gateway` has it
+                runner.run(main())
         except BaseException as error:
             failure.append(error)
         finally:

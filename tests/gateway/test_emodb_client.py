@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from gateway_support import running
+from gateway_support import QUEUE, fresh_memory, running
 from taps import Tap
 
 from kmqpy.core.clock import wait_until
@@ -141,7 +141,7 @@ def test_every_method(served, jvm, name, service, gzip):
 @pytest.mark.parametrize("gzip", [False, True], ids=["plain", "gzip"])
 def test_any_json_comes_back_with_the_client_s_own_time_outs(jvm, name, service, gzip):
     bodies = ["", "é\u2028\U0001f600", 10**30, -1.5e-7, None, True, [], {}, {"a": [{"b": None}, 1]}]
-    with running(storage_for("memory:")) as served:
+    with running(fresh_memory()) as served:
         client = jvm.client(service, gzip=gzip, hosts=[served.gateway.url], timeout_s=None)
         client.sendAll(name, bodies)
         client.sendAll(name, [])
@@ -152,7 +152,7 @@ def test_any_json_comes_back_with_the_client_s_own_time_outs(jvm, name, service,
 
 
 def test_equal_messages_of_a_dedup_queue_collapse(jvm, name):
-    with running(storage_for("memory:")) as served:
+    with running(fresh_memory()) as served:
         client = jvm.client("dedupq", hosts=[served.gateway.url])
         client.sendAll(name, [{"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 2}])
         (one, _), (two, _) = client.poll(name, 30.0, 10)
@@ -162,7 +162,7 @@ def test_equal_messages_of_a_dedup_queue_collapse(jvm, name):
 
 def test_a_gzip_client_compresses_and_both_send_chunks(jvm, name):
     """Or else the tests above would be of the same client."""
-    with running(storage_for("memory:")) as served, Tap(served.gateway.port) as tap:
+    with running(fresh_memory()) as served, Tap(served.gateway.port) as tap:
         for gzip in (False, True):
             client = jvm.client(gzip=gzip, hosts=[f"http://127.0.0.1:{tap.port}"])
             client.send(name, "a")
@@ -178,7 +178,7 @@ def test_errors_are_those_that_emodb_s_programs_catch(jvm, name, tmp_path):
     slow, slow_secret = new_key("slow", ["queue_admin"], [], requests_per_s=0.001)
     keys.put(poller)
     keys.put(slow)
-    with running(storage_for("memory:"), keys, admin_port=None) as served:
+    with running(fresh_memory(), keys, admin_port=None) as served:
         hosts = [served.gateway.url]
         client = jvm.client(key=secret, hosts=hosts)
         assert client.poll(name, 30.0, 10) == []
@@ -216,7 +216,7 @@ def test_a_storage_that_is_away_sends_the_client_to_another_gateway(jvm, name, d
     url = database_url("redis")
     with Tap(urlsplit(url).port) as tap:
         away = storage_for(f"redis://127.0.0.1:{tap.port}/0?prefix={name}&timeout_ms=300")
-        with running(storage_for("memory:"), admin_port=None) as good, running(away, admin_port=None) as bad:
+        with running(fresh_memory(), admin_port=None) as good, running(away, admin_port=None) as bad:
             client = jvm.client(hosts=[bad.gateway.url, good.gateway.url])
             alone = jvm.client(hosts=[bad.gateway.url])
             alone.send(name, 1)
@@ -225,6 +225,9 @@ def test_a_storage_that_is_away_sends_the_client_to_another_gateway(jvm, name, d
                 client.send(f"{name}-{number}", number)
                 assert [payload for _, payload in client.peek(f"{name}-{number}", 1)] == [number]
             assert bad.admin("/healthcheck", "HEAD").status == 503
+            answer = bad.ask("POST", f"{QUEUE}/{name}/send", 1)
+            assert (answer.status, answer.exception, answer.headers["retry-after"]) == (503, None, "1")
+            assert answer.json == {"message": "the storage does not answer", "retryAfterSeconds": 1}
             with pytest.raises(Raised) as exhausted:
                 alone.send(name, 2)
             assert exhausted.value.name.startswith("com.bazaarvoice.ostrich.exceptions.")
@@ -233,7 +236,7 @@ def test_a_storage_that_is_away_sends_the_client_to_another_gateway(jvm, name, d
 @contextmanager
 def registered(zookeeper, cluster):
     settings = {"admin_port": None, "discovery": zookeeper, "cluster": cluster}
-    with running(storage_for("memory:"), **settings) as served:
+    with running(fresh_memory(), **settings) as served:
         yield served
 
 

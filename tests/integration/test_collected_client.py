@@ -28,8 +28,16 @@ def url(make_queue):
     return f"kafka://{live.connection.bootstrap}?queue={live.name}&{servers}&idle_timeout_ms=2000"
 
 
-def own_threads() -> set[str]:
-    return {one.name for one in threading.enumerate()} & {"kmq-client", "kmq-markers", "kmq-storage"}
+@pytest.fixture
+def own_threads():
+    """A function that tells which threads of clients run that did not run before, for other tests."""
+    before = {one.ident for one in threading.enumerate()}
+
+    def found() -> set[str]:
+        names = {one.name for one in threading.enumerate() if one.ident not in before}
+        return names & {"kmq-client", "kmq-markers", "kmq-storage"}
+
+    return found
 
 
 def has_all(queue: KmqClient) -> bool:
@@ -37,7 +45,7 @@ def has_all(queue: KmqClient) -> bool:
     return sorted(queue.partitions) == PARTITIONS
 
 
-def test_of_the_issue_a_queue_that_was_not_closed_leaves_its_partitions_to_the_next(url, caplog):
+def test_of_the_issue_a_queue_that_was_not_closed_leaves_its_partitions_to_the_next(url, own_threads, caplog):
     queue = queue_for(url)
     queue.send("a")
     until(lambda: queue.receive(wait=0.2))
@@ -52,7 +60,7 @@ def test_of_the_issue_a_queue_that_was_not_closed_leaves_its_partitions_to_the_n
     until(lambda: not own_threads(), 20, own_threads)
 
 
-def test_messages_of_a_collected_queue_can_be_acknowledged_and_keep_no_partition(url, make_queue):
+def test_messages_of_a_collected_queue_can_be_acknowledged_and_keep_no_partition(url, own_threads):
     queue = queue_for(url)
     queue.send_many(["a", "b"])
     messages = collect(queue, 2)
@@ -67,7 +75,7 @@ def test_messages_of_a_collected_queue_can_be_acknowledged_and_keep_no_partition
     until(lambda: not own_threads(), 20, own_threads)
 
 
-def test_one_that_is_still_used_is_not_collected(url):
+def test_one_that_is_still_used_is_not_collected(url, own_threads):
     messages = iter(queue_for(url))
     with queue_for(url) as sender:
         sender.send_many(["a", "b"])

@@ -136,7 +136,13 @@ def test_r30_a_successor_knows_what_its_predecessor_knew(log, stored_at, rows):
         if at == min(stored_at, len(log)):
             offset, now_ms, snapshot = first.snapshot(rows)
             stored = StoredOffset(
-                offset, "M", now_ms, in_flight=tuple(snapshot), finished=first.finished.stored()
+                offset,
+                "M",
+                now_ms,
+                in_flight=tuple(snapshot),
+                finished=first.finished.stored(),
+                markers_read=first.position,
+                markers_epoch=0,
             )
         first.apply(marker, at, T0)
     successor = StartPosition(decode_offset("", stored.to_json())).state()
@@ -147,6 +153,23 @@ def test_r30_a_successor_knows_what_its_predecessor_knew(log, stored_at, rows):
     assert successor.taken_late(successor) >= first.taken_late(first)
     ended_again = {entry.offset for entry in first if was_ended(log, entry.offset)}
     assert successor.taken_late(successor) <= ended_again
+
+
+def test_r30_what_was_finished_after_a_group_was_set_back_stays_finished_for_a_successor():
+    """The tick of the assignment stands behind the safe offset, and the take before it (seed 77260)."""
+    log = [assigned(0), take(5), take(9), assigned(3, again=True), end(5)]
+    first = read(InFlight(), *log)
+    offset, now_ms, _ = first.snapshot(0)
+    assert offset == 2, "that of the take of 9: the take of 5 stands before"
+    stored = StoredOffset(
+        offset, "M", now_ms, finished=first.finished.stored(), markers_read=5, markers_epoch=0
+    )
+    successor = StartPosition(decode_offset("", stored.to_json())).state()
+    for at, marker in [*enumerate(log)][offset:]:
+        successor.apply(marker, at, T0)
+    for state in (first, successor):
+        state.apply(take(5), 5, T0)
+        assert late(state) == [5]
 
 
 def was_ended(log, offset):

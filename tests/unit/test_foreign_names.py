@@ -122,6 +122,12 @@ def test_a_name_that_nobody_has_gets_the_most_similar_or_none():
     assert our_name("ms", ["s"]) is None
 
 
+def test_very_many_names_are_not_compared():
+    names = [f"queue-{number}" for number in range(100)]
+    assert nearest("queue_99", names) == "; did you mean queue-99?"
+    assert nearest("queue_99", [*names, "other"]) == ""
+
+
 def test_every_name_of_ours_in_the_table_exists():
     known = {
         *StoredQueueSettings.__dataclass_fields__,

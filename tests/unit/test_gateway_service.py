@@ -33,6 +33,32 @@ async def a_hub():
         await asyncio.to_thread(hub.close)
 
 
+def test_a_call_that_is_watched_shows_whether_the_storage_answers():
+    async def main():
+        clock, answered = ManualClock(), asyncio.Event()
+        with memory_storage() as storage, memory_storage() as other:
+            hub = Hub({"": storage, "same": storage, "other": other}, clock=clock)
+            watching = asyncio.ensure_future(hub.watch(storage, answered.wait()))
+            await asyncio.sleep(0)
+            assert hub.silent_storages() == []
+            clock.advance(2.1)
+            assert hub.silent_storages() == ["", "same"]
+            answered.set()
+            await watching
+            assert hub.silent_storages() == []
+
+            async def fail():
+                raise Unavailable("away")
+
+            with pytest.raises(Unavailable):
+                await hub.watch(other, fail())
+            assert hub.silent_storages() == ["other"]
+            clock.advance(5.1)
+            assert hub.silent_storages() == []
+
+    asyncio.run(main())
+
+
 class Counting:
     """A queue of which the calls are counted, and take long while `gate` is closed."""
 

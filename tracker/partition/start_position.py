@@ -88,6 +88,7 @@ class StartPosition(NamedTuple):
         state.restore(at.in_flight)
         state.highest_taken = max(state.highest_taken, self.taken)  # it may have been cut away
         state.finished.restore(at.finished)
+        state.finished_read = at.markers_read
         return state
 
 

@@ -20,12 +20,12 @@ _log = logging.getLogger(__name__)
 
 _CACHED_S = 4.0
 """Keys are read again after this time, in seconds, so a revoked key ends within 5 s."""
+_AGAIN_S = 1.0
+"""Seconds after a failure until they are read again."""
 _PATIENCE_S = 0.1
-"""Requests wait so long, in seconds, for keys that are being read; EmoDB's clients give up after 500 ms."""
-_FIRST_PATIENCE_S = 0.4
-"""The same if no keys are known."""
-_PAUSE_S = 0.5
-"""When keys could not be read, they are read again after this time, in seconds."""
+"""Seconds that requests wait for what is read again; then the keys known so far decide."""
+_FIRST_PATIENCE_S = 0.3
+"""The same as long as no keys are known; EmoDB's clients give up after 500 ms."""
 _SECRET_BYTES = 32
 _ID_BYTES = 6
 
@@ -146,7 +146,7 @@ def digest_of(secret: str) -> str:
 class Keyring:
     """Knows the keys that are valid; read again by `read` when they are older than _CACHED_S.
 
-    While the store does not answer, the keys that were read last stay valid.
+    While the store does not answer, the keys that were read last stay valid, and nobody waits for long.
 
     may_be_open  whether everybody may do everything as long as no key was ever made
     """
@@ -163,15 +163,15 @@ class Keyring:
         self._is_open = False
         self._clock = clock
         self._by_digest: dict[str, Principal] = {}
-        self._read_at_s = self._begun_s = float("-inf")
+        self._known = False
+        self._read_next_s = float("-inf")
         self._reading: asyncio.Task[None] | None = None
+        self._reading_since_s = 0.0
 
     async def who(self, secret: str | None) -> Principal | None:
         """Who has this secret; None for nobody. Raises Unavailable if keys could never be read."""
-        if self._clock.monotonic() - self._read_at_s >= _CACHED_S:
+        if self._clock.monotonic() >= self._read_next_s:
             await self._refresh()
-        if self._read_at_s == float("-inf"):
-            raise Unavailable("keys: they can't be read")
         if self._is_open:
             return ANYBODY
         if not secret:
@@ -184,22 +184,30 @@ class Keyring:
 
     async def _refresh(self) -> None:
         now_s = self._clock.monotonic()
-        if self._reading is None or (self._reading.done() and now_s - self._begun_s >= _PAUSE_S):
-            self._begun_s = now_s
-            self._reading = asyncio.ensure_future(self._read_again(now_s))
-        if not self._reading.done():
-            patience_s = _FIRST_PATIENCE_S if self._read_at_s == float("-inf") else _PATIENCE_S
-            await asyncio.wait([self._reading], timeout=max(0.0, self._begun_s + patience_s - now_s))
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.ensure_future(self._read_again())
+            self._reading.add_done_callback(_note_error)
+            self._reading_since_s = now_s
+        patience_s = _PATIENCE_S if self._known else _FIRST_PATIENCE_S
+        await asyncio.wait([self._reading], timeout=max(0, self._reading_since_s + patience_s - now_s))
+        if self._reading.done():
+            self._reading.result()
+        elif not self._known:
+            raise Unavailable("the keys could not be read in time")
 
-    async def _read_again(self, now_s: float) -> None:
+    async def _read_again(self) -> None:
+        now_s = self._clock.monotonic()
         try:
             keys = await self._read()
         except Exception as error:
+            if not self._known:
+                raise Unavailable(f"keys: they can't be read: {error}") from error
             _log.warning(
                 "the keys could not be read; those known stay valid",
                 extra={"error": str(error)},
                 exc_info=not isinstance(error, KmqError),
             )
+            self._read_next_s = self._clock.monotonic() + _AGAIN_S
             return
         self._is_open = self._may_be_open and keys is None
         newest: dict[str, ApiKey] = {}
@@ -209,4 +217,11 @@ class Keyring:
         self._by_digest = {
             digest: principal for principal in principals if principal.key for digest in principal.key.digests
         }
-        self._read_at_s = now_s
+        self._known = True
+        self._read_next_s = now_s + _CACHED_S
+
+
+def _note_error(reading: asyncio.Task[None]) -> None:
+    """Take the error of a reading for which nobody waits any more; else asyncio logs it as forgotten."""
+    if not reading.cancelled():
+        reading.exception()

@@ -74,6 +74,12 @@ def _pattern(texts: Sequence[str]) -> str:
     return first + "".join(f"(?>.*?{one})" for one in between[:-1] if one) + ".*" + between[-1]
 
 
+def permits_something(text: str) -> bool:
+    """False if a permission permits no action of the gateway, whatever the queue; raises ConfigError."""
+    context, action, _ = parse_permission(text).parts
+    return bool(context.fullmatch(CONTEXT)) and any(action.fullmatch(one) for one in ACTIONS)
+
+
 ROLES: dict[str, tuple[Permission, ...]] = {
     "queue_post": tuple(
         parse_permission(f"queue|{action}|*", exclude=_SYSTEM_PREFIX) for action in ("post", "get_status")

@@ -147,11 +147,20 @@ class Hub:
         now_s = self._clock.monotonic()
         return [name for name, pulse in self._pulses.items() if pulse.is_away(now_s)]
 
-    def note_silence(self, storage: Storage) -> None:
-        """Note that a storage did not answer a call that was not one of ours."""
-        for name, one in self._storages.items():
-            if one is storage:
-                self._pulses[name].end(object(), self._clock.monotonic(), failed=True)
+    async def watch(self, storage: Storage, answer: Awaitable[T]) -> T:
+        """Await a short call of a storage, which shows whether that answers, as requests of clients do."""
+        pulses = [self._pulses[name] for name, one in self._storages.items() if one is storage]
+        call, failed = object(), False
+        for pulse in pulses:
+            pulse.begin(call, self._clock.monotonic())
+        try:
+            return await answer
+        except Unavailable:
+            failed = True
+            raise
+        finally:
+            for pulse in pulses:
+                pulse.end(call, self._clock.monotonic(), failed=failed)
 
     async def _within(
         self, name: QueueName, do: Callable[[], Awaitable[T]], patience_s: float, *, is_sign: bool = True

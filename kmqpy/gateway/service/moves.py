@@ -13,6 +13,7 @@ import contextlib
 import enum
 import json
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -49,6 +50,10 @@ _LISTED = 10_000
 """Jobs that status() looks through; older outcomes are forgotten."""
 _KEPT_MS = 7 * 86_400_000
 """Outcomes are kept for a week."""
+_REMEMBERED = 1_000
+"""So many moves are remembered that were started or found lately."""
+_REMEMBERED_S = 60.0
+"""For so many seconds: on Kafka a job that ends is nowhere to be found until a tracker has copied it."""
 
 
 class MoveStatus(enum.Enum):
@@ -92,16 +97,32 @@ class Moves:
         self._open_jobs: dict[Storage, Queue] = {}
         self._look_now = {storage: asyncio.Event() for storage in storages}
         self._stopping = False
+        self._remembered: OrderedDict[tuple[str, str], tuple[Move, float]] = OrderedDict()
 
     async def start(self, service: str, move: Move) -> str:
         """Start a move for the clients of a service; returns its reference. Raises Unavailable."""
         reference = await self._in_time(self._store, service, move)
+        self._remember(service, reference, move)
         self._look_now[self._hub.storage_of(move.origin)].set()
         return reference
 
     async def status(self, service: str, reference: str) -> tuple[Move, MoveStatus]:
         """The move and how far it is; raises UnknownMove, also for a reference of another service."""
-        return await self._in_time(self._find, service, reference)
+        try:
+            move, status = await self._in_time(self._find, service, reference)
+        except UnknownMove:
+            remembered = self._remembered.get((service, reference))
+            if remembered is None or SYSTEM_CLOCK.monotonic() - remembered[1] > _REMEMBERED_S:
+                raise
+            return remembered[0], MoveStatus.IN_PROGRESS
+        self._remember(service, reference, move)
+        return move, status
+
+    def _remember(self, service: str, reference: str, move: Move) -> None:
+        self._remembered[service, reference] = (move, SYSTEM_CLOCK.monotonic())
+        self._remembered.move_to_end((service, reference))
+        if len(self._remembered) > _REMEMBERED:
+            self._remembered.popitem(last=False)
 
     async def run(self) -> None:
         """Run the moves that nobody runs, until the task is cancelled."""
@@ -121,11 +142,12 @@ class Moves:
             taken = None
             await places.acquire()
             try:
-                taken = None if self._stopping else await self._run(self._take_job, storage)
+                if not self._stopping:
+                    taking = self._run(self._take_job, storage)
+                    is_watched = storage.capabilities.immediate
+                    taken = await (self._hub.watch(storage, taking) if is_watched else taking)
             except Exception as error:  # the storage is away, and so are its queues
                 _log.warning("moves wait", extra={"error": str(error)})
-                if isinstance(error, Unavailable):
-                    self._hub.note_silence(storage)
             if taken is not None:
                 tasks.create_task(self._run_job(*taken)).add_done_callback(lambda _: places.release())
                 continue

@@ -39,6 +39,7 @@ _TAKE_WAIT_S = 0.1
 """See Capabilities.immediate: in seconds, how long a take waits for messages to arrive from Kafka."""
 _TAKE_PATIENCE_S = 0.2
 """A poll waits no longer for such a take; what it brings is kept for the next poll."""
+_MAX_RECEIPTS = 100_000
 _STALE_AFTER_S = 3.1
 """Just longer than the shelf keeps messages."""
 _HAND_OUT_LEASE_S = 5.0
@@ -114,6 +115,7 @@ class ServedQueue:
         # Where a take must wait for what is on its way, a short wait; EmoDB's clients give up after 500 ms.
         self._take_wait_s = 0.0 if queue.capabilities.immediate else _TAKE_WAIT_S
         self._shelf = Shelf()
+        self._known_receipts: dict[str, str] = {}
         self._running = 0
         self._largest_body = 0
         self._sent_count = self._taken_count = 0  # less what was acknowledged, by this gateway
@@ -176,6 +178,7 @@ class ServedQueue:
                 self._give_back_later(taking.result())
             raise
         self._taken_count += len(messages)
+        self._know(messages)
         return [*map(Taken.of, messages)]
 
     async def hand_out(self, limit: int) -> list[Taken]:
@@ -326,13 +329,21 @@ class ServedQueue:
         return [None] * len(given)
 
     def _receipts(self, ids: Sequence[str]) -> list[str]:
-        return [self._queue.receipt(one) for one in ids]
+        return [self._known_receipts.get(one) or self._queue.receipt(one) for one in ids]
+
+    def _know(self, messages: Sequence[Message]) -> None:
+        """Remember receipts, in a queue on Kafka that can't make them of ids (without late_acks)."""
+        if not self._queue.capabilities.receipts_by_id:
+            self._known_receipts.update((one.id, one.receipt) for one in messages)
+            while len(self._known_receipts) > _MAX_RECEIPTS:
+                del self._known_receipts[next(iter(self._known_receipts))]
 
     def _count(self, limit: int | None) -> int:
         return self._queue.size(limit) + self._queue.in_flight(limit)
 
     def _extended(self, late: Sequence[Message], lease_s: float) -> list[Taken]:
         lost = set(self._queue.extend(*late, lease=lease_s, confirmed=True))
+        self._know(late)
         return [Taken.of(one) for one in late if one.receipt not in lost]
 
     def _give_back_later(self, messages: list[Message]) -> None:

@@ -87,7 +87,7 @@ NONE_FINISHED = StoredFinished()
 class FinishedMessages:
     """Remembers which messages were in flight and have ended, in the windows of the latest assignments."""
 
-    __slots__ = ("_end", "_first", "_has_gaps", "_offsets", "_stored", "_windows")
+    __slots__ = ("_end", "_first", "_has_gaps", "_offsets", "_restored", "_stored", "_windows")
 
     def __init__(self) -> None:
         self._offsets = OffsetRuns()
@@ -97,6 +97,7 @@ class FinishedMessages:
         """All windows lie between these queue offsets, `_end` not included."""
         self._has_gaps = False
         """True if some queue offsets between `_first` and `_end` are in no window."""
+        self._restored = NONE_FINISHED
         self._stored: StoredFinished | None = NONE_FINISHED
         """The latest result of stored(); None after a change."""
 
@@ -106,11 +107,12 @@ class FinishedMessages:
     def __len__(self) -> int:
         return len(self._offsets)
 
-    def assigned(self, takes_from: int, *, again: bool) -> None:
+    def assigned(self, takes_from: int, *, again: bool, before_restored: bool = False) -> None:
         """Note that a partition was assigned to a client that takes messages from `takes_from` on.
 
-        `again`: the client may take messages again that were taken before. Trackers must redeliver these if
-        the client dies, so the finished messages from `takes_from` on are forgotten.
+        again            the client may take messages again that were taken before. Trackers must redeliver
+                         these if the client dies, so the finished messages from `takes_from` on are forgotten
+        before_restored  the assignment is older than what was restored, so that stays
         """
         if again:
             self._offsets.discard_from(takes_from)
@@ -118,6 +120,8 @@ class FinishedMessages:
         near = [first for first in self._windows if first <= takes_from <= first + WINDOW // 2]
         window = near[-1] if near else takes_from
         self._set_windows([first for first in self._windows if first != window] + [window])
+        if again and before_restored:
+            self._offsets.update(OffsetRuns(self._in_windows(self._restored.runs)))
 
     def touches(self, first: int, count: int) -> bool:
         """Return True if one of these messages may lie in a window; usually none does. The call is cheap."""
@@ -160,6 +164,7 @@ class FinishedMessages:
         """Replace everything by a stored form."""
         self._set_windows(list(stored.windows)[-MAX_WINDOWS:])
         self._offsets = OffsetRuns(self._in_windows(stored.runs))
+        self._restored = stored
 
     def _most_important(self, runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return the lowest runs of the latest window, then those of earlier windows, in ascending order.

@@ -69,6 +69,7 @@ class InFlight:
                         offset would not open the entry again
     position            the next markers offset to read
     finished            the finished messages that a client may take late (rule R30)
+    finished_read       those restored into `finished` are as they were before this markers offset was read
     claims              the claims of transactions that may be torn (rule R37); replay_markers() reads them.
                         The safe offset is at or before the oldest
     cuts                the cuts of the queue partition's log that ticks have told (rule R39). Messages are
@@ -102,6 +103,7 @@ class InFlight:
         self._pinned_at: tuple[int, int] | None = None  # markers offset, and the partition's now
         self._entries = PackedEntries()
         self.finished = FinishedMessages()
+        self.finished_read = 0
         self.claims = OpenClaims()
         self.cuts = cuts
         self._cuts_told = [(-1, cuts)]
@@ -182,7 +184,9 @@ class InFlight:
                 self._cut(marker.cuts, at)
             if marker.takes_from is not None:
                 self.takes_epoch = -1 if marker.epoch is None else max(marker.epoch, self.takes_epoch)
-                self.finished.assigned(marker.takes_from, again=marker.takes_again)
+                self.finished.assigned(
+                    marker.takes_from, again=marker.takes_again, before_restored=at < self.finished_read
+                )
                 return 0
             return self._end_range(marker.runs) if marker.runs else self._end(marker.offset)
         if marker.op in (Op.TAKE, Op.DELAY):

@@ -1,0 +1,74 @@
+"""What `kmq gateway` and `kmq key` say, and refuse."""
+
+import json
+
+import pytest
+
+from kmqpy.cli.app import run
+
+
+@pytest.fixture
+def kmq(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    for name in ("KMQ_QUEUE_URL", "KMQ_ZOOKEEPER", "KMQ_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments):
+        code = run(arguments)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return call
+
+
+def test_a_key_is_made_listed_rotated_and_revoked_in_the_storage_that_is_named(kmq, tmp_path):
+    storage = f"sqlite:///{tmp_path}/other.db"
+    code, secret, told = kmq("key", "--storage", storage, "create", "--role", "queue_post", "--requests", "5")
+    assert code == 0
+    assert f"gateways over {storage}" in told
+    assert kmq("key", "list", "-o", "json") == (0, "", ""), "in the default storage there is none"
+    (listed,) = kmq("key", "--storage", storage, "list", "-o", "json")[1].splitlines()
+    key = json.loads(listed)
+    assert (key["roles"], key["requests_per_s"]) == (["queue_post"], 5)
+    assert "digests" not in key
+    assert secret.strip() not in listed
+    assert kmq("key", "--storage", storage, "rotate", key["id"])[1] not in {"", secret}
+    assert kmq("key", "--storage", storage, "revoke", key["id"])[0] == 0
+    assert kmq("key", "--storage", storage, "revoke", key["id"])[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("create",), "give a --role or a --permission"),
+        (("create", "--permission", "x"), "permits nothing"),
+        (("create", "--permission", "queue|read|x"), "permits nothing"),
+        (("create", "--role", "x"), "is none of queue_post"),
+        (("create", "--role", "queue_post", "--requests", "0"), "requests_per_s"),
+        (("revoke", "x"), "kmq key list"),
+        (("rotate", "x"), "kmq key list"),
+    ],
+)
+def test_bad_use_of_keys(kmq, arguments, text):
+    code, out, told = kmq("key", *arguments)
+    assert (code, out) == (2, "")
+    assert text in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("kafka://127.0.0.1:1",), "?zookeeper=host:2181"),
+        (("memory:", "--port", "18099", "--admin-port", "18099"), "admin_port"),
+        (("memory:", "--host", "0.0.0.0"), "kmq key --storage URL create"),
+        (("memory:", "memory:"), "write NAME=URL"),
+        (("postgresql://me:secret@db/x",), "KMQ_QUEUE_URL"),
+        (("memory:", "--tls-cert", "x.pem"), "give both"),
+        (("http://x",), "no storage for http"),
+    ],
+)
+def test_bad_use_of_gateways(kmq, arguments, text):
+    code, out, told = kmq("gateway", *arguments)
+    assert (code, out) == (2, "")
+    assert text in told
+    assert "me:secret" not in told
