@@ -12,7 +12,7 @@ from fake_queue import FakeQueue
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmqpy.errors import Unavailable
+from kmqpy.errors import QueueNotFound, Unavailable
 from kmqpy.gateway.limits import BadEncoding, Held, Overloaded, Rate, Share, TooLarge, read_body
 from kmqpy.gateway.service.estimate import Estimate
 from kmqpy.gateway.service.hub import Hub, QueueName
@@ -228,6 +228,53 @@ def test_a_queue_is_made_by_the_first_send_and_by_nothing_else():
             assert hub.open_queues == 1
             settings = storage.describe("jobs").settings
             assert (settings["max_redeliveries"], settings["requeue_to"]) == (None, "front")
+
+    asyncio.run(main())
+
+
+def test_a_request_that_meets_a_deleted_queue_does_not_close_the_new_one():
+    async def main():
+        async with a_hub() as (hub, storage):
+            storage.create("jobs")
+            both_have_it, tries = asyncio.Barrier(2), []
+
+            async def use(queue):
+                tries.append(queue)
+                if len(tries) <= 2:
+                    await both_have_it.wait()
+                    raise QueueNotFound("queue: deleted")
+                await asyncio.sleep(0)
+                await asyncio.sleep(0.05)
+                return await queue.size(None)
+
+            calls = (hub.with_queue(JOBS, use, missing=lambda: "missing") for _ in range(2))
+            assert await asyncio.gather(*calls) == [0, 0]
+            assert tries[0] is tries[1]
+            assert tries[2] is tries[3]
+
+            async def in_vain(queue):
+                raise QueueNotFound("queue: deleted")
+
+            with pytest.raises(Unavailable):
+                await hub.with_made(JOBS, in_vain)
+
+    asyncio.run(main())
+
+
+def test_a_queue_that_is_deleted_as_soon_as_it_is_made_is_made_again(monkeypatch):
+    async def main():
+        async with a_hub() as (hub, storage):
+            create, made = storage.create, []
+
+            def create_in_vain(name, **settings):
+                create(name, **settings)
+                made.append(name)
+                if len(made) == 1:
+                    storage.delete(name)
+
+            monkeypatch.setattr(storage, "create", create_in_vain)
+            await hub.with_made(JOBS, lambda queue: queue.send([b"1"]))
+            assert len(made) == 2
 
     asyncio.run(main())
 

@@ -29,6 +29,8 @@ _REOPEN_AFTER_S = 60.0
 """A queue without calls is opened again after this time, in seconds: its settings may have changed."""
 _LEAVE_AFTER_S = 10.0
 """When another gateway asks, a queue that no client of ours has asked for messages in this time is closed."""
+_TRIES = 4
+"""A call is tried so often with queues that are deleted meanwhile."""
 _THREADS = 32
 """Threads for the calls of one storage; each call is a batch."""
 _MAX_OPEN = 2_000
@@ -128,8 +130,7 @@ class Hub:
         """
 
         async def do() -> T:
-            queue = await self._find(name, make=False)
-            return missing() if queue is None else await use(queue)
+            return await self._use(name, use, missing)
 
         return await self._within(name, do, patience_s, is_sign=is_sign)
 
@@ -137,9 +138,7 @@ class Hub:
         """The result of `use` with the queue of this name, which is made if it does not exist."""
 
         async def do() -> T:
-            queue = await self._find(name, make=True)
-            assert queue is not None
-            return await use(queue)
+            return await self._use(name, use, None)
 
         return await self._within(name, do, PATIENCE_S)
 
@@ -173,7 +172,7 @@ class Hub:
             pulse.begin(call, begun_s)
         try:
             async with asyncio.timeout(PATIENCE_WHEN_AWAY_S if away else patience_s):
-                result = await self._again_if_deleted(name, do)
+                result = await do()
         except (TimeoutError, Unavailable) as error:
             pulse.end(call, self._clock.monotonic(), failed=True)
             if isinstance(error, Unavailable):
@@ -188,12 +187,20 @@ class Hub:
             pulse.drop(call)
         return result
 
-    async def _again_if_deleted(self, name: QueueName, do: Callable[[], Awaitable[T]]) -> T:
-        try:
-            return await do()
-        except (QueueNotFound, Closed):  # deleted, or deleted and made again, since it was opened
-            self._forget(name)
-            return await do()
+    async def _use(
+        self, name: QueueName, use: Callable[[ServedQueue], Awaitable[T]], missing: Callable[[], T] | None
+    ) -> T:
+        """The result of `use`, again if the queue was deleted since it was opened; None: it is made."""
+        for _ in range(_TRIES):
+            queue = await self._find(name, make=missing is None)
+            if queue is None and missing is not None:
+                return missing()
+            if queue is not None:
+                try:
+                    return await use(queue)
+                except (QueueNotFound, Closed):
+                    self._forget(name, queue)
+        raise Unavailable("the queue is deleted and made again all the time")
 
     async def take_for_other(self, place: Place, limit: int, lease_s: float) -> list[Taken]:
         """Take for another gateway, if we have partitions of the queue.
@@ -288,8 +295,12 @@ class Hub:
         self._evict()
         return served
 
-    def _forget(self, name: QueueName) -> None:
-        self._close(self._place(name))
+    def _forget(self, name: QueueName, queue: ServedQueue) -> None:
+        """Close this queue; not one that another request has opened since."""
+        place = self._place(name)
+        entry = self._entries.get(place)
+        if entry is not None and entry.queue is queue:
+            self._close(place)
 
     def _close(self, place: Place) -> None:
         entry = self._entries.pop(place, None)
