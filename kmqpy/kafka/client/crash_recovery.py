@@ -171,9 +171,6 @@ class CrashRecovery:
                 raise Unavailable("a leader was elected while its markers were read; try again")
         found.complete &= not lost_markers
         commit = replace(commit, cuts=given.cuts.merged(found.cuts).merged(commit.cuts))
-        if epoch > (given.epoch or 0):
-            for cut in commit.cuts.cuts:  # the record before it was there when the cut was found
-                commit = self._commit_check.cut_back(partition, commit, cut.start - 1, cut.above, ends.queue)
         for copy in found.copies.last:
             if commit.cuts.is_current(copy.number):
                 # Who has written the commit or a tick has looked for it, or it is of an aborted transaction.

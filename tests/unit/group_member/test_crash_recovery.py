@@ -157,14 +157,6 @@ def test_r39_a_take_of_what_is_not_there_has_the_epoch_asked_for_again(member, c
     assert member.partitions == []
 
 
-def test_r39_the_record_before_a_known_cut_tells_of_one_that_lies_lower(member, consumer, takes, monkeypatch):
-    searched = _after_an_election(monkeypatch, consumer, Cut(2, 1, 0), "kmq3:0:Q:M:1:0<1@2:0", epoch=2)
-    assign(member, consumer, 0)
-    consumer.offsets = [1]
-    assert member.poll(1, 0)[1] == {0: range(Cut(2, 1, 0).base + 1, Cut(2, 1, 0).base + 2)}
-    assert (1, 0) in searched
-
-
 _TICK = codec.encode(codec.assignment_tick(0, 3, epoch=2))
 _CLAIM = codec.encode(codec.tick(0, epoch=0))
 _KEY, _END, _BY_TRACKER = codec.encode(Marker(0, 0, Op.END, by_tracker=True))
