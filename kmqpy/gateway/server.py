@@ -118,7 +118,12 @@ class Gateway:
             self._move_threads,
             on_end=lambda outcome: self._metrics.moves.labels(outcome).inc(),
         )
-        access = Access(keys, self._key_threads, may_be_open=is_local)
+        access = Access(
+            keys,
+            self._key_threads,
+            may_be_open=is_local,
+            own_names=[settings.host, settings.advertise or settings.host],
+        )
         dialect = emodb.EmoDialect(self._hub, self._moves, access)
         self._app = GatewayApp(
             dict.fromkeys(emodb.BASES, ("emodb", dialect.answer)),
