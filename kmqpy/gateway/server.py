@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kmqpy.errors import ConfigError, KmqError
+from kmqpy.errors import ConfigError, KmqError, Unavailable
 from kmqpy.gateway.app import GatewayApp, admin_app
 from kmqpy.gateway.connections import guarded
 from kmqpy.gateway.dialects import emodb
@@ -102,7 +102,7 @@ class Gateway:
             raise ConfigError("tls_cert and tls_key: give both, or none")
         self._sockets = _listening(settings)
         is_local = all(ipaddress.ip_address(one.getsockname()[0]).is_loopback for one in self._sockets)
-        if not is_local and (keys is None or keys.read() is None):
+        if not is_local and (keys is None or _are_missing(keys)):
             for listener in self._sockets:
                 listener.close()
             raise ConfigError(
@@ -126,7 +126,12 @@ class Gateway:
             self._move_threads,
             on_end=lambda outcome: self._metrics.moves.labels(outcome).inc(),
         )
-        access = Access(keys, self._key_threads, may_be_open=is_local)
+        access = Access(
+            keys,
+            self._key_threads,
+            may_be_open=is_local,
+            own_names=[settings.host, settings.advertise or settings.host],
+        )
         dialect = emodb.EmoDialect(self._hub, self._moves, access)
         self._app = GatewayApp(
             dict.fromkeys(emodb.BASES, ("emodb", dialect.answer)),
@@ -316,6 +321,14 @@ class Gateway:
         if self._peers is not None:
             self._metrics.registered.labels("gateways").set(self._peers.registered)
             self._metrics.others.set(len(self._peers.others))
+
+
+def _are_missing(keys: KeyStore) -> bool:
+    """True if there never was a key. While the storage is away, nobody knows, and nobody comes in."""
+    try:
+        return keys.read() is None
+    except Unavailable:
+        return False
 
 
 class _Server(uvicorn.Server):
