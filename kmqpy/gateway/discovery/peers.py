@@ -42,11 +42,12 @@ _FOLDER = "gateways"
 _EMPTY_S = 0.25
 """A gateway that has no messages of a queue is not asked for so many seconds."""
 _SILENT_S = 2.0
+"""One that does not answer is not asked for messages of that queue for so many seconds; of others it is."""
 _MAX_REMEMBERED = 10_000
 _MAX_LIMIT = 1_000
 _TIMEOUT_S = 0.3
-"""For all others together: EmoDB's clients give up after 500 ms, and we have waited for messages of our own
-before."""
+"""Within so many seconds take() begins to ask others: EmoDB's clients give up after 500 ms, and we have
+waited for messages of our own before. An answer in pieces may take longer, and so may a wait for a thread."""
 
 
 @dataclass(frozen=True, slots=True)

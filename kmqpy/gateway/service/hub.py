@@ -27,7 +27,8 @@ T = TypeVar("T")
 _MISSING_S = 0.25
 """For so long, in seconds, a queue that is missing is not looked for again."""
 _REOPEN_AFTER_S = 60.0
-"""A queue without calls is opened again after this time, in seconds: its settings may have changed."""
+"""The first call so many seconds after a queue was opened opens it again, unless others run: its settings may
+have changed."""
 _LEAVE_AFTER_S = 10.0
 """When another gateway asks, a queue that no client of ours has asked for messages in this time is closed."""
 _TRIES = 4

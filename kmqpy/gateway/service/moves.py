@@ -135,7 +135,7 @@ class Moves:
                 tasks.create_task(self._run_in(storage, tasks))
 
     def stop(self) -> None:
-        """Let a running move end after its batch; another gateway goes on with it when its lease is over."""
+        """Let running moves end after their batch, and give their jobs back, to other gateways."""
         self._stopping = True
 
     async def _run_in(self, storage: Storage, tasks: asyncio.TaskGroup) -> None:
