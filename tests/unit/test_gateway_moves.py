@@ -164,7 +164,7 @@ def test_a_move_that_can_t_send_gives_back_what_it_took_and_nothing_else(monkeyp
             others = queue.receive(1)
             tried = asyncio.Event()
 
-            async def fail(hub, name, use):
+            async def fail(hub, name, use, **options):
                 tried.set()
                 raise error
 
@@ -289,5 +289,42 @@ def test_the_lease_of_a_job_is_short_whoever_made_the_queue():
             await moves.start("s", A_TO_B)
             _, job = moves._take_job(storage)
             assert job.lease_until_ms - SYSTEM_CLOCK.wall_ms() <= 10_000
+
+    asyncio.run(main())
+
+
+def test_a_storage_that_is_away_makes_nobody_hurry_with_another(monkeypatch):
+    async def main():
+        with memory_storage(SYSTEM_CLOCK) as storage:
+            away = AwayStorage(storage)
+            async with running({"": storage, "x": away}) as moves:
+                hub = moves._hub
+                hub._pulses["x"].end(None, SYSTEM_CLOCK.monotonic(), failed=True)
+                assert hub.is_silent(away)
+                assert not hub.is_silent(storage)
+                monkeypatch.setattr(service, "PATIENCE_WHEN_AWAY_S", 0.0)
+                assert await moves.start("s", A_TO_B)
+                with pytest.raises(Unavailable):
+                    await moves.start("s", Move(QueueName("x:a"), QueueName("b")))
+
+    asyncio.run(main())
+
+
+def test_a_move_gives_up_no_batch_that_takes_longer_than_clients_wait(monkeypatch):
+    monkeypatch.setattr("kmqpy.gateway.service.hub._executor", lambda _: ThreadPoolExecutor(4))
+    monkeypatch.setitem(Hub.with_made.__kwdefaults__, "patience_s", 0.1)
+    send_all = ServedQueue._send_all
+
+    def slow(queue, given):
+        time.sleep(0.5)
+        return send_all(queue, given)
+
+    monkeypatch.setattr(ServedQueue, "_send_all", slow)
+
+    async def main():
+        async with running_moves() as (moves, storage):
+            filled(storage, "a")
+            assert await ended(moves, await moves.start("s", A_TO_B)) is MoveStatus.COMPLETE
+            assert storage.open("b").size() == 3
 
     asyncio.run(main())

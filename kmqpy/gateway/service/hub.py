@@ -156,18 +156,24 @@ class Hub:
 
         return await self._within(name, do, patience_s, is_sign=is_sign)
 
-    async def with_made(self, name: QueueName, use: Callable[[ServedQueue], Awaitable[T]]) -> T:
+    async def with_made(
+        self, name: QueueName, use: Callable[[ServedQueue], Awaitable[T]], *, patience_s: float = PATIENCE_S
+    ) -> T:
         """The result of `use` with the queue of this name, which is made if it does not exist."""
 
         async def do() -> T:
             return await self._use(name, use, None)
 
-        return await self._within(name, do, PATIENCE_S)
+        return await self._within(name, do, patience_s)
 
     def silent_storages(self) -> list[str]:
         """The names of the storages that do not answer."""
         now_s = self._clock.monotonic()
         return [name for name, pulse in self._pulses.items() if pulse.is_away(now_s)]
+
+    def is_silent(self, storage: Storage) -> bool:
+        """True for a storage that does not answer."""
+        return any(self._storages[name] is storage for name in self.silent_storages())
 
     async def watch(self, storage: Storage, answer: Awaitable[T]) -> T:
         """Await a short call of a storage, which shows whether that answers, as requests of clients do."""

@@ -45,6 +45,7 @@ _BATCH = 100
 _ARRIVAL_S = 15.0
 """Seconds without a message after which none on Kafka is still on its way to us."""
 _PATIENCE_S = 30.0
+"""Seconds for a batch: one that is given up was perhaps sent, and is sent again."""
 _LEASE_S = 60.0
 _LISTED = 10_000
 """Jobs of each state that status() looks through, the oldest first; it does not know further ones."""
@@ -101,14 +102,15 @@ class Moves:
 
     async def start(self, service: str, move: Move) -> str:
         """Start a move for the clients of a service; returns its reference. Raises Unavailable."""
-        reference = await self._in_time(self._store, service, move)
+        storage = self._hub.storage_of(move.origin)
+        reference = await self._in_time(storage, self._store, service, move)
         self._remember(service, reference, move)
-        self._look_now[self._hub.storage_of(move.origin)].set()
+        self._look_now[storage].set()
         return reference
 
     async def status(self, service: str, reference: str) -> tuple[Move, MoveStatus]:
         """The move and how far it is; raises UnknownMove, also for a reference of another service."""
-        searches = (self._in_time(self._find, one, service, reference) for one in self._storages)
+        searches = (self._in_time(one, self._find, one, service, reference) for one in self._storages)
         answers = await asyncio.gather(*searches, return_exceptions=True)
         for found in answers:
             if isinstance(found, tuple):  # then it does not matter that another storage is away
@@ -217,7 +219,8 @@ class Moves:
                 messages = [OutgoingMessage(one.body, key=one.key, headers=one.headers) for one in batch]
                 ids = [one.id for one in batch]
                 try:
-                    await self._hub.with_made(move.target, methodcaller("send", messages))
+                    send = methodcaller("send", messages)
+                    await self._hub.with_made(move.target, send, patience_s=_PATIENCE_S)
                 except Exception:  # the queue's clients must not wait for the end of our lease
                     with contextlib.suppress(KmqError):
                         await self._with_origin(move, methodcaller("give_back", taken))
@@ -331,10 +334,12 @@ class Moves:
             jobs = self._open_jobs.setdefault(storage, jobs)
         return jobs
 
-    async def _in_time(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        away = self._hub.silent_storages()
+    async def _in_time(
+        self, storage: Storage, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        is_silent = self._hub.is_silent(storage)
         try:
-            async with asyncio.timeout(PATIENCE_WHEN_AWAY_S if away else PATIENCE_S):
+            async with asyncio.timeout(PATIENCE_WHEN_AWAY_S if is_silent else PATIENCE_S):
                 return await self._run(function, *args, **kwargs)
         except TimeoutError:
             raise Unavailable("the storage does not answer in time") from None
