@@ -114,8 +114,7 @@ class Collapsing:
             )
         most = MAX_DIGESTS // len(self._polled)
         for number, one in self._polled.items():
-            position = one.assigned.position
-            one.assigned.twins.note_end(max(position, ends.get(number, 0)), position, most)
+            one.assigned.twins.note_end(ends.get(number, 0), one.assigned.position, most)
 
     def close(self) -> None:
         """Release the connection."""
