@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import timedelta
@@ -17,7 +17,7 @@ from kmqpy.cli.options import DURATION
 from kmqpy.cli.output import print_json, print_table, print_text, warn
 from kmqpy.cli.storage_url import URL_VARIABLE, StorageUrl
 from kmqpy.core import logs
-from kmqpy.errors import ConfigError, MissingExtra, NotSupported
+from kmqpy.errors import ConfigError, MissingExtra, NotSupported, Unavailable
 from kmqpy.kafka.settings import build_connections, connections_in_environment, is_secret
 from kmqpy.queue import Storage, storage_for
 from kmqpy.queue.url import parse_url
@@ -118,11 +118,16 @@ def gateway(
       curl -d '"hello"' -H 'Content-Type: application/json' localhost:8080/queue/1/jobs/send
       curl localhost:8080/queue/1/jobs/poll
     """
-    run, settings_type, limits_type, tracker_type = _loaded()
+    run, settings_type, limits_type, tracker_type, late = _loaded()
     logs.setup(log_level, log_format)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("kmqpy.gateway.access").setLevel(logging.INFO if access_log else logging.WARNING)
     peers, root = _peers(_given(urls))
+
+    def opened(url: str) -> Storage:
+        storage: Storage = late(lambda: storage_for(url))
+        return storage
+
     settings = settings_type(
         peers=peers,
         root=root,
@@ -137,14 +142,14 @@ def gateway(
         drain_s=drain.total_seconds() if graceful else 0.0,
         limits=limits_type(max_message_bytes=max_message_bytes),
     )
-    with _storages(urls) as storages, ExitStack() as trackers:
+    with _storages(urls, opened) as storages, ExitStack() as trackers:
         for text in () if no_tracker else _given(urls):
             if _split(text)[1].lower().startswith("kafka:"):
                 trackers.enter_context(tracker_type(_split(text)[1], log_format))
         keys = _keys(storages[""], keys_file, optional=True)
         if keys_file is not None and not keys_file.exists():
             warn(f"there is no file {keys_file}: everybody is refused; kmq key --keys {keys_file} create")
-        if keys is None or keys.read() is None:
+        if keys is None or not _may_have_keys(keys):
             shown = _shown(_split(_given(urls)[0])[1])
             warn(f"no keys: whoever can connect may do everything; kmq key --storage {shown} create")
         run(settings, storages, keys, on_ready=lambda url: print_text(f"gateway at {url}"))
@@ -316,8 +321,17 @@ def _keys(storage: Storage | None, file: Path | None, *, optional: bool = False)
         return None
 
 
+def _may_have_keys(keys: KeyStore) -> bool:
+    try:
+        return keys.read() is not None
+    except Unavailable:
+        return True
+
+
 @contextmanager
-def _storages(urls: tuple[str, ...]) -> Iterator[dict[str, Storage]]:
+def _storages(
+    urls: tuple[str, ...], opened_by: Callable[[str], Storage] = storage_for
+) -> Iterator[dict[str, Storage]]:
     """Open the storages of urls, by name; closes them at the end. The first without a name is the default."""
     named: dict[str, str] = {}
     for text in _given(urls):
@@ -335,7 +349,7 @@ def _storages(urls: tuple[str, ...]) -> Iterator[dict[str, Storage]]:
         by_url: dict[str, Storage] = {}
         for name, url in named.items():
             if url not in by_url:
-                by_url[url] = storage_for(url)
+                by_url[url] = opened_by(url)
             opened[name] = by_url[url]
         yield opened
     finally:
@@ -389,15 +403,16 @@ def _zookeeper(hosts: str) -> Any:
     return ZooKeeperConnection(hosts=hosts)
 
 
-def _loaded() -> tuple[Any, Any, Any, Any]:
+def _loaded() -> tuple[Any, Any, Any, Any, Any]:
     """What runs a gateway; raises MissingExtra."""
     try:
         from kmqpy.gateway.limits import Limits
         from kmqpy.gateway.run import run
         from kmqpy.gateway.server import GatewaySettings
+        from kmqpy.gateway.service.late_storage import opened_or_late
         from kmqpy.gateway.tracker_process import TrackerProcess
     except ImportError as error:  # pragma: no cover
         if (error.name or "").startswith("kmqpy"):
             raise
         raise MissingExtra("gateway", "the gateway") from None
-    return run, GatewaySettings, Limits, TrackerProcess
+    return run, GatewaySettings, Limits, TrackerProcess, opened_or_late

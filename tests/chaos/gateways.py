@@ -1,6 +1,6 @@
 """Kills gateways, and what is behind them, while clients send, poll and acknowledge.
 
-Three gateways over one storage; each is killed (-9) once, and started again. On Kafka a broker is killed,
+Several gateways over one storage; some are killed (-9) once, and started again. On Kafka a broker is killed,
 too, and with each gateway its tracker; on PostgreSQL all connections are cut. Clients go to another gateway
 after each error, as EmoDB's do. In the end, what a gateway accepted must have been handed out, and nothing
 that it acknowledged may be handed out again more than a second later.
@@ -27,8 +27,6 @@ from kmqpy.dev.ports import free_ports
 
 QUEUE = "chaos"
 STORAGES = ("postgresql", "kafka")
-_GATEWAYS = 3
-_CLIENTS = 8
 _BATCH = 10
 _TTL_S = 4
 _START_S = 60.0
@@ -36,6 +34,23 @@ _DRAIN_S = 120.0
 _AFTER_ACK_S = 1.0
 """A poll that began so much later, in seconds, must not show what was acknowledged."""
 _TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of it.
+
+    gateways  how many there are; all over one storage
+    kills     how many of them are killed
+    clients   threads that send and receive
+    """
+
+    gateways: int = 3
+    kills: int = 3
+    clients: int = 8
+
+
+LARGE, SMALL = Size(), Size(gateways=2, kills=1, clients=3)
 
 
 @dataclass(eq=False)
@@ -202,20 +217,21 @@ def run_on(
     seed: int,
     out: Path,
     tell: Callable[[str], None],
+    size: Size = LARGE,
 ) -> list[str]:
     """The same on a storage that runs already."""
     dice = random.Random(seed)
     tell(f"seed {seed}")
-    ports = free_ports(_GATEWAYS)
+    ports = free_ports(size.gateways)
     gateways = [Gateway(url, port, out / f"gateway-{port}.log") for port in ports]
     journal = Journal()
-    clients = [Client(number, ports, journal, seed) for number in range(_CLIENTS)]
+    clients = [Client(number, ports, journal, seed) for number in range(size.clients)]
     try:
         for gateway in gateways:
             gateway.start()
         for client in clients:
             client.start()
-        faults = [*gateways, None]
+        faults = [*dice.sample(gateways, size.kills), None]
         dice.shuffle(faults)
         for index, fault in enumerate(faults, 1):
             wanted = count * index // (len(faults) + 1)

@@ -78,3 +78,43 @@ def test_a_request_that_comes_as_the_gateway_ends_is_answered() -> None:
 def _listens(port: int) -> bool:
     with socket.socket() as one:
         return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (200, {}),
+        (200, {"Host": "LOCALHOST.:8080"}),
+        (200, {"Host": "[::1]:8080"}),
+        (200, {"Host": "127.0.0.2"}),
+        (200, {"Host": "queues.example:1"}),
+        (200, {"Sec-Fetch-Site": "none"}),
+        (200, {"Host": "localhost:8080", "Origin": "http://localhost:8080", "Sec-Fetch-Site": "same-origin"}),
+        (403, {"Origin": "https://evil.example"}),
+        (403, {"Origin": "null"}),
+        (403, {"Host": "localhost:8080", "Origin": "http://localhost:3000"}),
+        (403, {"Sec-Fetch-Site": "cross-site"}),
+        (403, {"Sec-Fetch-Site": "same-site"}),
+        (403, {"Host": "evil.example:8080", "Origin": "http://evil.example:8080"}),
+        (403, {"Host": "evil.example"}),
+        (403, {"Host": "localhost.evil.example"}),
+        (403, {"Host": "127.0.0.1.evil.example"}),
+    ],
+)
+def test_a_web_page_reaches_no_queue_of_a_gateway_without_keys(status: int, headers: dict[str, str]) -> None:
+    with running(memory_storage(), advertise="queues.example") as served:
+        for method, call in (("POST", "q/unclaimall"), ("POST", "_move?from=q&to=r"), ("GET", "q/poll")):
+            answer = served.ask(method, f"/queue/1/{call}", headers=headers)
+            assert answer.status == status, answer
+            if status == 403:
+                assert answer.exception is None
+                assert "without keys" in answer.json["message"]
+
+
+def test_keys_keep_web_pages_out_so_that_any_name_may_be_used() -> None:
+    storage = memory_storage()
+    key, secret = new_key("", ["queue_standard"], [])
+    StorageKeys(storage).put(key)
+    headers = {"X-BV-API-Key": secret, "Host": "queues.example", "Origin": "http://somewhere.example"}
+    with running(storage, StorageKeys(storage)) as served:
+        assert served.ask("GET", "/queue/1/a/size", headers=headers).status == 200

@@ -17,7 +17,7 @@ from kmqpy.gateway.limits import Limits
 
 EXAMPLES = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SEND = (
-    f"POST {QUEUE}/q/send HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    f"POST {QUEUE}/q/send HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     "Transfer-Encoding: chunked\r\n\r\n"
 ).encode()
 VERBS = ("send", "sendbatch", "ack", "renew", "poll", "peek", "size", "claimcount", "unclaimall")
@@ -54,10 +54,10 @@ class Prober(logging.Handler):
         is_chunked = any(b"chunked" in one for one in headers)
         length = [] if is_chunked else [b"Content-Length: %d" % len(body)]
         head = [f"POST {path} HTTP/1.1".encode(), b"Content-Type: application/json", *length, *headers]
-        return self.ask(b"\r\n".join(head) + b"\r\nHost: x\r\n\r\n" + body, "POST")
+        return self.ask(b"\r\n".join(head) + b"\r\nHost: localhost\r\n\r\n" + body, "POST")
 
     def get(self, path: str, method: str = "GET") -> Answer:
-        return self.ask(f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode(), method)
+        return self.ask(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(), method)
 
     def close(self) -> None:
         if self._wire is not None:
@@ -191,7 +191,10 @@ ways = st.sampled_from([(), ("gzip",), ("chunked",), ("gzip", "chunked")])
 )
 def test_any_path(prober, base, path, query, method, body):
     target = f"{base}/{'/'.join(path)}?{query}".encode("latin-1")
-    head = b"%s %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" % (method.encode(), target)
+    head = b"%s %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" % (
+        method.encode(),
+        target,
+    )
     prober.ask(head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body), method)
 
 

@@ -25,7 +25,7 @@ UNAVAILABLE = "com.bazaarvoice.emodb.common.api.ServiceUnavailableException"
 UNKNOWN_MOVE = "com.bazaarvoice.emodb.queue.api.UnknownMoveException"
 SUCCESS = b'{"success":true}'
 JSON = "Content-Type: application/json"
-SEND_HEAD = f"POST {QUEUE}/no-http/send HTTP/1.1\r\nHost: x\r\n{JSON}\r\n".encode()
+SEND_HEAD = f"POST {QUEUE}/no-http/send HTTP/1.1\r\nHost: localhost\r\n{JSON}\r\n".encode()
 BAD_NAME = (
     "Queue name must be a lowercase ASCII string between 1 and 255 characters in length. Allowed punctuation "
     "characters are -.:@_ and the queue name may not start with a single underscore character. An example of "
@@ -497,7 +497,8 @@ def gzip_bomb(mebibytes):
 def test_a_body_that_does_not_end_in_time(served, name):
     with Wire(served.gateway.port) as wire:
         wire.send(
-            f"POST {QUEUE}/{name}/send HTTP/1.1\r\nHost: x\r\n{JSON}\r\nContent-Length: 9\r\n\r\n1".encode()
+            f"POST {QUEUE}/{name}/send HTTP/1.1\r\nHost: localhost\r\n{JSON}\r\n".encode(),
+            b"Content-Length: 9\r\n\r\n1",
         )
         answer = wire.answer("POST")
         assert (answer.status, answer.headers["connection"]) == (408, "close")
@@ -507,14 +508,15 @@ def test_a_body_that_does_not_end_in_time(served, name):
 def test_a_client_that_leaves_in_the_middle_of_its_body_sends_nothing(served, wire, name):
     with Wire(served.gateway.port) as other:
         other.send(
-            f"POST {QUEUE}/{name}/send HTTP/1.1\r\nHost: x\r\n{JSON}\r\nContent-Length: 2\r\n\r\n1".encode()
+            f"POST {QUEUE}/{name}/send HTTP/1.1\r\nHost: localhost\r\n{JSON}\r\n".encode(),
+            b"Content-Length: 2\r\n\r\n1",
         )
     assert wait_until(lambda: served.gateway._app.running == 0, 10, every_s=0.01)
     assert sent(wire, name) == []
 
 
 def test_a_client_may_wait_for_100_continue(wire, name):
-    head = f"POST {QUEUE}/{name}/send HTTP/1.1\r\nHost: x\r\n{JSON}\r\nContent-Length: 1\r\n"
+    head = f"POST {QUEUE}/{name}/send HTTP/1.1\r\nHost: localhost\r\n{JSON}\r\nContent-Length: 1\r\n"
     wire.send(f"{head}Expect: 100-continue\r\n\r\n".encode())
     assert wire.socket.recv(100).startswith(b"HTTP/1.1 100 ")
     wire.send(b"1")
@@ -818,8 +820,8 @@ def test_the_admin_port_needs_no_key_and_has_no_queues(tmp_path):
 
 def test_requests_that_stand_in_line_are_answered_in_order(wire, name):
     """HTTP allows a client to send the next request before it has read the answer."""
-    one = f"POST {QUEUE}/{name}/send HTTP/1.1\r\nHost: x\r\n{JSON}\r\nContent-Length: 1\r\n\r\n"
-    other = f"GET {QUEUE}/{name}/size HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    one = f"POST {QUEUE}/{name}/send HTTP/1.1\r\nHost: localhost\r\n{JSON}\r\nContent-Length: 1\r\n\r\n"
+    other = f"GET {QUEUE}/{name}/size HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     wire.send(f"{one}1{one}2{other}".encode())
     received = b""
     while piece := wire.socket.recv(10_000):

@@ -152,7 +152,7 @@ def test_a_request_with_very_many_messages_or_ids_is_done_in_pieces(
 
 
 def _head(method: str, path: str, length: int | None = None) -> bytes:
-    headers = {"Host": "x", **JSON, **({} if length is None else {"Content-Length": str(length)})}
+    headers = {"Host": "localhost", **JSON, **({} if length is None else {"Content-Length": str(length)})}
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, "", ""]).encode()
 

@@ -44,7 +44,7 @@ class Wire:
 
     def ask(self, head: str, *pieces: bytes) -> Answer:
         """Send a head, without its empty line, and the pieces of a body as they are."""
-        self.send(head.encode("latin-1") + b"\r\nHost: x\r\n\r\n", *pieces)
+        self.send(head.encode("latin-1") + b"\r\nHost: localhost\r\n\r\n", *pieces)
         return self.answer(head.partition(" ")[0])
 
     def is_closed(self) -> bool:

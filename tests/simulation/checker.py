@@ -185,6 +185,7 @@ class _Open:
     leased: bool
     dead: bool = False
     lapsed: bool = False
+    ended_at: int = -1
     # Once its time is up, a tracker may act on any of what it read since.
     counted: set[bool] = field(default_factory=set)
     was_dead: set[bool] = field(default_factory=set)
@@ -326,16 +327,20 @@ class Checker:
         if ("h", b"1") not in copy.headers():
             self.problems.append(f"F8: the copy of {what} lost a header")
 
+    def _named_by(self, end: Record, offset: int) -> RecordPlace | None:
+        """The copy of the message at `offset` that an end marker names; None: it names none."""
+        ended = [marker.offset for marker in decoded(end)]
+        named = dict(end.headers()).get(COPY)
+        return read_copies(named, self.queue.name, len(ended))[ended.index(offset)] if named else None
+
     def _check_lineage(self, original: Record, copy: Record, end: Record, offset: int, what: str) -> None:
         """The end marker names the copy, and the copy its original behind the original's ancestors."""
         place = RecordPlace(copy.topic(), copy.partition(), copy.at)
         if self._names is not None:
             self._check_lineage_of_numbers(copy, end, offset, what)
             return
-        ended = [marker.offset for marker in decoded(end)]
-        named = dict(end.headers()).get(COPY) or b""
-        if not named or read_copies(named, self.queue.name, len(ended))[ended.index(offset)] != place:
-            self.problems.append(f"lineage: the end of {what} names {named!r}, not its copy {place}")
+        if (named := self._named_by(end, offset)) != place:
+            self.problems.append(f"lineage: the end of {what} names {named}, not its copy {place}")
         parent = RecordPlace(self.queue.name, original.partition(), offset)
         try:
             before = read_ancestors(m.last_header(m.headers_of(original.headers()), ANCESTORS), parent)
@@ -346,11 +351,10 @@ class Checker:
 
     def _check_lineage_of_numbers(self, copy: Record, end: Record, number: int, what: str) -> None:
         """The same where logs may be cut back, as far as it can be known: a number may come too late."""
-        ended = [marker.offset for marker in decoded(end)]
-        named = dict(end.headers()).get(COPY) or b""
-        place = named and read_copies(named, self.queue.name, len(ended))[ended.index(number)]
-        if not place or (*place[:2], offset_of(place.offset)) != (copy.topic(), copy.partition(), copy.at):
-            self.problems.append(f"lineage: the end of {what} names {named!r}, not its copy {copy.at}")
+        place = self._named_by(end, number)
+        stands_at = copy.topic(), copy.partition(), copy.at
+        if place is None or (*place[:2], offset_of(place.offset)) != stands_at:
+            self.problems.append(f"lineage: the end of {what} names {place}, not its copy {copy.at}")
         elif copy.topic() == self.queue.name and not (self.history.markers_deleted or self._was_missed(copy)):
             names = self.history.names
             names.copied((copy.partition(), place.offset), copy, end.by)
@@ -529,6 +533,7 @@ class Checker:
             elif offset < len(queue.records):
                 self._acked.add(queue.records[offset].value())
             if entry is not None and entry.lapsed:
+                entry.ended_at = record.at
                 self._late[partition, offset] = entry
                 self._late_ends[partition, offset] = record.at
             return
@@ -571,10 +576,10 @@ class Checker:
         if original is None or (not is_here and of != self._number):
             self.problems.append(f"R24: {what}, of other topics, ended in these")
             return
-        self._originals.add(original)
         if original.is_cut:
             self.stats["copies of what was cut away"] += 1
             original = self._mistaken_for(original, copy, offset)
+        self._originals.add(original)
         self._check_is_whole(original, copy, what)
         self._check_lineage(original, copy, record, offset, what)
         takers = {taken.by for taken, _ in takes[offset]}
@@ -593,14 +598,17 @@ class Checker:
         self._check_claim(record, copy, offset, what)
         claim_at = _begin_of_transaction(record.log, copy)
         if not dead:
-            number = self.history.names.number_of(copy)
-            self._late_acks.copied(offset, copy.at if number is None else number, claim_at, record.at)
+            # By another number than that by which it is taken, if the cut before it was not told yet. Then
+            # its taker can't know of what it is a copy.
+            named = self._named_by(record, offset)
+            self._late_acks.copied(offset, named.offset if named else copy.at, claim_at, record.at)
         elif self.queue.late_acks and not self.broker.past and (partition, offset) not in self.history.unread:
             problem = self._late_acks.dead_lettered(offset, claim_at)
             if problem is not None and not self.history.markers_deleted:
                 self.problems.append(f"{problem}, in {partition}")
         if entry is not None and entry.at >= read_to:  # taken late, after it was planned to copy it
-            entry = self._late.pop((partition, offset), entry)
+            ended = self._late.pop((partition, offset), entry)
+            entry = ended if ended.ended_at >= read_to else entry
         if entry is None:
             entry = self._late.pop((partition, offset), None)
             if entry is None:
@@ -779,10 +787,12 @@ class Checker:
                 what = f"{record.value()!r} at {partition}@{record.at}, epoch {record.epoch}"
                 if record in self._collapsed:
                     continue
+                if record in self._originals:
+                    continue  # perhaps by the start marker of another message, which was cut away
                 if not self.history.names.knows(record):
                     if record.hung is not None and record.hung.state == "aborted":
                         self.stats["aborted copies that came back"] += 1
                         continue
                     self.problems.append(f"lost: {what} was never taken, delivered {seen} times")
-                elif record.value() not in done and record not in self._originals:
+                elif record.value() not in done:
                     self.problems.append(f"lost: {what} was never finished, delivered {seen} times")

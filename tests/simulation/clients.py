@@ -64,6 +64,7 @@ _crash_recovery = stepwise(
     partition_reader=LogReader,
 )
 CrashRecovery = _crash_recovery.CrashRecovery
+find_starts = _crash_recovery.find_starts
 _record_fetcher = stepwise("kmqpy.kafka.client.record_fetcher", {"fetch", "fetch_ahead"})
 _leave_group = stepwise("kmqpy.kafka.client.leave_group", set(), returns_in_time=lambda call: call() is None)
 _group_member = stepwise(

@@ -425,7 +425,7 @@ class CutsNotApplied(Takeover):
 
     def _start_reading(self, part: Any, result: Any) -> None:
         super()._start_reading(part, result)
-        part.state._cut = lambda _cuts: None
+        part.state._cut = lambda _cuts, _at: None
 
 
 class TakenLate(PartitionRedelivery):

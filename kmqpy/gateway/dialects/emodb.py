@@ -65,6 +65,7 @@ class Authenticator(Protocol):
     """Finds out who sends a request."""
 
     async def __call__(self, secret: str | None) -> Principal | None: ...  # noqa: D102
+    def objection(self, sender: Principal, header: Callable[[str], str]) -> str: ...  # noqa: D102
     def spend_bytes(self, sender: Principal, count: int) -> None: ...  # noqa: D102
     def held_by(self, sender: Principal, most: int) -> Held: ...  # noqa: D102
 
@@ -173,6 +174,8 @@ class EmoDialect:
         sender = await self._authenticate(secret)
         if sender is None:
             raise _Refused(_forbidden())
+        if why := self._authenticate.objection(sender, call.header):
+            raise _Refused(_message(403, why))
         call.key_id = sender.id
         if sender.key is not None:
             call.share.join(self._authenticate.held_by(sender, call.limits.max_key_bytes))

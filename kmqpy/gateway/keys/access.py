@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.gateway.keys.keyring import ANYBODY, ApiKey, Keyring, Principal
 from kmqpy.gateway.keys.stores import KeyStore
+from kmqpy.gateway.keys.web_pages import objection
 from kmqpy.gateway.limits import Held, Overloaded, Rate
 
 
@@ -17,6 +18,7 @@ class Access:
 
     keys         None: everybody may do everything
     may_be_open  the same as long as there never was a key
+    own_names    of the gateway, which may stand in the Host of requests that need no key
     """
 
     def __init__(
@@ -25,6 +27,7 @@ class Access:
         threads: Executor,
         *,
         may_be_open: bool,
+        own_names: Sequence[str] = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._keyring = None
@@ -34,6 +37,7 @@ class Access:
                 return await asyncio.wrap_future(threads.submit(keys.read))
 
             self._keyring = Keyring(read, may_be_open=may_be_open, clock=clock)
+        self._own_names = own_names
         self._clock = clock
         self._rates: dict[tuple[str, str, float], Rate] = {}
         self._held: dict[str, Held] = {}
@@ -46,6 +50,10 @@ class Access:
         if sender is not None and sender.key is not None:
             self._spend(sender.key, "requests_per_s", 1)
         return sender
+
+    def objection(self, sender: Principal, header: Callable[[str], str]) -> str:
+        """Why a request is refused although its sender may send it: a web page does, without a key."""
+        return objection(header, self._own_names) if sender.key is None else ""
 
     def held_by(self, sender: Principal, most: int) -> Held:
         """Counts the bytes that the requests of a key hold in memory."""

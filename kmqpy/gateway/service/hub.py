@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import Closed, ConfigError, QueueNotFound, Unavailable
+from kmqpy.gateway.service.claims import Claims, Said
 from kmqpy.gateway.service.names import stored_name
 from kmqpy.gateway.service.on_loop import OnLoop
 from kmqpy.gateway.service.pulse import PATIENCE_S, PATIENCE_WHEN_AWAY_S, Pulse
@@ -41,10 +42,29 @@ Place = tuple[str, str]
 """The name of a storage, and the name of a queue in it."""
 
 
-class AskOthers(Protocol):
-    """Asks other gateways for messages of a queue, see Elsewhere."""
+class Others(Protocol):
+    """Other gateways, see Elsewhere."""
 
-    async def __call__(self, place: Place, limit: int, lease_s: float) -> tuple[list[Taken], str]: ...  # noqa: D102
+    async def take(self, place: Place, limit: int, lease_s: float) -> tuple[list[Taken], str]:
+        """Ask for messages of a queue."""
+
+    async def tell(self, place: Place, unique_id: str, said: Said) -> None:
+        """Tell them what was said of messages of a queue, which `unique_id` tells from its namesakes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Elsewhere:
+    """Other gateways, for one queue."""
+
+    others: Others
+    place: Place
+    unique_id: str
+
+    async def take(self, limit: int, lease_s: float) -> tuple[list[Taken], str]:
+        return await self.others.take(self.place, limit, lease_s)
+
+    async def tell(self, said: Said) -> None:
+        await self.others.tell(self.place, self.unique_id, said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +96,19 @@ class Hub:
     A name `other:rest` is queue `rest` of the storage that was given under the name `other`, if there is one;
     all other names are queues of the default storage, the one under the name "".
 
-    elsewhere  asks other gateways for messages of a queue on Kafka; None: there are no others
+    others  other gateways, which are asked for messages of queues on Kafka; None: there are none
     """
 
     def __init__(
         self,
         storages: Mapping[str, Storage],
         *,
-        elsewhere: AskOthers | None = None,
+        others: Others | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._storages = dict(storages)
-        self._elsewhere = elsewhere
+        self._others = others
+        self._claims: OrderedDict[str, Claims] = OrderedDict()
         # Threads of its own for each storage, so that one that does not answer holds none of another's.
         self._threads = {storage: _executor(storage) for storage in storages.values()}
         self._pulses = {name: Pulse() for name in storages}
@@ -216,6 +237,11 @@ class Hub:
             self._threads[self._storages[place[0]]].submit(entry.close)
         return messages
 
+    def hear(self, place: Place, unique_id: str, said: Said) -> None:
+        """Heed what a client has said to another gateway of messages that we may take."""
+        if place[0] in self._storages and not self._storages[place[0]].capabilities.immediate:
+            self._claims_of(unique_id).note(said, self._clock.monotonic())
+
     async def give_back(self, place: Place, messages: Sequence[Taken]) -> None:
         """Give back what take_for_other() returned, if the other gateway did not get it."""
         entry = self._entries.get(place)
@@ -276,11 +302,16 @@ class Hub:
                 self._missing_since_s[place] = before
                 self._forget_missing()
             return None
-        asks = self._elsewhere is not None and not storage.capabilities.immediate
+        has_owners = not storage.capabilities.immediate  # of its partitions: on Kafka
+        claims = self._claims_of(queue.unique_id) if has_owners else None
+        if claims is not None:
+            claims.collapses = getattr(getattr(queue, "settings", None), "collapse", False)
+        elsewhere = None if self._others is None else _Elsewhere(self._others, place, queue.unique_id)
         served = ServedQueue(
             queue,
             self._threads[storage],
-            elsewhere=functools.partial(self._elsewhere, place) if asks and self._elsewhere else None,
+            elsewhere=elsewhere if has_owners else None,
+            claims=claims,
             clock=self._clock,
         )
         former = self._entries.get(place)
@@ -323,6 +354,14 @@ class Hub:
             if not entry.queue.busy:
                 del self._entries[place]
                 self._threads[self._storages[place[0]]].submit(entry.close)
+
+    def _claims_of(self, unique_id: str) -> Claims:
+        """Kept apart from the open queue, which is opened again now and then."""
+        claims = self._claims.setdefault(unique_id, Claims())
+        self._claims.move_to_end(unique_id)
+        if len(self._claims) > _MAX_OPEN:
+            self._claims.popitem(last=False)
+        return claims
 
     def _place(self, name: QueueName) -> Place:
         """The name of the storage, and that of the queue in it."""

@@ -55,7 +55,8 @@ class StartsFound:
     cuts       the cuts of the queue partition's log that ticks name
     copies     the highest copy that trackers have written, as their end markers say
     markers_epoch  the latest leader epoch of the markers partition; None: not known
-    newer      True: a tick names a leader epoch that the queue partition did not have yet, as far as is known
+    newer      True: a tick names a leader epoch, or a start marker a message, that the queue partition does
+               not have, as far as is known
     """
 
     started: OffsetRuns = field(default_factory=OffsetRuns)
