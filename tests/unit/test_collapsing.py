@@ -12,7 +12,10 @@ from kmqpy.telemetry.base import Telemetry
 
 
 class Member:
-    """A group member whose polls are given: of each partition, the bodies that come (capitals: of copies); None: it is lost."""
+    """A group member whose polls are given: of each partition, the bodies that come; None: it is lost.
+
+    Capitals are bodies of copies.
+    """
 
     def __init__(self, *polls):
         self.polls = list(polls)

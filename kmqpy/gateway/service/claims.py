@@ -37,7 +37,7 @@ class Claims:
 
     Times are those of a monotonic clock, in seconds.
 
-    In a queue that collapses, nothing counts that is said of a message before it is handed out: equal messages
+    In a queue that collapses, nothing counts that is said of a message before it is handed out: equal ones
     that are sent after that collapse into it when it is taken, and nobody would get them.
     """
 
@@ -62,9 +62,9 @@ class Claims:
         """Note what was said; returns the ids that were never handed out, as far as we know."""
         until_s = _ENDED if said.lease_s is None else now_s + said.lease_s
         with self._lock:
-            unknown = [one for one in said.ids if one not in self._handed_out and not self.collapses]
+            unknown = [one for one in said.ids if one not in self._handed_out]
             self._handed_out.update(dict.fromkeys(self._handed_out.keys() & said.ids, until_s))
-            for one in unknown:
+            for one in () if self.collapses else unknown:
                 known_s = self._early.get(one, 0.0)
                 if until_s > known_s:  # of two claims the later end counts
                     self._early[one] = until_s
