@@ -25,8 +25,8 @@ class Telemetry:
     def finished(self, queue: str, op: str, count: int = 1) -> None:
         """A client did `op` with `count` messages: send, ack, nack, extend, dead-letter, or one of these.
 
-        collapse          in a queue with that setting, on Kafka, the client finished messages that waited
-                          with an equal one, which it hands out
+        collapse          in a queue with that setting, on Kafka, the client passed over messages that waited
+                          when it took an equal one
 
         A late op is about copies (a copy is the record with which a tracker redelivers a message). An earlier
         consumer acknowledged, gave back, extended or dead-lettered the message when a tracker was copying it

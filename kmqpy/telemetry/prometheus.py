@@ -23,7 +23,7 @@ _COUNTER_OF_OP = {  # op of Telemetry.finished(): name of its counter, and help 
     "late-ack": ("late_acked", "Copies finished because an earlier consumer acknowledged the message."),
     "late-dead-letter": ("late_dead_lettered", "Copies dead-lettered unseen, as an earlier consumer asked."),
     "late-postpone": ("late_postponed", "Copies given back unseen: an earlier lease or delay is not over."),
-    "collapse": ("collapsed", "Messages finished unseen: an equal one that waited, too, is handed out."),
+    "collapse": ("collapsed", "Messages passed over: they waited when an equal one was taken."),
 }
 _BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300, 1800)
 """Upper bounds of the buckets of kmq_worker_handler_seconds, in seconds."""

@@ -308,6 +308,14 @@ class TestDedup:
         assert len(polled(dedup, 2)) == 2
         assert dedup.poll() == []
 
+    def test_what_is_sent_when_an_equal_one_was_acknowledged_by_a_peek_comes(self, dedup):
+        dedup.send("M1")
+        becomes(lambda: payloads(dedup.peek()), ["M1"])
+        (peeked,) = ids(dedup.peek())
+        dedup.ack(peeked)
+        dedup.send("M1")
+        assert payloads(polled(dedup, 1)) == ["M1"]
+
     def test_moved_messages_collapse_with_those_that_wait_in_the_target(self, served, dedup):
         target = Calls(served, f"{dedup.name}-target", "/dedupq/1")
         dedup.send("M1", "M2")

@@ -17,6 +17,8 @@ from kmqpy.kafka.message_headers import redelivery_count
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import QueueSettings
 
+from . import collapsing
+from .collapsing import Collapses
 from .invariants import is_of_the_model, model_state, violations
 from .journal import Acked, Decided, HandedOut, Written
 from .late_ack_judge import LateAckJudge
@@ -71,6 +73,7 @@ class History:
     )
     """By the id of the markers topic, partition and offset, when a tracker planned to redeliver a message:
     the end of the markers then, and how far the tracker had read them."""
+    collapses: Collapses = field(default_factory=Collapses)
     unread: set[tuple[int, int]] = field(default_factory=set)
     """Partition and offset of copies of which a tracker could not find out whether they were acknowledged."""
     problems: list[str] = field(default_factory=list)
@@ -85,6 +88,7 @@ class History:
     def handed_out(self, process: Process, message: Any) -> None:
         """A client gives a message to its user."""
         self.delivered[message.body] += 1
+        self.collapses.deliveries[message.body] = len(process.world.journal)
         assert self.broker is not None
         offset = self._offset_of(message)
         if process.world.cut_logs:
@@ -230,6 +234,7 @@ class Checker:
         """Messages of the partition that were ended, since the group was set back where it was."""
         self._late_acks = LateAckJudge()
         """Of the partition that is read."""
+        self._collapsed: list[Record] = []
 
     def check(self) -> list[str]:
         self.problems += self.history.problems
@@ -248,6 +253,7 @@ class Checker:
         self._check_dead_letters()
         self._check_deliveries()
         self._check_loss()
+        self._check_collapsed()
         if is_of_the_model(self.broker, self.history):
             self.stats["judged by the model"] += 1
             self.problems += violations(model_state(self.broker, self.history, self.queue))
@@ -407,9 +413,31 @@ class Checker:
             if self._is_there(queue, offset) and not self.history.markers_deleted and not self._is_past:
                 self.problems.append(f"stuck: {partition}@{offset} is in flight at the end: {entry}")
         self._check_handouts(partition, takes)
+        self._note_collapsed(queue, takes)
         for number, name, where, offset, end in self.history.waits:
             if (number, where) == (self._number, partition) and not ends.get((name, offset), end) < end:
                 self.problems.append(f"R26: {name} was told that the end of {partition}@{offset} is written")
+
+    def _note_collapsed(self, queue: Log, takes: Mapping[int, list[tuple[Record, int]]]) -> None:
+        """Note the messages that were finished because equal ones waited, too."""
+        collapses = self.history.collapses
+        taken = {self._message(queue, offset) for offset in takes}
+        passed = [one for one in queue.records if one.is_data and one not in taken and collapses.has(one)]
+        if not self._is_past:
+            self._acked.update(record.value() for record in passed)
+            self._collapsed += passed
+            self.stats["collapsed"] += len(passed)
+
+    def _check_collapsed(self) -> None:
+        if self.history.markers_deleted:
+            return
+        letters = (
+            record
+            for partition in range(self.broker.partitions)
+            for record in self._log(self.queue.dead_letter_topic, partition).records
+        )
+        gone = {*self.history.deleted, *(one.value() for one in letters if one.is_data)}
+        self.problems += collapsing.problems(self.broker, self.history.collapses, self._collapsed, gone)
 
     def _is_there(self, queue: Log, offset: int) -> bool:
         """Whether a message was neither deleted nor cut away."""
@@ -757,6 +785,8 @@ class Checker:
                     continue
                 seen = self.history.delivered[record.value()]
                 what = f"{record.value()!r} at {partition}@{record.at}, epoch {record.epoch}"
+                if record in self._collapsed:
+                    continue
                 if record in self._originals:
                     continue  # perhaps by the start marker of another message, which was cut away
                 if not self.history.names.knows(record):

@@ -39,6 +39,7 @@ IO = {
     "find_starts",
     "flush",
     "mend",
+    "note_ends",
     "offsets_for_times",
     "open",
     "open_producer",

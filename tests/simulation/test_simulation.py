@@ -77,6 +77,17 @@ def test_nothing_is_lost_and_nothing_made_twice():
     assert {seed: problems for seed in range(SEEDS) if (problems := simulate(seed).problems)} == {}
 
 
+def test_r41_what_is_sent_when_its_twin_was_taken_is_handed_out():
+    collapse = Controls(collapse=True)
+    assert {seed: problems for seed in range(60) if (problems := simulate(seed, collapse).problems)} == {}
+
+
+def test_r41_also_where_logs_were_cut_back():
+    collapse = Controls(collapse=True, cut_logs=True)
+    seeds = (*range(30), 166)
+    assert {seed: problems for seed in seeds if (problems := simulate(seed, collapse).problems)} == {}
+
+
 def test_an_election_alone_changes_nothing(monkeypatch):
     monkeypatch.setattr(CutLogs, "cut", lambda cut_logs: cut_logs.due.clear())
     cut_logs = Controls(cut_logs=True)

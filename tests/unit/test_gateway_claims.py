@@ -64,3 +64,16 @@ def test_ids_are_bounded_and_the_latest_stay(monkeypatch):
     claims = Claims()
     claims.note(Said(list("abcde"), None), 0.0)
     assert heeded(claims, *"abcde") == (["a", "b"], ["c", "d", "e"], [])
+
+
+def test_in_a_queue_that_collapses_nothing_counts_before_a_message_was_handed_out():
+    claims = Claims()
+    claims.note(Said(["a"], None), 0.0)  # heard of before the queue is opened
+    claims.collapses = True
+    assert claims.note(Said(["b"], None), 0.0) == ["b"]  # another gateway may know it
+    assert claims.note(Said(["c"], 9.0), 0.0) == ["c"]
+    assert heeded(claims, "a", "b", "c") == (["a", "b", "c"], [], [])
+    assert claims.count_early(0.0) == 0
+    claims.hand_out(["b"], 30.0)
+    claims.note(Said(["b"], 60.0), 0.0)
+    assert claims.shorter_than(["b"], 50.0) == []

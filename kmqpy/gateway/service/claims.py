@@ -36,9 +36,13 @@ class Claims:
     """The claims of one queue, as far as this gateway knows. Safe for several threads.
 
     Times are those of a monotonic clock, in seconds.
+
+    In a queue that collapses, nothing counts that is said of a message before it is handed out: equal ones
+    that are sent after that collapse into it when it is taken, and nobody would get them.
     """
 
     def __init__(self) -> None:
+        self.collapses = False
         self._lock = threading.Lock()
         self._handed_out: OrderedDict[str, float] = OrderedDict()  # until when
         self._early: OrderedDict[str, float] = OrderedDict()  # the same, said before anybody was handed them
@@ -60,7 +64,7 @@ class Claims:
         with self._lock:
             unknown = [one for one in said.ids if one not in self._handed_out]
             self._handed_out.update(dict.fromkeys(self._handed_out.keys() & said.ids, until_s))
-            for one in unknown:
+            for one in () if self.collapses else unknown:
                 known_s = self._early.get(one, 0.0)
                 if until_s > known_s:  # of two claims the later end counts
                     self._early[one] = until_s
@@ -84,6 +88,8 @@ class Claims:
         """Tell apart messages that were taken; what was said of them before is forgotten."""
         found = Heeded([], [], [])
         with self._lock:
+            if self.collapses:  # heard of before the queue was opened
+                self._early.clear()
             for message in messages:
                 until_s = self._early.pop(message.id, 0.0)
                 if until_s == _ENDED:

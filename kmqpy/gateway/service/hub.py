@@ -310,12 +310,15 @@ class Hub:
                 self._forget_missing()
             return None
         has_owners = not storage.capabilities.immediate  # of its partitions: on Kafka
+        claims = self._claims_of(queue.unique_id) if has_owners else None
+        if claims is not None:
+            claims.collapses = getattr(getattr(queue, "settings", None), "collapse", False)
         elsewhere = None if self._others is None else _Elsewhere(self._others, place, queue.unique_id)
         served = ServedQueue(
             queue,
             self._threads[storage],
             elsewhere=elsewhere if has_owners else None,
-            claims=self._claims_of(queue.unique_id) if has_owners else None,
+            claims=claims,
             clock=self._clock,
         )
         former = self._entries.get(place)

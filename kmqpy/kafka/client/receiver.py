@@ -16,7 +16,7 @@ from kmqpy import message as m
 from kmqpy.core.clock import Clock
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError
-from kmqpy.kafka.client.collapsing import Collapsing, Polled
+from kmqpy.kafka.client.collapsing import Collapsing
 from kmqpy.kafka.client.group_member import GroupMember
 from kmqpy.kafka.client.hanging_watch import HangingWatch
 from kmqpy.kafka.client.in_flight_limit import InFlightLimit
@@ -110,7 +110,7 @@ class Receiver:
         self._telemetry = telemetry
         self._clock = clock
         self._copy_check = LateAckCheck(connection, queue, clock) if queue.late_acks else None
-        self._collapsing = Collapsing(connection, queue) if queue.collapse else None
+        self._collapsing = Collapsing(connection, queue, telemetry) if queue.collapse else None
         self._cut_off = CutOffCheck(connection, self._queue.markers_topic, clock)
         self._hanging = HangingWatch(connection, queue.name, clock)
         self._received_at = clock.monotonic()
@@ -254,12 +254,11 @@ class Receiver:
         with _pause_garbage_collector(max_messages):
             self.give_back_interrupted()
             if self._collapsing is None:
-                polled = Polled(*member.poll(max_messages, wait_s))
+                records, offsets = member.poll(max_messages, wait_s)
             else:
-                polled = self._collapsing.poll(member, max_messages, wait_s)
-            records, offsets, twins = polled
+                records, offsets = self._collapsing.poll(member, max_messages, wait_s)
             self._topics.writer.give_back(member.pop_orphaned_starts())
-            if not offsets:
+            if not records:
                 return _NONE_STARTED
             # The lease counts from a moment before its start marker is written (rule R11).
             started_at = self._clock.monotonic()
@@ -306,10 +305,9 @@ class Receiver:
         member.apply_start_outcome(offsets, outcome)
         if goes_back_in:  # start markers are lost; their messages are looked for
             member.start_over(goes_back_in)
-        if delays or outcome.failed or twins:
+        if delays or outcome.failed:
             messages = [message for message in messages if _is_started(message, delays, outcome)]
             offsets = offsets_by_partition(message.place for message in messages)
-            self._end_twins(twins, outcome)
         if outcome.given_back:
             return _StartedMessages(messages, offsets, -math.inf)  # nothing is left of their leases
         if self._copy_check is not None and with_headers:
@@ -319,14 +317,6 @@ class Receiver:
                 checked = self._copy_check.examine(copies, left_s / 2)
                 messages, offsets = self._without_late_acked(messages, offsets, checked)
         return _StartedMessages(messages, offsets, until)
-
-    def _end_twins(self, twins: Offsets, outcome: StartOutcome) -> None:
-        """Acknowledge messages that wait no more, since an equal one that waits is handed out (rule R41)."""
-        for partition, numbers in twins.items():
-            failed = outcome.failed.get(partition, INT64_MAX)
-            if started := [number for number in numbers if number < failed]:
-                self._topics.writer.end(partition, started)
-                self._telemetry.finished(self._queue.name, "collapse", len(started))
 
     def _without_late_acked(
         self, messages: list[KafkaMessage], offsets: Offsets, checked: CheckedCopies

@@ -34,7 +34,7 @@ class Twins:
         return True
 
     def note_end(self, end: int, position: int, most: int) -> None:
-        """Note where the log ended before the messages taken last were handed out.
+        """Note where the log ended before the messages taken last were handed out; 0: it is not known.
 
         Forgets messages whose end is not above `position`, up to where the partition is read, and those that
         were taken first if there are more than `most`.
