@@ -35,6 +35,7 @@ from kmqpy.gateway.limits import Limits
 from kmqpy.gateway.metrics import DEFAULT, GatewayMetrics
 from kmqpy.gateway.service.hub import Hub, Place, make_queue
 from kmqpy.gateway.service.moves import MOVES_QUEUE, Moves
+from kmqpy.gateway.service.pulse import QUICK_S
 from kmqpy.gateway.service.served_queue import Taken
 from kmqpy.queue import Storage
 from kmqpy.zookeeper.settings import ZooKeeperConnection
@@ -65,6 +66,7 @@ class GatewaySettings:
     root           the znode of kmqpy's there
     advertise      host name that clients and gateways find there; None: `host`, or the machine's name
     drain_s        seconds from the withdrawal to the end of serving
+    quick_s        requests are given up when their storage has answered nobody for so many seconds
     limits         what it takes on
     """
 
@@ -79,6 +81,7 @@ class GatewaySettings:
     root: str = "/kmq"
     advertise: str | None = None
     drain_s: float = 2.0
+    quick_s: float = QUICK_S
     limits: Limits = field(default_factory=Limits)
 
 
@@ -111,7 +114,7 @@ class Gateway:
         self._key_threads = ThreadPoolExecutor(1, "kmq-gateway-keys")
         self._metrics = GatewayMetrics()
         self._peers: Peers | None = None
-        self._hub = Hub(storages, elsewhere=self._ask_others)
+        self._hub = Hub(storages, elsewhere=self._ask_others, quick_s=settings.quick_s)
         self._moves = Moves(
             self._hub,
             list(dict.fromkeys(storages.values())),

@@ -146,7 +146,7 @@ def running(storage: Storage, keys: KeyStore | None = None, **settings: Any) -> 
     failure: list[BaseException] = []
 
     async def main() -> None:
-        options = {"port": 0, "admin_port": 0, "drain_s": 0.0, **settings}
+        options = {"port": 0, "admin_port": 0, "drain_s": 0.0, "quick_s": 5.0, **settings}
         gateway = Gateway(GatewaySettings(**options), {"": storage}, keys)
         found.append(Served(gateway, storage, asyncio.get_running_loop()))
         await gateway.run(on_ready=ready.set)

@@ -333,13 +333,13 @@ class EmoDialect:
         async def size(served: ServedQueue) -> Response:
             return json_response(str(await served.size(limit)).encode())
 
-        return await self._with_queue(request, size, json_response(b"0"), is_sign=False)
+        return await self._with_queue(request, size, json_response(b"0"))
 
     async def _claim_count(self, request: _Request) -> Response:
         async def count(served: ServedQueue) -> Response:
             return json_response(str(await served.in_flight()).encode())
 
-        return await self._with_queue(request, count, json_response(b"0"), is_sign=False)
+        return await self._with_queue(request, count, json_response(b"0"))
 
     async def _with_queue(
         self,
@@ -348,22 +348,15 @@ class EmoDialect:
         missing: Response | None = None,
         given: Sequence[object] = (),
         patience_s: float = PATIENCE_S,
-        *,
-        is_sign: bool = True,
     ) -> Response:
-        """Use the request's queue; without it, answer `missing`, or check the ids that were given.
-
-        is_sign  see Hub.with_queue: a size may be one that was found before
-        """
+        """Use the request's queue; without it, answer `missing`, or check the ids that were given."""
         name = _named(request.base, request.name)
 
         def answer_missing() -> Response:
             _parsed(WireIds(self._hub.stored_name(name), None), given)
             return missing or json_response(_SUCCESS)
 
-        return await self._hub.with_queue(
-            name, use, missing=answer_missing, patience_s=patience_s, is_sign=is_sign
-        )
+        return await self._hub.with_queue(name, use, missing=answer_missing, patience_s=patience_s)
 
     # --- moves ------------------------------------------------------------------------------------
 
