@@ -111,7 +111,7 @@ def gateway(
     """Serve queues over HTTP to clients of EmoDB, until SIGTERM or Ctrl-C.
 
     URL is a storage, or NAME=URL for further ones, whose queues clients call NAME:queue. Without one, queues
-    are in a file in your data folder. A URL with a password: in KMQ_QUEUE_URL.
+    are in a file in your data folder. URLs with passwords: in KMQ_QUEUE_URL, each in a line of its own.
 
     \b
     Then, for example:
@@ -142,6 +142,7 @@ def gateway(
         drain_s=drain.total_seconds() if graceful else 0.0,
         limits=limits_type(max_message_bytes=max_message_bytes),
     )
+    _warn_of_address(settings)
     with _storages(urls, opened) as storages, ExitStack() as trackers:
         for text in () if no_tracker else _given(urls):
             if _split(text)[1].lower().startswith("kafka:"):
@@ -321,6 +322,19 @@ def _keys(storage: Storage | None, file: Path | None, *, optional: bool = False)
         return None
 
 
+def _warn_of_address(settings: Any) -> None:
+    """Tell who registers an address that other machines can't use."""
+    from kmqpy.gateway.keys.web_pages import is_loopback
+
+    if settings.discovery is None:
+        return
+    registered = settings.advertise or settings.host
+    if is_loopback(registered):
+        warn(f"--discovery: clients are told {registered}, which is each machine itself; give --advertise")
+    elif is_loopback(settings.host):
+        warn(f"--discovery: clients are told {registered}, but --host {settings.host} lets in this machine")
+
+
 def _may_have_keys(keys: KeyStore) -> bool:
     try:
         return keys.read() is not None
@@ -365,7 +379,8 @@ def _shown(url: str) -> str:
 
 def _given(urls: tuple[str, ...]) -> tuple[str, ...]:
     """The urls of the command line, else that of the environment, else the default."""
-    return urls or tuple(filter(None, [os.environ.get(URL_VARIABLE)])) or (default_url(),)
+    in_environment = (line.strip() for line in os.environ.get(URL_VARIABLE, "").splitlines())
+    return urls or tuple(filter(None, in_environment)) or (default_url(),)
 
 
 def _split(text: str) -> tuple[str, str]:

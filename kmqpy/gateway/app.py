@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -118,7 +119,10 @@ class GatewayApp:
 
     async def _answer(self, call: Call, base: str, dialect: str, answer: Answer | None) -> Response:
         if answer is None:
-            return text_response("no such path; queues are at " + ", ".join(self._dialects), 404)
+            paths = ", ".join(f"{base}/NAME" for base in self._dialects)
+            return json_response(
+                json.dumps({"message": f"no such path; queues are at {paths}"}).encode(), 404
+            )
         if self._running > self._limits.max_requests:
             call.refused = "requests"
             return _copy(self._busy.get(dialect, _BUSY))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import logging
+import re
 import signal
 import socket
-import ssl
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from kmqpy.gateway.service.hub import Hub, Place, make_queue
 from kmqpy.gateway.service.moves import MOVES_QUEUE, Moves
 from kmqpy.gateway.service.pulse import QUICK_S
 from kmqpy.gateway.service.served_queue import Taken
+from kmqpy.gateway.tls import check_tls
 from kmqpy.queue import Storage
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
@@ -49,6 +51,8 @@ _KEEP_ALIVE_S = 75
 _PAIR_TRIES = 50
 """How often any free port is asked for until the next one is free, too."""
 _BACKLOG = 2_048
+_CLUSTER = re.compile(r"[A-Za-z0-9._:-]{1,200}")
+_MAX_DRAIN_S = 3_600
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
 
 
@@ -84,6 +88,12 @@ class GatewaySettings:
     quick_s: float = QUICK_S
     limits: Limits = field(default_factory=Limits)
 
+    def __post_init__(self) -> None:
+        if self.cluster and not _CLUSTER.fullmatch(self.cluster):
+            raise ConfigError(f"cluster name: {self.cluster!r} may have letters, digits and . _ : - only")
+        if not 0 <= self.drain_s <= _MAX_DRAIN_S:
+            raise ConfigError(f"drain: {self.drain_s:g} s must be from 0 to {_MAX_DRAIN_S} s")
+
 
 class Gateway:
     """One gateway. Raises ConfigError for addresses that can't be had.
@@ -97,6 +107,8 @@ class Gateway:
     ) -> None:
         if (settings.tls_cert is None) != (settings.tls_key is None):
             raise ConfigError("tls_cert and tls_key: give both, or none")
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            check_tls(settings.tls_cert, settings.tls_key)
         self._sockets = _listening(settings)
         is_local = all(ipaddress.ip_address(one.getsockname()[0]).is_loopback for one in self._sockets)
         if not is_local and (keys is None or _are_missing(keys)):
@@ -273,10 +285,6 @@ class Gateway:
             ssl_keyfile=self._settings.tls_key,
             **common,
         )
-        try:
-            clients.load()
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"tls_cert, tls_key: {error.strerror or error}") from None
         return [_Server(clients), _Server(uvicorn.Config(admin, http=http, **common))]
 
     def _problems(self) -> list[str]:
@@ -357,5 +365,7 @@ def _bound(name: str, host: str, port: int) -> socket.socket:
             raise
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            reason = f"{reason}; give another: --{name.replace('_', '-')}, 0 for any free one"
         raise ConfigError(f"{name}: {port} on {host} can't be had: {reason}") from None
     return bound

@@ -13,7 +13,7 @@ from fake_queue import FakeQueue
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmqpy.errors import QueueNotFound, Unavailable
+from kmqpy.errors import ConfigError, QueueNotFound, Unavailable
 from kmqpy.gateway.limits import BadEncoding, Held, Overloaded, Rate, Share, TooLarge, read_body
 from kmqpy.gateway.service.estimate import Estimate
 from kmqpy.gateway.service.hub import Hub, QueueName
@@ -327,6 +327,20 @@ def test_names_find_their_storage():
                 await hub.with_made(QueueName(name), lambda queue: queue.send([b"x"]))
             assert one.list() == ["jobs", "orders:", "others:mails"]
             assert other.list() == ["mails"]
+            await asyncio.to_thread(hub.close)
+
+    asyncio.run(main())
+
+
+def test_where_all_storages_have_names_a_mistyped_one_is_refused():
+    async def main():
+        with memory_storage() as one, memory_storage() as other:
+            hub = Hub({"mails": one, "orders": other, "": one})
+            for name in ("jobs", "mails:jobs", "orders:jobs"):
+                await hub.with_made(QueueName(name), lambda queue: queue.send([b"x"]))
+            assert one.list() == other.list() == ["jobs"]
+            with pytest.raises(ConfigError, match=r"no storage 'order'; .* one of mails, orders"):
+                await hub.with_made(QueueName("order:jobs"), lambda queue: queue.send([b"x"]))
             await asyncio.to_thread(hub.close)
 
     asyncio.run(main())

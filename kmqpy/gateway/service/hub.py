@@ -76,7 +76,8 @@ class Hub:
     """Gives dialects the queues of storages; used on one event loop.
 
     A name `other:rest` is queue `rest` of the storage that was given under the name `other`, if there is one;
-    all other names are queues of the default storage, the one under the name "".
+    all other names are queues of the default storage, the one under the name "". If that has its own
+    name, too, all have names; then `unknown:rest` is mistyped (ConfigError).
 
     elsewhere  asks other gateways for messages of a queue on Kafka; None: there are no others
     quick_s    requests are given up when their storage has answered nobody for so many seconds
@@ -91,6 +92,7 @@ class Hub:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._storages = dict(storages)
+        self._all_named = any(name and one is storages[""] for name, one in storages.items())
         self._elsewhere = elsewhere
         # Threads of its own for each storage, so that one that does not answer holds none of another's.
         self._threads = {storage: _executor(storage) for storage in storages.values()}
@@ -332,6 +334,11 @@ class Hub:
         """The name of the storage, and that of the queue in it."""
         storage, colon, rest = name.name.partition(":")
         if not (colon and rest and storage in self._storages):
+            if colon and self._all_named:
+                names = ", ".join(sorted(filter(None, self._storages)))
+                raise ConfigError(
+                    f"queue: there is no storage {storage!r}; names begin with one of {names}, and :"
+                )
             storage, rest = "", name.name
         any_name = self._storages[storage].capabilities.any_name
         return storage, stored_name(rest, prefix=name.prefix, any_name=any_name)
