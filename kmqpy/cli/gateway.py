@@ -143,17 +143,19 @@ def gateway(
         limits=limits_type(max_message_bytes=max_message_bytes),
     )
     _warn_of_address(settings)
-    with _storages(urls, opened) as storages, ExitStack() as trackers:
-        for text in () if no_tracker else _given(urls):
-            if _split(text)[1].lower().startswith("kafka:"):
-                trackers.enter_context(tracker_type(_split(text)[1], log_format))
+    with _storages(urls, opened) as storages, ExitStack() as opened_trackers:
+        trackers = {
+            name: opened_trackers.enter_context(tracker_type(url, log_format))
+            for name, url in map(_split, () if no_tracker else _given(urls))
+            if url.lower().startswith("kafka:")
+        }
         keys = _keys(storages[""], keys_file, optional=True)
         if keys_file is not None and not keys_file.exists():
             warn(f"there is no file {keys_file}: everybody is refused; kmq key --keys {keys_file} create")
         if keys is None or not _may_have_keys(keys):
             shown = _shown(_split(_given(urls)[0])[1])
             warn(f"no keys: whoever can connect may do everything; kmq key --storage {shown} create")
-        run(settings, storages, keys, on_ready=lambda url: print_text(f"gateway at {url}"))
+        run(settings, storages, keys, trackers=trackers, on_ready=lambda url: print_text(f"gateway at {url}"))
 
 
 @click.group(context_settings={"ignore_unknown_options": False})

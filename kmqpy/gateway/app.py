@@ -182,18 +182,20 @@ def admin_app(
     metrics: GatewayMetrics,
     problems: Callable[[], list[str]],
     refresh: Callable[[], None],
+    notes: Callable[[], list[str]],
     further: Sequence[Route] = (),
 ) -> ASGIApp:
     """What operators and EmoDB's clients ask on the admin port; needs no key.
 
     problems  why the gateway is not ready; empty when it is
     refresh   called before metrics are shown
+    notes     what operators should know though the gateway is ready
     further   more routes
     """
 
     async def health(_: Request) -> Response:
         found = problems()
-        return text_response("; ".join(found) or "ok", 503 if found else 200)
+        return text_response("; ".join([*(found or ["ok"]), *notes()]), 503 if found else 200)
 
     async def alive(_: Request) -> Response:
         return text_response("ok")

@@ -39,6 +39,7 @@ from kmqpy.gateway.service.moves import MOVES_QUEUE, Moves
 from kmqpy.gateway.service.pulse import QUICK_S
 from kmqpy.gateway.service.served_queue import Taken
 from kmqpy.gateway.tls import check_tls
+from kmqpy.gateway.tracker_process import TrackerProcess
 from kmqpy.queue import Storage
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
@@ -100,10 +101,15 @@ class Gateway:
 
     storages  by name, the default one under ""; closed at the end of run()
     keys      None: the gateway asks for no keys; nor does it as long as there never was one
+    trackers  those that run beside it, by the names of their storages; their state is shown to operators
     """
 
     def __init__(
-        self, settings: GatewaySettings, storages: Mapping[str, Storage], keys: KeyStore | None = None
+        self,
+        settings: GatewaySettings,
+        storages: Mapping[str, Storage],
+        keys: KeyStore | None = None,
+        trackers: Mapping[str, TrackerProcess] | None = None,
     ) -> None:
         if (settings.tls_cert is None) != (settings.tls_key is None):
             raise ConfigError("tls_cert and tls_key: give both, or none")
@@ -120,6 +126,7 @@ class Gateway:
             )
         self._settings = settings
         self._storages = storages
+        self._trackers = trackers or {}
         # For all but the calls of queues. Each has its own, so that a storage that is away holds no other's.
         self._threads = ThreadPoolExecutor(_THREADS, "kmq-gateway")
         self._move_threads = ThreadPoolExecutor(_MOVE_THREADS + len(storages), "kmq-gateway-moves")
@@ -276,6 +283,7 @@ class Gateway:
             self._metrics,
             self._problems,
             self._refresh_metrics,
+            self._notes,
             [Route(TAKE_PATH, self._answer_other, methods=["POST"])],
         )
         clients = uvicorn.Config(
@@ -291,7 +299,18 @@ class Gateway:
         silent = [f"storage {name or DEFAULT} does not answer" for name in self._hub.silent_storages()]
         return silent + ["draining"] * self._app.draining
 
+    def _notes(self) -> list[str]:
+        """What is wrong though the gateway can serve: trackers of others may do the work of its own."""
+        return [
+            f"the tracker of storage {name or DEFAULT} does not run: it has ended {tracker.deaths} times, "
+            f"last with exit code {tracker.last_exit}"
+            for name, tracker in self._trackers.items()
+            if not tracker.running
+        ]
+
     def _refresh_metrics(self) -> None:
+        for name, tracker in self._trackers.items():
+            self._metrics.show_tracker(name or DEFAULT, tracker.deaths, running=tracker.running)
         self._metrics.open_queues.set(self._hub.open_queues)
         self._metrics.running.set(self._app.running)
         self._metrics.held.set(self._app.held_bytes)
