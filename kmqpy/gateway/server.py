@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import ipaddress
 import logging
 import re
@@ -54,6 +55,7 @@ _PAIR_TRIES = 50
 _BACKLOG = 2_048
 _CLUSTER = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 _MAX_DRAIN_S = 3_600
+_HANDSHAKE_S = 0.5
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
 
 
@@ -334,11 +336,33 @@ def _are_missing(keys: KeyStore) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which leaves signals to the gateway."""
+    """uvicorn's server, which leaves signals to the gateway, and resets no connection when it ends."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept the connections that wait in the kernel, which would reset them; then as uvicorn does."""
+        while accepted := [connection for one in sockets or () for connection in _accepted(one)]:
+            loop = asyncio.get_running_loop()
+            kind: Any = self.config.http_protocol_class
+            protocol = functools.partial(kind, self.config, self.server_state, self.lifespan.state)
+            connecting = [
+                asyncio.ensure_future(loop.connect_accepted_socket(protocol, one, ssl=self.config.ssl))
+                for one in accepted
+            ]
+            await asyncio.wait(connecting, timeout=_HANDSHAKE_S)
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _accepted(listener: socket.socket) -> Iterator[socket.socket]:
+    """Connections that nobody has accepted yet."""
+    with contextlib.suppress(OSError):  # there are no more, or they have just gone
+        while True:
+            connection, _ = listener.accept()
+            connection.settimeout(0)
+            yield connection
 
 
 @contextlib.contextmanager

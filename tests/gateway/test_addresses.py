@@ -1,17 +1,21 @@
 """Where a gateway listens, and who may do what there."""
 
+import contextlib
 import http.client
 import resource
 import socket
 import ssl
 import subprocess
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from gateway_support import running
+from wire import Wire
 
 from kmqpy.errors import ConfigError
+from kmqpy.gateway import server
 from kmqpy.gateway.keys.keyring import new_key
 from kmqpy.gateway.keys.stores import StorageKeys
 from kmqpy.gateway.run import _allow_connections
@@ -137,6 +141,30 @@ def test_a_request_that_comes_as_the_gateway_ends_is_answered() -> None:
         answer = served.ask("GET", "/queue/1/a/size", connection=connection)
         connection.close()
     assert (answer.status, answer.headers["connection"]) == (200, "close")
+
+
+def test_connections_that_wait_in_the_kernel_as_the_gateway_ends_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stopping, connected = threading.Event(), threading.Event()
+    shutdown = server._Server.shutdown
+
+    async def busy(self: server._Server, sockets: list[socket.socket] | None = None) -> None:
+        stopping.set()
+        connected.wait(10)  # the loop accepts nothing
+        await shutdown(self, sockets)
+
+    monkeypatch.setattr(server._Server, "shutdown", busy)
+    with running(memory_storage()) as served, contextlib.ExitStack() as opened:
+        served.loop.call_soon_threadsafe(served.gateway.request_stop)
+        assert stopping.wait(10)
+        wires = [opened.enter_context(Wire(served.gateway.port, timeout_s=10)) for _ in range(5)]
+        for wire in wires[:4]:
+            wire.send(b"GET /queue/1/a/size HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        connected.set()
+        answers = [wire.answer() for wire in wires[:4]]
+        assert wires[4].is_closed()
+    assert [(one.status, one.headers["connection"]) for one in answers] == [(200, "close")] * 4
 
 
 def _listens(port: int) -> bool:
