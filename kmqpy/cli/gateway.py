@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kmqpy.gateway.keys.stores import KeyStore
 
 _FILE_NAME = "queues.db"
+_READABLE = "world:anyone:r"
 _WHERE = "kmqpy.cli.gateway.where"
 """Under this key, click's context has where `kmq key` keeps keys, for people."""
 
@@ -415,9 +416,13 @@ def _peers(urls: tuple[str, ...]) -> tuple[Any, str]:
 
 
 def _zookeeper(hosts: str) -> Any:
+    """ZooKeeper for discovery, with the security of the environment; everybody may read what is there."""
     from kmqpy.zookeeper.settings import ZooKeeperConnection
 
-    return ZooKeeperConnection(hosts=hosts)
+    security = ZooKeeperConnection.from_environment().security
+    if security.authenticated:
+        security = replace(security, acl=(*security.acl, _READABLE))
+    return ZooKeeperConnection(hosts=hosts, security=security)
 
 
 def _loaded() -> tuple[Any, Any, Any, Any, Any]:

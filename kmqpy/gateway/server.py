@@ -233,7 +233,8 @@ class Gateway:
 
     def _register(self) -> None:
         settings = self._settings
-        host = settings.advertise or (socket.gethostname() if settings.host in _EVERYWHERE else settings.host)
+        advertised = (settings.advertise or "").strip("[]")
+        host = advertised or (socket.gethostname() if settings.host in _EVERYWHERE else settings.host)
         scheme = "http" if settings.tls_cert is None else "https"
         if settings.discovery is not None:
             points = end_points(settings.cluster, host, self.port, self.admin_port, scheme)
