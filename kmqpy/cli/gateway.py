@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kmqpy.gateway.keys.stores import KeyStore
 
 _FILE_NAME = "queues.db"
+_READABLE = "world:anyone:r"
 _WHERE = "kmqpy.cli.gateway.where"
 """Under this key, click's context has where `kmq key` keeps keys, for people."""
 
@@ -111,7 +112,7 @@ def gateway(
     """Serve queues over HTTP to clients of EmoDB, until SIGTERM or Ctrl-C.
 
     URL is a storage, or NAME=URL for further ones, whose queues clients call NAME:queue. Without one, queues
-    are in a file in your data folder. A URL with a password: in KMQ_QUEUE_URL.
+    are in a file in your data folder. URLs with passwords: in KMQ_QUEUE_URL, each in a line of its own.
 
     \b
     Then, for example:
@@ -142,17 +143,20 @@ def gateway(
         drain_s=drain.total_seconds() if graceful else 0.0,
         limits=limits_type(max_message_bytes=max_message_bytes),
     )
-    with _storages(urls, opened) as storages, ExitStack() as trackers:
-        for text in () if no_tracker else _given(urls):
-            if _split(text)[1].lower().startswith("kafka:"):
-                trackers.enter_context(tracker_type(_split(text)[1], log_format))
+    _warn_of_address(settings)
+    with _storages(urls, opened) as storages, ExitStack() as opened_trackers:
+        trackers = {
+            name: opened_trackers.enter_context(tracker_type(url, log_format))
+            for name, url in map(_split, () if no_tracker else _given(urls))
+            if url.lower().startswith("kafka:")
+        }
         keys = _keys(storages[""], keys_file, optional=True)
         if keys_file is not None and not keys_file.exists():
             warn(f"there is no file {keys_file}: everybody is refused; kmq key --keys {keys_file} create")
         if keys is None or not _may_have_keys(keys):
             shown = _shown(_split(_given(urls)[0])[1])
             warn(f"no keys: whoever can connect may do everything; kmq key --storage {shown} create")
-        run(settings, storages, keys, on_ready=lambda url: print_text(f"gateway at {url}"))
+        run(settings, storages, keys, trackers=trackers, on_ready=lambda url: print_text(f"gateway at {url}"))
 
 
 @click.group(context_settings={"ignore_unknown_options": False})
@@ -321,6 +325,19 @@ def _keys(storage: Storage | None, file: Path | None, *, optional: bool = False)
         return None
 
 
+def _warn_of_address(settings: Any) -> None:
+    """Tell who registers an address that other machines can't use."""
+    from kmqpy.gateway.keys.web_pages import is_loopback
+
+    if settings.discovery is None:
+        return
+    registered = settings.advertise or settings.host
+    if is_loopback(registered):
+        warn(f"--discovery: clients are told {registered}, which is each machine itself; give --advertise")
+    elif is_loopback(settings.host):
+        warn(f"--discovery: clients are told {registered}, but --host {settings.host} lets in this machine")
+
+
 def _may_have_keys(keys: KeyStore) -> bool:
     try:
         return keys.read() is not None
@@ -365,7 +382,8 @@ def _shown(url: str) -> str:
 
 def _given(urls: tuple[str, ...]) -> tuple[str, ...]:
     """The urls of the command line, else that of the environment, else the default."""
-    return urls or tuple(filter(None, [os.environ.get(URL_VARIABLE)])) or (default_url(),)
+    in_environment = (line.strip() for line in os.environ.get(URL_VARIABLE, "").splitlines())
+    return urls or tuple(filter(None, in_environment)) or (default_url(),)
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -398,9 +416,13 @@ def _peers(urls: tuple[str, ...]) -> tuple[Any, str]:
 
 
 def _zookeeper(hosts: str) -> Any:
+    """ZooKeeper for discovery, with the security of the environment; everybody may read what is there."""
     from kmqpy.zookeeper.settings import ZooKeeperConnection
 
-    return ZooKeeperConnection(hosts=hosts)
+    security = ZooKeeperConnection.from_environment().security
+    if security.authenticated:
+        security = replace(security, acl=(*security.acl, _READABLE))
+    return ZooKeeperConnection(hosts=hosts, security=security)
 
 
 def _loaded() -> tuple[Any, Any, Any, Any, Any]:

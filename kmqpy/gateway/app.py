@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -118,7 +119,10 @@ class GatewayApp:
 
     async def _answer(self, call: Call, base: str, dialect: str, answer: Answer | None) -> Response:
         if answer is None:
-            return text_response("no such path; queues are at " + ", ".join(self._dialects), 404)
+            paths = ", ".join(f"{base}/NAME" for base in self._dialects)
+            return json_response(
+                json.dumps({"message": f"no such path; queues are at {paths}"}).encode(), 404
+            )
         if self._running > self._limits.max_requests:
             call.refused = "requests"
             return _copy(self._busy.get(dialect, _BUSY))
@@ -178,18 +182,20 @@ def admin_app(
     metrics: GatewayMetrics,
     problems: Callable[[], list[str]],
     refresh: Callable[[], None],
+    notes: Callable[[], list[str]],
     further: Sequence[Route] = (),
 ) -> ASGIApp:
     """What operators and EmoDB's clients ask on the admin port; needs no key.
 
     problems  why the gateway is not ready; empty when it is
     refresh   called before metrics are shown
+    notes     what operators should know though the gateway is ready
     further   more routes
     """
 
     async def health(_: Request) -> Response:
         found = problems()
-        return text_response("; ".join(found) or "ok", 503 if found else 200)
+        return text_response("; ".join([*(found or ["ok"]), *notes()]), 503 if found else 200)
 
     async def alive(_: Request) -> Response:
         return text_response("ok")

@@ -73,6 +73,19 @@ class GatewayMetrics:
         self.others = Gauge(
             "kmq_gateway_others", "Other gateways of the same queues on Kafka.", registry=self.registry
         )
+        self.tracker_running = Gauge(
+            "kmq_gateway_tracker_running",
+            "1: the gateway's own tracker runs.",
+            ["storage"],
+            registry=self.registry,
+        )
+        self.tracker_deaths = Counter(
+            "kmq_gateway_tracker_deaths",
+            "Times that the gateway's own tracker has ended by itself.",
+            ["storage"],
+            registry=self.registry,
+        )
+        self._deaths: dict[str, int] = {}
         self._queues: set[str] = set()
         self._of_call: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
@@ -95,6 +108,12 @@ class GatewayMetrics:
             )
         children[0].inc()
         children[1].observe(seconds)
+
+    def show_tracker(self, storage: str, deaths: int, *, running: bool) -> None:
+        """Show the state of the gateway's tracker, which has ended so often since the gateway started."""
+        self.tracker_running.labels(storage).set(running)
+        self.tracker_deaths.labels(storage).inc(deaths - self._deaths.get(storage, 0))
+        self._deaths[storage] = deaths
 
     def count_messages(self, dialect: str, call: str, queue: str, count: int) -> None:
         """Count messages; queues beyond the first _MAX_QUEUES share a label."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from kmqpy.gateway.keys.stores import KeyStore
 from kmqpy.gateway.server import Gateway, GatewaySettings
+from kmqpy.gateway.tracker_process import TrackerProcess
 from kmqpy.queue import Storage
 
 _GC_THRESHOLD = 20_000
@@ -22,12 +23,13 @@ def run(
     storages: Mapping[str, Storage],
     keys: KeyStore | None,
     *,
+    trackers: Mapping[str, TrackerProcess] | None = None,
     on_ready: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; `on_ready` gets the url."""
 
     async def main() -> None:
-        gateway = Gateway(settings, storages, keys)
+        gateway = Gateway(settings, storages, keys, trackers)
         await gateway.run(on_ready=lambda: on_ready(gateway.url), handle_signals=True)
 
     _allow_connections(settings.limits.max_connections)

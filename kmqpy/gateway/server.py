@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import functools
 import ipaddress
 import logging
+import re
 import signal
 import socket
-import ssl
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -42,6 +44,9 @@ from kmqpy.gateway.limits import Limits
 from kmqpy.gateway.metrics import DEFAULT, GatewayMetrics
 from kmqpy.gateway.service.hub import Hub, make_queue
 from kmqpy.gateway.service.moves import MOVES_QUEUE, Moves
+from kmqpy.gateway.service.pulse import QUICK_S
+from kmqpy.gateway.tls import check_tls
+from kmqpy.gateway.tracker_process import TrackerProcess
 from kmqpy.queue import Storage
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
@@ -54,6 +59,9 @@ _KEEP_ALIVE_S = 75
 _PAIR_TRIES = 50
 """How often any free port is asked for until the next one is free, too."""
 _BACKLOG = 2_048
+_CLUSTER = re.compile(r"[A-Za-z0-9._:-]{1,200}")
+_MAX_DRAIN_S = 3_600
+_HANDSHAKE_S = 0.5
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
 
 
@@ -71,6 +79,7 @@ class GatewaySettings:
     root           the znode of kmqpy's there
     advertise      host name that clients and gateways find there; None: `host`, or the machine's name
     drain_s        seconds from the withdrawal to the end of serving
+    quick_s        requests are given up when their storage has answered nobody for so many seconds
     limits         what it takes on
     """
 
@@ -85,7 +94,14 @@ class GatewaySettings:
     root: str = "/kmq"
     advertise: str | None = None
     drain_s: float = 2.0
+    quick_s: float = QUICK_S
     limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if self.cluster and not _CLUSTER.fullmatch(self.cluster):
+            raise ConfigError(f"cluster name: {self.cluster!r} may have letters, digits and . _ : - only")
+        if not 0 <= self.drain_s <= _MAX_DRAIN_S:
+            raise ConfigError(f"drain: {self.drain_s:g} s must be from 0 to {_MAX_DRAIN_S} s")
 
 
 class Gateway:
@@ -93,13 +109,20 @@ class Gateway:
 
     storages  by name, the default one under ""; closed at the end of run()
     keys      None: the gateway asks for no keys; nor does it as long as there never was one
+    trackers  those that run beside it, by the names of their storages; their state is shown to operators
     """
 
     def __init__(
-        self, settings: GatewaySettings, storages: Mapping[str, Storage], keys: KeyStore | None = None
+        self,
+        settings: GatewaySettings,
+        storages: Mapping[str, Storage],
+        keys: KeyStore | None = None,
+        trackers: Mapping[str, TrackerProcess] | None = None,
     ) -> None:
         if (settings.tls_cert is None) != (settings.tls_key is None):
             raise ConfigError("tls_cert and tls_key: give both, or none")
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            check_tls(settings.tls_cert, settings.tls_key)
         self._sockets = _listening(settings)
         is_local = all(ipaddress.ip_address(one.getsockname()[0]).is_loopback for one in self._sockets)
         if not is_local and (keys is None or _are_missing(keys)):
@@ -113,13 +136,14 @@ class Gateway:
         self.admin_port: int = self._sockets[1].getsockname()[1]
         self._settings = settings
         self._storages = storages
+        self._trackers = trackers or {}
         # For all but the calls of queues. Each has its own, so that a storage that is away holds no other's.
         self._threads = ThreadPoolExecutor(_THREADS, "kmq-gateway")
         self._move_threads = ThreadPoolExecutor(_MOVE_THREADS + len(storages), "kmq-gateway-moves")
         self._key_threads = ThreadPoolExecutor(1, "kmq-gateway-keys")
         self._metrics = GatewayMetrics()
         self._peers = self._new_peers()
-        self._hub = Hub(storages, others=self._peers)
+        self._hub = Hub(storages, others=self._peers, quick_s=settings.quick_s)
         self._moves = Moves(
             self._hub,
             list(dict.fromkeys(storages.values())),
@@ -216,7 +240,8 @@ class Gateway:
     @property
     def _advertised(self) -> str:
         settings = self._settings
-        return settings.advertise or (socket.gethostname() if settings.host in _EVERYWHERE else settings.host)
+        given = (settings.advertise or "").strip("[]")
+        return given or (socket.gethostname() if settings.host in _EVERYWHERE else settings.host)
 
     def _new_peers(self) -> Peers | None:
         settings = self._settings
@@ -286,6 +311,7 @@ class Gateway:
             self._metrics,
             self._problems,
             self._refresh_metrics,
+            self._notes,
             [
                 Route(TAKE_PATH, self._answer_other, methods=["POST"]),
                 Route(SAID_PATH, self._hear_other, methods=["POST"]),
@@ -298,17 +324,24 @@ class Gateway:
             ssl_keyfile=self._settings.tls_key,
             **common,
         )
-        try:
-            clients.load()
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"tls_cert, tls_key: {error.strerror or error}") from None
         return [_Server(clients), _Server(uvicorn.Config(admin, http=http, **common))]
 
     def _problems(self) -> list[str]:
         silent = [f"storage {name or DEFAULT} does not answer" for name in self._hub.silent_storages()]
         return silent + ["draining"] * self._app.draining
 
+    def _notes(self) -> list[str]:
+        """What is wrong though the gateway can serve: trackers of others may do the work of its own."""
+        return [
+            f"the tracker of storage {name or DEFAULT} does not run: it has ended {tracker.deaths} times, "
+            f"last with exit code {tracker.last_exit}"
+            for name, tracker in self._trackers.items()
+            if not tracker.running
+        ]
+
     def _refresh_metrics(self) -> None:
+        for name, tracker in self._trackers.items():
+            self._metrics.show_tracker(name or DEFAULT, tracker.deaths, running=tracker.running)
         self._metrics.open_queues.set(self._hub.open_queues)
         self._metrics.running.set(self._app.running)
         self._metrics.held.set(self._app.held_bytes)
@@ -332,11 +365,33 @@ def _are_missing(keys: KeyStore) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which leaves signals to the gateway."""
+    """uvicorn's server, which leaves signals to the gateway, and resets no connection when it ends."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept the connections that wait in the kernel, which would reset them; then as uvicorn does."""
+        while accepted := [connection for one in sockets or () for connection in _accepted(one)]:
+            loop = asyncio.get_running_loop()
+            kind: Any = self.config.http_protocol_class
+            protocol = functools.partial(kind, self.config, self.server_state, self.lifespan.state)
+            connecting = [
+                asyncio.ensure_future(loop.connect_accepted_socket(protocol, one, ssl=self.config.ssl))
+                for one in accepted
+            ]
+            await asyncio.wait(connecting, timeout=_HANDSHAKE_S)
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _accepted(listener: socket.socket) -> Iterator[socket.socket]:
+    """Connections that nobody has accepted yet."""
+    with contextlib.suppress(OSError):  # there are no more, or they have just gone
+        while True:
+            connection, _ = listener.accept()
+            connection.settimeout(0)
+            yield connection
 
 
 @contextlib.contextmanager
@@ -382,5 +437,7 @@ def _bound(name: str, host: str, port: int) -> socket.socket:
             raise
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            reason = f"{reason}; give another: --{name.replace('_', '-')}, 0 for any free one"
         raise ConfigError(f"{name}: {port} on {host} can't be had: {reason}") from None
     return bound

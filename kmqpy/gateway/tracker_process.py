@@ -29,16 +29,27 @@ if os.getppid() == parent:
 
 
 class TrackerProcess(Closeable):
-    """Keeps a tracker running for the storage of a kafka: url, until close()."""
+    """Keeps a tracker running for the storage of a kafka: url, until close().
+
+    deaths     how often it has ended by itself
+    last_exit  the exit code of the last time, negative for a signal; None: it never has
+    """
 
     def __init__(self, url: str, log_format: str = "text") -> None:
         self._environment = {**os.environ, "KMQ_QUEUE_URL": url}
         self._log_format = log_format
         self._backoff = Backoff(first=0.5, maximum=30)
         self._closing = threading.Event()
+        self.deaths = 0
+        self.last_exit: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._keep_running, name="kmq-tracker", daemon=True)
         self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """True while its process runs."""
+        return self._process is not None and self._process.poll() is None
 
     def close(self) -> None:
         """Stop the tracker, and return when it has ended."""
@@ -58,6 +69,8 @@ class TrackerProcess(Closeable):
             if self._closing.is_set():
                 return
             failures = 1 if SYSTEM_CLOCK.monotonic() - started_s > _STEADY_S else failures + 1
+            self.last_exit = code
+            self.deaths += 1
             pause_s = self._backoff.delay(failures)
             _log.error("the tracker ended", extra={"code": code, "again_in_s": round(pause_s, 1)})
             self._closing.wait(pause_s)

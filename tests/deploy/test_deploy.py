@@ -16,6 +16,7 @@ from support import LiveQueue, until
 
 from kmqpy import Backoff, KafkaConnection, Worker
 from kmqpy.dev.ports import free_ports
+from kmqpy.gateway.tracker_process import TrackerProcess
 from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.telemetry.prometheus import PrometheusTelemetry
 from kmqpy.testing import memory_storage
@@ -122,7 +123,10 @@ def scraped(cluster, zookeeper, tmp_path_factory) -> Iterator[Prometheus]:
         telemetry.failed(queue.name, "nothing")  # there are no series of failures before the first
         folder = tmp_path_factory.mktemp("prometheus")
         with (
-            running(memory_storage(), discovery=zookeeper, cluster=queue.name) as served,
+            TrackerProcess(f"kafka://{cluster.bootstrap}?zookeeper={cluster.zookeeper}&root=/other") as other,
+            running(
+                memory_storage(), trackers={"": other}, discovery=zookeeper, cluster=queue.name
+            ) as served,
             contextlib.closing(
                 Prometheus(folder, [*targets, f"127.0.0.1:{served.gateway.admin_port}"])
             ) as prometheus,

@@ -5,7 +5,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ import uvloop
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.gateway.keys.stores import KeyStore
 from kmqpy.gateway.server import Gateway, GatewaySettings
+from kmqpy.gateway.tracker_process import TrackerProcess
 from kmqpy.queue import Storage
 from kmqpy.testing import memory_storage
 
@@ -139,15 +140,20 @@ def ids(messages: list[dict[str, Any]]) -> list[str]:
 
 
 @contextmanager
-def running(storage: Storage, keys: KeyStore | None = None, **settings: Any) -> Iterator[Served]:
+def running(
+    storage: Storage,
+    keys: KeyStore | None = None,
+    trackers: Mapping[str, TrackerProcess] | None = None,
+    **settings: Any,
+) -> Iterator[Served]:
     """Run a gateway; the storage is closed with it."""
     ready = threading.Event()
     found: list[Served] = []
     failure: list[BaseException] = []
 
     async def main() -> None:
-        options = {"port": 0, "admin_port": 0, "drain_s": 0.0, **settings}
-        gateway = Gateway(GatewaySettings(**options), {"": storage}, keys)
+        options = {"port": 0, "admin_port": 0, "drain_s": 0.0, "quick_s": 5.0, **settings}
+        gateway = Gateway(GatewaySettings(**options), {"": storage}, keys, trackers)
         found.append(Served(gateway, storage, asyncio.get_running_loop()))
         await gateway.run(on_ready=ready.set)
 

@@ -1,14 +1,21 @@
 """Where a gateway listens, and who may do what there."""
 
+import contextlib
 import http.client
 import resource
 import socket
+import ssl
+import subprocess
+import threading
 import time
+from pathlib import Path
 
 import pytest
 from gateway_support import running
+from wire import Wire
 
 from kmqpy.errors import ConfigError
+from kmqpy.gateway import server
 from kmqpy.gateway.keys.keyring import new_key
 from kmqpy.gateway.keys.stores import StorageKeys
 from kmqpy.gateway.run import _allow_connections
@@ -35,11 +42,72 @@ def test_without_keys_a_name_that_only_looks_local_is_refused(
 def test_a_port_is_taken_at_once_so_no_second_gateway_begins_there() -> None:
     first = made("127.0.0.1")
     try:
-        with pytest.raises(ConfigError, match="in use"):
+        with pytest.raises(ConfigError, match="in use; give another: --port"):
             made("127.0.0.1", first.port)
     finally:
         for listener in first._sockets:
             listener.close()
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A certificate and key, another key, and the key with a password."""
+    folder = tmp_path_factory.mktemp("tls")
+    made = {name: folder / name for name in ("cert", "key", "other", "locked", "no-pem")}
+
+    def openssl(*arguments: object) -> None:
+        subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+    new = (
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        "subjectAltName=DNS:localhost",
+    )
+    openssl("req", "-x509", *new, "-keyout", made["key"], "-out", made["cert"])
+    openssl("genrsa", "-out", made["other"])
+    openssl("pkey", "-in", made["key"], "-aes256", "-passout", "pass:x", "-out", made["locked"])
+    made["no-pem"].write_text("-----BEGIN CERTIFICATE-----\n-----BEGIN PRIVATE KEY-----\n")
+    return made | {"missing": folder / "missing"}
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "text"),
+    [
+        ("missing", "key", "tls_cert: .*missing can't be read: No such file"),
+        ("cert", "missing", "tls_key: .*missing can't be read: No such file"),
+        ("key", "key", "tls_cert: .*key holds no certificate"),
+        ("cert", "cert", "tls_key: .*cert holds no private key"),
+        ("cert", "other", "tls_key: .*other is not the key of the certificate in .*cert"),
+        ("cert", "locked", "tls_key: .*locked has a password"),
+        ("no-pem", "key", "no-pem or .*key is damaged"),
+    ],
+)
+def test_errors_of_tls_name_the_file(pem: dict[str, Path], cert: str, key: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Gateway(GatewaySettings(port=0, tls_cert=pem[cert], tls_key=pem[key]), {"": memory_storage()})
+
+
+def test_clients_talk_tls_and_operators_do_not(pem: dict[str, Path]) -> None:
+    with running(memory_storage(), tls_cert=pem["cert"], tls_key=pem["key"]) as served:
+        trust = ssl.create_default_context(cafile=pem["cert"])
+        address = ("localhost", served.gateway.port)
+        connection = http.client.HTTPSConnection(*address, context=trust, timeout=10)
+        assert served.ask("GET", "/queue/1/a/size", connection=connection).body == b"0"
+        connection.close()
+        stranger = http.client.HTTPSConnection(*address, context=ssl.create_default_context(), timeout=10)
+        with pytest.raises(ssl.SSLCertVerificationError):  # before it sends a key
+            stranger.connect()
+        assert served.admin("/readyz").status == 200
+
+
+@pytest.mark.parametrize(("setting", "value"), [("cluster", "a/b"), ("cluster", "ä"), ("drain_s", 86_400.0)])
+def test_settings_that_are_refused(setting: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=repr(value) if setting == "cluster" else "drain: 86400 s"):
+        GatewaySettings(**{setting: value})
 
 
 def test_a_gateway_that_asks_for_keys_may_listen_everywhere() -> None:
@@ -73,6 +141,30 @@ def test_a_request_that_comes_as_the_gateway_ends_is_answered() -> None:
         answer = served.ask("GET", "/queue/1/a/size", connection=connection)
         connection.close()
     assert (answer.status, answer.headers["connection"]) == (200, "close")
+
+
+def test_connections_that_wait_in_the_kernel_as_the_gateway_ends_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stopping, connected = threading.Event(), threading.Event()
+    shutdown = server._Server.shutdown
+
+    async def busy(self: server._Server, sockets: list[socket.socket] | None = None) -> None:
+        stopping.set()
+        connected.wait(10)  # the loop accepts nothing
+        await shutdown(self, sockets)
+
+    monkeypatch.setattr(server._Server, "shutdown", busy)
+    with running(memory_storage()) as served, contextlib.ExitStack() as opened:
+        served.loop.call_soon_threadsafe(served.gateway.request_stop)
+        assert stopping.wait(10)
+        wires = [opened.enter_context(Wire(served.gateway.port, timeout_s=10)) for _ in range(5)]
+        for wire in wires[:4]:
+            wire.send(b"GET /queue/1/a/size HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        connected.set()
+        answers = [wire.answer() for wire in wires[:4]]
+        assert wires[4].is_closed()
+    assert [(one.status, one.headers["connection"]) for one in answers] == [(200, "close")] * 4
 
 
 def _listens(port: int) -> bool:

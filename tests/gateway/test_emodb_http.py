@@ -310,6 +310,10 @@ def test_other_paths_and_methods(served, path, method, status):
     assert answer.status == status
     assert answer.exception is None
     assert ("allow" in answer.headers) is (status == 405)
+    if status == 405:
+        assert answer.json["message"] == f"{method} does nothing here; use {answer.headers['allow']}"
+    if status == 404:
+        assert answer.json["message"].startswith("no such path; ")
 
 
 # --- bodies -----------------------------------------------------------------------------------------------
@@ -410,6 +414,9 @@ def test_content_types(wire, name, kind, status):
     ):
         answer = post(wire, f"{QUEUE}/{path}", body, kind=header)
         assert (answer.status, answer.exception) == (status, None)
+        if status == 415:
+            assert (answer.body, answer.headers["accept-post"]) == (b"", "application/json")
+            assert "Content-Type: application/json" in answer.headers["x-kmq-note"]
     # Calls without a body have no type that could be wrong.
     for path in (f"{name}/unclaimall", f"_move?from={name}&to={name}-2"):
         assert post(wire, f"{QUEUE}/{path}", b"", kind=header).status == 200

@@ -10,6 +10,7 @@ from support import until
 
 from kmqpy.errors import Unavailable
 from kmqpy.gateway.limits import Limits
+from kmqpy.gateway.tracker_process import TrackerProcess
 from kmqpy.testing import memory_storage
 
 
@@ -146,3 +147,17 @@ def test_where_it_is_registered(zookeeper, queue_name):
         assert metrics_of(served)["kmq_gateway_others"] == 0
         with running(memory_storage(), peers=zookeeper, root=f"/{queue_name}"):
             until(lambda: metrics_of(served)["kmq_gateway_others"] == 1)
+
+
+def test_a_tracker_beside_the_gateway():
+    label = '{storage="(default)"}'
+    deaths, runs = f"kmq_gateway_tracker_deaths_total{label}", f"kmq_gateway_tracker_running{label}"
+    told = b"ok; the tracker of storage (default) does not run: it has ended "
+    ends_at_once = TrackerProcess("kafka://127.0.0.1:1?unknown=setting")
+    with ends_at_once, running(memory_storage(), trackers={"": ends_at_once}) as served:
+        until(lambda: metrics_of(served)[deaths] >= 1, what="dead once")
+        assert ends_at_once.last_exit not in {None, 0}
+        until(lambda: metrics_of(served)[runs] == 0, what="does not run")
+        until(lambda: served.admin("/readyz").body.startswith(told), what="told")
+        assert served.admin("/readyz").status == 200, "other trackers may do its work"
+        until(lambda: metrics_of(served)[deaths] >= 2, what="dead again")

@@ -1,9 +1,10 @@
-"""A gateway whose storage is away when it starts."""
+"""A gateway whose storage is away when it starts, or goes away."""
 
 import json
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import pytest
 from kmqpy.core.clock import wait_until
 from kmqpy.dev.ports import free_ports
 from tests.chaos.gateways import ask
-from tests.chaos.proxy import Cut, Proxy
+from tests.chaos.proxy import Cut, Gate, Proxy
 
 
 @contextmanager
@@ -39,20 +40,40 @@ def gateway(url: str, *options: str, **environment: str) -> Iterator[tuple[int, 
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("kind", ["redis", "postgresql", "mariadb"])
-def test_a_storage_that_is_away_when_the_gateway_starts(database_url, kind):
-    server = urlsplit(database_url(kind))
+@contextmanager
+def reached_by_proxy(url: str) -> Iterator[tuple[str, Gate]]:
+    """The url of a server by a proxy, with keys or tables of its own."""
+    server = urlsplit(url)
     with Proxy() as proxy:
         gate = proxy.gate()
         port = proxy.listen(gate, lambda: server.port)
-        gate.cut(Cut.REFUSE)
         user = server.netloc.rpartition("@")[0]
         address = f"{user}@127.0.0.1:{port}" if user else f"127.0.0.1:{port}"
-        url = server._replace(netloc=address, query=f"prefix=late_{uuid.uuid4().hex[:8]}_").geturl()
-        with gateway(url) as (served, _):
-            status, body = ask(served, "GET", "/queue/1/q/poll")
+        prefix = f"prefix=late_{uuid.uuid4().hex[:8]}_"
+        yield server._replace(netloc=address, query=prefix).geturl(), gate
+
+
+@pytest.mark.parametrize("kind", ["redis", "postgresql", "mariadb"])
+def test_a_storage_that_is_away_when_the_gateway_starts(database_url, kind):
+    with reached_by_proxy(database_url(kind)) as (url, gate):
+        gate.cut(Cut.REFUSE)
+        with gateway(url) as (port, _):
+            status, body = ask(port, "GET", "/queue/1/q/poll")
             assert (status, json.loads(body)["message"]) == (503, "the storage does not answer")
-            assert ask(served, "GET", "/queue/1/ping")[0] == 200
+            assert ask(port, "GET", "/queue/1/ping")[0] == 200
             gate.heal()
-            assert wait_until(lambda: ask(served, "POST", "/queue/1/q/send", 1)[0] == 200, 20)
-            assert ask(served, "GET", "/queue/1/q/size") == (200, b"1")
+            assert wait_until(lambda: ask(port, "POST", "/queue/1/q/send", 1)[0] == 200, 20)
+            assert ask(port, "GET", "/queue/1/q/size") == (200, b"1")
+
+
+@pytest.mark.parametrize("kind", ["redis", "postgresql", "mariadb"])
+def test_the_first_request_that_a_storage_does_not_answer_fails_in_time(database_url, kind):
+    with reached_by_proxy(database_url(kind)) as (url, gate), gateway(url) as (port, _):
+        assert wait_until(lambda: ask(port, "POST", "/queue/1/q/send", 1)[0] == 200, 20)
+        gate.cut(Cut.BLACKHOLE)
+        for _ in range(3):
+            begun_s = time.monotonic()
+            assert ask(port, "POST", "/queue/1/q/send", 2)[0] == 503
+            assert time.monotonic() - begun_s < 1.5, "0.4 s, and what a busy machine takes"
+        gate.heal()
+        assert wait_until(lambda: ask(port, "POST", "/queue/1/q/send", 3)[0] == 200, 20)

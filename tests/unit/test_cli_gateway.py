@@ -65,6 +65,9 @@ def test_bad_use_of_keys(kmq, arguments, text):
         (("postgresql://me:secret@db/x",), "KMQ_QUEUE_URL"),
         (("memory:", "--tls-cert", "x.pem"), "give both"),
         (("http://x",), "no storage for http"),
+        (("memory:", "--cluster-name", "a/b"), "cluster name: 'a/b'"),
+        (("memory:", "--drain", "1d"), "drain: 86400 s must be from 0 to 3600 s"),
+        (("memory:", "--tls-cert", "x.pem", "--tls-key", "y.pem"), "tls_cert: x.pem can't be read"),
     ],
 )
 def test_bad_use_of_gateways(kmq, arguments, text):
@@ -72,3 +75,27 @@ def test_bad_use_of_gateways(kmq, arguments, text):
     assert (code, out) == (2, "")
     assert text in told
     assert "me:secret" not in told
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ((), "clients are told 127.0.0.1, which is each machine itself"),
+        (("--advertise", "localhost"), "clients are told localhost, which is each machine itself"),
+        (("--advertise", "queues.example"), "but --host 127.0.0.1 lets in this machine"),
+    ],
+)
+def test_an_address_that_clients_on_other_machines_cannot_use(kmq, monkeypatch, options, text):
+    monkeypatch.setattr("kmqpy.gateway.run.run", lambda *args, **kwargs: None)
+    code, _, told = kmq("gateway", "memory:", "--discovery", "127.0.0.1:1", *options)
+    assert code == 0
+    assert text in told
+    assert text not in kmq("gateway", "memory:", *options)[2]
+
+
+def test_storages_with_passwords_stand_in_the_environment_each_in_a_line(kmq, monkeypatch, tmp_path):
+    served = {}
+    monkeypatch.setattr("kmqpy.gateway.run.run", lambda _, storages, *args, **kwargs: served.update(storages))
+    monkeypatch.setenv("KMQ_QUEUE_URL", f"sqlite:///{tmp_path}/a.db\n orders=sqlite:///{tmp_path}/b c.db \n")
+    assert kmq("gateway")[0] == 0
+    assert served.keys() == {"", "orders"}

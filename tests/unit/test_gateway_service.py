@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import threading
+import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ from fake_queue import FakeQueue
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmqpy.errors import QueueNotFound, Unavailable
+from kmqpy.errors import ConfigError, QueueNotFound, Unavailable
 from kmqpy.gateway.limits import BadEncoding, Held, Overloaded, Rate, Share, TooLarge, read_body
 from kmqpy.gateway.service.estimate import Estimate
 from kmqpy.gateway.service.hub import Hub, QueueName
@@ -331,63 +332,169 @@ def test_names_find_their_storage():
     asyncio.run(main())
 
 
-def test_a_storage_that_does_not_answer_is_refused_soon_and_tried_again():
+def test_where_all_storages_have_names_a_mistyped_one_is_refused():
     async def main():
-        async with a_hub() as (hub, _):
-            await hub.with_made(JOBS, lambda queue: queue.send([b"x"]))
+        with memory_storage() as one, memory_storage() as other:
+            hub = Hub({"mails": one, "orders": other, "": one})
+            for name in ("jobs", "mails:jobs", "orders:jobs"):
+                await hub.with_made(QueueName(name), lambda queue: queue.send([b"x"]))
+            assert one.list() == other.list() == ["jobs"]
+            with pytest.raises(ConfigError, match=r"no storage 'order'; .* one of mails, orders"):
+                await hub.with_made(QueueName("order:jobs"), lambda queue: queue.send([b"x"]))
+            await asyncio.to_thread(hub.close)
 
-            async def silent(_queue):
-                await asyncio.sleep(3600)
+    asyncio.run(main())
 
-            async def fine(queue):
-                return await queue.in_flight()
 
-            with pytest.raises(Unavailable):
-                await hub.with_queue(JOBS, silent, missing=lambda: None, patience_s=0.05)
+class Slow:
+    """A storage whose queues take `seconds` for each send and count, and fail if `away`."""
+
+    def __init__(self, storage):
+        self._storage = storage
+        self.capabilities = Capabilities()
+        self.seconds = 0.0
+        self.away = False
+
+    def __getattr__(self, name):
+        return getattr(self._storage, name)
+
+    def open(self, name):
+        queue = self._storage.open(name)
+        for call in ("send_many", "in_flight"):
+            setattr(queue, call, self._slowly(getattr(queue, call)))
+        return queue
+
+    def _slowly(self, call):
+        def slow(*args):
+            time.sleep(self.seconds)
+            if self.away:
+                raise Unavailable("away")
+            return call(*args)
+
+        return slow
+
+
+@asynccontextmanager
+async def a_slow_hub():
+    with memory_storage() as memory:
+        storage = Slow(memory)
+        hub = Hub({"": storage}, quick_s=0.2)
+        await send(hub)
+        yield hub, storage
+        await asyncio.to_thread(hub.close)
+
+
+async def send(hub):
+    """Send a message; returns the seconds until it is stored, or the error."""
+    begun_s = time.monotonic()
+    try:
+        await hub.with_made(JOBS, lambda queue: queue.send([b"x"]))
+    except Unavailable as error:
+        return error
+    return time.monotonic() - begun_s
+
+
+def test_the_first_request_that_a_storage_does_not_answer_is_given_up_soon():
+    async def main():
+        async with a_slow_hub() as (hub, storage):
+            storage.seconds, storage.away = 2.5, True
+            begun_s = time.monotonic()
+            assert isinstance(await send(hub), Unavailable)
+            assert 0.15 < time.monotonic() - begun_s < 1
+            assert hub.silent_storages() == [], "it may just be slow"
+            await asyncio.sleep(2.1)
             assert hub.silent_storages() == [""]
-            began = asyncio.get_running_loop().time()
-            with pytest.raises(Unavailable):
-                await hub.with_queue(JOBS, silent, missing=lambda: None)
-            assert asyncio.get_running_loop().time() - began < 2
-            assert await hub.with_queue(JOBS, fine, missing=lambda: None) == 0
+            storage.seconds, storage.away = 0, False
+            await asyncio.sleep(0.5)
+            assert isinstance(await send(hub), float)
             assert hub.silent_storages() == []
+
+    asyncio.run(main())
+
+
+def test_a_slow_storage_is_given_up_once_at_most():
+    async def main():
+        async with a_slow_hub() as (hub, storage):
+            storage.seconds = 0.5
+            assert isinstance(await send(hub), Unavailable)
+            await asyncio.sleep(0.5)
+            for _ in range(3):
+                assert isinstance(await send(hub), float)
+            assert hub.silent_storages() == []
+
+    asyncio.run(main())
+
+
+def test_a_slow_call_of_a_storage_that_answers_others_is_not_given_up():
+    async def main():
+        async with a_slow_hub() as (hub, storage):
+            storage.seconds = 0.6
+            sending = asyncio.ensure_future(send(hub))
+            await asyncio.sleep(0.05)
+            storage.seconds = 0
+            while not sending.done():
+                await hub.with_queue(JOBS, lambda queue: queue.release_all(), missing=lambda: None)
+                await asyncio.sleep(0.02)
+            assert sending.result() > 0.5
+
+    asyncio.run(main())
+
+
+def test_what_is_known_to_take_long_is_waited_for():
+    async def main():
+        async with a_slow_hub() as (hub, storage):
+            storage.seconds = 0.5
+
+            async def slow(queue):
+                return await queue.send([b"x"])
+
+            assert await hub.with_queue(JOBS, slow, missing=lambda: None, patience_s=60)
 
     asyncio.run(main())
 
 
 def test_an_answer_that_was_known_before_is_no_sign_of_a_storage():
     async def main():
-        async with a_hub() as (hub, storage):
-            storage.create("jobs")
-
-            async def silent(_):
-                raise Unavailable("away")
+        async with a_slow_hub() as (hub, storage):
+            storage.away = True
 
             async def known(_):
                 return 7
 
-            with pytest.raises(Unavailable):
-                await hub.with_queue(JOBS, silent, missing=lambda: None)
-            assert await hub.with_queue(JOBS, known, missing=lambda: None, is_sign=False) == 7
-            assert hub.silent_storages() == [""]
+            assert isinstance(await send(hub), Unavailable)
             assert await hub.with_queue(JOBS, known, missing=lambda: None) == 7
+            assert hub.silent_storages() == [""]
+            storage.away = False
+            assert isinstance(await send(hub), float)
             assert hub.silent_storages() == []
 
     asyncio.run(main())
 
 
 def test_the_pulse_of_a_storage():
-    pulse = Pulse()
+    pulse = Pulse(0.4)
     assert not pulse.is_away(0)
     pulse.begin("slow", 0)
+    assert pulse.give_up_at(0, 0) == 0.4
     assert not pulse.is_away(1)
     assert pulse.is_away(3)
-    pulse.end("slow", 4, failed=False)
+    pulse.answer(4, 4)
+    pulse.end("slow")
     assert not pulse.is_away(4)
-    pulse.begin("bad", 4)
-    pulse.end("bad", 5, failed=True)
-    assert pulse.is_away(9)
-    assert not pulse.is_away(11)
+    assert pulse.give_up_at(4, 4) == 9, "no more than 5 s, though it needs 4"
+    assert pulse.give_up_at(604, 604) == 606, "after two half-lives: 2 * 4 s / 4"
+    assert pulse.give_up_at(4000, 4000) == 4000.4
+    pulse.fail(4005)
+    assert pulse.is_away(4009)
+    assert pulse.give_up_at(4009, 4009) == 4009.35
+    assert not pulse.is_away(4011)
+    pulse.begin("lost", 4020)
+    pulse.answer(4020.2)
+    assert pulse.give_up_at(4020, 4020.4) == pytest.approx(4020.6)
+    pulse.give_up("lost", 4020.6)
+    assert not pulse.is_away(4022)
+    assert pulse.is_away(4023)
+    assert not pulse.is_away(4026), "nobody has asked it since"
 
 
 def test_a_number_that_takes_long_is_answered_in_time():

@@ -53,7 +53,7 @@ _PIECE = 1_000
 """Messages and ids of one request pass to the storage in pieces of this number: it must answer each in time,
 and neither it nor the gateway is taken up by one request."""
 _NOTE = "X-KMQ-Note"
-"""A header that says why a poll may have missed messages; EmoDB's clients ignore it."""
+"""A header for people, unknown to EmoDB's clients: why a poll may have missed messages, or what to send."""
 
 _SUCCESS = b'{"success":true}'
 _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
@@ -156,7 +156,8 @@ class EmoDialect:
         except Unavailable:
             return _unavailable("the storage does not answer", 1.0, {})
         except NotSupported as error:
-            return _message(501, str(error))
+            why = "dedup queues need SQL, Redis, memory or Kafka: " if BASES[base] else ""
+            return _message(501, f"{why}{error}")
         except KmqError as error:
             return _illegal(str(error))
 
@@ -204,9 +205,12 @@ class EmoDialect:
             case _:
                 by_method = {}
         if not by_method:
-            raise _Refused(_status(404))
+            calls = ", ".join(dict.fromkeys(name for _, name in self._of_queue))
+            text = f"no such path; the calls of a queue are NAME/ and one of {calls}, and DELETE NAME"
+            raise _Refused(_message(404, text))
         if method not in by_method:
-            raise _Refused(_status(405, {"allow": ", ".join(by_method)}))
+            allowed = ", ".join(by_method)
+            raise _Refused(_message(405, f"{method} does nothing here; use {allowed}", {"allow": allowed}))
         return by_method[method], queue
 
     # --- sending ----------------------------------------------------------------------------------
@@ -333,13 +337,13 @@ class EmoDialect:
         async def size(served: ServedQueue) -> Response:
             return json_response(str(await served.size(limit)).encode())
 
-        return await self._with_queue(request, size, json_response(b"0"), is_sign=False)
+        return await self._with_queue(request, size, json_response(b"0"))
 
     async def _claim_count(self, request: _Request) -> Response:
         async def count(served: ServedQueue) -> Response:
             return json_response(str(await served.in_flight()).encode())
 
-        return await self._with_queue(request, count, json_response(b"0"), is_sign=False)
+        return await self._with_queue(request, count, json_response(b"0"))
 
     async def _with_queue(
         self,
@@ -348,22 +352,15 @@ class EmoDialect:
         missing: Response | None = None,
         given: Sequence[object] = (),
         patience_s: float = PATIENCE_S,
-        *,
-        is_sign: bool = True,
     ) -> Response:
-        """Use the request's queue; without it, answer `missing`, or check the ids that were given.
-
-        is_sign  see Hub.with_queue: a size may be one that was found before
-        """
+        """Use the request's queue; without it, answer `missing`, or check the ids that were given."""
         name = _named(request.base, request.name)
 
         def answer_missing() -> Response:
             _parsed(WireIds(self._hub.stored_name(name), None), given)
             return missing or json_response(_SUCCESS)
 
-        return await self._hub.with_queue(
-            name, use, missing=answer_missing, patience_s=patience_s, is_sign=is_sign
-        )
+        return await self._hub.with_queue(name, use, missing=answer_missing, patience_s=patience_s)
 
     # --- moves ------------------------------------------------------------------------------------
 
@@ -406,7 +403,9 @@ def _named(base: str, queue: str) -> QueueName:
 def _check_type(call: Call) -> None:
     content_type = call.header("content-type").partition(";")[0].strip().lower()
     if content_type != "application/json" and (content_type or call.has_body()):
-        raise _Refused(_status(415))
+        # EmoDB's has no body. HTTP has a header for it, and ours is for people.
+        note = "send JSON, with the header Content-Type: application/json"
+        raise _Refused(Response(b"", 415, {"accept-post": "application/json", _NOTE: note}))
 
 
 def _check_name(queue: str) -> None:
@@ -528,12 +527,8 @@ def _payload(body: bytes) -> bytes:
         return msgspec.json.encode(text)
 
 
-def _status(status: int, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(b"", status, headers)
-
-
-def _message(status: int, text: str) -> Response:
-    return json_response(msgspec.json.encode({"message": text}), status)
+def _message(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
+    return json_response(msgspec.json.encode({"message": text}), status, headers)
 
 
 def _illegal(text: str) -> Response:

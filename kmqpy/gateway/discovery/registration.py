@@ -12,6 +12,7 @@ from uuid import uuid4
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 from kazoo.protocol.states import KazooState
+from kazoo.security import OPEN_ACL_UNSAFE
 
 from kmqpy.core.closeable import Closeable
 from kmqpy.errors import KmqError
@@ -25,11 +26,15 @@ CHECK_EVERY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One znode: the folder that it is in, the end of its name, and its data."""
+    """One znode: the folder that it is in, the end of its name, and its data.
+
+    shared  a folder above that others use, too: everybody may make folders in it
+    """
 
     folder: str
     name: str
     data: bytes
+    shared: str = ""
 
 
 class Registration(Closeable):
@@ -101,6 +106,8 @@ class Registration(Closeable):
         path = self._paths.get(entry)
         if path is not None and client.exists(path) is not None:
             return
+        if entry.shared:
+            client.ensure_path(entry.shared, OPEN_ACL_UNSAFE)
         client.ensure_path(entry.folder)
         # As Curator names it. Each registration has a new name: EmoDB's clients ignore data that change.
         new = f"{entry.folder}/_c_{uuid4()}-{entry.name}"

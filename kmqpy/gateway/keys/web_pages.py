@@ -28,7 +28,7 @@ def objection(header: Callable[[str], str], own_names: Iterable[str]) -> str:
     if header("sec-fetch-site").lower() not in _OF_NO_PAGE:
         return "a web page of another site must not use a gateway without keys; make one: kmq key create"
     name = _name(host)
-    if name and not _is_loopback(name) and name not in map(_name, own_names):
+    if name and not is_loopback(name) and name not in map(_name, own_names):
         return (
             f"Host {host} is no name of this gateway, so a web page may have chosen it; without keys, ask it "
             "as localhost, or start it with --advertise and that name"
@@ -42,7 +42,8 @@ def _name(host: str) -> str:
     return (found[1] if found else host).strip("[]").rstrip(".").lower()
 
 
-def _is_loopback(name: str) -> bool:
+def is_loopback(name: str) -> bool:
+    """True for a name or address by which a machine means itself."""
     try:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:

@@ -16,8 +16,10 @@ from kmqpy.errors import Closed, ConfigError, QueueNotFound, Unavailable
 from kmqpy.gateway.service.claims import Claims, Said
 from kmqpy.gateway.service.names import stored_name
 from kmqpy.gateway.service.on_loop import OnLoop
-from kmqpy.gateway.service.pulse import PATIENCE_S, PATIENCE_WHEN_AWAY_S, Pulse
+from kmqpy.gateway.service.patience import Patience, current_patience
+from kmqpy.gateway.service.pulse import PATIENCE_S, QUICK_S, Pulse
 from kmqpy.gateway.service.served_queue import ServedQueue, Taken
+from kmqpy.gateway.service.watched_queue import watched, watched_queue
 from kmqpy.queue import Storage
 
 _log = logging.getLogger(__name__)
@@ -62,6 +64,8 @@ class _Elsewhere:
     unique_id: str
 
     async def take(self, limit: int, lease_s: float) -> tuple[list[Taken], str]:
+        if (patience := current_patience.get()) is not None:
+            patience.be_long()  # it is no longer our storage that is waited for
         return await self.others.take(self.place, limit, lease_s)
 
     async def tell(self, said: Said) -> None:
@@ -95,9 +99,11 @@ class Hub:
     """Gives dialects the queues of storages; used on one event loop.
 
     A name `other:rest` is queue `rest` of the storage that was given under the name `other`, if there is one;
-    all other names are queues of the default storage, the one under the name "".
+    all other names are queues of the default storage, the one under the name "". If that has its own
+    name, too, all have names; then `unknown:rest` is mistyped (ConfigError).
 
     others  other gateways, which are asked for messages of queues on Kafka; None: there are none
+    quick_s  requests are given up when their storage has answered nobody for so many seconds
     """
 
     def __init__(
@@ -105,14 +111,16 @@ class Hub:
         storages: Mapping[str, Storage],
         *,
         others: Others | None = None,
+        quick_s: float = QUICK_S,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._storages = dict(storages)
+        self._all_named = any(name and one is storages[""] for name, one in storages.items())
         self._others = others
         self._claims: OrderedDict[str, Claims] = OrderedDict()
         # Threads of its own for each storage, so that one that does not answer holds none of another's.
         self._threads = {storage: _executor(storage) for storage in storages.values()}
-        self._pulses = {name: Pulse() for name in storages}
+        self._pulses = {name: Pulse(quick_s) for name in storages}
         self._clock = clock
         self._entries: OrderedDict[Place, _Entry] = OrderedDict()
         self._missing_since_s: dict[Place, float] = {}  # apart: whoever asks for names must close no queue
@@ -143,26 +151,25 @@ class Hub:
         *,
         missing: Callable[[], T],
         patience_s: float = PATIENCE_S,
-        is_sign: bool = True,
     ) -> T:
         """The result of `use` with the queue of this name; that of `missing` if the queue does not exist.
 
-        With `is_sign` a result tells that the storage answers. Raises Unavailable when it has not answered in
-        `patience_s` seconds, sooner if it did not answer others, either.
+        Raises Unavailable when that takes longer than `patience_s` seconds. Unless these are more than as a
+        rule, it is raised much sooner if the storage does not answer others, either.
         """
 
-        async def do() -> T:
-            return await self._use(name, use, missing)
+        async def do(patience: Patience) -> T:
+            return await self._use(name, use, missing, patience)
 
-        return await self._within(name, do, patience_s, is_sign=is_sign)
+        return await self._within(name, do, patience_s)
 
     async def with_made(
         self, name: QueueName, use: Callable[[ServedQueue], Awaitable[T]], *, patience_s: float = PATIENCE_S
     ) -> T:
         """The result of `use` with the queue of this name, which is made if it does not exist."""
 
-        async def do() -> T:
-            return await self._use(name, use, None)
+        async def do(patience: Patience) -> T:
+            return await self._use(name, use, None, patience)
 
         return await self._within(name, do, patience_s)
 
@@ -178,49 +185,42 @@ class Hub:
     async def watch(self, storage: Storage, answer: Awaitable[T]) -> T:
         """Await a short call of a storage, which shows whether that answers, as requests of clients do."""
         pulses = [self._pulses[name] for name, one in self._storages.items() if one is storage]
-        call, failed = object(), False
+        call = object()
         for pulse in pulses:
             pulse.begin(call, self._clock.monotonic())
         try:
-            return await answer
+            result = await answer
         except Unavailable:
-            failed = True
+            for pulse in pulses:
+                pulse.fail(self._clock.monotonic())
             raise
         finally:
             for pulse in pulses:
-                pulse.end(call, self._clock.monotonic(), failed=failed)
-
-    async def _within(
-        self, name: QueueName, do: Callable[[], Awaitable[T]], patience_s: float, *, is_sign: bool = True
-    ) -> T:
-        pulse = self._pulses[self._place(name)[0]]
-        call, begun_s = object(), self._clock.monotonic()
-        away = pulse.is_away(begun_s)
-        if patience_s <= PATIENCE_S:  # what is known to take long is no sign
-            pulse.begin(call, begun_s)
-        try:
-            async with asyncio.timeout(PATIENCE_WHEN_AWAY_S if away else patience_s):
-                result = await do()
-        except (TimeoutError, Unavailable) as error:
-            pulse.end(call, self._clock.monotonic(), failed=True)
-            if isinstance(error, Unavailable):
-                raise
-            raise Unavailable("the storage does not answer in time") from None
-        except BaseException:
-            pulse.drop(call)
-            raise
-        if is_sign:
-            pulse.end(call, self._clock.monotonic(), failed=False)
-        else:
-            pulse.drop(call)
+                pulse.end(call)
+        for pulse in pulses:
+            pulse.answer(self._clock.monotonic())
         return result
 
+    async def _within(
+        self, name: QueueName, do: Callable[[Patience], Awaitable[T]], patience_s: float = PATIENCE_S
+    ) -> T:
+        async with Patience(self._pulses[self._place(name)[0]], patience_s, self._clock) as patience:
+            return await do(patience)
+
     async def _use(
-        self, name: QueueName, use: Callable[[ServedQueue], Awaitable[T]], missing: Callable[[], T] | None
+        self,
+        name: QueueName,
+        use: Callable[[ServedQueue], Awaitable[T]],
+        missing: Callable[[], T] | None,
+        patience: Patience,
     ) -> T:
         """The result of `use`, again if the queue was deleted since it was opened; None: it is made."""
         for _ in range(_TRIES):
-            queue = await self._find(name, make=missing is None)
+            queue = await self._find(name, make=False)
+            if queue is None and missing is None:
+                if not self.storage_of(name).capabilities.immediate:
+                    patience.be_long()  # Kafka takes a while to make topics
+                queue = await self._find(name, make=True)
             if queue is None and missing is not None:
                 return missing()
             if queue is not None:
@@ -289,7 +289,8 @@ class Hub:
         queue = await self._open(place)
         if queue is None and settings is not None:
             storage = self._storages[place[0]]
-            await self._run(storage, make_queue, storage, place[1], settings)
+            making = watched(make_queue, self._pulses[place[0]], self._clock, is_short=False)
+            await self._run(storage, making, storage, place[1], settings)
             queue = await self._open(place)
         return queue
 
@@ -297,10 +298,10 @@ class Hub:
         return self._clock.monotonic() - entry.since_s < _REOPEN_AFTER_S or entry.queue.busy
 
     async def _open(self, place: Place) -> ServedQueue | None:
-        storage, stored = self._storages[place[0]], place[1]
+        storage, stored, pulse = self._storages[place[0]], place[1], self._pulses[place[0]]
         before = self._clock.monotonic()
         try:
-            queue = await self._run(storage, storage.open, stored)
+            queue = await self._run(storage, watched(storage.open, pulse, self._clock, is_short=True), stored)
         except QueueNotFound:
             former = self._entries.get(place)
             if former is None or not self._is_good(former):
@@ -315,7 +316,7 @@ class Hub:
             claims.collapses = getattr(getattr(queue, "settings", None), "collapse", False)
         elsewhere = None if self._others is None else _Elsewhere(self._others, place, queue.unique_id)
         served = ServedQueue(
-            queue,
+            watched_queue(queue, pulse, self._clock),
             self._threads[storage],
             elsewhere=elsewhere if has_owners else None,
             claims=claims,
@@ -374,6 +375,11 @@ class Hub:
         """The name of the storage, and that of the queue in it."""
         storage, colon, rest = name.name.partition(":")
         if not (colon and rest and storage in self._storages):
+            if colon and self._all_named:
+                names = ", ".join(sorted(filter(None, self._storages)))
+                raise ConfigError(
+                    f"queue: there is no storage {storage!r}; names begin with one of {names}, and :"
+                )
             storage, rest = "", name.name
         any_name = self._storages[storage].capabilities.any_name
         return storage, stored_name(rest, prefix=name.prefix, any_name=any_name)

@@ -1,0 +1,76 @@
+"""Limits how long requests wait for a storage."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import Self
+
+from kmqpy.core.clock import Clock
+from kmqpy.errors import Unavailable
+from kmqpy.gateway.service.pulse import PATIENCE_S, Pulse
+
+
+class Patience:
+    """A request waits in this block for its storage; if it is given up, the block raises Unavailable.
+
+    most_s  the most seconds that it waits. More than PATIENCE_S: what is known to take long is no sign of a
+            storage that is away
+    """
+
+    def __init__(self, pulse: Pulse, most_s: float, clock: Clock) -> None:
+        self._is_long = most_s > PATIENCE_S
+        self._pulse = pulse
+        self._most_s = most_s
+        self._clock = clock
+        self._begun_s = clock.monotonic()
+        self._timeout = asyncio.timeout(None)
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._token: Token[Patience | None]
+
+    async def __aenter__(self) -> Self:
+        if not self._is_long:
+            self._pulse.begin(self, self._begun_s)
+        self._token = current_patience.set(self)
+        await self._timeout.__aenter__()
+        self._look()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        current_patience.reset(self._token)
+        if isinstance(error, Unavailable):
+            self._pulse.fail(self._clock.monotonic())
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError:
+            if not self._is_long:
+                self._pulse.give_up(self, self._clock.monotonic())
+            raise Unavailable("the storage does not answer in time") from None
+        finally:
+            self._pulse.end(self)
+
+    def be_long(self) -> None:
+        """What is done now is known to take long, or does not wait for the storage."""
+        self._is_long = True
+        self._pulse.end(self)
+
+    def _look(self) -> None:
+        """Give up, or look again when that may be due."""
+        now_s = self._clock.monotonic()
+        until_s = self._begun_s + self._most_s
+        if not self._is_long:
+            until_s = min(until_s, self._pulse.give_up_at(self._begun_s, now_s))
+        if until_s <= now_s:
+            self._timeout.reschedule(self._loop.time())
+        else:
+            self._timer = self._loop.call_later(until_s - now_s, self._look)
+
+
+current_patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
+"""That of the request that runs."""
