@@ -132,6 +132,8 @@ class MissingExtra(KmqError):
     """An optional dependency is not installed: `what` needs the `extra`, and the text says how to get it."""
 
     def __init__(self, extra: str, what: str) -> None:
-        super().__init__(
-            f'{what} needs an extra; run: pip install "kmqpy[{extra}]" (in a clone: ".[{extra}]")'
-        )
+        super().__init__(extra, what)  # what pickle calls the class with
+
+    def __str__(self) -> str:
+        extra, what = self.args
+        return f'{what} needs an extra; run: pip install "kmqpy[{extra}]" (in a clone: ".[{extra}]")'

@@ -16,7 +16,7 @@ class Overloaded(KmqError):
     why  which limit, in the words of docs/metrics.md
     """
 
-    def __init__(self, message: str, why: str, retry_after_s: float = 1.0) -> None:
+    def __init__(self, message: str, why: str = "", retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.why = why
         self.retry_after_s = retry_after_s

@@ -60,8 +60,8 @@ _ValuesByKey = dict[bytes, deque[bytes]]
 class _TopicTooLong(Unavailable):
     """The topic has more records than can be read within `_READ_TIMEOUT_S`."""
 
-    def __init__(self) -> None:
-        super().__init__(
+    def __str__(self) -> str:
+        return (
             f"topic {SETTINGS_TOPIC} is too long to be read; see who writes to it, and that its "
             "cleanup.policy is compact"
         )

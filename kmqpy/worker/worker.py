@@ -50,8 +50,9 @@ _RECEIVE_WAIT_S = 0.5
 """Seconds that one receive() waits for messages; the receiving thread notices stop() only afterwards."""
 _SIGNAL_POLL_S = 0.1
 """Seconds between two checks of run() whether a signal came."""
-_MIN_TAKER_JOIN_S = 5.0
-"""Seconds that stop() waits at most for the receiving thread, unless `drain_timeout` is longer."""
+_GRACE_S = 1.5
+"""Seconds beyond `drain_timeout` that stop() waits at most for calls of the queue: half for the receiving
+thread, the rest for outcomes. A storage that is away would hold each call up for its own time-out."""
 _DEFAULT_BACKOFF = Backoff()
 _FATAL_ERRORS = (ConfigError, NotSupported, Closed, Fenced, Forked)
 """Errors of receive() that end the worker, because another try would fail, too."""
@@ -422,7 +423,7 @@ class Worker:
     def _drain(self) -> None:
         deadline = self._clock.monotonic() + self._drain_s
         self._release_waiting()
-        self._taker.join(max(self._drain_s, _MIN_TAKER_JOIN_S))
+        self._taker.join(self._drain_s + _GRACE_S / 2)
         self._release_waiting()
         with self._changed:
             left = max(0.0, deadline - self._clock.monotonic())
@@ -438,7 +439,12 @@ class Worker:
             )
             self._outcomes.put(unfinished, RELEASE)
         self._outcomes.close()
-        self._finisher.join()
+        self._finisher.join(max(0.0, deadline + _GRACE_S - self._clock.monotonic()))
+        if self._finisher.is_alive():
+            _log.warning(
+                "the storage does not answer; unfinished messages are redelivered",
+                extra={"queue": self._queue.name, "count": len(self._leases.unfinished())},
+            )
         self._leases.close()
         if not late:
             for thread in self._handler_threads:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import select
 import ssl
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -27,7 +30,7 @@ from kazoo.exceptions import (
     SessionClosedRequireSaslError,
 )
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
-from kazoo.protocol.serialization import SASL, Auth
+from kazoo.protocol.serialization import SASL, Auth, CloseInstance
 from kazoo.security import ACL, CREATOR_ALL_ACL, Id, Permissions
 
 from kmqpy.core.clock import SYSTEM_CLOCK
@@ -40,6 +43,8 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 """connect() checks at intervals of this many seconds whether the client is connected, or was refused."""
+_AT_EXIT_S = 1.0
+"""At the end of a process that has not stopped its client, ZooKeeper has this many seconds for an answer."""
 _SESSION_PER_READ_TIMEOUT = 3 / 2
 """kazoo does not tell the granted session time-out, only its read time-out, which is two thirds of that."""
 _PERMISSIONS = {
@@ -140,6 +145,7 @@ class _Client(KazooClient):  # type: ignore[misc]
     """
 
     greeting: Greeting | None = None
+    _at_exit: Callable[[], None] | None = None
     _zxid = 0
     _zxid_forgotten = 0
     """The latest change seen before the client claimed to have seen none; else 0."""
@@ -226,13 +232,48 @@ class _Client(KazooClient):  # type: ignore[misc]
         self._guard.raise_if_inherited()
         return super()._call(*request)
 
+    def start_async(self) -> Any:
+        live = super().start_async()
+        if self._at_exit is None:  # after kazoo's, so that it is called before
+            self._at_exit = partial(_end_session, weakref.ref(self))
+            atexit.register(self._at_exit)
+        return live
+
     def stop(self) -> None:
+        self._forget_at_exit()
         if not self._guard.inherited:
             super().stop()
+
+    def end(self, timeout_s: float) -> None:
+        """End the session like stop(), but wait for ZooKeeper at most `timeout_s`, and for no thread."""
+        self._forget_at_exit()
+        if self._guard.inherited or self._stopped.is_set():
+            return
+        self._stopped.set()  # so a later stop() does nothing
+        self._queue.append((CloseInstance, None))
+        with suppress(OSError):
+            self._connection._write_sock.send(b"\0")
+        self._connection.connection_stopped.wait(timeout_s)
 
     def close(self) -> None:
         if not self._guard.inherited:
             super().close()
+
+    def _forget_at_exit(self) -> None:
+        at_exit, self._at_exit = self._at_exit, None
+        if at_exit is not None:
+            atexit.unregister(at_exit)
+
+
+def _end_session(client: weakref.ref[_Client]) -> None:
+    """End the session of a client that the program did not close: its ephemeral znodes vanish.
+
+    Called at the end of the process, while threads still run. Without it stop() would be called when the
+    client is collected, and wait 10 s for a thread that runs no more.
+    """
+    found = client()
+    if found is not None:
+        found.end(_AT_EXIT_S)
 
 
 class _NoSecrets(logging.Filter):

@@ -1,5 +1,7 @@
 """What the probes of an orchestrator are answered: a status code is all that it looks at."""
 
+import contextlib
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -83,7 +85,31 @@ class TestBacklog:
         watched.metrics.owned.labels("orders").set(0)
         assert get(server, "/backlog/orders") == (200, {"queue": "orders", "backlog": 0})
 
-    @pytest.mark.parametrize("path", ["", "/", "/ordres", "/orders/", "?queue=orders"])
+    @pytest.mark.parametrize("path", ["", "/", "/ordres", "/orders/x", "?queue=orders"])
     def test_an_unknown_queue_is_no_empty_one(self, server, watched, path) -> None:
         watched.metrics.owned.labels("orders").set(1)
         assert get(server, "/backlog" + path)[0] == 404
+
+
+def ask(server: HealthServer, method: str, path: str) -> tuple[int, str | None, int, bytes]:
+    """The status, the methods allowed, the length that is told, and the body of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    with contextlib.closing(connection):
+        connection.request(method, path)
+        answer = connection.getresponse()
+        body = answer.read()
+        told = int(answer.getheader("Content-Length") or 0)
+        return answer.status, answer.getheader("Allow"), told, body
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/livez", "/readyz", "/backlog/q", "/nothing"])
+def test_head_options_and_a_trailing_slash_are_answered_as_servers_do(
+    server: HealthServer, path: str
+) -> None:
+    status, _, told, body = ask(server, "GET", path)
+    assert told == len(body)
+    assert ask(server, "HEAD", path)[:2] == (status, None)
+    assert ask(server, "HEAD", path)[3] == b""
+    assert ask(server, "GET", f"{path}/?a=b")[0] == ask(server, "HEAD", f"{path}/")[0] == status
+    assert ask(server, "OPTIONS", path) == (204, "GET, HEAD, OPTIONS", 0, b"")
+    assert ask(server, "POST", path)[:2] == (405, "GET, HEAD, OPTIONS")

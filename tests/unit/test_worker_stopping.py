@@ -102,7 +102,7 @@ class TestStopping:
         assert queue.arguments("nack") == [{"delay": 0, "count": False, "reason": None}]
 
     def test_a_receive_that_hangs_holds_up_nothing_and_its_messages_are_given_back(self, monkeypatch):
-        monkeypatch.setattr("kmqpy.worker.worker._MIN_TAKER_JOIN_S", 0.1)
+        monkeypatch.setattr("kmqpy.worker.worker._GRACE_S", 0.2)
         queue = FakeQueue("a", "b")
         gate, hangs, go_on = threading.Event(), threading.Event(), threading.Event()
 

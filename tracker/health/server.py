@@ -29,6 +29,7 @@ REQUEST_TIMEOUT_S = 10.0
 
 _CHECK_EVERY_S = 0.5
 """The server looks for expired connections, and for the request to stop, once in this many seconds."""
+_METHODS = "GET, HEAD, OPTIONS"
 _OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
 """Errors of accept(): the process, or the machine, has no free file descriptor."""
 
@@ -145,7 +146,7 @@ class HealthServer:
     def __init__(self, source: HealthSource, host: str, port: int) -> None:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                path = self.path.partition("?")[0]
+                path = self.path.partition("?")[0].rstrip("/")
                 if path == "/metrics":
                     self._answer(200, CONTENT_TYPE_LATEST, generate_latest(source.metrics.registry))
                 elif path == "/livez":
@@ -159,15 +160,30 @@ class HealthServer:
                 else:
                     self._json(404, {"error": "there is /metrics, /backlog/QUEUE, /livez and /readyz"})
 
+            do_HEAD = do_GET  # noqa: N815 - without the body, see _answer()
+
+            def do_OPTIONS(self) -> None:
+                self._answer(204, None, b"")
+
+            def _refuse(self) -> None:
+                self.close_connection = True  # the body of the request is not read
+                self._json(405, {"error": f"{self.command} is not possible; {_METHODS} are"})
+
+            do_POST = do_PUT = do_PATCH = do_DELETE = _refuse  # noqa: N815
+
             def _json(self, status: int, content: dict[str, Any]) -> None:
                 self._answer(status, "application/json", json.dumps(content).encode() + b"\n")
 
-            def _answer(self, status: int, content_type: str, body: bytes) -> None:
+            def _answer(self, status: int, content_type: str | None, body: bytes) -> None:
                 self.send_response(status)
-                self.send_header("Content-Type", content_type)
-                self.send_header("Content-Length", str(len(body)))
+                if status in (204, 405):
+                    self.send_header("Allow", _METHODS)
+                if content_type is not None:
+                    self.send_header("Content-Type", content_type)
+                    self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body)
+                if self.command != "HEAD":
+                    self.wfile.write(body)
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
                 """Probes come every few seconds; they are not worth a log line."""
