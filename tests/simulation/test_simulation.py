@@ -59,6 +59,10 @@ FOUND_WITH_CUT_LOGS = {
     30569: "stuck: a tracker took the end that Kafka had told before its last tick for one of later",
     32712: "R39: a client told a cut that was none, by takes of an epoch that it did not know yet",
     30660: "stuck: a tracker told a second cut by what it knew since the first, which clients were to tell",
+    500051: "lost: copies were committed, and aborted when the record that had committed them was cut away",
+    501576: "lost: the same, when nothing else was cut away, so that nobody told a cut",
+    500889: "lost: the same, when a tracker took over after the election",
+    301971: "R39: the checker knew nothing of assignment ticks that retention had deleted",
 }
 """The same, of seeds in which logs are cut back."""
 
