@@ -62,6 +62,7 @@ FOUND_WITH_CUT_LOGS = {
     500051: "lost: copies were committed, and aborted when the record that had committed them was cut away",
     501576: "lost: the same, when nothing else was cut away, so that nobody told a cut",
     500889: "lost: the same, when a tracker took over after the election",
+    502737: "R39: takes of a log that was cut back before hid those of the log that was cut back now",
     301971: "R39: the checker knew nothing of assignment ticks that retention had deleted",
 }
 """The same, of seeds in which logs are cut back."""

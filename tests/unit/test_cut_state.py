@@ -202,6 +202,17 @@ def test_r39_what_was_taken_before_a_tick_has_no_epoch_of_it() -> None:
     assert found.beyond == {1: 9}
 
 
+def test_r39_of_messages_that_are_not_there_that_of_the_latest_log_tells() -> None:
+    """Those of a log that was cut back before are known to be gone; no message stands where any stood."""
+    found = StartsFound(epoch=1)
+    markers = Markers()
+    markers.read(*takes(9, 12), *takes(NEW + 10), *takes(11))
+    for record in markers.records:
+        _read_marker(record, 0, 0, 2, found, lambda: 9)
+    assert found.beyond == {1: NEW + 10}
+    assert ONCE.is_current(NEW + 10)
+
+
 def test_r39_a_tick_of_a_leader_that_was_elected_since_is_noted() -> None:
     """What is taken behind it may have its epoch: then the ends that were asked for before say nothing."""
     for latest, newer in ((2, True), (3, False)):
