@@ -63,7 +63,7 @@ FOUND_WITH_CUT_LOGS = {
     501576: "lost: the same, when nothing else was cut away, so that nobody told a cut",
     500889: "lost: the same, when a tracker took over after the election",
     502737: "R39: takes of a log that was cut back before hid those of the log that was cut back now",
-    601871: "F5: what a cut took away was in flight again when read from before the tick that had told the cut",
+    601871: "F5: what was cut away was in flight again for who read from before the tick that told the cut",
     301971: "R39: the checker knew nothing of assignment ticks that retention had deleted",
 }
 """The same, of seeds in which logs are cut back."""
