@@ -96,7 +96,8 @@ class MessageNames:
 
         Then nobody can know which epoch it has; who goes by an older commit takes it for one of that epoch.
         """
-        starts = self._starts[place, record] or self._gone.get((place, record), [])
+        # Later ones may mean what stands there since.
+        starts = self._starts[place, record] or self._gone.get((place, record), [])[:1]
         return bool(starts) and all(_tick_before(one) < one.log.start for one in starts)
 
     def was_gone(self, place: Number, record: Record) -> bool:
