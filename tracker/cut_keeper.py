@@ -180,7 +180,7 @@ class CutKeeper:
             elif found is None or part.state.cuts.knows(found):
                 if epoch is not None and seen in (part.last_known, part.last_taken):
                     part.is_intact(seen, epoch)
-                if epoch is not None:
+                if epoch is not None and found is None:
                     self.is_there(part, seen.offset)
             elif seen.is_sure:
                 self._tell(part, found)

@@ -64,6 +64,7 @@ FOUND_WITH_CUT_LOGS = {
     500889: "lost: the same, when a tracker took over after the election",
     502737: "R39: takes of a log that was cut back before hid those of the log that was cut back now",
     601871: "F5: what was cut away was in flight again for who read from before the tick that told the cut",
+    606777: "stuck: a nack of what was cut away counted as a take, since markers had been missed",
     301971: "R39: the checker knew nothing of assignment ticks that retention had deleted",
 }
 """The same, of seeds in which logs are cut back."""

@@ -156,6 +156,14 @@ def test_r39_claims_forget_messages_behind_a_cut() -> None:
     assert torn == {b"both": [9], b"new": [NEW + 12]}
 
 
+def test_r39_what_is_asked_for_a_message_that_was_cut_away_brings_it_not_back() -> None:
+    """Where markers were missed, a take may be among these, so other operations count as takes."""
+    state = InFlight(cuts=ONCE, missed_markers=True)
+    for at, number in enumerate((9, 12, NEW + 12)):
+        state.apply(Marker(0, number, Op.NACK, 300), at, 1_000)
+    assert [entry.offset for entry in state] == [9, NEW + 12]
+
+
 def test_r39_messages_behind_a_cut_exist_by_their_offsets() -> None:
     markers = Markers(InFlight(cuts=ONCE))
     assert markers.take(*range(NEW + 10, NEW + 20), 9, end=END).records == 11

@@ -439,7 +439,7 @@ class InFlight:
         if entry is not None and entry.state is EntryState.DEAD:
             return 0
         opens = marker.op in (Op.TAKE, Op.DELAY)
-        if entry is None and not (opens or self.missed_markers):
+        if entry is None and not (opens or (self.missed_markers and self.cuts.is_current(offset))):
             return 0
         if marker.by_tracker:
             self.finished.discard(offset)
