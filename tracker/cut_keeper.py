@@ -105,12 +105,24 @@ class CutKeeper:
         part.log_was_cut(start, end, cut_away.messages, self._clock.monotonic())
         self._seek_lost_copies(part, start)
 
-    def _seek_lost_copies(self, part: OwnedPartition, start: int, pause_s: float = 0.0) -> None:
+    def is_there(self, part: OwnedPartition, offset: int) -> None:
+        """The last known record is there after an election. If it is a copy, it may be aborted.
+
+        That is so if the record that had committed it was cut away, and nothing else that anybody has seen.
+        """
+        if part.lost_copies_of is None:
+            self._seek_lost_copies(part, offset + 1, last=offset)
+        else:
+            part.unsure_copy = offset  # for the next job
+
+    def _seek_lost_copies(
+        self, part: OwnedPartition, start: int, pause_s: float = 0.0, last: int | None = None
+    ) -> None:
         """Look for messages whose copies were cut away from `start` on, in a job, until that has worked."""
         part.lost_copies_of = cuts = part.state.cuts
         where = self._connection, part.queue, part.number
-        job = partial(find_lost_copies, *where, cuts, start, self._clock, pause_s)
-        then = partial(self._lost_copies_found, part, part.topic_ids, cuts, start)
+        job = partial(find_lost_copies, *where, cuts, start, self._clock, pause_s, last)
+        then = partial(self._lost_copies_found, part, part.topic_ids, cuts, start, last)
         self._jobs.run(Pool.COUNTING, job, then)
 
     def _lost_copies_found(
@@ -119,6 +131,7 @@ class CutKeeper:
         topic_ids: tuple[str, str],
         cuts: LogCuts,
         start: int,
+        last: int | None,
         found: list[Marker] | Exception,
     ) -> None:
         if self._partitions.get(part.key) is not part or part.topic_ids != topic_ids:
@@ -133,9 +146,12 @@ class CutKeeper:
                     self._tick_writer.post(part.queue.markers_topic, marker)
             except KmqError as error:
                 self._problems.warn("cut", part.key, "copies cut away can't be looked for", error=str(error))
-                self._seek_lost_copies(part, start, _PAUSE_S)
+                self._seek_lost_copies(part, start, _PAUSE_S, last)
                 return
             part.lost_copies_of = None
+            if part.unsure_copy is not None:
+                self.is_there(part, part.unsure_copy)
+                part.unsure_copy = None
             if found:
                 _log.warning(
                     "copies were cut away; their messages are redelivered",
@@ -164,6 +180,8 @@ class CutKeeper:
             elif found is None or part.state.cuts.knows(found):
                 if epoch is not None and seen in (part.last_known, part.last_taken):
                     part.is_intact(seen, epoch)
+                if epoch is not None and found is None:
+                    self.is_there(part, seen.offset)
             elif seen.is_sure:
                 self._tell(part, found)
             else:

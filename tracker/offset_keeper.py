@@ -73,8 +73,9 @@ class OffsetKeeper:
         """Return a function that builds the offset to store; None if there is no new offset.
 
         There is none while the partition is not read, or catches up. If more than `snapshot_after_markers`
-        markers follow the safe offset, a snapshot of the messages in flight is stored with it. Also clears
-        the state's `missed_markers` once all messages in flight were taken after `missed_until_ms`.
+        markers follow the safe offset, or it is not known which cuts were known there, a snapshot of the
+        messages in flight is stored with it. Also clears the state's `missed_markers` once all messages in
+        flight were taken after `missed_until_ms`.
         """
         reads = part.reading and part.phase in (TrackingPhase.ACTIVE, TrackingPhase.FENCING)
         if not reads or part.catch_up_offset is None or part.lost_copies_of is not None:
@@ -87,13 +88,14 @@ class OffsetKeeper:
             return None  # no marker was read since the last store, so the state is the same
         (queue_id, markers_id), missed = part.topic_ids, state.missed_markers
         at = state.safe_offset()
+        cuts = state.cuts_before(at)
         safe = StoredOffset(
             at,
             markers_id,
             state.safe_now_ms(),
             missed,
             queue_id=queue_id,
-            cuts=state.cuts_before(at),
+            cuts=state.cuts if cuts is None else cuts,
             taken_end=end.offset,
             queue_epoch=end.epoch,
             told_below=told_below,
@@ -101,7 +103,8 @@ class OffsetKeeper:
             markers_read=state.position,
             markers_epoch=part.markers_epoch,
         )
-        if state.position - safe.offset <= self._settings.snapshot_after_markers:
+        few = state.position - safe.offset <= self._settings.snapshot_after_markers
+        if few and cuts is not None:
             if safe.offset == part.stored_offset and end == part.stored_end:
                 return None
             safe = replace(safe, finished=state.finished.stored())
@@ -110,9 +113,10 @@ class OffsetKeeper:
         safe = replace(safe, finished=finished)
         offset, now_ms, rows = state.snapshot(_SNAPSHOT_MAX_ROWS)
         cuts = state.cuts_before(offset)
+        known = state.cuts if cuts is None else cuts
 
         def with_snapshot() -> StoredOffset:
-            made = replace(safe, offset=offset, now_ms=now_ms, in_flight=tuple(rows), cuts=cuts)
+            made = replace(safe, offset=offset, now_ms=now_ms, in_flight=tuple(rows), cuts=known)
             return made if len(made.to_json()) <= _SNAPSHOT_MAX_BYTES else safe
 
         return with_snapshot

@@ -239,6 +239,8 @@ class Takeover:
                 self._start_reading(part, result)
             part.catch_up_to(result.tick, result.queue_end, result.existed, result.known_end)
             self._cuts.end_told(part, result.queue_end)
+            if 0 <= result.begin.at.queue_epoch < result.queue_end.epoch and result.known_end.offset:
+                self._cuts.is_there(part, result.known_end.offset - 1)
             self._metrics.takeovers.labels(part.key[0]).inc()
 
     def _start_reading(self, part: OwnedPartition, result: TakeoverResult) -> None:

@@ -19,7 +19,12 @@ from tests.cut_logs import Batch, cut_logs
 from tracker.tracker import Tracker
 
 COUNT = 5
-CUT = {"markers": [False, True], "queue": [True, False], "both": [True, True]}
+CUT = {
+    "markers": [False, True],
+    "queue": [True, False],
+    "both": [True, True],
+    "aborted": [True, False],
+}
 """Queues by name: whether the end of the transaction is cut away in the queue topic, and in the markers."""
 
 
@@ -54,6 +59,7 @@ def queues(cluster: Cluster) -> Iterator[dict[str, LiveQueue]]:
         if in_markers:
             keep[made[name].settings.markers_topic, 0] = before_the_last_end
     cut_logs(cluster, keep)
+    abort_what_hangs(made["aborted"])
     running(made)
     yield made
     for queue in made.values():
@@ -66,7 +72,18 @@ def running(queues: dict[str, LiveQueue]) -> Tracker:
     return tracker
 
 
-@pytest.mark.parametrize("name", CUT)
+def abort_what_hangs(queue: LiveQueue) -> None:
+    """As does a tracker that had begun its next transaction when the log was cut back."""
+    tracker = f"kmq-tracker-{queue.name}-0"
+    producer = librdkafka.new_producer(queue.connection, {"transactional.id": tracker})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(queue.name, b"aborted, too", partition=0)
+    assert producer.flush(30) == 0
+    producer.abort_transaction(30)
+
+
+@pytest.mark.parametrize("name", [name for name in CUT if name != "aborted"])
 def test_r38_a_tracker_ends_what_its_predecessor_has_left_hanging(
     queues: dict[str, LiveQueue], name: str
 ) -> None:
@@ -78,6 +95,15 @@ def test_r38_a_tracker_ends_what_its_predecessor_has_left_hanging(
     topic = queue.settings.markers_topic
     stable = partition_reader.bounds(queue.connection, topic, [0])[0][1]
     assert stable == partition_reader.bounds(queue.connection, topic, [0], uncommitted=True)[0][1]
+
+
+def test_r39_messages_are_redelivered_whose_copies_were_committed_and_then_aborted(
+    queues: dict[str, LiveQueue],
+) -> None:
+    """Nothing but the record that had committed them was cut away, so nobody tells a cut."""
+    with queues["aborted"].client() as client:
+        assert set(bodies(collect(client, COUNT, ack=True))) == {f"{number}" for number in range(COUNT)}
+        assert client.receive(10, wait=0.5) == []
 
 
 def test_r38_a_transaction_that_can_not_be_ended_keeps_no_tracker_from_its_work(cluster: Cluster) -> None:

@@ -780,8 +780,14 @@ class Checker:
         done = self._acked | self.history.deleted
         for partition in range(self.broker.partitions):
             log = self._log(self.queue.name, partition)
-            for record in log.records[log.start :]:
+            records = log.records[log.start :]
+            left = {one.value() for one in records if one.is_data and one not in self._originals}
+            for record in records:
                 if not record.is_data:
+                    if record.was_committed and record.value() not in done | left:
+                        self.problems.append(
+                            f"lost: the last copy of {record.value()!r} was aborted after its commit"
+                        )
                     continue
                 seen = self.history.delivered[record.value()]
                 what = f"{record.value()!r} at {partition}@{record.at}, epoch {record.epoch}"
@@ -790,7 +796,7 @@ class Checker:
                 if record in self._originals:
                     continue  # perhaps by the start marker of another message, which was cut away
                 if not self.history.names.knows(record):
-                    if record.hung is not None and record.hung.state == "aborted":
+                    if record.was_aborted:
                         self.stats["aborted copies that came back"] += 1
                         continue
                     self.problems.append(f"lost: {what} was never taken, delivered {seen} times")

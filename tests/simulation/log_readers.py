@@ -97,6 +97,22 @@ class LogReader:
                         return {partition: reached}
         return {partition: reached}
 
+    @staticmethod
+    def read_at(
+        connection: Connection, topic: str, places: Iterable[tuple[int, int]], *, clock: Any
+    ) -> Steps:
+        """The committed records at these places, as far as they exist."""
+        found: dict[tuple[int, int], Record] = {}
+        for partition, offset in places:
+            try:
+                yield from connection.reach()
+            except KafkaException as exception:
+                raise Unavailable(str(exception)) from exception
+            log = connection.broker.logs[topic, partition]
+            if log.start <= offset < log.stable and (record := log.records[offset]).is_data:
+                found[partition, offset] = record
+        return found
+
 
 class RepeatedReader:
     """kmqpy.kafka.partition_reader.RepeatedReader: each partition, one after the other."""

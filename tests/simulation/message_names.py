@@ -33,8 +33,9 @@ class MessageNames:
         self._halted: set[tuple[Number, Record]] = set()
         """What clients took when they had stood still and lost the partition, perhaps from a log that was cut
         back since: a gap of rule R39."""
-        self._gone: set[tuple[Number, Record]] = set()
-        """What clients took that they had fetched before it was cut away: another gap."""
+        self._gone: defaultdict[tuple[Number, Record], list[Record]] = defaultdict(list)
+        """What clients took that they had fetched before it was cut away, and by which start markers: another
+        gap."""
         self._starts: defaultdict[tuple[Number, Record], list[Record]] = defaultdict(list)
         """The start markers by which a message had this number, while it was there."""
 
@@ -50,10 +51,8 @@ class MessageNames:
         by = f"{marker.by}, who stood still," if marker.is_of_halted else marker.by
         for number, candidates in marker.meant.items():
             place = marker.partition(), number
-            self._gone.update((place, one) for one in candidates if one.is_cut)
             for one in candidates:
-                if not one.is_cut:
-                    self._starts[place, one].append(marker)
+                (self._gone if one.is_cut else self._starts)[place, one].append(marker)
             if marker.is_of_halted:
                 self._halted.update((place, one) for one in candidates)
             if len(candidates) == 1:
@@ -97,7 +96,8 @@ class MessageNames:
 
         Then nobody can know which epoch it has; who goes by an older commit takes it for one of that epoch.
         """
-        starts = self._starts[place, record]
+        # Later ones may mean what stands there since.
+        starts = self._starts[place, record] or self._gone.get((place, record), [])[:1]
         return bool(starts) and all(_tick_before(one) < one.log.start for one in starts)
 
     def was_gone(self, place: Number, record: Record) -> bool:

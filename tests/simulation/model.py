@@ -228,6 +228,7 @@ class Record:
         "ms",
         "queue_end",
         "txn",
+        "was_aborted",
     )
     problem: KafkaError | None = None
 
@@ -263,8 +264,9 @@ class Record:
         self.is_of_halted = False
         # When it was cut away, in ms of virtual time.
         self.cut_at: float | None = None
-        # Of what transaction it was whose end was cut away.
+        # Of what transaction it was whose end was cut away; and whether such an end was an abort.
         self.hung: Txn | None = None
+        self.was_aborted = False
         # Of a start marker, where logs may be cut back: which messages it may have meant, by number.
         self.meant: dict[int, tuple[Record, ...]] = {}
 
@@ -287,6 +289,11 @@ class Record:
     def is_cut(self) -> bool:
         """Whether it was cut away."""
         return self.cut_at is not None
+
+    @property
+    def was_committed(self) -> bool:
+        """Whether it was, and the end of its transaction was cut away."""
+        return self.hung is not None and self.hung.state == "committed"
 
     @property
     def copied(self) -> bool:
@@ -458,6 +465,7 @@ class Log:
         self.open[hangs] = min(left[0].at, self.open.get(hangs, left[0].at))
         for record in left:
             record.txn, record.hung = hangs, record.hung or ended
+            record.was_aborted |= ended.state == "aborted"
 
     def end_hanging(self) -> None:
         """An operator ends what hangs, as the other partitions of the transaction show it."""

@@ -44,6 +44,7 @@ IO = {
     "open",
     "open_producer",
     "poll",
+    "read_at",
     "read_offset",
     "read_between",
     "read_to",

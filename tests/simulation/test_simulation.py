@@ -59,6 +59,13 @@ FOUND_WITH_CUT_LOGS = {
     30569: "stuck: a tracker took the end that Kafka had told before its last tick for one of later",
     32712: "R39: a client told a cut that was none, by takes of an epoch that it did not know yet",
     30660: "stuck: a tracker told a second cut by what it knew since the first, which clients were to tell",
+    500051: "lost: copies were committed, and aborted when the record that had committed them was cut away",
+    501576: "lost: the same, when nothing else was cut away, so that nobody told a cut",
+    500889: "lost: the same, when a tracker took over after the election",
+    502737: "R39: takes of a log that was cut back before hid those of the log that was cut back now",
+    601871: "F5: what was cut away was in flight again for who read from before the tick that told the cut",
+    606777: "stuck: a nack of what was cut away counted as a take, since markers had been missed",
+    301971: "R39: the checker knew nothing of assignment ticks that retention had deleted",
 }
 """The same, of seeds in which logs are cut back."""
 

@@ -554,3 +554,4 @@ def test_r39_who_reads_on_from_a_safe_offset_drops_what_was_cut_away():
             successor.apply(marker, at, T0)
         assert [entry.offset for entry in successor] == [9, cuts.number_of(15)][start > 0 :]
         assert successor.cuts_before(start) == first.cuts_before(start)
+    assert successor.cuts_before(2) is None, "the tick that told the cut stands before what it has read"

@@ -33,12 +33,16 @@ def marked(op: Op, *offsets: int) -> Iterator[Message]:
         yield record(*codec.encode(marker))
 
 
-def found(*markers: Iterator[Message]) -> list[int]:
-    lost = LostCopies("q", 0, CUTS)
+def read(*markers: Iterator[Message]) -> LostCopies:
+    lost = LostCopies("q", 0, CUTS, start=100)
     for some in markers:
         for one in some:
             lost.read(one)
-    return lost.found()
+    return lost
+
+
+def found(*markers: Iterator[Message]) -> list[int]:
+    return read(*markers).found()
 
 
 def test_r39_whose_copy_is_cut_away_is_redelivered() -> None:
@@ -54,6 +58,22 @@ def test_r39_what_was_copied_behind_a_cut_before_it_was_told_is_not_lost() -> No
     for epoch, lost in ((3, []), (4, []), (2, [5]), (None, [5])):
         assert found(claimed(epoch), copied({5: 105})) == lost
     assert found(claimed(3), copied({5: 105}), claimed(4), copied({NEW + 5: 150})) == []
+
+
+def test_r39_whose_copy_before_the_cut_is_aborted_is_redelivered() -> None:
+    """The record that had committed it was cut away, so the next transaction has decided."""
+    lost = read(claimed(2), copied({4: 90}), claimed(2), copied({5: 97}), copied({6: 98, 7: 105}))
+    assert lost.last_before == {97, 98}
+    assert lost.found() == [7]
+    assert lost.found(aborted={98}) == [6, 7]
+    lost.read(next(marked(Op.END, 98)))
+    assert lost.found(aborted={98}) == [7]
+
+
+def test_r39_copies_behind_the_cut_are_of_no_transaction_that_it_has_torn() -> None:
+    lost = read(claimed(2), copied({5: 97}), claimed(3), copied({6: NEW}))
+    assert lost.last_before == {97}
+    assert read(claimed(2), copied({5: 97}, "q__undelivered")).last_before == set()
 
 
 def test_r39_the_last_copy_decides() -> None:

@@ -79,6 +79,7 @@ class OwnedPartition:
     looks_for_cut     True while a job looks whether the log was cut back
     look_for_cut_at   the monotonic time before which no such job begins
     lost_copies_of    cuts whose lost copies are looked for; None: no job looks
+    unsure_copy       the offset of a record that may be an aborted copy, for the next such job; None: none
     ask_at            the monotonic time before which Kafka is not asked for the end again
     asked_at          the monotonic time of the last answer
     ask_failures      how often in a row Kafka did not tell the end
@@ -123,6 +124,7 @@ class OwnedPartition:
         self.looks_for_cut = False
         self.look_for_cut_at = 0.0
         self.lost_copies_of: LogCuts | None = None
+        self.unsure_copy: int | None = None
         self._log = KnownLog()
         self.ask_at = 0.0
         self.asked_at = 0.0
@@ -159,7 +161,7 @@ class OwnedPartition:
         """
         self.state = state
         self.markers_epoch = markers_epoch
-        self.lost_copies_of = None
+        self.lost_copies_of = self.unsure_copy = None
         self.taken_end = self.intact_end = LogEnd(0)
         self.doubted_since = None
         self._log = KnownLog().told(below, epoch)

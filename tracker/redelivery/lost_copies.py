@@ -3,20 +3,24 @@
 A tracker has ended such a message, because its copy would be delivered. The copy is gone, and the message
 still stands below the cut: it is to be redelivered once more. The markers say so: the last one of the message
 is the end marker of a tracker, which names the copy; and none says that somebody acknowledged the copy.
+
+Copies right before the cut may be gone, too: if the record that committed them was cut away, the next
+transaction of their producer there decides, and may be aborted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from functools import partial
 from typing import Any
 
 from kmqpy.core.clock import Clock
-from kmqpy.errors import DecodeError
+from kmqpy.errors import DecodeError, Unavailable
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.markers.claim_headers import CLAIM
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.lineage import COPY, RecordPlace, read_copies
-from kmqpy.kafka.markers.log_cuts import LogCuts
+from kmqpy.kafka.markers.log_cuts import LogCuts, offset_of
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import read_headers, read_marker
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -34,10 +38,14 @@ the cut itself there may be a record that ends a transaction, which readers don'
 class LostCopies:
     """Reads the markers of one queue partition, in the order of their log. Pure: no I/O."""
 
-    def __init__(self, topic: str, partition: int, cuts: LogCuts) -> None:
+    def __init__(self, topic: str, partition: int, cuts: LogCuts, start: int) -> None:
         self._topic = topic
         self._partition = partition
         self._cuts = cuts
+        self._start = start
+        self.last_before: set[int] = set()
+        """The numbers of the copies before offset `start` that the last transaction has made there."""
+        self._claims = self._last_claim = 0
         self._copies: dict[int, RecordPlace] = {}
         """By number of each message whose last marker so far says that it was copied: its copy."""
         self._epoch: int | None = None
@@ -54,6 +62,7 @@ class LostCopies:
             return
         if CLAIM in headers:
             self._epoch = marker.epoch
+            self._claims += 1
         if marker.op not in (Op.TAKE, Op.DELAY, Op.END):
             return
         if marker.op is Op.END and not marker.by_tracker:
@@ -65,10 +74,18 @@ class LostCopies:
             for number in [one for one in self._copies if _names(marker, one)]:
                 del self._copies[number]
         self._copies.update(places)
+        if before := {copy.offset for copy in places.values() if self._is_before(copy)}:
+            if self._claims != self._last_claim:
+                self._last_claim = self._claims
+                self.last_before.clear()
+            self.last_before |= before
 
-    def found(self) -> list[int]:
-        """The numbers of the messages that are to be redelivered once more."""
-        return sorted(number for number in self._copies if self._is_lost(number))
+    def found(self, aborted: Container[int] = ()) -> list[int]:
+        """The numbers of the messages that are to be redelivered once more.
+
+        aborted  those of `last_before` that nobody can read any more
+        """
+        return sorted(number for number in self._copies if self._is_lost(number, aborted))
 
     def _named(self, marker: Marker, data: bytes | None) -> dict[int, RecordPlace]:
         if marker.op is not Op.END or not marker.by_tracker or data is None:
@@ -79,14 +96,20 @@ class LostCopies:
         ]
         return dict(zip(marker.offsets(), copies, strict=True))
 
-    def _is_lost(self, number: int) -> bool:
+    def _is_before(self, copy: RecordPlace) -> bool:
+        is_here = (copy.topic, copy.partition) == (self._topic, self._partition)
+        return is_here and offset_of(copy.offset) < self._start and self._cuts.is_current(copy.offset)
+
+    def _is_lost(self, number: int, aborted: Container[int]) -> bool:
         if not self._cuts.is_current(number):
             return False  # the message itself was cut away
         while (copy := self._copies.get(number)) is not None:
             if (copy.topic, copy.partition) != (self._topic, self._partition) or copy.offset <= number:
                 return False
             number = copy.offset
-            if number in self._acknowledged or self._cuts.is_current(number):
+            if number in self._acknowledged:
+                return False
+            if self._cuts.is_current(number) and number not in aborted:
                 return False
         return True
 
@@ -103,12 +126,26 @@ def find_lost_copies(
     start: int,
     clock: Clock,
     pause_s: float = 0.0,
+    last: int | None = None,
 ) -> list[Marker]:
     """The markers with which messages are in flight again whose copies were cut away from `start` on.
 
-    Begins after `pause_s` seconds. Raises KmqError.
+    Begins after `pause_s` seconds. If nobody has told a cut, `last` is the offset of the record before
+    `start`; then there are none if it can be read. Raises KmqError; Unavailable also as long as copies before
+    `start` are neither committed nor aborted.
     """
     clock.sleep(pause_s)
+    low, stable = partition_reader.bounds(connection, queue.name, [partition])[partition]
+    if stable < start:
+        end = partition_reader.bounds(connection, queue.name, [partition], uncommitted=True)[partition][1]
+        if stable < end:
+            raise Unavailable("a transaction before the cut is open; try again")
+        if last is not None:  # the log ends before it: a cut that is known, or that others will tell
+            return []
+    if last is not None and partition_reader.read_at(
+        connection, queue.name, [(partition, last)], clock=clock
+    ):
+        return []
     times: list[int] = []
     timeout_s = librdkafka.REQUEST_TIMEOUT_S
     partition_reader.scan(
@@ -121,14 +158,17 @@ def find_lost_copies(
         timeout_s=timeout_s,
         clock=clock,
     )
-    found = LostCopies(queue.name, partition, cuts)
+    found = LostCopies(queue.name, partition, cuts, start)
     since_ms = max(0, min(times, default=0) - _CLOCKS_APART_MS)
     partition_reader.scan_since(
         connection, queue.markers_topic, {partition: since_ms}, partial(_read_all, found), clock=clock
     )
+    places = {(partition, offset_of(number)): number for number in found.last_before}
+    there = partition_reader.read_at(connection, queue.name, places, clock=clock)
+    aborted = {number for place, number in places.items() if place[1] >= low and place not in there}
     return [
         Marker(partition, number, Op.DELAY, 0, counts=False, reason=REASON, by_tracker=True)
-        for number in found.found()
+        for number in found.found(aborted)
     ]
 
 

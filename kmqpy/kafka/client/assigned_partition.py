@@ -51,7 +51,8 @@ class StartsFound:
     epoch      the highest leader epoch in an assignment tick so far: messages that are taken behind it have
                this one or a lower one; None if no tick says so
     by_epoch   the messages in `started`, by this epoch
-    beyond     by this epoch, a message of a start marker soon behind the end of the log: cut away or forged
+    beyond     by this epoch, the highest number that a start marker names soon behind the end of the log: it
+               is cut away or forged
     cuts       the cuts of the queue partition's log that ticks name
     copies     the highest copy that trackers have written, as their end markers say
     markers_epoch  the latest leader epoch of the markers partition; None: not known

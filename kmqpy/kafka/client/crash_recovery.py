@@ -361,7 +361,7 @@ def _read_marker(
     if marker.op is not Op.END:
         found.by_epoch.setdefault(found.epoch, OffsetRuns()).add_runs(runs)
         for first, _ in _between(end, end + _MAX_GAP, marker.offset_runs):
-            found.beyond.setdefault(found.epoch, first)
+            found.beyond[found.epoch] = max(first, found.beyond.get(found.epoch, 0))
     if marker.op is Op.TAKE:
         found.in_flight.add_runs(runs)
     else:

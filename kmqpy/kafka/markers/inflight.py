@@ -106,7 +106,7 @@ class InFlight:
         self.finished_read = 0
         self.claims = OpenClaims()
         self.cuts = cuts
-        self._cuts_told = [(-1, cuts)]
+        self._cuts_told = [(position - 1 if cuts else -1, cuts)]
         """The cuts known from each tick on that told new ones: its markers offset, and the cuts."""
         self.cut_away: list[CutAway] = []
         self.highest_taken = -1
@@ -356,13 +356,14 @@ class InFlight:
                     bits &= (1 << read) - 1
             self._entries.put_together(row._replace(bits=bits), min_run=1)
 
-    def cuts_before(self, at: int) -> LogCuts:
-        """The cuts that ticks before markers offset `at` have told.
+    def cuts_before(self, at: int) -> LogCuts | None:
+        """The cuts that ticks before markers offset `at` have told; None: not known.
 
         Who begins to read there must know these and no others: a tick that tells cuts which are new to a
-        reader drops what that reader has read of messages which stood behind them.
+        reader drops what that reader has read of messages which stood behind them. They are not known before
+        the markers offset from which the markers were applied to this state, if there were some by then.
         """
-        return next(cuts for told_at, cuts in reversed(self._cuts_told) if told_at < at)
+        return next((cuts for told_at, cuts in reversed(self._cuts_told) if told_at < at), None)
 
     def _cut(self, cuts: LogCuts, at: int) -> None:
         """Drop all that is known of messages which stood behind cuts that were not known."""
@@ -438,7 +439,7 @@ class InFlight:
         if entry is not None and entry.state is EntryState.DEAD:
             return 0
         opens = marker.op in (Op.TAKE, Op.DELAY)
-        if entry is None and not (opens or self.missed_markers):
+        if entry is None and not (opens or (self.missed_markers and self.cuts.is_current(offset))):
             return 0
         if marker.by_tracker:
             self.finished.discard(offset)
