@@ -145,7 +145,7 @@ class Server:
             connection.send_command(*command)
             return connection.read_response()
         except (RedisError, OSError) as error:
-            if not isinstance(error, ResponseError) or isinstance(error, ReadOnlyError | MovedError):
+            if not isinstance(error, ResponseError) or isinstance(error, (*_TEMPORARY_ERRORS, MovedError)):
                 connection.disconnect()  # the next connection may lead to the server that took over
             raise self._translated(error, not_done=False) from None
         except BaseException:  # Ctrl-C: the answer must not be taken for that of another command

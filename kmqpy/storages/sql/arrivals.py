@@ -12,10 +12,9 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-import sqlalchemy
-
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.storages.sql.connections import Connections
 
 _EVERY_QUEUE = ""
 """The key, in place of a generation, under which arrivals are counted that may be in any queue."""
@@ -50,8 +49,8 @@ class ArrivalListener:
     SqlEngine starts the thread when a caller first waits.
     """
 
-    def __init__(self, pool: sqlalchemy.Engine, channel: str, arrivals: ArrivalCounts) -> None:
-        self._pool = pool
+    def __init__(self, connections: Connections, channel: str, arrivals: ArrivalCounts) -> None:
+        self._connections = connections
         self._channel = channel
         self._arrivals = arrivals
         self._lock = threading.Lock()
@@ -76,19 +75,20 @@ class ArrivalListener:
         while not self._stopped.is_set():
             attempts += 1
             with suppress(Exception):  # methods of the engine report that the server is away
-                proxy = self._pool.raw_connection()
-                proxy.detach()
+                moves = self._connections.moves
+                proxy = self._connections.own()
                 try:
-                    self._listen(proxy.dbapi_connection)
+                    self._listen(proxy.dbapi_connection, moves)
                 finally:
                     proxy.close()
                 attempts = 0
             self._stopped.wait(Backoff(0.05, 2, 2).delay(attempts))
 
-    def _listen(self, connection: Any) -> None:
+    def _listen(self, connection: Any, moves: int) -> None:
+        """Listen until stop(), or until another server has taken over: this one hears of nothing then."""
         connection.execute(f'LISTEN "{self._channel}"')
         self._arrivals.note()  # earlier arrivals were not heard
-        while not self._stopped.is_set():
+        while not self._stopped.is_set() and self._connections.moves == moves:
             for notice in connection.notifies(timeout=0.2):
                 self._arrivals.note(notice.payload)
 
@@ -105,8 +105,8 @@ class Notifier:
     PAUSE_S = 0.005
     """The shortest pause between two NOTIFYs, in seconds."""
 
-    def __init__(self, pool: sqlalchemy.Engine, statement: str, channel: str) -> None:
-        self._pool = pool
+    def __init__(self, connections: Connections, statement: str, channel: str) -> None:
+        self._connections = connections
         self._statement = statement
         self._channel = channel
         self._changed = threading.Condition()
@@ -144,8 +144,7 @@ class Notifier:
                 generations, self._untold_queues = self._untold_queues, set()
             try:
                 if connection is None:
-                    connection = self._pool.raw_connection()
-                    connection.detach()
+                    connection = self._connections.own()
                     cursor = connection.dbapi_connection.cursor()
                     cursor.execute("SET synchronous_commit = off")
                 cursor.execute(self._statement, {"channel": self._channel, "arrived": list(generations)})
@@ -165,8 +164,8 @@ class Watcher:
     PERIOD_S = 0.01
     """look() asks SQLite at most once in this many seconds; otherwise it returns at once."""
 
-    def __init__(self, pool: sqlalchemy.Engine, statement: str, arrivals: ArrivalCounts) -> None:
-        self._pool = pool
+    def __init__(self, connections: Connections, statement: str, arrivals: ArrivalCounts) -> None:
+        self._connections = connections
         self._statement = statement
         self._arrivals = arrivals
         self._lock = threading.Lock()
@@ -182,8 +181,7 @@ class Watcher:
                 return
             self._looked_at = now
             if self._connection is None:
-                self._connection = self._pool.raw_connection()
-                self._connection.detach()
+                self._connection = self._connections.own()
             version = self._connection.dbapi_connection.execute(self._statement).fetchone()[0]
             changed, self._version = version != self._version, version
         if changed:

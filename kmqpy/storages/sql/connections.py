@@ -18,6 +18,7 @@ from kmqpy.storages.sql.dialect import Cursor, Dialect, Fate
 
 T = TypeVar("T")
 _BACKOFF = Backoff(0.02, 2, 1)
+_NOT_DONE = (Fate.UNDONE, Fate.MISPLACED)
 _CHECK_AFTER_IDLE_S = 1.0
 """A connection idle for more seconds than this is checked before a transaction that must not be repeated."""
 
@@ -32,6 +33,8 @@ class Connections:
     def __init__(self, dialect: Dialect, timeout_s: float) -> None:
         self.dialect = dialect
         self.pool = dialect.engine()
+        self.moves = 0
+        """How often run() met a server that can't write: who has a connection of their own connects anew."""
         self._timeout_s = timeout_s
         # SQLite has one writer at a time: threads wait for this lock instead of trying again and again.
         self._writing: AbstractContextManager[Any] = (
@@ -47,14 +50,20 @@ class Connections:
         Raises Unavailable after `timeout_s`. Raises Unavailable or AccessDenied at once if the database
         refuses, and after an attempt of unknown outcome that is not `repeatable`.
         """
+        return self._repeated(
+            lambda: self._attempt(work, several=several, check=not repeatable), repeatable=repeatable
+        )
+
+    def _repeated(self, attempt: Callable[[], T], *, repeatable: bool) -> T:
         deadline = SYSTEM_CLOCK.monotonic() + self._timeout_s
         attempts = 0
         while True:
             attempts += 1
             try:
-                return self._attempt(work, several=several, check=not repeatable)
+                return attempt()
             except _TransactionFailed as failed:
-                again = failed.fate is Fate.UNDONE or (failed.fate is Fate.UNKNOWN and repeatable)
+                again = failed.fate in _NOT_DONE or (failed.fate is Fate.UNKNOWN and repeatable)
+                self.moves += failed.fate is Fate.MISPLACED
                 pause_s = _BACKOFF.delay(attempts)
                 if not again or SYSTEM_CLOCK.monotonic() + pause_s > deadline:
                     raise failed.shown(self.pool.url) from failed.cause
@@ -65,11 +74,29 @@ class Connections:
         with self._translated(), closing(cursor_on(self.dialect, connection)) as cursor:
             return work(cursor)
 
-    @contextmanager
-    def inspect(self) -> Iterator[sqlalchemy.Inspector]:
-        """Give an inspector of the tables. Raises Unavailable at the first error; nothing is tried again."""
-        with self._translated(), self.pool.connect() as connection:
-            yield sqlalchemy.inspect(connection)
+    def inspect(self, work: Callable[[sqlalchemy.Inspector], T]) -> T:
+        """Return the result of `work(inspector)`, which reads how tables are made; repeated as by run()."""
+        return self._repeated(lambda: self._inspected(work), repeatable=True)
+
+    def _inspected(self, work: Callable[[sqlalchemy.Inspector], T]) -> T:
+        connected = False
+        try:
+            with self.pool.connect() as connection:
+                connected = True
+                return work(sqlalchemy.inspect(connection))
+        except Exception as error:
+            failed = self._as_failure(error, connected=connected)
+            if failed is None:
+                raise
+            if failed.is_broken:
+                self.pool.dispose()
+            raise failed from None
+
+    def own(self) -> Any:
+        """A connection that the pool does not count any more, for one thread that keeps it; it closes it."""
+        proxy = self.pool.raw_connection()
+        proxy.detach()
+        return proxy
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -164,7 +191,7 @@ class _TransactionFailed(Exception):
         super().__init__(str(cause))
         self.fate = fate
         self.cause = cause
-        self.is_broken = fate is Fate.UNKNOWN
+        self.is_broken = fate in (Fate.UNKNOWN, Fate.MISPLACED)
 
     def shown(self, url: sqlalchemy.URL) -> Unavailable:
         """The error to raise to the caller."""
@@ -174,6 +201,10 @@ class _TransactionFailed(Exception):
         text = " ".join(str(self.cause).split())
         if self.fate is Fate.DENIED:
             return AccessDenied(f"{name} denies it: {text}")
+        if self.fate is Fate.MISPLACED:
+            return Unavailable(
+                f"{name} refuses: {text}; check that the address leads to the server that takes writes"
+            )
         if self.fate is Fate.REFUSED:
             return Unavailable(f"{name} refuses: {text}")
         advice = "; check the address, and that the database runs" if url.host else ""

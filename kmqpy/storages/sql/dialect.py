@@ -32,6 +32,9 @@ class Fate(Enum):
 
     UNDONE = "undone"  # it did not happen, and may be tried again
     UNKNOWN = "unknown"  # the connection broke; it may have happened
+    MISPLACED = (
+        "misplaced"  # it did not happen: this session can't write; a new connection may lead elsewhere
+    )
     REFUSED = "refused"  # it did not happen, and would not the next time
     DENIED = "denied"  # the user lacks the right, or was not authenticated
 

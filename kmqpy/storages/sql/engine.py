@@ -46,16 +46,15 @@ class SqlEngine:
         self._arrivals = ArrivalCounts()
         self._connections = Connections(dialect, timeout_s)
         self._run = self._connections.run
-        pool = self._connections.pool
         self._listener: ArrivalListener | None = None
         self._notifier: Notifier | None = None
         self._watcher: Watcher | None = None
         if dialect.name == "postgresql":
             channel = dialect.defaults()["channel"]
-            self._listener = ArrivalListener(pool, channel, self._arrivals)
-            self._notifier = Notifier(pool, self._sql["notify"], channel)
+            self._listener = ArrivalListener(self._connections, channel, self._arrivals)
+            self._notifier = Notifier(self._connections, self._sql["notify"], channel)
         elif dialect.name == "sqlite":
-            self._watcher = Watcher(pool, self._sql["changes"], self._arrivals)
+            self._watcher = Watcher(self._connections, self._sql["changes"], self._arrivals)
         try:
             self._storage_id = Schema(self._connections, names).prepare()
         except BaseException:

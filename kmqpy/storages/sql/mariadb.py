@@ -37,6 +37,7 @@ _SESSION = (
 # The numbers of errors, of the server and of the client, by the Fate that they imply.
 _DENIED_CODES = {1044, 1045, 1142, 1143, 1227, 1370, 1698}
 _UNDONE_CODES = {1020, 1040, 1203, 1205, 1213, 2002, 2003, 2005}
+_MISPLACED_CODES = {1047, 1290, 1792, 1836}  # read-only; 1047: a node that has left its Galera cluster
 _BROKEN_CODES = {0, 1053, 1152, 1153, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 2014, 4031}
 _MAX_INSERT_BYTES, _MAX_INSERT_ROWS = 2**20, 1_000
 """The most bytes and rows of one INSERT; put() sends the rest by others. A larger row has its own INSERT."""
@@ -113,6 +114,8 @@ class MariaDb:
             return Fate.DENIED
         if code in _UNDONE_CODES:
             return Fate.UNDONE
+        if code in _MISPLACED_CODES:
+            return Fate.MISPLACED
         broken = code in _BROKEN_CODES or isinstance(error, pymysql.err.InterfaceError)
         return Fate.UNKNOWN if broken else Fate.REFUSED
 

@@ -32,8 +32,9 @@ SESSION = (
 )
 # SQLSTATEs of errors, or how these begin, by the Fate that they imply.
 _UNDONE_STATES = ("40", "53", "55P03", "57P03")
+_MISPLACED_STATES = ("25006",)  # read-only: a standby, or a session made while the server was one
 _DENIED_STATES = ("28", "42501")
-_BROKEN_STATES = ("08", "57P01", "57P02", "57P04", "57P05")
+_BROKEN_STATES = ("08", "25P03", "25P04", "57P01", "57P02", "57P04", "57P05")
 
 
 class _CursorPerStatement:
@@ -151,6 +152,8 @@ class PostgreSql:
             return Fate.DENIED
         if state.startswith(_UNDONE_STATES):
             return Fate.UNDONE
+        if state.startswith(_MISPLACED_STATES):
+            return Fate.MISPLACED
         return Fate.UNKNOWN if state.startswith(_BROKEN_STATES) else Fate.REFUSED
 
     def defaults(self) -> dict[str, Any]:

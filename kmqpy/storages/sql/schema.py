@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy
 
-from kmqpy.errors import ConfigError, Unavailable
+from kmqpy.errors import ConfigError
 from kmqpy.storages.receipts import parse_number
 from kmqpy.storages.sql.connections import Connections
 from kmqpy.storages.sql.dialect import Cursor
@@ -54,11 +54,6 @@ class Schema:
         try:
             return self._found_version() == self._version
         except ConfigError:  # perhaps another process is just creating the tables, and has made some
-            return False
-        except Unavailable:
-            # SQLite is busy, without a wait, while another process creates the file; run() tries again.
-            if self._dialect.name != "sqlite":
-                raise
             return False
 
     def _prepare_locked(self, cursor: Cursor) -> str:
@@ -108,14 +103,7 @@ class Schema:
     def _found_version(self) -> int | None:
         """The version of the tables; None if there are none yet. Raises ConfigError, Unavailable."""
         tables = self._names.tables
-        with self._connections.inspect() as found:
-            schema_name = self._names.schema or None
-            there = {
-                what: [column["name"] for column in found.get_columns(name, schema=schema_name)]
-                for what, name in tables.items()
-                if what != "numbers" and found.has_table(name, schema=schema_name)
-            }
-            others = [tables[what] for what in there if not self._is_ours(found, tables[what])]
+        there, others = self._connections.inspect(self._found_tables)
         if "meta" not in there:
             if others:
                 raise _foreign_table(others[0])
@@ -132,6 +120,16 @@ class Schema:
                 f"{self._version}: upgrade kmqpy"
             )
         return number
+
+    def _found_tables(self, found: sqlalchemy.Inspector) -> tuple[dict[str, list[str]], list[str]]:
+        """The columns of the tables that are there, and the names of those that are not kmqpy's."""
+        tables, schema_name = self._names.tables, self._names.schema or None
+        there = {
+            what: [column["name"] for column in found.get_columns(name, schema=schema_name)]
+            for what, name in tables.items()
+            if what != "numbers" and found.has_table(name, schema=schema_name)
+        }
+        return there, [tables[what] for what in there if not self._is_ours(found, tables[what])]
 
     def _version_text(self, cursor: Cursor) -> str | None:
         cursor.execute(self._dialect.sql["schema_version"])

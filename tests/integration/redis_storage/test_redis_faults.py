@@ -81,6 +81,30 @@ def test_a_server_that_becomes_a_replica_is_waited_for(redis_url, admin, queue_n
             admin.replicaof("NO", "ONE")
 
 
+def test_a_replica_without_its_primary_is_left_for_a_new_connection(redis_url, admin, queue_name):
+    """A load balancer may lead a new one to the server that took over."""
+
+    def clients():
+        return {one["id"] for one in admin.client_list() if one["name"] != "admin"}
+
+    before = clients()
+    with engine_at(redis_url, queue_name) as redis:
+        queue = queue_of(redis)
+        first = clients() - before
+        try:
+            admin.config_set("replica-serve-stale-data", "no")
+            admin.replicaof("127.0.0.1", 1)
+            back = threading.Timer(0.3, admin.replicaof, ("NO", "ONE"))
+            back.start()
+            assert redis.queue_names() == ["q"]
+            back.join()
+            redis.put(queue, [NewRow(b"x")])
+        finally:
+            admin.replicaof("NO", "ONE")
+            admin.config_set("replica-serve-stale-data", "yes")
+        assert first.isdisjoint(clients())
+
+
 def test_a_server_that_is_away_is_waited_for_and_then_unavailable(queue_name):
     with Databases("redis", settings={"redis": {"appendfsync": "always"}}) as databases:
         server = databases.server("redis")
