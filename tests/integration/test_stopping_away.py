@@ -1,4 +1,4 @@
-"""SIGTERM ends a worker whose storage is away soon after `drain_timeout`, not after the time-outs of calls."""
+"""SIGTERM ends a worker whose storage is away soon after `drain_timeout`, whatever the time-outs of calls."""
 
 import signal
 import subprocess

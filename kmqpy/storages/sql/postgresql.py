@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import psycopg
 import sqlalchemy
 from psycopg.rows import tuple_row
 
+from kmqpy.errors import MessageError
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import NewRow, TakeRef
 from kmqpy.storages.sql.dialect import (
@@ -30,6 +32,9 @@ SESSION = (
     "SET plan_cache_mode = force_generic_plan",
     "SET jit = off",
 )
+MAX_STATEMENT_BYTES = 2**30 - 2**20
+"""The server closes the connection when it gets a statement of 1 GiB; the rest is for what else is in it."""
+_ROW_BYTES = 64
 # SQLSTATEs of errors, or how these begin, by the Fate that they imply.
 _UNDONE_STATES = ("40", "53", "55P03", "57P03")
 _MISPLACED_STATES = ("25006",)  # read-only: a standby, or a session made while the server was one
@@ -206,12 +211,23 @@ class PostgreSql:
 
 
 def _columns(rows: Sequence[NewRow]) -> tuple[list[bytes] | list[bytes | None] | str | None, ...]:
-    """The fields of rows as arrays, one per column; None for a column of defaults: unnest() gives NULL."""
+    """The fields of rows as arrays, one per column; None for a column of defaults: unnest() gives NULL.
+
+    Raises MessageError for more bytes than the server takes at once.
+    """
     bodies, keys, headers, delays, priorities, digests = zip(*rows, strict=True)
+    stored_headers = [headers_bytes(one) for one in headers] if any(headers) else None
+    variable = (bodies, filter(None, keys), filter(None, stored_headers or ()))
+    total = len(rows) * _ROW_BYTES + sum(map(len, chain.from_iterable(variable)))
+    if total > MAX_STATEMENT_BYTES:
+        raise MessageError(
+            f"messages: {total} bytes at once are more than PostgreSQL takes, {MAX_STATEMENT_BYTES}; "
+            "send fewer of them"
+        )
     return (
         list(bodies),
         list(keys) if any(key is not None for key in keys) else None,
-        [headers_bytes(one) for one in headers] if any(headers) else None,
+        stored_headers,
         _array(delays) if any(delays) else None,
         _array(priorities) if any(priorities) else None,
         list(digests) if any(digests) else None,
