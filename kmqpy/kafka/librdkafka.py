@@ -580,4 +580,6 @@ def _settings_errors(connection: KafkaConnection) -> Iterator[None]:
         for name, value in connection.kafka.items():
             if name.endswith(".location") and value != "probe" and not Path(str(value)).exists():
                 raise ConfigError(f"Kafka settings: {name}: there is no {str(value)!r}") from None
-        raise ConfigError(f"Kafka settings: {error.str() if error else exception}") from None
+        text = error.str() if error else str(exception)
+        advice = "; names are those of librdkafka, like fetch.min.bytes" if "No such conf" in text else ""
+        raise ConfigError(f"Kafka settings: {text}{advice}") from None
