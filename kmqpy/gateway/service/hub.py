@@ -152,6 +152,12 @@ class Hub:
         now_s = self._clock.monotonic()
         return [name for name, pulse in self._pulses.items() if pulse.is_away(now_s)]
 
+    def note(self, storage: Storage, *, answered: bool) -> None:
+        """Note that a storage has answered, or not; called in any thread."""
+        for name, pulse in self._pulses.items():
+            if self._storages[name] is storage:
+                (pulse.answer if answered else pulse.fail)(self._clock.monotonic())
+
     async def watch(self, storage: Storage, answer: Awaitable[T]) -> T:
         """Await a short call of a storage, which shows whether that answers, as requests of clients do."""
         pulses = [self._pulses[name] for name, one in self._storages.items() if one is storage]
@@ -161,14 +167,12 @@ class Hub:
         try:
             result = await answer
         except Unavailable:
-            for pulse in pulses:
-                pulse.fail(self._clock.monotonic())
+            self.note(storage, answered=False)
             raise
         finally:
             for pulse in pulses:
                 pulse.end(call)
-        for pulse in pulses:
-            pulse.answer(self._clock.monotonic())
+        self.note(storage, answered=True)
         return result
 
     async def _within(
@@ -185,11 +189,12 @@ class Hub:
         patience: Patience,
     ) -> T:
         """The result of `use`, again if the queue was deleted since it was opened; None: it is made."""
+        is_quick = self.storage_of(name).capabilities.immediate
         for _ in range(_TRIES):
+            if not is_quick and self._place(name) not in self._entries:
+                patience.be_long()  # what opens a queue on Kafka makes connections, and perhaps topics
             queue = await self._find(name, make=False)
             if queue is None and missing is None:
-                if not self.storage_of(name).capabilities.immediate:
-                    patience.be_long()  # Kafka takes a while to make topics
                 queue = await self._find(name, make=True)
             if queue is None and missing is not None:
                 return missing()
@@ -273,7 +278,9 @@ class Hub:
         storage, stored, pulse = self._storages[place[0]], place[1], self._pulses[place[0]]
         before = self._clock.monotonic()
         try:
-            queue = await self._run(storage, watched(storage.open, pulse, self._clock, is_short=True), stored)
+            is_short = storage.capabilities.immediate
+            opening = watched(storage.open, pulse, self._clock, is_short=is_short)
+            queue = await self._run(storage, opening, stored)
         except QueueNotFound:
             former = self._entries.get(place)
             if former is None or not self._is_good(former):
