@@ -10,14 +10,16 @@ import logging
 from dataclasses import dataclass, replace
 from functools import partial
 
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Severity
 from kmqpy.kafka.admin.registry_entries import StoredOffset
+from kmqpy.kafka.client.crash_recovery import find_starts
 from kmqpy.kafka.copies.own_hanging import end_transaction, open_transactions_of_tracker, original_of
 from kmqpy.kafka.cut_search import find_cut
 from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.markers.log_cuts import Cut
+from kmqpy.kafka.markers.log_cuts import Cut, LogCuts
 from kmqpy.kafka.topic_identity import TopicIds, stale_markers_error
 from tracker.background import Pool
 from tracker.context import TrackerContext
@@ -121,12 +123,15 @@ class Takeover:
         known = begin.at.cuts if markers_cut is None or stored is None else stored.cuts
         if cut is not None and known.knows(cut):
             cut = None
+        existed_to = 0 if cut is None else begin.at.taken_end
+        if cut is not None and self._was_told_since(part, begin.at, known, queue_end.epoch):
+            cut = None
         cuts = known if cut is None else known.with_cut(cut)
         if cuts != begin.at.cuts:
             # Messages that stood behind them are dropped, and counted, when this tick is read.
             tick = self._kafka.tick_writer.send_tick(queue.markers_topic, number, _FENCING_TIMEOUT_S, cuts)
             queue_end = self._kafka.ends.end_beyond((queue.name, number), begin.highest)  # after the tick
-        existed = queue_end.offset if cut is None else max(queue_end.offset, begin.at.taken_end)
+        existed = max(queue_end.offset, existed_to)
         begin = begin.corrected(tick.now_ms, queue, existed, self._max_clock_lead_ms)
         if begin.problem is not None:
             _log.error(begin.problem, extra=self._problems.about(part.key))
@@ -193,6 +198,22 @@ class Takeover:
             may_be_control=True,
             clock=self._clock,
         )
+
+    def _was_told_since(self, part: OwnedPartition, stored: StoredOffset, known: LogCuts, epoch: int) -> bool:
+        """Return True if a tick has told since that the last record known when the offset was stored is gone.
+
+        Then clients have taken what stands there now, and know of later cuts what is to be known.
+        """
+        since = find_starts(
+            self._connection,
+            part.queue,
+            part.number,
+            markers_offset=stored.offset,
+            first_offset=INT64_MAX,
+            latest_epoch=epoch,
+            clock=self._clock,
+        )
+        return not known.merged(since.cuts).is_current(known.number_of(stored.taken_end - 1))
 
     def begin(self, part: OwnedPartition, result: TakeoverResult | Exception) -> None:
         """Begin to read markers, or go on if the partition is read already.

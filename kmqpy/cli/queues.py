@@ -98,6 +98,7 @@ def queue() -> None:
 @click.option("--dead-letter-topic", help="[QUEUE__undelivered]")
 @click.option("--consumer-group", help="[kmq-QUEUE]")
 @click.option("--redelivery-count-header", help="[kmq-redelivery-count]")
+@click.option("--collapse", is_flag=True, help="Of equal messages that wait, hand one out; for good.")
 @click.option(
     "--set", "more", metavar="KEY=VALUE", multiple=True, help="Another setting, with --queue-url; repeatable."
 )
@@ -114,6 +115,7 @@ def create(
     max_lease: timedelta | None,
     markers: str | None,
     late_acks: bool | None,
+    collapse: bool,
     more: tuple[str, ...],
     **names: str | None,
 ) -> None:
@@ -132,6 +134,8 @@ def create(
     changes = _changes(
         max_redeliveries, markers, late_acks, lease=lease, max_delay=max_delay, max_lease=max_lease
     )
+    if collapse:
+        changes["collapse"] = True
     if cli.url is not None:
         of_topics = {"partitions": partitions, "replication": replication, "retention": retention}
         cli.kafka_only(**of_topics, markers=markers, late_acks=late_acks, **names)

@@ -1,4 +1,4 @@
-"""Limits of memory and of rates: what is above them is refused before it costs anything."""
+"""Limits of memory and of rates: what is above them is refused before it costs much."""
 
 from __future__ import annotations
 

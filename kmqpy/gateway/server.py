@@ -27,7 +27,14 @@ from kmqpy.gateway.app import GatewayApp, admin_app
 from kmqpy.gateway.connections import guarded
 from kmqpy.gateway.dialects import emodb
 from kmqpy.gateway.discovery.ostrich import end_points
-from kmqpy.gateway.discovery.peers import TAKE_PATH, TOKEN_HEADER, Peers, parse_request
+from kmqpy.gateway.discovery.peers import (
+    SAID_PATH,
+    TAKE_PATH,
+    TOKEN_HEADER,
+    Peers,
+    parse_hearsay,
+    parse_request,
+)
 from kmqpy.gateway.discovery.peers import answer as peer_answer
 from kmqpy.gateway.discovery.registration import Registration
 from kmqpy.gateway.http import json_response
@@ -35,10 +42,9 @@ from kmqpy.gateway.keys.access import Access
 from kmqpy.gateway.keys.stores import KeyStore
 from kmqpy.gateway.limits import Limits
 from kmqpy.gateway.metrics import DEFAULT, GatewayMetrics
-from kmqpy.gateway.service.hub import Hub, Place, make_queue
+from kmqpy.gateway.service.hub import Hub, make_queue
 from kmqpy.gateway.service.moves import MOVES_QUEUE, Moves
 from kmqpy.gateway.service.pulse import QUICK_S
-from kmqpy.gateway.service.served_queue import Taken
 from kmqpy.gateway.tls import check_tls
 from kmqpy.gateway.tracker_process import TrackerProcess
 from kmqpy.queue import Storage
@@ -128,6 +134,8 @@ class Gateway:
                 f"host: {settings.host} can be reached from elsewhere, and there are no keys; make one with: "
                 "kmq key --storage URL create --role queue_standard, with the URL of this gateway"
             )
+        self.port: int = self._sockets[0].getsockname()[1]
+        self.admin_port: int = self._sockets[1].getsockname()[1]
         self._settings = settings
         self._storages = storages
         self._trackers = trackers or {}
@@ -136,8 +144,8 @@ class Gateway:
         self._move_threads = ThreadPoolExecutor(_MOVE_THREADS + len(storages), "kmq-gateway-moves")
         self._key_threads = ThreadPoolExecutor(1, "kmq-gateway-keys")
         self._metrics = GatewayMetrics()
-        self._peers: Peers | None = None
-        self._hub = Hub(storages, elsewhere=self._ask_others, quick_s=settings.quick_s)
+        self._peers = self._new_peers()
+        self._hub = Hub(storages, others=self._peers, quick_s=settings.quick_s)
         self._moves = Moves(
             self._hub,
             list(dict.fromkeys(storages.values())),
@@ -157,8 +165,6 @@ class Gateway:
             metrics=self._metrics,
             busy={"emodb": emodb.BUSY},
         )
-        self.port: int = self._sockets[0].getsockname()[1]
-        self.admin_port: int = self._sockets[1].getsockname()[1]
         self._registration: Registration | None = None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -236,30 +242,49 @@ class Gateway:
             threads.shutdown()
         self._hub.close()
 
-    def _register(self) -> None:
+    @property
+    def _advertised(self) -> str:
         settings = self._settings
         advertised = (settings.advertise or "").strip("[]")
-        host = advertised or (socket.gethostname() if settings.host in _EVERYWHERE else settings.host)
+        return advertised or (socket.gethostname() if settings.host in _EVERYWHERE else settings.host)
+
+    def _new_peers(self) -> Peers | None:
+        settings = self._settings
+        if settings.peers is None:
+            return None
+        return Peers(
+            settings.peers,
+            settings.root,
+            f"{self._advertised}:{self.admin_port}",
+            self._threads,
+            on_asked=lambda outcome: self._metrics.asked.labels(outcome).inc(),
+        )
+
+    def _register(self) -> None:
+        settings = self._settings
         scheme = "http" if settings.tls_cert is None else "https"
         if settings.discovery is not None:
-            points = end_points(settings.cluster, host, self.port, self.admin_port, scheme)
+            points = end_points(settings.cluster, self._advertised, self.port, self.admin_port, scheme)
             self._registration = Registration(settings.discovery, points)
-        if settings.peers is not None:
-            self._peers = Peers(
-                settings.peers,
-                settings.root,
-                f"{host}:{self.admin_port}",
-                self._threads,
-                on_asked=lambda outcome: self._metrics.asked.labels(outcome).inc(),
-            )
+        if self._peers is not None:
+            self._peers.register()
 
-    async def _ask_others(self, place: Place, limit: int, lease_s: float) -> tuple[list[Taken], str]:
-        return ([], "") if self._peers is None else await self._peers.take(place, limit, lease_s)
+    def _is_from_peer(self, request: Request) -> bool:
+        return self._peers is not None and self._peers.is_token(request.headers.get(TOKEN_HEADER, ""))
+
+    async def _hear_other(self, request: Request) -> Response:
+        """Heed what another gateway tells."""
+        if not self._is_from_peer(request):
+            return Response(status_code=403)
+        try:
+            self._hub.hear(*parse_hearsay(await request.body()))
+        except ValueError:
+            return Response(status_code=400)
+        return Response()
 
     async def _answer_other(self, request: Request) -> Response:
         """Answer another gateway that asks for messages."""
-        token = request.headers.get(TOKEN_HEADER, "")
-        if self._peers is None or not self._peers.is_token(token):
+        if not self._is_from_peer(request):
             return Response(status_code=403)
         try:
             asked = parse_request(await request.body())
@@ -292,7 +317,10 @@ class Gateway:
             self._problems,
             self._refresh_metrics,
             self._notes,
-            [Route(TAKE_PATH, self._answer_other, methods=["POST"])],
+            [
+                Route(TAKE_PATH, self._answer_other, methods=["POST"]),
+                Route(SAID_PATH, self._hear_other, methods=["POST"]),
+            ],
         )
         clients = uvicorn.Config(
             self._app,

@@ -56,6 +56,7 @@ CAPABILITIES = Capabilities(
     requeue_to_front=False,
     manual_redelivery=False,
     at_most_once=False,
+    collapse=True,
     blocking_take=True,
     max_body_bytes=MAX_MESSAGE_BYTES,
     immediate=False,
@@ -242,11 +243,13 @@ class KmqClient:
         with self._opening:
             self._consumer.check_open()
             if self._sender is None:
+                settings, topics = self._settings, self._shared.topics()
                 self._sender = QueueSender(
-                    self._settings,
+                    settings,
                     self._connection,
                     self._shared.producer(),
                     self._limits,
+                    partitions=lambda: topics.check(settings).partitions,
                     telemetry=self._telemetry,
                     clock=self._clock,
                 )

@@ -66,6 +66,9 @@ class QueueSettings(QueuePolicy):
                nobody acknowledged or rejected the message after it was copied, and no lease or delay that
                somebody gave it after that still runs (rule R32 of docs/rules.md). Trackers of versions
                without late acks refuse such a queue; clients of these versions hand such copies out
+    collapse   of equal messages that wait in one partition, clients hand out the first one and end the others
+               (see kmqpy.kafka.client.collapsing); senders put equal messages into one partition. It can't be
+               altered
     """
 
     markers_topic: str = ""
@@ -74,6 +77,7 @@ class QueueSettings(QueuePolicy):
     redelivery_count_header: str = "kmq-redelivery-count"
     markers: str = "range"
     late_acks: bool = False
+    collapse: bool = False
 
     def __new__(cls, *_: Any, **given: Any) -> Self:  # noqa: D102
         made = super().__new__(cls)
@@ -145,10 +149,12 @@ class QueueSettings(QueuePolicy):
         return told
 
     def to_json(self) -> bytes:
-        """The registry's form; `late_acks` is left out where it is off, for versions that don't know it."""
-        values = dataclasses.asdict(self)
-        if not self.late_acks:
-            del values["late_acks"]
+        """The registry's form; switches that are off are left out, for versions that don't know them."""
+        values = {
+            key: value
+            for key, value in dataclasses.asdict(self).items()
+            if value or key not in ("late_acks", "collapse")
+        }
         return json.dumps(values, sort_keys=True).encode()
 
     @classmethod

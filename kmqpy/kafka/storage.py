@@ -45,7 +45,6 @@ _FIXED_ON_KAFKA = {
     "order": ("any", "fifo"),
     "redelivery": ("automatic", "manual"),
     "delivery": ("at-least-once", "at-most-once"),
-    "collapse": (False, True),
 }
 """Settings of queues on other storages: the value of each on Kafka, and the value that Kafka refuses."""
 _TOPIC_SETTINGS = {"partitions": int | None, "replication": int | None, "retention_ms": int | None}

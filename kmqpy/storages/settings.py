@@ -35,7 +35,7 @@ class StoredQueueSettings(QueuePolicy):
     delivery            `at-least-once`: the storage keeps a taken message until it is acknowledged.
                         `at-most-once`: it deletes a message when it is taken
     collapse            True: of equal messages that nobody has taken yet, a take hands out the first one, and
-                        deletes the others. kmqpy/storages/canonical.py says which messages are equal
+                        deletes the others. kmqpy/queue/canonical.py says which messages are equal
 
     QueuePolicy describes the other settings.
     """

@@ -32,9 +32,9 @@ from kmqpy.message import (
 )
 from kmqpy.queue import Capabilities, Codec, DeadLetter, DeadLetters, Orphan
 from kmqpy.queue.arguments import check_age, check_flag
+from kmqpy.queue.canonical import body_digest
 from kmqpy.queue.storage import encode_body
 from kmqpy.queue_policy import bounded
-from kmqpy.storages.canonical import body_digest
 from kmqpy.storages.engine import ANY_TAKE, Engine, MessageRow, NewRow, QueueRow, TakeRef
 from kmqpy.storages.receipts import Receipts, parse_number
 from kmqpy.storages.stored_dead_letters import StoredDeadLetters

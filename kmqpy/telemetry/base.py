@@ -23,7 +23,10 @@ class Telemetry:
         """A client received these messages, and hands them to its caller."""
 
     def finished(self, queue: str, op: str, count: int = 1) -> None:
-        """A client did `op` with `count` messages: send, ack, nack, extend, dead-letter or a late op.
+        """A client did `op` with `count` messages: send, ack, nack, extend, dead-letter, or one of these.
+
+        collapse          in a queue with that setting, on Kafka, the client passed over messages that waited
+                          when it took an equal one
 
         A late op is about copies (a copy is the record with which a tracker redelivers a message). An earlier
         consumer acknowledged, gave back, extended or dead-lettered the message when a tracker was copying it

@@ -23,6 +23,7 @@ _COUNTER_OF_OP = {  # op of Telemetry.finished(): name of its counter, and help 
     "late-ack": ("late_acked", "Copies finished because an earlier consumer acknowledged the message."),
     "late-dead-letter": ("late_dead_lettered", "Copies dead-lettered unseen, as an earlier consumer asked."),
     "late-postpone": ("late_postponed", "Copies given back unseen: an earlier lease or delay is not over."),
+    "collapse": ("collapsed", "Messages passed over: they waited when an equal one was taken."),
 }
 _BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300, 1800)
 """Upper bounds of the buckets of kmq_worker_handler_seconds, in seconds."""
@@ -32,8 +33,8 @@ class PrometheusTelemetry(Telemetry):
     """Counts what clients, producers and workers do, and times handlers, by queue.
 
     kmq_client_sent_total, …_received_total, …_acked_total, …_nacked_total, …_extended_total,
-    …_dead_lettered_total, …_late_acked_total, …_late_dead_lettered_total, …_late_postponed_total   messages
-                            (Telemetry.finished() says what the late ones are)
+    …_dead_lettered_total, …_late_acked_total, …_late_dead_lettered_total, …_late_postponed_total,
+    …_collapsed_total       messages (Telemetry.finished() says what the late ones are)
     kmq_client_failures_total{queue, what}   failures after which kmqpy went on
     kmq_client_in_flight    messages in flight of the client that reported last
     kmq_worker_handler_seconds{queue, outcome}   histogram; outcome is `ok` or `error`

@@ -80,7 +80,10 @@ def seed_that_catches(catcher: Catcher, control: str, most_seeds: int = 2_000) -
     first = json.loads(_FIRST_SEEDS.read_text()).get(catcher, {}).get(control, 0)
     for seed in (first, *range(most_seeds)):
         # The first refused step ends the replay.
-        if any(_is_caught(catcher, control, text) for text in simulate(seed, CONTROLS[control]).problems):
+        problems = simulate(seed, CONTROLS[control]).problems
+        if any(problem.startswith(INTERNAL_ERROR) for problem in problems):
+            continue  # what else is wrong comes of the error, perhaps one of the control
+        if any(_is_caught(catcher, control, problem) for problem in problems):
             return seed
     return None
 
@@ -102,4 +105,4 @@ def _is_caught(catcher: Catcher, control: str, problem: str) -> bool:
         return problem.startswith(f"{INVARIANT_OF[control]}: ")
     if catcher is Catcher.REFUSAL:
         return any(problem.startswith(f"{action}: ") for action in REFUSED_ACTIONS_OF[control])
-    return not problem.startswith(INTERNAL_ERROR)
+    return True

@@ -17,6 +17,8 @@ from kmqpy.kafka.message_headers import redelivery_count
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import QueueSettings
 
+from . import collapsing
+from .collapsing import Collapses
 from .invariants import is_of_the_model, model_state, violations
 from .journal import Acked, Decided, HandedOut, Written
 from .late_ack_judge import LateAckJudge
@@ -71,6 +73,7 @@ class History:
     )
     """By the id of the markers topic, partition and offset, when a tracker planned to redeliver a message:
     the end of the markers then, and how far the tracker had read them."""
+    collapses: Collapses = field(default_factory=Collapses)
     unread: set[tuple[int, int]] = field(default_factory=set)
     """Partition and offset of copies of which a tracker could not find out whether they were acknowledged."""
     problems: list[str] = field(default_factory=list)
@@ -85,6 +88,7 @@ class History:
     def handed_out(self, process: Process, message: Any) -> None:
         """A client gives a message to its user."""
         self.delivered[message.body] += 1
+        self.collapses.deliveries[message.body] = len(process.world.journal)
         assert self.broker is not None
         offset = self._offset_of(message)
         if process.world.cut_logs:
@@ -181,6 +185,7 @@ class _Open:
     leased: bool
     dead: bool = False
     lapsed: bool = False
+    ended_at: int = -1
     # Once its time is up, a tracker may act on any of what it read since.
     counted: set[bool] = field(default_factory=set)
     was_dead: set[bool] = field(default_factory=set)
@@ -229,6 +234,7 @@ class Checker:
         """Messages of the partition that were ended, since the group was set back where it was."""
         self._late_acks = LateAckJudge()
         """Of the partition that is read."""
+        self._collapsed: list[Record] = []
 
     def check(self) -> list[str]:
         self.problems += self.history.problems
@@ -247,6 +253,7 @@ class Checker:
         self._check_dead_letters()
         self._check_deliveries()
         self._check_loss()
+        self._check_collapsed()
         if is_of_the_model(self.broker, self.history):
             self.stats["judged by the model"] += 1
             self.problems += violations(model_state(self.broker, self.history, self.queue))
@@ -320,16 +327,20 @@ class Checker:
         if ("h", b"1") not in copy.headers():
             self.problems.append(f"F8: the copy of {what} lost a header")
 
+    def _named_by(self, end: Record, offset: int) -> RecordPlace | None:
+        """The copy of the message at `offset` that an end marker names; None: it names none."""
+        ended = [marker.offset for marker in decoded(end)]
+        named = dict(end.headers()).get(COPY)
+        return read_copies(named, self.queue.name, len(ended))[ended.index(offset)] if named else None
+
     def _check_lineage(self, original: Record, copy: Record, end: Record, offset: int, what: str) -> None:
         """The end marker names the copy, and the copy its original behind the original's ancestors."""
         place = RecordPlace(copy.topic(), copy.partition(), copy.at)
         if self._names is not None:
             self._check_lineage_of_numbers(copy, end, offset, what)
             return
-        ended = [marker.offset for marker in decoded(end)]
-        named = dict(end.headers()).get(COPY) or b""
-        if not named or read_copies(named, self.queue.name, len(ended))[ended.index(offset)] != place:
-            self.problems.append(f"lineage: the end of {what} names {named!r}, not its copy {place}")
+        if (named := self._named_by(end, offset)) != place:
+            self.problems.append(f"lineage: the end of {what} names {named}, not its copy {place}")
         parent = RecordPlace(self.queue.name, original.partition(), offset)
         try:
             before = read_ancestors(m.last_header(m.headers_of(original.headers()), ANCESTORS), parent)
@@ -340,11 +351,10 @@ class Checker:
 
     def _check_lineage_of_numbers(self, copy: Record, end: Record, number: int, what: str) -> None:
         """The same where logs may be cut back, as far as it can be known: a number may come too late."""
-        ended = [marker.offset for marker in decoded(end)]
-        named = dict(end.headers()).get(COPY) or b""
-        place = named and read_copies(named, self.queue.name, len(ended))[ended.index(number)]
-        if not place or (*place[:2], offset_of(place.offset)) != (copy.topic(), copy.partition(), copy.at):
-            self.problems.append(f"lineage: the end of {what} names {named!r}, not its copy {copy.at}")
+        place = self._named_by(end, number)
+        stands_at = copy.topic(), copy.partition(), copy.at
+        if place is None or (*place[:2], offset_of(place.offset)) != stands_at:
+            self.problems.append(f"lineage: the end of {what} names {place}, not its copy {copy.at}")
         elif copy.topic() == self.queue.name and not (self.history.markers_deleted or self._was_missed(copy)):
             names = self.history.names
             names.copied((copy.partition(), place.offset), copy, end.by)
@@ -403,9 +413,31 @@ class Checker:
             if self._is_there(queue, offset) and not self.history.markers_deleted and not self._is_past:
                 self.problems.append(f"stuck: {partition}@{offset} is in flight at the end: {entry}")
         self._check_handouts(partition, takes)
+        self._note_collapsed(queue, takes)
         for number, name, where, offset, end in self.history.waits:
             if (number, where) == (self._number, partition) and not ends.get((name, offset), end) < end:
                 self.problems.append(f"R26: {name} was told that the end of {partition}@{offset} is written")
+
+    def _note_collapsed(self, queue: Log, takes: Mapping[int, list[tuple[Record, int]]]) -> None:
+        """Note the messages that were finished because equal ones waited, too."""
+        collapses = self.history.collapses
+        taken = {self._message(queue, offset) for offset in takes}
+        passed = [one for one in queue.records if one.is_data and one not in taken and collapses.has(one)]
+        if not self._is_past:
+            self._acked.update(record.value() for record in passed)
+            self._collapsed += passed
+            self.stats["collapsed"] += len(passed)
+
+    def _check_collapsed(self) -> None:
+        if self.history.markers_deleted:
+            return
+        letters = (
+            record
+            for partition in range(self.broker.partitions)
+            for record in self._log(self.queue.dead_letter_topic, partition).records
+        )
+        gone = {*self.history.deleted, *(one.value() for one in letters if one.is_data)}
+        self.problems += collapsing.problems(self.broker, self.history.collapses, self._collapsed, gone)
 
     def _is_there(self, queue: Log, offset: int) -> bool:
         """Whether a message was neither deleted nor cut away."""
@@ -501,6 +533,7 @@ class Checker:
             elif offset < len(queue.records):
                 self._acked.add(queue.records[offset].value())
             if entry is not None and entry.lapsed:
+                entry.ended_at = record.at
                 self._late[partition, offset] = entry
                 self._late_ends[partition, offset] = record.at
             return
@@ -543,10 +576,10 @@ class Checker:
         if original is None or (not is_here and of != self._number):
             self.problems.append(f"R24: {what}, of other topics, ended in these")
             return
-        self._originals.add(original)
         if original.is_cut:
             self.stats["copies of what was cut away"] += 1
             original = self._mistaken_for(original, copy, offset)
+        self._originals.add(original)
         self._check_is_whole(original, copy, what)
         self._check_lineage(original, copy, record, offset, what)
         takers = {taken.by for taken, _ in takes[offset]}
@@ -565,14 +598,17 @@ class Checker:
         self._check_claim(record, copy, offset, what)
         claim_at = _begin_of_transaction(record.log, copy)
         if not dead:
-            number = self.history.names.number_of(copy)
-            self._late_acks.copied(offset, copy.at if number is None else number, claim_at, record.at)
+            # By another number than that by which it is taken, if the cut before it was not told yet. Then
+            # its taker can't know of what it is a copy.
+            named = self._named_by(record, offset)
+            self._late_acks.copied(offset, named.offset if named else copy.at, claim_at, record.at)
         elif self.queue.late_acks and not self.broker.past and (partition, offset) not in self.history.unread:
             problem = self._late_acks.dead_lettered(offset, claim_at)
             if problem is not None and not self.history.markers_deleted:
                 self.problems.append(f"{problem}, in {partition}")
         if entry is not None and entry.at >= read_to:  # taken late, after it was planned to copy it
-            entry = self._late.pop((partition, offset), entry)
+            ended = self._late.pop((partition, offset), entry)
+            entry = ended if ended.ended_at >= read_to else entry
         if entry is None:
             entry = self._late.pop((partition, offset), None)
             if entry is None:
@@ -749,10 +785,14 @@ class Checker:
                     continue
                 seen = self.history.delivered[record.value()]
                 what = f"{record.value()!r} at {partition}@{record.at}, epoch {record.epoch}"
+                if record in self._collapsed:
+                    continue
+                if record in self._originals:
+                    continue  # perhaps by the start marker of another message, which was cut away
                 if not self.history.names.knows(record):
                     if record.hung is not None and record.hung.state == "aborted":
                         self.stats["aborted copies that came back"] += 1
                         continue
                     self.problems.append(f"lost: {what} was never taken, delivered {seen} times")
-                elif record.value() not in done and record not in self._originals:
+                elif record.value() not in done:
                     self.problems.append(f"lost: {what} was never finished, delivered {seen} times")

@@ -14,6 +14,7 @@ from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
 
+from . import collapsing
 from .checker import History
 from .connection import Connection, timed_out
 from .kafka import Module
@@ -63,6 +64,7 @@ _crash_recovery = stepwise(
     partition_reader=LogReader,
 )
 CrashRecovery = _crash_recovery.CrashRecovery
+find_starts = _crash_recovery.find_starts
 _record_fetcher = stepwise("kmqpy.kafka.client.record_fetcher", {"fetch", "fetch_ahead"})
 _leave_group = stepwise("kmqpy.kafka.client.leave_group", set(), returns_in_time=lambda call: call() is None)
 _group_member = stepwise(
@@ -121,6 +123,7 @@ _receiver = stepwise(
     {"receive", "keep_alive", "_start", "find_acknowledged"},
     LateAckCheck=lambda connection, *rest: connection.world.controls.late_ack_check(connection, *rest),
     GroupMember=lambda connection, *rest, **more: connection.world.controls.member(connection, *rest, **more),
+    Collapsing=lambda connection, *rest: connection.world.controls.collapsing(connection, *rest),
     have_headers=records.have_headers,
     HangingWatch=NothingHangsWatch,
 )
@@ -466,6 +469,7 @@ STEPWISE = (
     _writer,
     _topics_in_use,
     _late_acks,
+    collapsing._collapsing,
     _receiver,
     _client,
 )

@@ -22,6 +22,7 @@ from kmqpy.kafka.markers.replay import ALL_EXIST
 from kmqpy.message import headers_of, last_header
 
 from .clients import Claim, CrashRecovery, GroupMember, LateAckCheck, MarkerWriter
+from .collapsing import Collapsing
 from .connection import Connection
 from .model import Steps, decoded
 from .producers import Transactions
@@ -424,7 +425,7 @@ class CutsNotApplied(Takeover):
 
     def _start_reading(self, part: Any, result: Any) -> None:
         super()._start_reading(part, result)
-        part.state._cut = lambda _cuts: None
+        part.state._cut = lambda _cuts, _at: None
 
 
 class TakenLate(PartitionRedelivery):
@@ -485,6 +486,25 @@ class NoTicks(PartitionLifecycle):
         super().advance(part, now)
 
 
+class EndsLater(Collapsing):
+    """Asks only before the next poll where the log ended when messages were taken (rule R41)."""
+
+    def poll(self, *what: Any) -> Steps:
+        if self._polled:
+            yield from super().note_ends()
+        return (yield from super().poll(*what))
+
+    def note_ends(self) -> Steps:
+        yield 0.0
+
+
+class TakesCopiesForTwins(Collapsing):
+    """Passes over copies, too: what somebody has had and given back (rule R41)."""
+
+    def _are_copies(self, records: Sequence[Any]) -> list[bool]:
+        return [False for _ in records]
+
+
 CONTROLS = {
     "fencing off": Controls(transactions=UnfencedTransactions, redeliverer=CommitsUnled),
     "a producer used on after an end that was repeated": Controls(transactions=UsedOn, late_requests=True),
@@ -529,6 +549,8 @@ CONTROLS = {
     "topics not watched": Controls(watch=NoWatch, topics_change=True),
     "state kept for other topics": Controls(topic_probe=KeepsState, topics_change=True),
     "committed without a look": Controls(redeliverer=CommitsUnseen, topics_change=True),
+    "ends asked for after messages were handed out": Controls(collapsing=EndsLater, collapse=True),
+    "copies taken for twins": Controls(collapsing=TakesCopiesForTwins, collapse=True),
     "cut logs not looked for by clients": Controls(recovery=CutsUnseen, cut_logs=True),
     "cut ticks ignored by trackers": Controls(takeover=CutsNotApplied, cut_logs=True),
     "numbers are offsets": Controls(member=OffsetsForNumbers, cut_logs=True),

@@ -78,7 +78,8 @@ class MessageNames:
         self._records[place] = record
         number = self._numbers.setdefault(record, place[1])
         if number != place[1]:
-            self._tell(f"{record.value()!r} is {_shown(place)} to {by}, and was {number} before")
+            if not self._lacks_ticks((place[0], number), record):  # else a cut was told that was none
+                self._tell(f"{record.value()!r} is {_shown(place)} to {by}, and was {number} before")
             self._numbers[record] = place[1]
 
     def _is_of_former(self, place: Number, record: Record) -> bool:
@@ -89,8 +90,15 @@ class MessageNames:
 
         Its start markers were deleted, or the assignment ticks before them.
         """
+        return record.is_cut and self._lacks_ticks(place, record)
+
+    def _lacks_ticks(self, place: Number, record: Record) -> bool:
+        """Whether the assignment ticks before all start markers that give a message this number are deleted.
+
+        Then nobody can know which epoch it has; who goes by an older commit takes it for one of that epoch.
+        """
         starts = self._starts[place, record]
-        return record.is_cut and bool(starts) and all(_tick_before(one) < one.log.start for one in starts)
+        return bool(starts) and all(_tick_before(one) < one.log.start for one in starts)
 
     def was_gone(self, place: Number, record: Record) -> bool:
         """Whether somebody took this message by this number when it was cut away already."""

@@ -548,6 +548,7 @@ class Broker:
 
     def create(self, topics: list[str], lag_ms: float) -> None:
         """Make topics of these names, whose offsets begin at 0; it takes a while until all brokers know."""
+        self.end_lag()  # for the topics before, whose time is over
         self.number += 1
         self.past.append({(log.topic, log.partition): log for log in self._of(topics)})
         for log in self._of(topics):

@@ -15,6 +15,8 @@ from tracker.settings import TrackerSettings
 from . import clients, trackers
 from .checker import Checker, History, SetBack
 from .clients import CrashRecovery, GroupMember, LateAckCheck, MarkerWriter, TopicWatch
+from .collapsing import SHARE as _COLLAPSE
+from .collapsing import Collapsing
 from .connection import Connection
 from .cut_logs import SHARE as _CUT_LOGS
 from .cut_logs import CutLogs, end_all_hanging
@@ -82,6 +84,7 @@ class Controls:
     watch: Any = TopicWatch
     claim: Any = TrackerClaim
     late_ack_check: Any = LateAckCheck
+    collapsing: Any = Collapsing
     last_attempts: Any = LastAttempts
     topics_change: bool = False
     late_requests: bool = False
@@ -89,6 +92,7 @@ class Controls:
     old_broker: bool = False
     set_back: bool = False
     late_acks: bool = False
+    collapse: bool = False
     """Each: in every seed. An old broker is one before 3.6, where transactions may hang for ever."""
 
 
@@ -140,13 +144,20 @@ class Simulation:
             world.late.begin()
         some_cut = self.controls == Controls() and Random(f"cut logs of {seed}").random() < _CUT_LOGS
         world.cut_logs = self.controls.cut_logs or some_cut
-        self.queue = replace(QUEUE_SETTINGS, lease_ms=self.lease_ms, late_acks=late_acks)
+        some_collapse = self.controls == Controls() and Random(f"twins of {seed}").random() < _COLLAPSE
+        self.queue = replace(
+            QUEUE_SETTINGS,
+            lease_ms=self.lease_ms,
+            late_acks=late_acks,
+            collapse=self.controls.collapse or some_collapse,
+        )
         self.partitions = rng.choice((1, 2, 3))
         self.broker = Broker(world, TOPICS, self.partitions)
         self.broker.verifies = not self.controls.old_broker
         self.group = Group(world, self.partitions)
         self.zookeeper = ZooKeeper(world)
         self.history = History(broker=self.broker, taking_again=self.group.taking_again)
+        self.history.collapses.committed = lambda p: self.group.committed.get(p, (0, ""))[0]
         self.group.set_back_to = self._partition_set_back
         self.processes: list[Process] = []
         self.counts: Counter[str] = Counter()
@@ -552,7 +563,11 @@ class Simulation:
             # Also where there is no message, but the topic before had one when somebody took that.
             if any(is_open.get(at) for at in range(queue.end)):
                 return False
-            if any(r.is_data and r.at >= queue.start and r.at not in is_open for r in queue.records):
+            collapsed = self.history.collapses.has
+            if any(
+                r.is_data and r.at >= queue.start and r.at not in is_open and not collapsed(r)
+                for r in queue.records
+            ):
                 return False
         return True
 

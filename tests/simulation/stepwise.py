@@ -39,6 +39,7 @@ IO = {
     "find_starts",
     "flush",
     "mend",
+    "note_ends",
     "offsets_for_times",
     "open",
     "open_producer",
@@ -63,7 +64,7 @@ IO = {
     "write",
 }
 
-SOMETIMES_IO = {"_cut_since", "_markers_cut_since", "ask", "bounds", "cut_back"}
+SOMETIMES_IO = {"_cut_since", "_markers_cut_since", "_was_told_since", "ask", "bounds", "cut_back"}
 """Names of functions that wait, and of others."""
 
 

@@ -11,7 +11,7 @@ from kmqpy.kafka.settings import QueueSettings
 from tracker.partition.owned_partition import TrackingPhase
 from tracker.settings import TrackerSettings
 
-from .clients import LateAckCheck, cut_search
+from .clients import LateAckCheck, cut_search, find_starts
 from .connection import Connection
 from .journal import Planned
 from .kafka import Module, TrackerModule
@@ -114,7 +114,10 @@ _offset_keeper = stepwise("tracker.offset_keeper", {"read_offset"}, threading=Th
 _marker_reader = stepwise("tracker.reading.marker_reader", set(), replay_markers=_replay.replay_markers)
 _topic_probe = stepwise("tracker.topic_probe", set())
 _takeover = stepwise(
-    "tracker.takeover", {"prepare", "_cut_since", "_markers_cut_since"}, find_cut=cut_search.find_cut
+    "tracker.takeover",
+    {"prepare", "_cut_since", "_markers_cut_since", "_was_told_since"},
+    find_cut=cut_search.find_cut,
+    find_starts=find_starts,
 )
 _lost_copies = stepwise("tracker.redelivery.lost_copies", {"find_lost_copies"}, partition_reader=LogReader)
 _cut_keeper = stepwise(

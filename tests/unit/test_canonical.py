@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmqpy.storages.canonical import (
+from kmqpy.queue.canonical import (
     DIGEST_BYTES,
     MAX_DEPTH,
     MAX_EXPONENT_DIGITS,

@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing
 import pytest
 import sqlalchemy
 
-from kmqpy.storages.canonical import body_digest
+from kmqpy.queue.canonical import body_digest
 from kmqpy.storages.engine import ANY_TAKE, MessageRow, NewRow, TakeRef
 from kmqpy.storages.memory import MemoryEngine
 from kmqpy.storages.settings import StoredQueueSettings

@@ -14,7 +14,7 @@ from kmqpy.gateway.keys import keyring
 from kmqpy.gateway.keys.access import Access
 from kmqpy.gateway.keys.keyring import ANYBODY, ApiKey, Keyring, digest_of, new_key, rotated
 from kmqpy.gateway.keys.permissions import ROLES, parse_permission, permissions_of, permits_something
-from kmqpy.gateway.keys.stores import FileKeys, StorageKeys
+from kmqpy.gateway.keys.stores import KEYS_QUEUE, FileKeys, StorageKeys
 from kmqpy.gateway.limits import Overloaded
 from kmqpy.queue import Capabilities
 from kmqpy.testing import ManualClock, memory_storage
@@ -154,6 +154,19 @@ def test_a_storage_without_keys_differs_from_one_whose_keys_are_gone():
         assert store.read() == []
 
 
+def test_of_two_keys_of_one_id_the_later_one_counts():
+    with memory_storage() as storage:
+        store = StorageKeys(storage)
+        key, _ = new_key("", ["queue_post"], [])
+        store.put(key)
+        changed, _ = rotated(key, keep_old=False)
+        storage.open(KEYS_QUEUE).send(changed.to_json())  # put() was killed in between
+        assert store.read() == [changed]
+        again, _ = rotated(changed, keep_old=True)
+        store.put(again)
+        assert len(storage.open(KEYS_QUEUE).peek()) == 1
+
+
 def test_only_the_owner_can_read_the_file_and_a_damaged_one_is_named(tmp_path):
     path = tmp_path / "keys.json"
     store = FileKeys(path)
@@ -235,7 +248,7 @@ def test_while_the_store_is_silent_known_keys_stay_valid_and_without_any_nobody_
 
 
 def test_nobody_waits_for_long_for_a_store_that_hangs(monkeypatch):
-    monkeypatch.setattr(keyring, "_FIRST_PATIENCE_S", 0.05)
+    monkeypatch.setattr(keyring, "_LONG_PATIENCE_S", 0.05)
 
     class Hanging(Store):
         answers = asyncio.Event()
@@ -262,6 +275,31 @@ def test_nobody_waits_for_long_for_a_store_that_hangs(monkeypatch):
         while await ring.who(secret):  # the reading goes on meanwhile, and ends now
             await asyncio.sleep(0)
         assert store.reads == 2
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("idle_s", "old_ones_decide"), [(4.5, True), (3600, False)])
+def test_after_a_quiet_time_a_store_that_takes_a_moment_decides(monkeypatch, idle_s, old_ones_decide):
+    monkeypatch.setattr(keyring, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(keyring, "_LONG_PATIENCE_S", 30.0)
+
+    class Slow(Store):
+        async def read(self):
+            await asyncio.sleep(0.05)
+            return await super().read()
+
+    async def main():
+        clock = ManualClock()
+        revoked, secret = new_key("", ["queue_post"], [])
+        new, new_secret = new_key("", ["queue_post"], [])
+        store = Slow(revoked)
+        ring = Keyring(store.read, may_be_open=False, clock=clock)
+        assert await ring.who(secret)
+        store.keys = [new]
+        clock.advance(idle_s)
+        assert bool(await ring.who(secret)) is old_ones_decide
+        assert bool(await ring.who(new_secret)) is not old_ones_decide
 
     asyncio.run(main())
 

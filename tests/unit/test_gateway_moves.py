@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.errors import ConfigError, Unavailable
+from kmqpy.gateway.service import moves as service
 from kmqpy.gateway.service.hub import Hub, QueueName
 from kmqpy.gateway.service.moves import MOVES_QUEUE, Move, Moves, MoveStatus
 from kmqpy.gateway.service.served_queue import ServedQueue
@@ -17,18 +19,37 @@ from kmqpy.testing import memory_storage
 A_TO_B = Move(QueueName("a"), QueueName("b"))
 
 
+class AwayStorage:
+    """A storage that does not answer."""
+
+    def __init__(self, storage):
+        self.capabilities = storage.capabilities
+
+    def open(self, name):
+        raise Unavailable("away")
+
+    def close(self):
+        pass
+
+
+@asynccontextmanager
+async def running(storages):
+    with ThreadPoolExecutor(8) as threads:
+        hub = Hub(storages)
+        moves = Moves(hub, list(storages.values()), threads)
+        task = asyncio.ensure_future(moves.run())
+        try:
+            yield moves
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
 @asynccontextmanager
 async def running_moves():
-    with memory_storage(SYSTEM_CLOCK) as storage, ThreadPoolExecutor(8) as threads:
-        hub = Hub({"": storage})
-        moves = Moves(hub, [storage], threads)
-        running = asyncio.ensure_future(moves.run())
-        try:
+    with memory_storage(SYSTEM_CLOCK) as storage:
+        async with running({"": storage}) as moves:
             yield moves, storage
-        finally:
-            running.cancel()
-            await asyncio.wait([running])
-            await asyncio.to_thread(hub.close)
 
 
 async def ended(moves, reference):
@@ -116,5 +137,194 @@ def test_a_long_move_lets_no_other_wait(monkeypatch):
             assert (await moves.status("s", long_one))[1] is MoveStatus.IN_PROGRESS
             held.set()
             assert await ended(moves, long_one) is MoveStatus.COMPLETE
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("first", ["good", "away"])
+def test_a_storage_that_is_away_hides_no_move_of_another(first):
+    async def main():
+        with memory_storage(SYSTEM_CLOCK) as storage:
+            both = {"": storage, "x": AwayStorage(storage)}
+            async with running(both if first == "good" else dict(reversed(both.items()))) as moves:
+                filled(storage, "a")
+                reference = await moves.start("s", A_TO_B)
+                assert await ended(moves, reference) is MoveStatus.COMPLETE
+                with pytest.raises(Unavailable):
+                    await moves.status("s", reference.replace(reference[:2], "??"))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [Unavailable("away"), ConfigError("no such setting")])
+def test_a_move_that_can_t_send_gives_back_what_it_took_and_nothing_else(monkeypatch, error):
+    async def main():
+        async with running_moves() as (moves, storage):
+            queue = filled(storage, "a")
+            others = queue.receive(1)
+            tried = asyncio.Event()
+
+            async def fail(hub, name, use, **options):
+                tried.set()
+                raise error
+
+            monkeypatch.setattr(Hub, "with_made", fail)
+            await moves.start("s", A_TO_B)
+            async with asyncio.timeout(30):
+                await tried.wait()
+                while queue.size() < 2:
+                    await asyncio.sleep(0.01)
+            assert [one.message.id for one in queue.orphans()] == [others[0].id]
+
+    asyncio.run(main())
+
+
+def test_a_gateway_that_knows_the_storages_by_other_names_leaves_a_move_to_others(monkeypatch):
+    monkeypatch.setattr(service, "_LOOK_EVERY_S", 0.1)
+
+    async def main():
+        with memory_storage(SYSTEM_CLOCK) as storage, memory_storage(SYSTEM_CLOCK) as orders:
+            filled(orders, "mails")
+            filled(storage, "a")
+            both = {"": storage, "orders": orders}
+            async with running({"": orders}), running({"": storage}), running(both) as moves:
+                of_orders = Move(QueueName("orders:mails"), QueueName("orders:b"))
+                to_orders = Move(QueueName("a"), QueueName("orders:c"))
+                for reference in [await moves.start("s", move) for move in (of_orders, to_orders)]:
+                    assert await ended(moves, reference) is MoveStatus.COMPLETE
+            assert orders.open("b").size() == orders.open("c").size() == 3
+            assert storage.list() == [MOVES_QUEUE, "a"]
+
+    asyncio.run(main())
+
+
+def test_the_queue_of_jobs_may_be_deleted():
+    async def main():
+        async with running_moves() as (moves, storage):
+            for _ in range(2):
+                filled(storage, "a")
+                assert await ended(moves, await moves.start("s", A_TO_B)) is MoveStatus.COMPLETE
+                storage.delete(MOVES_QUEUE)
+                storage.delete("a")
+            assert storage.open("b").size() == 6
+
+    asyncio.run(main())
+
+
+def test_an_outcome_that_is_being_forgotten_is_not_run_again(monkeypatch):
+    monkeypatch.setattr(service, "_LOOK_EVERY_S", 0.1)
+
+    async def main():
+        async with running_moves() as (moves, storage):
+            queue = filled(storage, "a")
+            assert await ended(moves, await moves.start("s", A_TO_B)) is MoveStatus.COMPLETE
+            queue.send(b"later")
+            monkeypatch.setattr(service, "_KEPT_MS", 10)
+            await asyncio.sleep(0.05)
+            jobs = storage.open(MOVES_QUEUE)
+            jobs.dead_letters.redrive()  # and its gateway is killed
+            async with asyncio.timeout(30):
+                while jobs.size() + jobs.in_flight():
+                    await asyncio.sleep(0.01)
+            assert queue.size() == 1
+            assert not jobs.dead_letters.list()
+
+    asyncio.run(main())
+
+
+def test_a_gateway_that_stops_gives_its_move_to_others_and_moves_nothing_twice(monkeypatch):
+    async def main():
+        with memory_storage(SYSTEM_CLOCK) as storage:
+            filled(storage, "a", 500)
+            async with running({"": storage}) as moves:
+                sending = asyncio.Event()
+                send = ServedQueue.send
+
+                async def noted(queue, messages):
+                    sending.set()
+                    return await send(queue, messages)
+
+                monkeypatch.setattr(ServedQueue, "send", noted)
+                reference = await moves.start("s", A_TO_B)
+                await sending.wait()
+                moves.stop()
+                jobs = storage.open(MOVES_QUEUE)
+                async with asyncio.timeout(5):  # half the lease
+                    while not jobs.size():
+                        await asyncio.sleep(0.01)
+            assert 0 < storage.open("a").size() < 500
+            async with running({"": storage}) as others:
+                assert await ended(others, reference) is MoveStatus.COMPLETE
+            assert storage.open("b").size() == 500
+
+    asyncio.run(main())
+
+
+def test_a_lease_is_extended_again_whatever_error_the_last_try_had(monkeypatch):
+    async def main():
+        monkeypatch.setattr(service, "_EXTEND_EVERY_S", 0.01)
+        tries = asyncio.Queue()
+
+        class Jobs:
+            def extend(self, job, **options):
+                tries.put_nowait(job)
+                raise OSError("connection reset")
+
+        with ThreadPoolExecutor(1) as threads:
+            keeping = asyncio.ensure_future(Moves(Hub({}), [], threads)._keep_lease(Jobs(), "job"))
+            async with asyncio.timeout(30):
+                while tries.qsize() < 3:
+                    await asyncio.sleep(0.01)
+            keeping.cancel()
+
+    asyncio.run(main())
+
+
+def test_the_lease_of_a_job_is_short_whoever_made_the_queue():
+    async def main():
+        async with running_moves() as (moves, storage):
+            storage.create(MOVES_QUEUE, lease_ms=3_600_000)
+            filled(storage, "a", 1)
+            moves.stop()
+            await moves.start("s", A_TO_B)
+            _, job = moves._take_job(storage)
+            assert job.lease_until_ms - SYSTEM_CLOCK.wall_ms() <= 10_000
+
+    asyncio.run(main())
+
+
+def test_a_storage_that_is_away_makes_nobody_hurry_with_another(monkeypatch):
+    async def main():
+        with memory_storage(SYSTEM_CLOCK) as storage:
+            away = AwayStorage(storage)
+            async with running({"": storage, "x": away}) as moves:
+                hub = moves._hub
+                hub.note(away, answered=False)
+                assert hub.is_silent(away)
+                assert not hub.is_silent(storage)
+                monkeypatch.setattr(service, "PATIENCE_WHEN_AWAY_S", 0.0)
+                assert await moves.start("s", A_TO_B)
+                with pytest.raises(Unavailable):
+                    await moves.start("s", Move(QueueName("x:a"), QueueName("b")))
+
+    asyncio.run(main())
+
+
+def test_a_move_gives_up_no_batch_that_takes_longer_than_clients_wait(monkeypatch):
+    monkeypatch.setattr("kmqpy.gateway.service.hub._executor", lambda _: ThreadPoolExecutor(4))
+    monkeypatch.setitem(Hub.with_made.__kwdefaults__, "patience_s", 0.1)
+    send_all = ServedQueue._send_all
+
+    def slow(queue, given):
+        time.sleep(0.5)
+        return send_all(queue, given)
+
+    monkeypatch.setattr(ServedQueue, "_send_all", slow)
+
+    async def main():
+        async with running_moves() as (moves, storage):
+            filled(storage, "a")
+            assert await ended(moves, await moves.start("s", A_TO_B)) is MoveStatus.COMPLETE
+            assert storage.open("b").size() == 3
 
     asyncio.run(main())

@@ -1,8 +1,10 @@
 """Other gateways that are asked for messages: silent ones, and znodes that somebody has forged."""
 
 import asyncio
+import http.server
 import json
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -10,29 +12,71 @@ from contextlib import ExitStack
 import pytest
 
 from kmqpy.gateway.discovery import peers
-from kmqpy.gateway.discovery.peers import Peer, Peers, parse_peer
+from kmqpy.gateway.discovery.peers import Peer, Peers, parse_hearsay, parse_peer
+from kmqpy.gateway.service.claims import Said
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 PLACE = ("", "jobs")
 
 
-class NoRegistration:
-    def __init__(self, *_):
-        pass
-
-
 @pytest.fixture
-def asked(monkeypatch):
-    """Asks the others that are given by their addresses."""
-    monkeypatch.setattr(peers, "Registration", NoRegistration)
+def knows():
+    """Our gateway, which knows others by their addresses."""
     with ThreadPoolExecutor(2) as threads:
         ours = Peers(ZooKeeperConnection(hosts="h:1"), "/kmq", "h:2", threads)
 
-        def ask(*addresses):
+        def others(*addresses):
             ours._others = tuple(Peer(address, "token") for address in addresses)
-            return asyncio.run(ours.take(PLACE, 10, 30))
+            return ours
 
-        yield ask
+        yield others
+
+
+@pytest.fixture
+def asked(knows):
+    """Asks the others that are given by their addresses."""
+    return lambda *addresses: asyncio.run(knows(*addresses).take(PLACE, 10, 30))
+
+
+def test_others_are_told_what_was_said_and_one_that_is_silent_holds_nobody_up(knows):
+    heard = []
+
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            heard.append((self.path, self.headers["x-kmq-peer"], parse_hearsay(body)))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    said = [Said(["0-1", "0-2"], None), Said(["0-3"], 1.5)]
+    with http.server.HTTPServer(("127.0.0.1", 0), Other) as other, socket.create_server(("", 0)) as silent:
+        threading.Thread(target=other.serve_forever).start()
+        addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in (silent, other.socket)]
+        begun_s = time.monotonic()
+        for one in said:
+            asyncio.run(knows("127.0.0.1:1", *addresses).tell(PLACE, "id", one))
+        assert time.monotonic() - begun_s < 3 * peers._TIMEOUT_S
+        other.shutdown()
+    assert heard == [("/internal/said", "token", (PLACE, "id", one)) for one in said]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"7",
+        b"{}",
+        b"[" * 100_000,
+        b'{"place": ["", "q"], "unique_id": "u", "ids": ["0-1"], "lease_s": -1}',
+    ],
+)
+def test_what_no_gateway_tells_is_refused(body):
+    with pytest.raises(ValueError, match=r"."):
+        parse_hearsay(body)
 
 
 def test_silent_gateways_together_hold_a_poll_no_longer_than_one(asked):

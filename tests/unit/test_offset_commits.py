@@ -3,7 +3,13 @@
 import pytest
 from confluent_kafka import TopicPartition
 
-from kmqpy.kafka.client.offset_commits import Commit, CommitSchedule, commit_metadata, commit_of
+from kmqpy.kafka.client.offset_commits import (
+    Commit,
+    CommitSchedule,
+    PartitionCommits,
+    commit_metadata,
+    commit_of,
+)
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, Cut, LogCuts
 from kmqpy.kafka.topic_identity import TopicIds
 
@@ -56,3 +62,32 @@ def test_a_commit_is_due_after_a_while_or_many_messages():
     assert schedule.is_due(100.1)
     schedule.note_commit(100.1)
     assert not schedule.is_due(100.2)
+
+
+def test_r41_a_commit_leads_behind_what_was_passed_over_when_what_came_before_is_started():
+    commits = PartitionCommits()
+    commits.begin(0)
+    commits.receive(3)  # 0 and 2 are taken, 1 and 3 passed over
+    commits.receive(1)
+    commits.pass_over(1, 1)
+    assert commits.next_offset is None
+    commits.pass_over(1, 3)
+    commits.mark_started(2, 7, 2)
+    assert commits.make() == Commit(4, 8)
+    commits.receive(2)
+    commits.pass_over(2, 5)
+    assert commits.is_due
+    assert commits.make() == Commit(6, 8)
+
+
+def test_r41_what_was_passed_over_is_read_again_when_start_markers_before_it_failed():
+    commits = PartitionCommits()
+    commits.begin(0)
+    commits.receive(2)
+    commits.pass_over(1, 1)
+    commits.mark_uncertain(0, 0)
+    commits.rewind()
+    assert commits.next_offset is None
+    commits.receive(2)
+    commits.mark_started(1, 3, 2)
+    assert commits.make() == Commit(2, 4)

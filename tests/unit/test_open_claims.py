@@ -124,6 +124,15 @@ def test_what_is_seen_of_an_aborted_transaction_is_torn(markers):
     assert markers.torn() == {b"a": {1}, b"b": {2, 3}}
 
 
+def test_what_a_transaction_leaves_alone_says_nothing_of_an_earlier_one(markers):
+    """It was to be aborted, since a message was acknowledged meanwhile, and a late request committed it."""
+    markers.claim(b"a", 1, 2, 3)
+    markers.claim(b"b", 1, 2, 3)
+    markers.drop(1, 2)
+    markers.end(3)
+    assert markers.torn() == {b"a": {1, 2}}
+
+
 @pytest.mark.parametrize("more", [{}, {"reason": "why"}])
 def test_acknowledgements_by_clients_say_nothing_of_copies(markers, more):
     """With and without headers, since markers without are applied in series."""

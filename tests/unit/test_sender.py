@@ -7,7 +7,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.errors import ConfigError, MessageError, NotSupported, TopicError, Unavailable, Unfinished
 from kmqpy.kafka.client.client_options import DEFAULT_LIMITS, SendLimits
-from kmqpy.kafka.client.sender import QueueSender
+from kmqpy.kafka.client.sender import QueueSender, partition_of
 from kmqpy.kafka.cut_off import RenewedProducer
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.message import OutgoingMessage
@@ -27,8 +27,10 @@ class FakeProducer:
     def __init__(self):
         self.reports = []
         self.bodies = []
+        self.partitions = []
 
-    def produce(self, _topic, value, *_, on_delivery, **__):
+    def produce(self, _topic, value, _key=None, partition=-1, *, on_delivery, **__):
+        self.partitions.append(partition)
         answer = int(value)
         if answer in (LOCAL, LOCALLY_GONE):
             raise KafkaException(KafkaError(TOO_LARGE if answer == LOCAL else GONE))
@@ -130,3 +132,43 @@ def test_headers_count_with_what_frames_them(fake):
     for headers in ({"é" * 44: b"v"}, {str(number): b"" for number in range(10)}):
         with pytest.raises(MessageError, match="limit is 100 bytes"):
             producer.send_many(["00"], headers=headers)
+
+
+class TestCollapse:
+    """Rule R41: equal messages get into one partition."""
+
+    @pytest.fixture
+    def asked(self):
+        return []
+
+    @pytest.fixture
+    def sender(self, fake, asked):
+        def partitions():
+            asked.append(clock.now)
+            if not asked[1:] or clock.now > 50:
+                return 4
+            raise Unavailable("Kafka does not answer")
+
+        clock = self.clock = SimpleNamespace(now=1.0, monotonic=lambda: clock.now)
+        return QueueSender(
+            QueueSettings(name="q", collapse=True),
+            KafkaConnection(),
+            RenewedProducer(lambda: fake),
+            partitions=partitions,
+            clock=clock,
+        )
+
+    def test_by_what_their_bodies_mean(self, fake, sender):
+        sender.send_many(["0", OutgoingMessage(" 0", key="k"), "-0"], key="another", headers={"h": "1"})
+        assert {*fake.partitions} == {partition_of(b"0", 4)}
+        assert {partition_of(b"%d" % number, 4) for number in range(99)} == {0, 1, 2, 3}
+
+    def test_a_partition_that_the_caller_names_counts(self, fake, sender, asked):
+        sender.send_many(["0"], partition=7)
+        assert (fake.partitions, asked) == ([7], [])
+
+    def test_partitions_are_counted_from_time_to_time_as_far_as_kafka_answers(self, sender, asked):
+        for now in (1.0, 30.9, 31.0, 31.1, 61.0, 61.1):
+            self.clock.now = now
+            sender.send_many(["0"])
+        assert asked == [1.0, 31.0, 61.0]

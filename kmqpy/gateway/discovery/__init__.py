@@ -1,1 +1,1 @@
-"""Tells clients which gateways there are."""
+"""Tells clients, and other gateways, which gateways there are."""

@@ -26,6 +26,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.closeable import Closeable
 from kmqpy.core.durations import DAY_MS, MIN_LEASE_MS
 from kmqpy.gateway.discovery.registration import Entry, Registration
+from kmqpy.gateway.service.claims import Said
 from kmqpy.gateway.service.hub import Place
 from kmqpy.gateway.service.served_queue import Taken
 from kmqpy.zookeeper.settings import ZooKeeperConnection
@@ -33,6 +34,7 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 _log = logging.getLogger(__name__)
 
 TAKE_PATH = "/internal/take"
+SAID_PATH = "/internal/said"
 TOKEN_HEADER = "x-kmq-peer"  # noqa: S105 - a name
 _ADDRESS = re.compile(r"[A-Za-z0-9._:%-]{1,300}:[0-9]{1,5}")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,300}")
@@ -40,11 +42,12 @@ _FOLDER = "gateways"
 _EMPTY_S = 0.25
 """A gateway that has no messages of a queue is not asked for so many seconds."""
 _SILENT_S = 2.0
+"""One that does not answer is not asked for messages of that queue for so many seconds; of others it is."""
 _MAX_REMEMBERED = 10_000
 _MAX_LIMIT = 1_000
 _TIMEOUT_S = 0.3
-"""For all others together: EmoDB's clients give up after 500 ms, and we have waited for messages of our own
-before."""
+"""Within so many seconds take() begins to ask others: EmoDB's clients give up after 500 ms, and we have
+waited for messages of our own before. An answer in pieces may take longer, and so may a wait for a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,9 @@ class Peer:
 
 
 class Peers(Closeable):
-    """Registers this gateway, knows the others, and asks them.
+    """Registers this gateway, knows the others, and talks to them.
 
+    address   of this gateway's admin port
     on_asked  called with "messages", "nothing" or "silent" when another one was asked
     """
 
@@ -71,6 +75,8 @@ class Peers(Closeable):
         on_asked: Callable[[str], None] = lambda _: None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self._zookeeper = zookeeper
+        self._address = address
         self._threads = threads
         self._on_asked = on_asked
         self._clock = clock
@@ -78,8 +84,14 @@ class Peers(Closeable):
         self._folder = f"{root}/{_FOLDER}"
         self._token = secrets.token_urlsafe(32)
         self._others: tuple[Peer, ...] = ()
-        data = json.dumps({"address": address, "token": self._token}).encode()
-        self._registration = Registration(zookeeper, [Entry(self._folder, address, data)], self._look)
+        self._registration: Registration | None = None
+
+    def register(self) -> None:
+        """Look for the others, and let them find us."""
+        data = json.dumps({"address": self._address, "token": self._token}).encode()
+        self._registration = Registration(
+            self._zookeeper, [Entry(self._folder, self._address, data)], self._look
+        )
 
     @property
     def others(self) -> tuple[Peer, ...]:
@@ -89,10 +101,10 @@ class Peers(Closeable):
     @property
     def registered(self) -> bool:
         """True while others can find this gateway."""
-        return self._registration.registered
+        return self._registration is not None and self._registration.registered
 
     async def take(self, place: Place, limit: int, lease_s: float) -> tuple[list[Taken], str]:
-        """Ask the others, one after the other, until one has messages; see AskOthers."""
+        """Ask the others, one after the other, until one has messages; see Elsewhere."""
         silent: list[str] = []
         begun_s = self._clock.monotonic()
         if len(self._not_before_s) > _MAX_REMEMBERED:
@@ -123,13 +135,23 @@ class Peers(Closeable):
         why = f"messages may be at gateways that do not answer: {', '.join(silent)}" if silent else ""
         return [], why
 
+    async def tell(self, place: Place, unique_id: str, said: Said) -> None:
+        """Tell all others, at once; those that do not answer in time do not hear of it."""
+        await asyncio.gather(
+            *(
+                asyncio.wrap_future(self._threads.submit(tell, peer, place, unique_id, said, _TIMEOUT_S))
+                for peer in self._others
+            )
+        )
+
     def is_token(self, text: str) -> bool:
         """True for this gateway's token, which only other gateways know."""
         return hmac.compare_digest(text.encode(), self._token.encode())
 
     def close(self) -> None:
         """Withdraw."""
-        self._registration.close()
+        if self._registration is not None:
+            self._registration.close()
 
     def _look(self, client: KazooClient) -> None:
         found = []
@@ -163,19 +185,34 @@ def ask(peer: Peer, place: Place, limit: int, lease_s: float, timeout_s: float) 
 
     Raises OSError if it does not answer, and ValueError for a wrong answer.
     """
+    try:
+        body = {"place": list(place), "limit": limit, "lease_s": lease_s}
+        return [_taken(one) for one in json.loads(_post(peer, TAKE_PATH, body, timeout_s))]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def tell(peer: Peer, place: Place, unique_id: str, said: Said, timeout_s: float) -> None:
+    """Tell another gateway what was said of messages, see Hub.hear(); logs if it does not answer. Blocks."""
+    body = {"place": list(place), "unique_id": unique_id, "ids": list(said.ids), "lease_s": said.lease_s}
+    try:
+        _post(peer, SAID_PATH, body, timeout_s)
+    except (OSError, ValueError, OverflowError) as error:
+        _log.warning("a gateway was not told", extra={"gateway": peer.address, "error": str(error)})
+
+
+def _post(peer: Peer, path: str, body: object, timeout_s: float) -> bytes:
     host, _, port = peer.address.rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=timeout_s)
     try:
-        body = json.dumps({"place": list(place), "limit": limit, "lease_s": lease_s})
-        connection.request("POST", TAKE_PATH, body, {TOKEN_HEADER: peer.token, "Connection": "close"})
+        headers = {TOKEN_HEADER: peer.token, "Connection": "close"}
+        connection.request("POST", path, json.dumps(body), headers)
         response = connection.getresponse()
         if response.status != 200:
             raise OSError(f"status {response.status}")
-        return [_taken(one) for one in json.loads(response.read())]
+        return response.read()
     except http.client.HTTPException as error:
         raise OSError(type(error).__name__) from error
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from None
     finally:
         connection.close()
 
@@ -199,6 +236,29 @@ def parse_request(body: bytes) -> Request:
     if not 1 <= request.limit <= _MAX_LIMIT or not MIN_LEASE_MS / 1000 <= request.lease_s < DAY_MS:
         raise ValueError("limit or lease_s is out of range")
     return request
+
+
+class Hearsay(NamedTuple):
+    """What tell() tells."""
+
+    place: Place
+    unique_id: str
+    said: Said
+
+
+def parse_hearsay(body: bytes) -> Hearsay:
+    """What was said, in a body; raises ValueError."""
+    try:
+        given = json.loads(body)
+        storage, queue = given["place"]
+        lease_s = None if given["lease_s"] is None else float(given["lease_s"])
+        said = Said([str(one) for one in given["ids"]], lease_s)
+        found = Hearsay((str(storage), str(queue)), str(given["unique_id"]), said)
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    if lease_s is not None and not 0 <= lease_s < DAY_MS:
+        raise ValueError("lease_s is out of range")
+    return found
 
 
 def answer(messages: Sequence[Taken]) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import hmac
 import json
 import logging
 import secrets
@@ -19,13 +18,15 @@ from kmqpy.gateway.keys.permissions import Permission, parse_permission, permiss
 _log = logging.getLogger(__name__)
 
 _CACHED_S = 4.0
-"""Keys are read again after this time, in seconds, so a revoked key ends within 5 s."""
+"""Keys are read again by the first request after this time, in seconds, so a revoked key ends within 5 s."""
+_OLD_S = 5.0
+"""So old, in seconds, keys decide only while the store does not answer."""
 _AGAIN_S = 1.0
-"""Seconds after a failure until they are read again."""
+"""Seconds after a failure until they are read again; without keys, the next request tries."""
 _PATIENCE_S = 0.1
 """Seconds that requests wait for what is read again; then the keys known so far decide."""
-_FIRST_PATIENCE_S = 0.3
-"""The same as long as no keys are known; EmoDB's clients give up after 500 ms."""
+_LONG_PATIENCE_S = 0.3
+"""The same for old keys, and without any; EmoDB's clients give up after 500 ms."""
 _SECRET_BYTES = 32
 _ID_BYTES = 6
 
@@ -41,7 +42,7 @@ class ApiKey:
     digests         hexadecimal; two for a while after a rotation
     roles           names in ROLES
     permissions     texts of further permissions
-    created_ms      when it was made or changed last (ms since 1970)
+    created_ms      when it was made or changed last (ms since 1970); of two with one id, the later one counts
     requests_per_s  more requests of this key are refused for a moment; None: no limit
     bytes_per_s     the same for bytes of bodies, in and out
     """
@@ -163,7 +164,7 @@ class Keyring:
         self._is_open = False
         self._clock = clock
         self._by_digest: dict[str, Principal] = {}
-        self._known = False
+        self._read_s: float | None = None  # when the keys that are known were read; None: none are known
         self._read_next_s = float("-inf")
         self._reading: asyncio.Task[None] | None = None
         self._reading_since_s = 0.0
@@ -176,11 +177,7 @@ class Keyring:
             return ANYBODY
         if not secret:
             return None
-        digest = digest_of(secret)
-        found = self._by_digest.get(digest)
-        if found is None or found.key is None:
-            return None
-        return found if any(hmac.compare_digest(digest, one) for one in found.key.digests) else None
+        return self._by_digest.get(digest_of(secret))  # how long this takes tells nothing of a secret
 
     async def _refresh(self) -> None:
         now_s = self._clock.monotonic()
@@ -188,11 +185,12 @@ class Keyring:
             self._reading = asyncio.ensure_future(self._read_again())
             self._reading.add_done_callback(_note_error)
             self._reading_since_s = now_s
-        patience_s = _PATIENCE_S if self._known else _FIRST_PATIENCE_S
+        is_old = self._read_s is None or now_s - self._read_s > _OLD_S
+        patience_s = _LONG_PATIENCE_S if is_old else _PATIENCE_S
         await asyncio.wait([self._reading], timeout=max(0, self._reading_since_s + patience_s - now_s))
         if self._reading.done():
             self._reading.result()
-        elif not self._known:
+        elif self._read_s is None:
             raise Unavailable("the keys could not be read in time")
 
     async def _read_again(self) -> None:
@@ -200,7 +198,7 @@ class Keyring:
         try:
             keys = await self._read()
         except Exception as error:
-            if not self._known:
+            if self._read_s is None:
                 raise Unavailable(f"keys: they can't be read: {error}") from error
             _log.warning(
                 "the keys could not be read; those known stay valid",
@@ -210,14 +208,12 @@ class Keyring:
             self._read_next_s = self._clock.monotonic() + _AGAIN_S
             return
         self._is_open = self._may_be_open and keys is None
-        newest: dict[str, ApiKey] = {}
-        for key in sorted(keys or (), key=lambda one: one.created_ms):
-            newest[key.id] = key
-        principals = [Principal(key, permissions_of(key.roles, key.permissions)) for key in newest.values()]
         self._by_digest = {
-            digest: principal for principal in principals if principal.key for digest in principal.key.digests
+            digest: Principal(key, permissions_of(key.roles, key.permissions))
+            for key in keys or ()
+            for digest in key.digests
         }
-        self._known = True
+        self._read_s = now_s
         self._read_next_s = now_s + _CACHED_S
 
 

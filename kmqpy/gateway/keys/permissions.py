@@ -1,7 +1,7 @@
 r"""Permissions in EmoDB's notation: `<context>|<action>|<resource>`. Pure: no I/O.
 
 `*` stands for any text, also within a part (`queue|post|mails-*`); `\|` and `\*` are those characters. Parts
-that are left out stand for anything. Source: EmoDB's permissions and roles (../shared/emodb.md).
+that are left out stand for anything. Source: EmoDB 6.4.9's permissions and roles.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class KeyStore(Protocol):
     """Keeps keys; used from any thread."""
 
     def read(self) -> Sequence[ApiKey] | None:
-        """All keys; None if none was ever kept, so that nobody asks for keys.
+        """All keys, one of each id; None if none was ever kept, so that nobody asks for keys.
 
         Raises ConfigError for a damaged store, and Unavailable.
         """
@@ -114,9 +114,11 @@ class StorageKeys:
         """See KeyStore.read."""
         try:
             with self._storage.open(KEYS_QUEUE) as queue:
-                return [key for _, key in _entries(queue)]
+                keys = [key for _, key in _entries(queue)]
         except QueueNotFound:
             return None
+        # While put() replaces a key, and after it was killed, there are two of its id.
+        return list({key.id: key for key in sorted(keys, key=lambda one: one.created_ms)}.values())
 
     def put(self, key: ApiKey) -> None:
         """See KeyStore.put."""

@@ -13,9 +13,10 @@ from typing import Any, Protocol, TypeVar
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import Closed, ConfigError, QueueNotFound, Unavailable
+from kmqpy.gateway.service.claims import Claims, Said
 from kmqpy.gateway.service.names import stored_name
 from kmqpy.gateway.service.on_loop import OnLoop
-from kmqpy.gateway.service.patience import Patience, current_patience
+from kmqpy.gateway.service.patience import Patience, be_patient
 from kmqpy.gateway.service.pulse import PATIENCE_S, QUICK_S, Pulse
 from kmqpy.gateway.service.served_queue import ServedQueue, Taken
 from kmqpy.gateway.service.watched_queue import watched, watched_queue
@@ -28,7 +29,8 @@ T = TypeVar("T")
 _MISSING_S = 0.25
 """For so long, in seconds, a queue that is missing is not looked for again."""
 _REOPEN_AFTER_S = 60.0
-"""A queue without calls is opened again after this time, in seconds: its settings may have changed."""
+"""The first call so many seconds after a queue was opened opens it again, unless others run: its settings may
+have changed."""
 _LEAVE_AFTER_S = 10.0
 """When another gateway asks, a queue that no client of ours has asked for messages in this time is closed."""
 _TRIES = 4
@@ -43,10 +45,31 @@ Place = tuple[str, str]
 """The name of a storage, and the name of a queue in it."""
 
 
-class AskOthers(Protocol):
-    """Asks other gateways for messages of a queue, see Elsewhere."""
+class Others(Protocol):
+    """Other gateways, see Elsewhere."""
 
-    async def __call__(self, place: Place, limit: int, lease_s: float) -> tuple[list[Taken], str]: ...  # noqa: D102
+    async def take(self, place: Place, limit: int, lease_s: float) -> tuple[list[Taken], str]:
+        """Ask for messages of a queue."""
+
+    async def tell(self, place: Place, unique_id: str, said: Said) -> None:
+        """Tell them what was said of messages of a queue, which `unique_id` tells from its namesakes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Elsewhere:
+    """Other gateways, for one queue."""
+
+    others: Others
+    place: Place
+    unique_id: str
+
+    async def take(self, limit: int, lease_s: float) -> tuple[list[Taken], str]:
+        be_patient()
+        return await self.others.take(self.place, limit, lease_s)
+
+    async def tell(self, said: Said) -> None:
+        be_patient()
+        await self.others.tell(self.place, self.unique_id, said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +102,22 @@ class Hub:
     all other names are queues of the default storage, the one under the name "". If that has its own
     name, too, all have names; then `unknown:rest` is mistyped (ConfigError).
 
-    elsewhere  asks other gateways for messages of a queue on Kafka; None: there are no others
-    quick_s    requests are given up when their storage has answered nobody for so many seconds
+    others   other gateways, which are asked for messages of queues on Kafka; None: there are none
+    quick_s  requests are given up when their storage has answered nobody for so many seconds
     """
 
     def __init__(
         self,
         storages: Mapping[str, Storage],
         *,
-        elsewhere: AskOthers | None = None,
+        others: Others | None = None,
         quick_s: float = QUICK_S,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._storages = dict(storages)
         self._all_named = any(name and one is storages[""] for name, one in storages.items())
-        self._elsewhere = elsewhere
+        self._others = others
+        self._claims: OrderedDict[str, Claims] = OrderedDict()
         # Threads of its own for each storage, so that one that does not answer holds none of another's.
         self._threads = {storage: _executor(storage) for storage in storages.values()}
         self._pulses = {name: Pulse(quick_s) for name in storages}
@@ -139,13 +163,15 @@ class Hub:
 
         return await self._within(name, do, patience_s)
 
-    async def with_made(self, name: QueueName, use: Callable[[ServedQueue], Awaitable[T]]) -> T:
+    async def with_made(
+        self, name: QueueName, use: Callable[[ServedQueue], Awaitable[T]], *, patience_s: float = PATIENCE_S
+    ) -> T:
         """The result of `use` with the queue of this name, which is made if it does not exist."""
 
         async def do(patience: Patience) -> T:
             return await self._use(name, use, None, patience)
 
-        return await self._within(name, do)
+        return await self._within(name, do, patience_s)
 
     def silent_storages(self) -> list[str]:
         """The names of the storages that do not answer."""
@@ -157,6 +183,10 @@ class Hub:
         for name, pulse in self._pulses.items():
             if self._storages[name] is storage:
                 (pulse.answer if answered else pulse.fail)(self._clock.monotonic())
+
+    def is_silent(self, storage: Storage) -> bool:
+        """True for a storage that does not answer."""
+        return any(self._storages[name] is storage for name in self.silent_storages())
 
     async def watch(self, storage: Storage, answer: Awaitable[T]) -> T:
         """Await a short call of a storage, which shows whether that answers, as requests of clients do."""
@@ -219,12 +249,10 @@ class Hub:
             self._threads[self._storages[place[0]]].submit(entry.close)
         return messages
 
-    async def _ask_elsewhere(
-        self, ask: AskOthers, place: Place, limit: int, lease_s: float
-    ) -> tuple[list[Taken], str]:
-        if (patience := current_patience.get()) is not None:
-            patience.be_long()  # it is no longer our storage that is waited for
-        return await ask(place, limit, lease_s)
+    def hear(self, place: Place, unique_id: str, said: Said) -> None:
+        """Heed what a client has said to another gateway of messages that we may take."""
+        if place[0] in self._storages and not self._storages[place[0]].capabilities.immediate:
+            self._claims_of(unique_id).note(said, self._clock.monotonic())
 
     async def give_back(self, place: Place, messages: Sequence[Taken]) -> None:
         """Give back what take_for_other() returned, if the other gateway did not get it."""
@@ -289,11 +317,16 @@ class Hub:
                 self._missing_since_s[place] = before
                 self._forget_missing()
             return None
-        ask = None if storage.capabilities.immediate else self._elsewhere
+        has_owners = not storage.capabilities.immediate  # of its partitions: on Kafka
+        claims = self._claims_of(queue.unique_id) if has_owners else None
+        if claims is not None:
+            claims.collapses = getattr(getattr(queue, "settings", None), "collapse", False)
+        elsewhere = None if self._others is None else _Elsewhere(self._others, place, queue.unique_id)
         served = ServedQueue(
             watched_queue(queue, pulse, self._clock),
             self._threads[storage],
-            elsewhere=functools.partial(self._ask_elsewhere, ask, place) if ask else None,
+            elsewhere=elsewhere if has_owners else None,
+            claims=claims,
             clock=self._clock,
         )
         former = self._entries.get(place)
@@ -336,6 +369,14 @@ class Hub:
             if not entry.queue.busy:
                 del self._entries[place]
                 self._threads[self._storages[place[0]]].submit(entry.close)
+
+    def _claims_of(self, unique_id: str) -> Claims:
+        """Kept apart from the open queue, which is opened again now and then."""
+        claims = self._claims.setdefault(unique_id, Claims())
+        self._claims.move_to_end(unique_id)
+        if len(self._claims) > _MAX_OPEN:
+            self._claims.popitem(last=False)
+        return claims
 
     def _place(self, name: QueueName) -> Place:
         """The name of the storage, and that of the queue in it."""

@@ -45,11 +45,12 @@ _BATCH = 100
 _ARRIVAL_S = 15.0
 """Seconds without a message after which none on Kafka is still on its way to us."""
 _PATIENCE_S = 30.0
+"""Seconds for a batch: one that is given up was perhaps sent, and is sent again."""
 _LEASE_S = 60.0
 _LISTED = 10_000
-"""Jobs that status() looks through; older outcomes are forgotten."""
+"""Jobs of each state that status() looks through, the oldest first; it does not know further ones."""
 _KEPT_MS = 7 * 86_400_000
-"""Outcomes are kept for a week."""
+"""Outcomes are kept for a week; on Kafka, as long as the topic keeps dead letters."""
 _REMEMBERED = 1_000
 """So many moves are remembered that were started or found lately."""
 _REMEMBERED_S = 60.0
@@ -101,22 +102,27 @@ class Moves:
 
     async def start(self, service: str, move: Move) -> str:
         """Start a move for the clients of a service; returns its reference. Raises Unavailable."""
-        reference = await self._in_time(self._store, service, move)
+        storage = self._hub.storage_of(move.origin)
+        reference = await self._in_time(storage, self._store, service, move)
         self._remember(service, reference, move)
-        self._look_now[self._hub.storage_of(move.origin)].set()
+        self._look_now[storage].set()
         return reference
 
     async def status(self, service: str, reference: str) -> tuple[Move, MoveStatus]:
         """The move and how far it is; raises UnknownMove, also for a reference of another service."""
-        try:
-            move, status = await self._in_time(self._find, service, reference)
-        except UnknownMove:
-            remembered = self._remembered.get((service, reference))
-            if remembered is None or SYSTEM_CLOCK.monotonic() - remembered[1] > _REMEMBERED_S:
-                raise
-            return remembered[0], MoveStatus.IN_PROGRESS
-        self._remember(service, reference, move)
-        return move, status
+        searches = (self._in_time(one, self._find, one, service, reference) for one in self._storages)
+        answers = await asyncio.gather(*searches, return_exceptions=True)
+        for found in answers:
+            if isinstance(found, tuple):  # then it does not matter that another storage is away
+                self._remember(service, reference, found[0])
+                return found
+        for error in answers:
+            if isinstance(error, BaseException):
+                raise error
+        remembered = self._remembered.get((service, reference))
+        if remembered is None or SYSTEM_CLOCK.monotonic() - remembered[1] > _REMEMBERED_S:
+            raise UnknownMove("move: there is none of this reference")
+        return remembered[0], MoveStatus.IN_PROGRESS
 
     def _remember(self, service: str, reference: str, move: Move) -> None:
         self._remembered[service, reference] = (move, SYSTEM_CLOCK.monotonic())
@@ -131,7 +137,7 @@ class Moves:
                 tasks.create_task(self._run_in(storage, tasks))
 
     def stop(self) -> None:
-        """Let a running move end after its batch; another gateway goes on with it when its lease is over."""
+        """Let running moves end after their batch, and give their jobs back, to other gateways."""
         self._stopping = True
 
     async def _run_in(self, storage: Storage, tasks: asyncio.TaskGroup) -> None:
@@ -160,12 +166,16 @@ class Moves:
         try:
             await self._run_and_end(jobs, job)
         except Exception as error:  # it comes again when its lease is over
-            _log.warning("the end of a move was not stored", extra={"job": job.id, "error": str(error)})
+            _log.warning("what ends a move was not stored", extra={"job": job.id, "error": str(error)})
 
     async def _run_and_end(self, jobs: Queue, job: Message) -> None:
         keeping = asyncio.ensure_future(self._keep_lease(jobs, job))
         try:
+            if _is_old(job):
+                await self._run(lambda: jobs.ack(job, confirmed=True))
+                return
             _, move = _parsed(job.body)
+            self._check_names(job.body, move)
             moved = await self._move(move)
         except Unavailable as error:
             _log.warning("a move has to wait", extra={"job": job.id, "error": str(error)})
@@ -194,7 +204,7 @@ class Moves:
             await asyncio.sleep(_EXTEND_EVERY_S)
             try:
                 await self._run(lambda: jobs.extend(job, lease=_JOB_LEASE_S, confirmed=True))
-            except KmqError as error:
+            except Exception as error:  # the next try may succeed in time
                 _log.warning("the lease of a move could not be extended", extra={"error": str(error)})
 
     async def _move(self, move: Move) -> int | None:
@@ -204,11 +214,17 @@ class Moves:
         while left > 0:
             if self._stopping:
                 return None
-            batch = await self._with_origin(move, _next_batch) or []
+            taken, batch = await self._with_origin(move, _next_batch) or ([], [])
             if batch:
                 messages = [OutgoingMessage(one.body, key=one.key, headers=one.headers) for one in batch]
                 ids = [one.id for one in batch]
-                await self._hub.with_made(move.target, methodcaller("send", messages))
+                try:
+                    send = methodcaller("send", messages)
+                    await self._hub.with_made(move.target, send, patience_s=_PATIENCE_S)
+                except Exception:  # the queue's clients must not wait for the end of our lease
+                    with contextlib.suppress(KmqError):
+                        await self._with_origin(move, methodcaller("give_back", taken))
+                    raise
                 await self._with_origin(move, methodcaller("ack", ids))
                 moved += len(batch)
                 left -= len(batch)
@@ -229,34 +245,57 @@ class Moves:
     async def _with_origin(self, move: Move, use: Callable[[ServedQueue], Awaitable[T]]) -> T | None:
         return await self._hub.with_queue(move.origin, use, missing=lambda: None, patience_s=_PATIENCE_S)
 
+    def _check_names(self, job: bytes, move: Move) -> None:
+        """Raise Unavailable for a job of a gateway that knows the storages by other names than this one.
+
+        By its names, other queues would be meant here.
+        """
+        for end, name in (("from", move.origin), ("to", move.target)):
+            try:
+                stored = self._hub.stored_name(name)
+            except ConfigError:  # all storages have names here, and none this one
+                stored = None
+            if stored is None or json.loads(job)[end].get("stored", stored) != stored:
+                raise Unavailable(f"this gateway has no storage of the name that {name.name!r} begins with")
+
     # --- in threads -------------------------------------------------------------------------------
 
     def _store(self, service: str, move: Move) -> str:
-        jobs = self._jobs(self._hub.storage_of(move.origin), make=True)
+        storage = self._hub.storage_of(move.origin)
         body = {
             "service": service,
             **{
-                end: {"name": name.name, "prefix": name.prefix, "settings": dict(name.settings)}
+                end: {
+                    "name": name.name,
+                    "prefix": name.prefix,
+                    "settings": dict(name.settings),
+                    "stored": self._hub.stored_name(name),
+                }
                 for end, name in (("from", move.origin), ("to", move.target))
             },
         }
-        return WireIds(MOVES_QUEUE, jobs.unique_id).make(jobs.send(json.dumps(body)))
+        try:
+            jobs = self._jobs(storage, make=True)
+            message_id = jobs.send(json.dumps(body))
+        except QueueNotFound:  # somebody has deleted it since we opened it
+            self._open_jobs.pop(storage, None)
+            jobs = self._jobs(storage, make=True)
+            message_id = jobs.send(json.dumps(body))
+        return WireIds(MOVES_QUEUE, jobs.unique_id).make(message_id)
 
-    def _find(self, service: str, reference: str) -> tuple[Move, MoveStatus]:
-        for storage in self._storages:
-            try:
-                found = self._find_in(self._jobs(storage), service, reference)
-            except QueueNotFound:
-                self._open_jobs.pop(storage, None)
-                continue
-            if found is not None:
-                return found
-        raise UnknownMove("move: there is none of this reference")
+    def _find(self, storage: Storage, service: str, reference: str) -> tuple[Move, MoveStatus] | None:
+        try:
+            return self._find_in(self._jobs(storage), service, reference)
+        except QueueNotFound:
+            self._open_jobs.pop(storage, None)
+            return None
 
     def _find_in(self, jobs: Queue, service: str, reference: str) -> tuple[Move, MoveStatus] | None:
         try:
             message_id = WireIds(MOVES_QUEUE, jobs.unique_id).parse(reference)
         except InvalidId:
+            return None
+        if message_id is None:  # a job in another storage, for example
             return None
         # In the order in which a job passes from state to state, so that it is not missed in between.
         waiting = [(one.id, one.body, MoveStatus.IN_PROGRESS) for one in jobs.peek(_LISTED)]
@@ -275,7 +314,8 @@ class Moves:
     def _take_job(self, storage: Storage) -> tuple[Queue, Message] | None:
         try:
             jobs = self._jobs(storage)
-            taken = jobs.receive(1, wait=0 if jobs.capabilities.immediate else _LOOK_EVERY_S)
+            wait_s = 0 if jobs.capabilities.immediate else _LOOK_EVERY_S
+            taken = jobs.receive(1, wait=wait_s, lease=_JOB_LEASE_S)  # whoever made the queue
         except QueueNotFound:  # there never was a move, or somebody has deleted the queue
             self._open_jobs.pop(storage, None)
             return None
@@ -285,7 +325,7 @@ class Moves:
         before_ms = SYSTEM_CLOCK.wall_ms() - _KEPT_MS
         old = [letter.id for letter in jobs.dead_letters.list(_BATCH) if letter.dead_since_ms < before_ms]
         if old and jobs.capabilities.immediate:
-            jobs.dead_letters.redrive(old)
+            jobs.dead_letters.redrive(old)  # one that is taken now, or after our end, is not run: _is_old()
             jobs.ack([jobs.receipt(one) for one in old], confirmed=True)
 
     def _jobs(self, storage: Storage, *, make: bool = False) -> Queue:
@@ -297,10 +337,12 @@ class Moves:
             jobs = self._open_jobs.setdefault(storage, jobs)
         return jobs
 
-    async def _in_time(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        away = self._hub.silent_storages()
+    async def _in_time(
+        self, storage: Storage, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        is_silent = self._hub.is_silent(storage)
         try:
-            async with asyncio.timeout(PATIENCE_WHEN_AWAY_S if away else PATIENCE_S):
+            async with asyncio.timeout(PATIENCE_WHEN_AWAY_S if is_silent else PATIENCE_S):
                 return await self._run(function, *args, **kwargs)
         except TimeoutError:
             raise Unavailable("the storage does not answer in time") from None
@@ -309,10 +351,18 @@ class Moves:
         return await asyncio.wrap_future(self._threads.submit(function, *args, **kwargs))
 
 
-async def _next_batch(queue: ServedQueue) -> list[Taken]:
-    """Ready messages first, which we take, so that nobody else does; then those that others have."""
+async def _next_batch(queue: ServedQueue) -> tuple[list[Taken], list[Taken]]:
+    """Ready messages, which we take, so that nobody else does; without any, those that others have.
+
+    Returns what was taken, and what is to be moved.
+    """
     ready, _ = await queue.take(_BATCH, _LEASE_S)
-    return ready or await queue.taken(_BATCH)
+    return ready, ready or await queue.taken(_BATCH)
+
+
+def _is_old(job: Message) -> bool:
+    """True for a move that has ended: _forget_old() has put it back, a week later."""
+    return job.enqueued_ms - job.first_enqueued_ms > _KEPT_MS
 
 
 def _opened(storage: Storage, stored: str, name: QueueName) -> Queue:

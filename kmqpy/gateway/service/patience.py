@@ -74,3 +74,9 @@ class Patience:
 
 current_patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
 """That of the request that runs."""
+
+
+def be_patient() -> None:
+    """What the request that runs does now does not wait for its storage."""
+    if (patience := current_patience.get()) is not None:
+        patience.be_long()

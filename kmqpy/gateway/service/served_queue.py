@@ -11,6 +11,8 @@ from itertools import accumulate
 from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.durations import MIN_LEASE_MS
+from kmqpy.gateway.service.claims import Claims, Said
 from kmqpy.gateway.service.estimate import Estimate
 from kmqpy.gateway.service.ids import WireIds
 from kmqpy.gateway.service.shelf import Shelf
@@ -64,9 +66,13 @@ class Taken(NamedTuple):
 
 
 class Elsewhere(Protocol):
-    """Asks other gateways for messages; returns them, or why there are none (empty: there are none)."""
+    """Other gateways, which have partitions of a queue on Kafka."""
 
-    async def __call__(self, limit: int, lease_s: float) -> tuple[list[Taken], str]: ...  # noqa: D102
+    async def take(self, limit: int, lease_s: float) -> tuple[list[Taken], str]:
+        """Ask for messages; returns them, or why there are none (empty: there are none)."""
+
+    async def tell(self, said: Said) -> None:
+        """Tell them what was said of messages that were not handed out here."""
 
 
 class _Take(NamedTuple):
@@ -85,7 +91,8 @@ class ServedQueue:
     Ids are those of the storage (Message.id), for the whole life of a message: ack(), extend() and release()
     act whoever has it at the moment. Every method raises QueueNotFound after the queue was deleted.
 
-    elsewhere  asks other gateways, which have partitions of the queue; None where all see all messages
+    elsewhere  other gateways, which have partitions of the queue; None where all see all messages
+    claims     on Kafka, what is known of claims beyond what is written there
     """
 
     def __init__(
@@ -94,12 +101,14 @@ class ServedQueue:
         threads: Executor,
         *,
         elsewhere: Elsewhere | None = None,
+        claims: Claims | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.ids = WireIds(queue.name, queue.unique_id)
         self._queue = queue
         self._threads = threads
         self._elsewhere = elsewhere
+        self._claims = claims
         self._clock = clock
         self._last_take_s: float | None = None
         self._sends: Batches[Sequence[Body], list[str]] = Batches(threads, self._send_all, weigh=_weight)
@@ -158,13 +167,17 @@ class ServedQueue:
         messages = await self.take_here(limit, lease_s)
         if messages or self._elsewhere is None:
             return messages, ""
-        return await self._elsewhere(limit, lease_s)
+        found, why_none = await self._elsewhere.take(limit, lease_s)
+        self._note_handed_out(found, lease_s)
+        return found, why_none
 
     async def take_here(self, limit: int, lease_s: float) -> list[Taken]:
         """Like take(), but asks no other gateway."""
         lease_s = min(lease_s, self._queue.max_lease)
         if late := self._shelf.take(limit, self._clock.monotonic()):
-            return await self._call(self._extended, late, lease_s)
+            kept = await self._call(self._extended, late, lease_s)
+            self._note_handed_out(kept, lease_s)
+            return kept
         taking = self._takes.submit(_Take(limit, lease_s))
         try:
             if self._take_wait_s:
@@ -179,7 +192,9 @@ class ServedQueue:
             raise
         self._taken_count += len(messages)
         self._know(messages)
-        return [*map(Taken.of, messages)]
+        taken = [*map(Taken.of, messages)]
+        self._note_handed_out(taken, lease_s)
+        return taken
 
     async def hand_out(self, limit: int) -> list[Taken]:
         """Take up to `limit` messages that are ready, and give them back at once, uncounted."""
@@ -199,16 +214,22 @@ class ServedQueue:
             await self._acks.submit(ids)
             self._sent_count = max(0, self._sent_count - len(ids))
             self._taken_count = max(0, self._taken_count - len(ids))
+            await self._say(Said(ids, None))
 
     async def extend(self, ids: Sequence[str], lease_s: float) -> None:
         """Let leases end after `lease_s`, or later if they do; takes the messages that nobody has."""
         if ids:
-            await self._extensions.submit(_Extension(ids, min(lease_s, self._queue.max_lease)))
+            lease_s = min(lease_s, self._queue.max_lease)
+            if self._claims is not None:  # Kafka would let the leases end sooner
+                ids = self._claims.shorter_than(ids, self._clock.monotonic() + lease_s)
+            await self._extensions.submit(_Extension(ids, lease_s))
+            await self._say(Said(ids, lease_s))
 
     async def release(self, ids: Sequence[str]) -> None:
         """Give messages back at once, uncounted."""
         if ids:
             await self._call(lambda: self._queue.nack(self._receipts(ids), count=False, confirmed=True))
+            await self._say(Said(ids, 0.0))
 
     async def give_back(self, messages: Sequence[Taken]) -> None:
         """Give back messages that were taken and not handed out, uncounted."""
@@ -220,6 +241,8 @@ class ServedQueue:
     async def release_all(self) -> None:
         """Give back all messages that are taken, uncounted."""
         await self._call(self._queue.release_all)
+        if self._claims is not None:
+            self._claims.end()
 
     async def purge(self) -> None:
         """Remove all messages but dead letters."""
@@ -260,7 +283,8 @@ class ServedQueue:
 
     async def in_flight(self) -> int:
         """How many messages are taken and not finished, as far as time allows."""
-        return await self._in_flight.get()
+        early = 0 if self._claims is None else self._claims.count_early(self._clock.monotonic())
+        return await self._in_flight.get() + early
 
     # --- in threads -------------------------------------------------------------------------------
 
@@ -297,11 +321,23 @@ class ServedQueue:
             except BaseException:
                 self._give_back(taken)
                 raise
-            taken += found
-            if len(found) < asked:
+            good = self._heeded(found)
+            taken += good
+            if len(found) < asked and len(good) == len(found):
                 break
             left -= self._note_sizes(found)
         return taken
+
+    def _heeded(self, found: Sequence[Message]) -> Sequence[Message]:
+        """The messages to hand out; the others were acknowledged or claimed before they were taken."""
+        if self._claims is None or not found:
+            return found
+        heeded = self._claims.heed(found, self._clock.monotonic())
+        if heeded.ended:
+            self._queue.ack(heeded.ended)
+        for message, lease_s in heeded.claimed:
+            self._queue.extend(message, lease=max(lease_s, MIN_LEASE_MS / 1000))
+        return heeded.good
 
     def _next_read(self, wanted: int, so_far: int, left: int) -> int:
         """How many of `wanted` messages to read at once, if `left` bytes may come; sizes show only then."""
@@ -342,6 +378,7 @@ class ServedQueue:
         return self._queue.size(limit) + self._queue.in_flight(limit)
 
     def _extended(self, late: Sequence[Message], lease_s: float) -> list[Taken]:
+        late = self._heeded(late)
         lost = set(self._queue.extend(*late, lease=lease_s, confirmed=True))
         self._know(late)
         return [Taken.of(one) for one in late if one.receipt not in lost]
@@ -366,6 +403,19 @@ class ServedQueue:
 
     def _clear_shelf(self) -> None:
         self._give_back_later(self._shelf.stale(self._clock.monotonic()))
+
+    # --- messages that nobody was handed yet --------------------------------------------------------
+
+    async def _say(self, said: Said) -> None:
+        if self._claims is None:
+            return
+        unknown = self._claims.note(said, self._clock.monotonic())
+        if unknown and self._elsewhere is not None:
+            await self._elsewhere.tell(said._replace(ids=unknown))
+
+    def _note_handed_out(self, messages: Sequence[Taken], lease_s: float) -> None:
+        if self._claims is not None:
+            self._claims.hand_out((one.id for one in messages), self._clock.monotonic() + lease_s)
 
     # --- helpers ----------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.client.commit_check import PartitionEnds
 from kmqpy.kafka.client.offset_commits import Commit, PartitionCommits
+from kmqpy.kafka.client.twins import Twins
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts, offset_of
 from kmqpy.kafka.markers.named_copies import NamedCopies
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
@@ -54,7 +55,8 @@ class StartsFound:
     cuts       the cuts of the queue partition's log that ticks name
     copies     the highest copy that trackers have written, as their end markers say
     markers_epoch  the latest leader epoch of the markers partition; None: not known
-    newer      True: a tick names a leader epoch that the queue partition did not have yet, as far as is known
+    newer      True: a tick names a leader epoch, or a start marker a message, that the queue partition does
+               not have, as far as is known
     """
 
     started: OffsetRuns = field(default_factory=OffsetRuns)
@@ -88,6 +90,8 @@ class AssignedPartition:
         self.must_seek = must_seek
         self.phase = ReceivePhase.RECOVERING
         self.commits = PartitionCommits()
+        self.twins = Twins()
+        """In a queue that collapses: what was taken and may have twins that wait."""
         self.position = 0
         """The lowest queue offset that may come next. A message below this offset has come before, and is
         ignored."""
@@ -193,6 +197,7 @@ class AssignedPartition:
         """Receive messages from `number` on again, after a back-off and a check of failed start markers."""
         self.phase = ReceivePhase.CHECKING
         self.commits.rewind()
+        self.twins.clear()
         self.position = offset_of(number)
         self.back_off(now)
 

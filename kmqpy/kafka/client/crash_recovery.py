@@ -143,6 +143,9 @@ class CrashRecovery:
         except (KafkaException, KmqError) as exception:
             self._back_off(partition, assigned, exception)
             return None
+        if (commit.epoch or 0) > (before.epoch or 0):
+            # librdkafka may have passed control records behind the commit that were cut away since.
+            assigned.must_seek = True
         told = before.cuts.merged(found.cuts)
         return _PartitionToActivate(assigned, commit, told, found, max(committed.offset, 0))
 
@@ -170,8 +173,10 @@ class CrashRecovery:
         commit = replace(commit, cuts=given.cuts.merged(found.cuts).merged(commit.cuts))
         for copy in found.copies.last:
             if commit.cuts.is_current(copy.number):
+                # Who has written the commit or a tick has looked for it, or it is of an aborted transaction.
+                known = max(copy.epoch, found.epoch or 0)
                 commit = self._commit_check.cut_back(
-                    partition, commit, offset_of(copy.number), copy.epoch, ends.queue, copy.claim_id
+                    partition, commit, offset_of(copy.number), known, ends.queue, copy.claim_id
                 )
         for of_epoch, numbers in found.by_epoch.items():
             started = commit.cuts.current_runs(numbers.runs())
@@ -348,8 +353,10 @@ def _read_marker(
         return
     # A marker may name messages that don't exist, all or, where the log was cut back, some.
     end = INT64_MAX if marker.op is Op.END else queue_end()
-    if offset_of(marker.highest) >= end and latest_epoch == 0:  # no leader was elected, so it is a lie
-        return
+    if offset_of(marker.highest) >= end:
+        found.newer = True
+        if latest_epoch == 0:  # no leader was elected, so it is a lie
+            return
     runs = list(_between(first_offset, end, marker.offset_runs))
     if marker.op is not Op.END:
         found.by_epoch.setdefault(found.epoch, OffsetRuns()).add_runs(runs)

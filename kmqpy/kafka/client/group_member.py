@@ -136,6 +136,10 @@ class GroupMember:
             n for n, assigned in list(self._partitions.items()) if assigned.phase is ReceivePhase.ACTIVE
         )
 
+    def assigned(self, partition: int) -> AssignedPartition | None:
+        """Return the state of a partition: another object when the partition was begun anew, None if lost."""
+        return self._partitions.get(partition)
+
     def poll(self, max_records: int, wait_s: float) -> tuple[list[Any], Offsets]:
         """Return up to `max_records` records, and their numbers by partition; see log_cuts.
 

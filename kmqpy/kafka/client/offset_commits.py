@@ -193,6 +193,13 @@ class PartitionCommits:
         if not self._pending:
             self._next_offset = offset + 1
 
+    def pass_over(self, count: int, last_offset: int) -> None:
+        """Note that `count` messages up to `last_offset`, received before, will have no start markers."""
+        self._pending -= count
+        self._skipped_to = max(self._skipped_to, last_offset + 1)
+        if not self._pending:
+            self._next_offset = self._skipped_to
+
     def mark_started(self, offset: int, markers_offset: int, count: int) -> None:
         """Note that the start markers of `count` messages up to `offset` are confirmed.
 

@@ -16,6 +16,7 @@ from kmqpy import message as m
 from kmqpy.core.clock import Clock
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError
+from kmqpy.kafka.client.collapsing import Collapsing
 from kmqpy.kafka.client.group_member import GroupMember
 from kmqpy.kafka.client.hanging_watch import HangingWatch
 from kmqpy.kafka.client.in_flight_limit import InFlightLimit
@@ -109,6 +110,7 @@ class Receiver:
         self._telemetry = telemetry
         self._clock = clock
         self._copy_check = LateAckCheck(connection, queue, clock) if queue.late_acks else None
+        self._collapsing = Collapsing(connection, queue, telemetry) if queue.collapse else None
         self._cut_off = CutOffCheck(connection, self._queue.markers_topic, clock)
         self._hanging = HangingWatch(connection, queue.name, clock)
         self._received_at = clock.monotonic()
@@ -206,6 +208,8 @@ class Receiver:
     def replace(self, cut_off: Collection[Client]) -> None:
         """Go on with new clients of librdkafka instead of these, which are cut off."""
         self._topics.writer.starts.replace([one for one in cut_off if isinstance(one, Producer)])
+        if self._collapsing is not None:
+            self._collapsing.replace(cut_off)
         if self._member is not None and self._member.consumer in cut_off:
             self._member.join_again()
 
@@ -232,13 +236,16 @@ class Receiver:
         """Commit and leave the group."""
         if self._copy_check is not None:
             self._copy_check.close()
+        if self._collapsing is not None:
+            self._collapsing.close()
         if self._member is not None:
             self._member.close()
 
     def _clients(self) -> list[Client]:
         """The clients of librdkafka that are replaced only when they are known to be cut off."""
         consumers = [] if self._member is None else [self._member.consumer]
-        return [*consumers, *self._topics.writer.starts.producers_in_use()]
+        others = [] if self._collapsing is None else [self._collapsing.consumer]
+        return [*consumers, *others, *self._topics.writer.starts.producers_in_use()]
 
     def _start(
         self, member: GroupMember, max_messages: int, wait_s: float, lease_ms: int
@@ -246,7 +253,10 @@ class Receiver:
         """Poll, and write start markers for the records that came; returns the messages to hand out."""
         with _pause_garbage_collector(max_messages):
             self.give_back_interrupted()
-            records, offsets = member.poll(max_messages, wait_s)
+            if self._collapsing is None:
+                records, offsets = member.poll(max_messages, wait_s)
+            else:
+                records, offsets = self._collapsing.poll(member, max_messages, wait_s)
             self._topics.writer.give_back(member.pop_orphaned_starts())
             if not records:
                 return _NONE_STARTED
@@ -271,6 +281,8 @@ class Receiver:
             self._start_batch = start_batch
             # While the broker writes the start markers:
             messages: list[KafkaMessage] = list(map(KafkaMessage, records, repeat(context)))
+            if self._collapsing is not None:
+                self._collapsing.note_ends()
         outcome = start_batch.wait_until_confirmed()
         if not outcome.failed:
             self._confirmed_in_s = self._clock.monotonic() - started_at

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,7 +22,11 @@ from kmqpy.kafka.message_headers import DELIVER_AT, size_of
 from kmqpy.kafka.places import message_id
 from kmqpy.kafka.settings import KafkaConnection, KafkaSettings, QueueSettings
 from kmqpy.kafka.topics import HEADROOM_BYTES
+from kmqpy.queue.canonical import body_digest
 from kmqpy.telemetry.base import Telemetry
+
+_COUNT_PARTITIONS_EVERY_S = 30.0
+"""How soon the sender of a queue that collapses notices that the queue has more partitions."""
 
 
 def new_producer(connection: KafkaConnection, limits: SendLimits = DEFAULT_LIMITS) -> RenewedProducer:
@@ -36,18 +40,20 @@ def new_producer(connection: KafkaConnection, limits: SendLimits = DEFAULT_LIMIT
 
 
 class _Record(NamedTuple):
-    """The value, key and headers of a record to send."""
+    """The value, key and headers of a record to send, and its partition; -1: that of its key, or any."""
 
     value: bytes
     key: bytes | None
     headers: m.Headers
+    partition: int = -1
 
 
 class QueueSender:
     """Sends messages to one queue; safe to use from any thread.
 
-    producers  made by new_producer() with the same `limits`; the caller closes it, and has checked that the
-               queue exists: a broker that creates topics by itself would do so at the first send
+    producers   made by new_producer() with the same `limits`; the caller closes it, and has checked that the
+                queue exists: a broker that creates topics by itself would do so at the first send
+    partitions  returns how many partitions the queue has; asked from time to time if the queue collapses
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class QueueSender:
         producers: RenewedProducer,
         limits: SendLimits = DEFAULT_LIMITS,
         *,
+        partitions: Callable[[], int] = lambda: 1,
         telemetry: Telemetry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -66,6 +73,9 @@ class QueueSender:
         self._telemetry = telemetry or Telemetry()
         self._clock = clock
         self._producers = producers
+        self._partitions = partitions
+        self._partition_count = 0
+        self._count_at = 0.0
 
     def send_many(
         self,
@@ -93,6 +103,9 @@ class QueueSender:
         ]
         for one in outgoing:
             self._check_size(one)
+        if self._queue.collapse and partition is None:
+            count = self._count_partitions()
+            outgoing = [one._replace(partition=partition_of(one.value, count)) for one in outgoing]
         timeout_s = self._limits.timeout_ms / 1000 + 1
         with ExitStack() as sending:  # until they are confirmed
             traced = []
@@ -101,7 +114,7 @@ class QueueSender:
                 if sent_headers is one.headers:
                     traced.append(one)
                 else:
-                    traced.append(_Record(one.value, one.key, sent_headers))
+                    traced.append(one._replace(headers=sent_headers))
                     self._check_size(traced[-1])
             producer, reports = self._producers.current(), _DeliveryReports(partition)
             try:
@@ -134,6 +147,18 @@ class QueueSender:
         key = None if message.key is None else m.as_bytes(message.key, "key")
         return _Record(m.as_bytes(message.body, "body"), key, headers)
 
+    def _count_partitions(self) -> int:
+        """Return how many partitions the queue has, as of 30 s ago or later, or as far as Kafka answers."""
+        now = self._clock.monotonic()
+        if not self._partition_count or now >= self._count_at:
+            self._count_at = now + _COUNT_PARTITIONS_EVERY_S
+            try:
+                self._partition_count = self._partitions()
+            except Unavailable:
+                if not self._partition_count:
+                    raise
+        return self._partition_count
+
     def _check_size(self, record: _Record) -> None:
         size = size_of(record.key, record.value, record.headers)
         most = self._limits.max_message_bytes
@@ -144,21 +169,23 @@ class QueueSender:
         self, producer: Producer, record: _Record, partition: int | None, reports: _DeliveryReports
     ) -> None:
         report = reports.new_callback()
+        wanted = record.partition if partition is None else partition
         while True:
             try:
                 producer.produce(
                     self._queue.name,
                     record.value,
                     record.key,
-                    -1 if partition is None else partition,
+                    wanted,
                     on_delivery=report,
                     headers=list(record.headers),
                 )
             except BufferError:
                 producer.poll(0.1)
             except KafkaException as exception:
-                if librdkafka.refresh_partition(producer, self._queue.name, partition or 0, exception):
+                if librdkafka.refresh_partition(producer, self._queue.name, max(wanted, 0), exception):
                     continue
+                self._partition_count = 0  # the queue may have been recreated with fewer of them
                 error = librdkafka.error_of(exception)
                 self._producers.note_failure(producer, error)
                 if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
@@ -248,3 +275,8 @@ def _cause(error: KafkaError | None, producer: Producer) -> KafkaError | None:
     """Return the fatal error of the producer if `error` says only that the producer has dropped a message."""
     dropped = error is not None and error.code() in (KafkaError._FATAL, KafkaError._PURGE_QUEUE)
     return producer.fatal_error if dropped and producer.fatal_error is not None else error
+
+
+def partition_of(body: bytes, count: int) -> int:
+    """The partition of a message in a queue that collapses and has `count` partitions: the same for twins."""
+    return int.from_bytes(body_digest(body)[:8]) % count

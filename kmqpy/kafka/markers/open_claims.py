@@ -4,8 +4,8 @@ A transaction that copies messages begins with a claim, which names the messages
 end markers come last. Kafka shows all of a committed transaction and nothing of an aborted one. But when the
 request that ended an earlier transaction of the same producer arrives late, it commits what is written of the
 next one until then: the claim and copies, without end markers. So a claim that is visible says: torn, if its
-transaction is over and neither an end marker of a tracker nor `kmq-dropped` says what became of a message
-that it names (rule R37 of docs/rules.md).
+transaction is over and neither an end marker of a tracker nor its own `kmq-dropped` says what became of a
+message that it names (rule R37 of docs/rules.md).
 """
 
 from __future__ import annotations
@@ -86,8 +86,9 @@ class OpenClaims:
         headers = read_headers(record)[0]
         names = dict(headers)
         claim_id, topic = names.get(CLAIM_ID), names.get(COPIES_TO)
-        if DROPPED in names and self._claims:
-            self.account_for(named_offsets(headers, DROPPED, marker.partition).runs())
+        if DROPPED in names and self._last in self._claims:
+            # The transaction of the last claim leaves them alone; an earlier one may have copied them.
+            self._account_for(self._last, named_offsets(headers, DROPPED, marker.partition).runs())
         if CLAIM in names and claim_id and topic and self._is_new(claim_id):
             offsets = named_offsets(headers, CLAIM, marker.partition)
             at, at_ms = record.offset(), record.timestamp()[1]
@@ -104,13 +105,16 @@ class OpenClaims:
 
     def account_for(self, runs: Iterable[tuple[int, int]]) -> None:
         """Note what became of the messages of these runs: a tracker has ended them, or left them alone."""
-        if not self._claims:
-            return
-        runs = tuple(runs)
-        for claim in list(self._claims.values()):
-            claim.offsets.discard_runs(runs)
-            if not claim.offsets:
-                del self._claims[claim.id]
+        if self._claims:
+            runs = tuple(runs)
+            for claim_id in list(self._claims):
+                self._account_for(claim_id, runs)
+
+    def _account_for(self, claim_id: bytes, runs: Iterable[tuple[int, int]]) -> None:
+        offsets = self._claims[claim_id].offsets
+        offsets.discard_runs(runs)
+        if not offsets:
+            del self._claims[claim_id]
 
     def drop(self, is_gone: Callable[[int], bool]) -> None:
         """Forget the messages of which `is_gone` is True."""

@@ -12,7 +12,8 @@ import sqlalchemy.exc
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.errors import AccessDenied, ConfigError, Unavailable
+from kmqpy.errors import AccessDenied, Unavailable
+from kmqpy.storages.sql.applications import cursor_on
 from kmqpy.storages.sql.dialect import Cursor, Dialect, Fate
 
 T = TypeVar("T")
@@ -61,7 +62,7 @@ class Connections:
 
     def within(self, connection: Any, work: Callable[[Cursor], T]) -> T:
         """Return the result of `work(cursor)`, which runs in the application's own transaction."""
-        with self._translated(), closing(self._cursor_on(connection)) as cursor:
+        with self._translated(), closing(cursor_on(self.dialect, connection)) as cursor:
             return work(cursor)
 
     @contextmanager
@@ -84,23 +85,6 @@ class Connections:
     def close(self) -> None:
         """Close the connections."""
         self.pool.dispose()
-
-    def _cursor_on(self, connection: Any) -> Cursor:
-        """A cursor on a connection of the application. Raises ConfigError, and errors of the driver."""
-        driver = connection
-        try:
-            if isinstance(connection, sqlalchemy.Connection):
-                if not connection.in_transaction():
-                    connection.begin()  # as SQLAlchemy does: without it, commit() would do nothing
-                driver = connection.connection.driver_connection
-            return self.dialect.cursor(driver)
-        except sqlalchemy.exc.InvalidRequestError as error:  # closed, or failed and not rolled back
-            raise ConfigError(f"transaction: {error.args[0]}") from None
-        except (AttributeError, TypeError):
-            raise ConfigError(
-                f"transaction: an object of type {type(connection).__name__} is neither a connection of "
-                f"SQLAlchemy nor of the driver of {self.dialect.name}"
-            ) from None
 
     def _attempt(self, work: Callable[[Cursor], T], *, several: bool, check: bool) -> T:
         try:

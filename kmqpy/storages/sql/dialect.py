@@ -60,11 +60,13 @@ class Picked(NamedTuple):
 class Dialect(Protocol):
     """The operations that differ between databases, one class for each kind of database.
 
+    driver            the packages of drivers whose connections are used, for errors
     is_one_statement  whether put() and take() are one statement each, which needs no transaction around it
     waits_ms          a taker that waits looks again by itself after this many ms at most
     """
 
     name: DialectName
+    driver: str
     capabilities: Capabilities
     is_one_statement: bool
     waits_ms: int
@@ -79,7 +81,11 @@ class Dialect(Protocol):
         ...
 
     def cursor(self, connection: Any) -> Cursor:
-        """A cursor on a connection of the driver."""
+        """A cursor on a connection of the driver; raises TypeError for any other object."""
+        ...
+
+    async def async_cursor(self, connection: Any) -> Any:
+        """The same on a connection of an asynchronous driver, whose cursor has the methods as coroutines."""
         ...
 
     def keeps(self, cursor: Cursor) -> bool:

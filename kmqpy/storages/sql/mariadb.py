@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -56,6 +57,7 @@ class MariaDb:
     """Implements Dialect for MariaDB."""
 
     name: DialectName = "mariadb"
+    driver = "PyMySQL (with asyncio asyncmy)"
     capabilities = Capabilities(collapse=True, transactions=True, max_body_bytes=MAX_MESSAGE_BYTES)
     is_one_statement = False
     waits_ms = 200
@@ -83,7 +85,16 @@ class MariaDb:
 
     def cursor(self, connection: Any) -> Cursor:
         """See Dialect."""
-        return connection.cursor(PlainCursor)
+        if not isinstance(connection, pymysql.Connection):
+            raise TypeError
+        found: Any = connection.cursor(PlainCursor)
+        return found
+
+    async def async_cursor(self, connection: Any) -> Any:
+        """See Dialect."""
+        if not type(connection).__module__.startswith("asyncmy."):
+            raise TypeError  # aiomysql can't escape bytes with a PyMySQL as new as ours
+        return connection.cursor(importlib.import_module("asyncmy.cursors").Cursor)
 
     def keeps(self, cursor: Cursor) -> bool:  # noqa: ARG002
         """See Dialect."""

@@ -42,7 +42,7 @@ class _CursorPerStatement:
     A cursor of psycopg that is given another statement forgets how it converts parameters and columns.
     """
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
         self._current = self._new()
         self._cursors: dict[str, Cursor] = {}
@@ -76,13 +76,17 @@ class _CursorPerStatement:
             cursor.close()
 
     def _new(self) -> Cursor:
-        return self._connection.cursor(binary=True, row_factory=tuple_row)
+        # Not connection.cursor(): the application may have set a factory of cursors that can do less.
+        made: Any = psycopg.Cursor(self._connection, row_factory=tuple_row)
+        made.format = psycopg.pq.Format.BINARY
+        return made
 
 
 class PostgreSql:
     """Implements Dialect for PostgreSQL."""
 
     name: DialectName = "postgresql"
+    driver = "psycopg 3"
     capabilities = Capabilities(
         collapse=True, transactions=True, blocking_take=True, max_body_bytes=MAX_BODY_BYTES
     )
@@ -115,7 +119,15 @@ class PostgreSql:
 
     def cursor(self, connection: Any) -> Cursor:
         """See Dialect."""
+        if not isinstance(connection, psycopg.Connection):
+            raise TypeError
         return _CursorPerStatement(connection)
+
+    async def async_cursor(self, connection: Any) -> Any:
+        """See Dialect."""
+        if not isinstance(connection, psycopg.AsyncConnection):
+            raise TypeError
+        return psycopg.AsyncCursor(connection, row_factory=tuple_row)
 
     def keeps(self, cursor: Cursor) -> bool:
         """See Dialect. A cursor is kept because it knows how types are converted; its result is freed."""

@@ -51,6 +51,7 @@ class Sqlite:
     """
 
     name: DialectName = "sqlite"
+    driver = "sqlite3 (with asyncio aiosqlite)"
     capabilities = Capabilities(
         collapse=True, transactions=True, blocking_take=True, max_body_bytes=MAX_BODY_BYTES
     )
@@ -85,8 +86,16 @@ class Sqlite:
 
     def cursor(self, connection: Any) -> Cursor:
         """See Dialect."""
-        made = connection.cursor()
+        if not isinstance(connection, sqlite3.Connection):
+            raise TypeError
+        made: Any = connection.cursor()
         made.row_factory = None  # an application may want other rows of its connection
+        return made
+
+    async def async_cursor(self, connection: Any) -> Any:
+        """See Dialect."""
+        made = await connection.cursor()
+        made.row_factory = None
         return made
 
     def keeps(self, cursor: Cursor) -> bool:  # noqa: ARG002

@@ -11,7 +11,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.dev import Databases
 from kmqpy.dev.ports import free_ports
 from kmqpy.errors import MessageError
-from kmqpy.storages.canonical import body_digest
+from kmqpy.queue.canonical import body_digest
 from kmqpy.storages.engine import ANY_TAKE, NewRow, TakeRef
 from kmqpy.storages.memory import MemoryEngine
 from kmqpy.storages.redis import engine

@@ -102,19 +102,17 @@ def test_a_connection_of_postgresql_has_a_cursor_for_each_statement_and_keeps_no
     database_url: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Any] = []
-    cursor_of = psycopg.Connection.cursor
 
-    def cursor(self: Any, **options: Any) -> Any:
-        found = cursor_of(self, **options)
-        if options:  # the notifier's has none
-            made.append(found)
-        return found
+    class Cursor(psycopg.Cursor[Any]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            made.append(self)
 
     with storage_for(Place("postgresql", database_url("postgresql")).url) as storage:
         storage.create("q")
         queue = storage.open("q")
         queue.send_many([b"x"] * 6)
-        monkeypatch.setattr(psycopg.Connection, "cursor", cursor)
+        monkeypatch.setattr(psycopg, "Cursor", Cursor)
         for count in (1, 1, 3, 1):
             messages = queue.receive(count, wait=0)
             assert [message.body for message in messages] == [b"x"] * count

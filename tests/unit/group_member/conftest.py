@@ -30,7 +30,10 @@ def member(consumer):
 
 @pytest.fixture
 def takes(monkeypatch):
-    """The markers of partition 0: takes, by markers offset the queue offset, or those of a range marker."""
+    """The markers of partition 0: takes, by markers offset the queue offset, or those of a range marker.
+
+    Or another marker: its key, value and headers.
+    """
     log = {}
 
     def scan(_connection, _topic, starts, visit, **_):
@@ -38,11 +41,14 @@ def takes(monkeypatch):
         end = max(log, default=-1) + 1
         for at in sorted(at for at in log if at >= start and partition == 0):
             taken = log[at]
-            if isinstance(taken, list):
-                (marker,) = codec.ranges(0, Op.TAKE, taken, redeliver_after_ms=60_000)
+            if isinstance(taken, tuple):
+                key, value, headers = taken
+            elif isinstance(taken, list):
+                key, value, headers = codec.encode(
+                    *codec.ranges(0, Op.TAKE, taken, redeliver_after_ms=60_000)
+                )
             else:
-                marker = Marker(0, taken, Op.TAKE, 60_000)
-            key, value, headers = codec.encode(marker)
+                key, value, headers = codec.encode(Marker(0, taken, Op.TAKE, 60_000))
             visit(Message(topic="q__markers", key=key, value=value, headers=headers, partition=0, offset=at))
         return {partition: partition_reader.ReadPosition(0, end, end)}
 

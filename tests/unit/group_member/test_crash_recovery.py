@@ -20,6 +20,9 @@ from kmqpy.kafka import partition_reader
 from kmqpy.kafka.client import commit_check
 from kmqpy.kafka.client.assigned_partition import AssignedPartition
 from kmqpy.kafka.client.group_member import GroupMember
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.lineage import COPY
 from kmqpy.kafka.markers.log_cuts import Cut
 from kmqpy.testing import ManualClock
 
@@ -100,15 +103,20 @@ def test_r22_a_marker_of_a_message_that_does_not_exist_hides_none_that_comes_lat
     assert member.poll(3, 0)[1] == {0: [2, 1_000]}
 
 
-def _after_an_election(monkeypatch, consumer, cut):
-    """The log ends at 4 and has leader epoch 1 since; the commit is of epoch 0."""
-    ends = [TopicPartition(topic, 0, 4, leader_epoch=epoch) for topic, epoch in (("q", 1), ("q__markers", 0))]
+def _after_an_election(monkeypatch, consumer, cut=None, commit="kmq3:0:Q:M:0::0", epoch=1):
+    """The log ends at 4, and has a leader epoch above that of the commit; returns what is searched for."""
+    ends = [TopicPartition(topic, 0, 4, leader_epoch=of) for topic, of in (("q", epoch), ("q__markers", 0))]
     consumer.offsets_for_times = lambda places, timeout: ends
-    consumer.of_predecessor = TopicPartition("q", 0, 3, "kmq3:0:Q:M:0::0")
+    consumer.of_predecessor = TopicPartition("q", 0, 3, commit)
     monkeypatch.setattr(partition_reader, "bounds", lambda *_, **__: {0: (0, 4)})
-    monkeypatch.setattr(
-        commit_check, "find_cut", lambda *_, offset, **__: cut if offset >= cut.start else None
-    )
+    searched = []
+
+    def find_cut(*_, offset, epoch, **__):
+        searched.append((offset, epoch))
+        return cut if cut is not None and offset >= cut.start and epoch <= cut.above else None
+
+    monkeypatch.setattr(commit_check, "find_cut", find_cut)
+    return searched
 
 
 def test_r39_a_take_of_what_is_not_there_after_an_election_has_the_log_searched(
@@ -120,6 +128,61 @@ def test_r39_a_take_of_what_is_not_there_after_an_election_has_the_log_searched(
     assign(member, consumer, 0)
     consumer.offsets = [4]
     assert member.poll(1, 0)[1] == {0: range(Cut(1, 0, 0).base + 4, Cut(1, 0, 0).base + 5)}
+
+
+def test_r39_a_commit_is_sought_since_the_end_of_a_transaction_behind_it_may_be_cut_away(
+    member, consumer, takes, monkeypatch
+):
+    """librdkafka has passed that record, and would not see the message that is at its offset now."""
+    _after_an_election(monkeypatch, consumer)
+    assign(member, consumer, 0)
+    consumer.offsets = [3]
+    assert member.poll(1, 0)[1] == {0: range(3, 4)}
+    assert consumer.sought == 3
+
+
+def test_r39_a_take_of_what_is_not_there_has_the_epoch_asked_for_again(member, consumer, takes, monkeypatch):
+    """The log was cut back when its end had been asked for: what was taken behind the cut is no lie."""
+    takes.update({0: 5})
+    epochs = iter((0, 1))
+
+    def ends(places, timeout):
+        epoch = next(epochs)
+        return [TopicPartition(place.topic, 0, 4, leader_epoch=epoch) for place in places]
+
+    _after_an_election(monkeypatch, consumer)
+    consumer.offsets_for_times = ends
+    assign(member, consumer, 0)
+    member._prepare()
+    assert member.partitions == []
+
+
+_TICK = codec.encode(codec.assignment_tick(0, 3, epoch=2))
+_CLAIM = codec.encode(codec.tick(0, epoch=0))
+_KEY, _END, _BY_TRACKER = codec.encode(Marker(0, 0, Op.END, by_tracker=True))
+_COPIED_TO_3 = _KEY, _END, [*_BY_TRACKER, (COPY, b"0:3")]
+
+
+@pytest.mark.parametrize(
+    ("markers", "searched_since"),
+    [
+        pytest.param((_CLAIM, _COPIED_TO_3), 1, id="its commit says so"),
+        pytest.param((_CLAIM, _COPIED_TO_3, _TICK), None, id="its tick says so"),
+        pytest.param((_CLAIM, _TICK, _COPIED_TO_3), None, id="the copy is of a transaction that is aborted"),
+    ],
+)
+def test_r39_a_copy_for_which_a_client_has_looked_tells_only_of_later_cuts(
+    member, consumer, takes, monkeypatch, markers, searched_since
+):
+    """Others have taken the message that is at its offset now."""
+    takes.update(enumerate(markers))
+    searched = _after_an_election(monkeypatch, consumer, commit="kmq3:0:Q:M:1::0", epoch=2)
+    assign(member, consumer, 0)
+    member._prepare()
+    assert member.partitions == [0]
+    assert [epoch for offset, epoch in searched if offset == 3] == (
+        [] if searched_since is None else [searched_since]
+    )
 
 
 def test_r40_markers_are_no_others_because_the_queue_was_cut_back(member, consumer, takes, monkeypatch):
