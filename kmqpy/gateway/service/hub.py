@@ -223,9 +223,7 @@ class Hub:
         for _ in range(_TRIES):
             if not is_quick and self._place(name) not in self._entries:
                 patience.be_long()  # what opens a queue on Kafka makes connections, and perhaps topics
-            queue = await self._find(name, make=False)
-            if queue is None and missing is None:
-                queue = await self._find(name, make=True)
+            queue = await self._find(name, make=missing is None)
             if queue is None and missing is not None:
                 return missing()
             if queue is not None:
