@@ -61,6 +61,8 @@ _PAIR_TRIES = 50
 _BACKLOG = 2_048
 _CLUSTER = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 _MAX_DRAIN_S = 3_600
+_WARM_S = 3.0
+"""Seconds until clients are told of a gateway that has not reached Kafka yet."""
 _HANDSHAKE_S = 0.5
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
 
@@ -189,10 +191,11 @@ class Gateway:
             for server, listener in zip(servers, self._sockets, strict=True)
         ]
         moving = asyncio.ensure_future(self._moves.run())
-        self._threads.submit(self._warm_up)
+        warming = asyncio.wrap_future(self._threads.submit(self._warm_up))
         with _stopped_by_signals(self._on_signal) if handle_signals else contextlib.nullcontext():
             while not all(server.started for server in servers):
                 await asyncio.sleep(0.01)
+            await asyncio.wait([warming], timeout=_WARM_S)
             self._register()
             on_ready()
             stopping = asyncio.ensure_future(self._stop.wait())
@@ -229,7 +232,9 @@ class Gateway:
                     make_queue(storage, MOVES_QUEUE, {"max_redeliveries": None})
                     with storage.open(MOVES_QUEUE) as queue:
                         queue.send_many([])
+                    self._hub.note(storage, answered=True)
                 except KmqError as error:
+                    self._hub.note(storage, answered=not isinstance(error, Unavailable))
                     _log.warning("not warm yet", extra={"error": str(error)})
 
     def _close(self) -> None:
@@ -240,8 +245,8 @@ class Gateway:
     @property
     def _advertised(self) -> str:
         settings = self._settings
-        given = (settings.advertise or "").strip("[]")
-        return given or (socket.gethostname() if settings.host in _EVERYWHERE else settings.host)
+        advertised = (settings.advertise or "").strip("[]")
+        return advertised or (socket.gethostname() if settings.host in _EVERYWHERE else settings.host)
 
     def _new_peers(self) -> Peers | None:
         settings = self._settings

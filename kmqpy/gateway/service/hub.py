@@ -16,7 +16,7 @@ from kmqpy.errors import Closed, ConfigError, QueueNotFound, Unavailable
 from kmqpy.gateway.service.claims import Claims, Said
 from kmqpy.gateway.service.names import stored_name
 from kmqpy.gateway.service.on_loop import OnLoop
-from kmqpy.gateway.service.patience import Patience, current_patience
+from kmqpy.gateway.service.patience import Patience, be_patient
 from kmqpy.gateway.service.pulse import PATIENCE_S, QUICK_S, Pulse
 from kmqpy.gateway.service.served_queue import ServedQueue, Taken
 from kmqpy.gateway.service.watched_queue import watched, watched_queue
@@ -64,11 +64,11 @@ class _Elsewhere:
     unique_id: str
 
     async def take(self, limit: int, lease_s: float) -> tuple[list[Taken], str]:
-        if (patience := current_patience.get()) is not None:
-            patience.be_long()  # it is no longer our storage that is waited for
+        be_patient()
         return await self.others.take(self.place, limit, lease_s)
 
     async def tell(self, said: Said) -> None:
+        be_patient()
         await self.others.tell(self.place, self.unique_id, said)
 
 
@@ -102,7 +102,7 @@ class Hub:
     all other names are queues of the default storage, the one under the name "". If that has its own
     name, too, all have names; then `unknown:rest` is mistyped (ConfigError).
 
-    others  other gateways, which are asked for messages of queues on Kafka; None: there are none
+    others   other gateways, which are asked for messages of queues on Kafka; None: there are none
     quick_s  requests are given up when their storage has answered nobody for so many seconds
     """
 
@@ -178,6 +178,12 @@ class Hub:
         now_s = self._clock.monotonic()
         return [name for name, pulse in self._pulses.items() if pulse.is_away(now_s)]
 
+    def note(self, storage: Storage, *, answered: bool) -> None:
+        """Note that a storage has answered, or not; called in any thread."""
+        for name, pulse in self._pulses.items():
+            if self._storages[name] is storage:
+                (pulse.answer if answered else pulse.fail)(self._clock.monotonic())
+
     def is_silent(self, storage: Storage) -> bool:
         """True for a storage that does not answer."""
         return any(self._storages[name] is storage for name in self.silent_storages())
@@ -191,14 +197,12 @@ class Hub:
         try:
             result = await answer
         except Unavailable:
-            for pulse in pulses:
-                pulse.fail(self._clock.monotonic())
+            self.note(storage, answered=False)
             raise
         finally:
             for pulse in pulses:
                 pulse.end(call)
-        for pulse in pulses:
-            pulse.answer(self._clock.monotonic())
+        self.note(storage, answered=True)
         return result
 
     async def _within(
@@ -215,12 +219,11 @@ class Hub:
         patience: Patience,
     ) -> T:
         """The result of `use`, again if the queue was deleted since it was opened; None: it is made."""
+        is_quick = self.storage_of(name).capabilities.immediate
         for _ in range(_TRIES):
-            queue = await self._find(name, make=False)
-            if queue is None and missing is None:
-                if not self.storage_of(name).capabilities.immediate:
-                    patience.be_long()  # Kafka takes a while to make topics
-                queue = await self._find(name, make=True)
+            if not is_quick and self._place(name) not in self._entries:
+                patience.be_long()  # what opens a queue on Kafka makes connections, and perhaps topics
+            queue = await self._find(name, make=missing is None)
             if queue is None and missing is not None:
                 return missing()
             if queue is not None:
@@ -301,7 +304,9 @@ class Hub:
         storage, stored, pulse = self._storages[place[0]], place[1], self._pulses[place[0]]
         before = self._clock.monotonic()
         try:
-            queue = await self._run(storage, watched(storage.open, pulse, self._clock, is_short=True), stored)
+            is_short = storage.capabilities.immediate
+            opening = watched(storage.open, pulse, self._clock, is_short=is_short)
+            queue = await self._run(storage, opening, stored)
         except QueueNotFound:
             former = self._entries.get(place)
             if former is None or not self._is_good(former):

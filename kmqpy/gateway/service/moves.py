@@ -251,8 +251,11 @@ class Moves:
         By its names, other queues would be meant here.
         """
         for end, name in (("from", move.origin), ("to", move.target)):
-            stored = self._hub.stored_name(name)
-            if json.loads(job)[end].get("stored", stored) != stored:
+            try:
+                stored = self._hub.stored_name(name)
+            except ConfigError:  # all storages have names here, and none this one
+                stored = None
+            if stored is None or json.loads(job)[end].get("stored", stored) != stored:
                 raise Unavailable(f"this gateway has no storage of the name that {name.name!r} begins with")
 
     # --- in threads -------------------------------------------------------------------------------
