@@ -5,9 +5,10 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from gateway_support import DEDUP, QUEUE, Calls, ids, payloads
+from gateway_support import DEDUP, QUEUE, Calls, ids, payloads, running
 
 from kmqpy.core.clock import wait_until
+from kmqpy.queue import storage_for
 
 
 def becomes(value, wanted, seconds=20):
@@ -326,10 +327,9 @@ class TestDedup:
         assert target.poll() == []
 
 
-def test_a_dedup_queue_where_the_storage_can_t_have_one(served):
-    if served.storage.capabilities.collapse:
-        pytest.skip("it can")
-    answer = served.ask("POST", "/dedupq/1/x/send", 1)
+def test_a_dedup_queue_where_the_storage_can_t_have_one(cluster):
+    with running(storage_for(f"zookeeper://{cluster.zookeeper}/q-{uuid.uuid4().hex[:12]}")) as served:
+        answer = served.ask("POST", "/dedupq/1/x/send", 1)
     assert answer.status == 501
     assert "collapse" in answer.json["message"]
 
