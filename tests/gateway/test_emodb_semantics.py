@@ -292,7 +292,7 @@ class TestDedup:
 
     def test_it_collapses_across_polls(self, dedup):
         dedup.send("M1", "M2")
-        assert payloads(polled(dedup, 1)) == ["M1"]
+        assert payloads(polled(dedup, 1)) in (["M1"], ["M2"])  # of one partition or the other, on Kafka
         dedup.send("M1", "M2")
         assert sorted(payloads(polled(dedup, 2))) == ["M1", "M2"]
         becomes(lambda: (dedup.poll(), dedup.size()), ([], 3))

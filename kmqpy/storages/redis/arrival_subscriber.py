@@ -26,7 +26,9 @@ _UNUSED_CHANNEL_S = 60.0
 """A channel is unused when no thread has waited for its queue for this many seconds. When the server is
 silent, the thread unsubscribes unused channels."""
 _PING_AFTER_S = 10.0
-"""The thread pings the server after this many seconds of silence; after as many more, it connects anew."""
+"""The thread pings the server after this many seconds of silence."""
+_ANSWER_WITHIN_S = 2.0
+"""Without an answer to its ping for this many seconds the thread connects anew."""
 _BACKOFF = Backoff(first=0.05, maximum=2.0)
 
 
@@ -170,7 +172,7 @@ class ArrivalSubscriber:
             with self._lock:
                 self._unsubscribe_idle(connection)
                 connection.send_command("PING")
-            kind, *rest = connection.read_response(timeout=_PING_AFTER_S, disconnect_on_error=False)
+            kind, *rest = connection.read_response(timeout=_ANSWER_WITHIN_S, disconnect_on_error=False)
         if kind not in (b"message", b"subscribe"):
             return
         with self._lock:

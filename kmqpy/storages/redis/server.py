@@ -8,9 +8,10 @@ from functools import cache
 from importlib.resources import files
 from itertools import count
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from redis.backoff import NoBackoff
-from redis.connection import BlockingConnectionPool, Connection, SSLConnection
+from redis.connection import AbstractConnection, BlockingConnectionPool, Connection, SSLConnection
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
@@ -28,12 +29,17 @@ from redis.retry import Retry
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.sockets import keepalive_options
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 
 _BACKOFF = Backoff(first=0.02, maximum=1.0)
 _TEMPORARY_ERRORS = (BusyLoadingError, ReadOnlyError, ClusterDownError, TryAgainError)
 """With these errors a server says that it did not execute the command: it is still loading its data, it is a
 replica (another server has taken over), or its cluster is down or is moving keys. call() tries again."""
+_CHECK_AFTER_IDLE_S = 1.0
+"""A connection idle for more seconds than this is checked before it is used."""
+_CHECK_S = 1.5
+"""A check without an answer for so many seconds has failed."""
 _DENIED_ERRORS = (AuthenticationError, AuthorizationError, NoPermissionError)
 _PLACEHOLDER = "kmqpy_library"
 """The name of the library in functions.lua, which _library() replaces."""
@@ -70,6 +76,8 @@ class Server:
             connection_class=Connection if settings.tls is None else SSLConnection,
             **self._arguments(),
         )
+        self._used: WeakKeyDictionary[AbstractConnection, float] = WeakKeyDictionary()
+        self._broke_at = 0.0
 
     @property
     def name(self) -> str:
@@ -142,17 +150,48 @@ class Server:
         except (RedisError, OSError) as error:
             raise self._translated(error, not_done=True) from None
         try:
+            self._check_idle(connection)
+        except BaseException as error:
+            connection.disconnect()
+            self._pool.release(connection)
+            if isinstance(error, RedisError | OSError):
+                raise self._translated(error, not_done=True) from None
+            raise
+        try:
             connection.send_command(*command)
             return connection.read_response()
         except (RedisError, OSError) as error:
             if not isinstance(error, ResponseError) or isinstance(error, (*_TEMPORARY_ERRORS, MovedError)):
                 connection.disconnect()  # the next connection may lead to the server that took over
+                self._broke_at = SYSTEM_CLOCK.monotonic()
             raise self._translated(error, not_done=False) from None
         except BaseException:  # Ctrl-C: the answer must not be taken for that of another command
             connection.disconnect()
             raise
         finally:
+            self._used[connection] = SYSTEM_CLOCK.monotonic()
             self._pool.release(connection)
+
+    def _check_idle(self, connection: AbstractConnection) -> None:
+        """Replace a connection if it is dead, or was idle when another one broke.
+
+        Load balancers and firewalls forget idle connections silently.
+        """
+        used = self._used.get(connection)
+        if used is None:  # it is new
+            return
+        if used > self._broke_at:
+            if SYSTEM_CLOCK.monotonic() - used <= _CHECK_AFTER_IDLE_S:
+                return
+            try:
+                connection.send_command("PING")
+                connection.read_response(timeout=min(_CHECK_S, self._settings.timeout_s))
+            except (RedisError, OSError):
+                self._broke_at = SYSTEM_CLOCK.monotonic()
+            else:
+                return
+        connection.disconnect()
+        connection.connect()
 
     def _translated(self, error: Exception, *, not_done: bool) -> Exception:
         """The exception to raise for an error of redis-py."""
@@ -187,6 +226,8 @@ class Server:
             "password": settings.password,
             "socket_timeout": settings.timeout_s,
             "socket_connect_timeout": min(5.0, settings.timeout_s),
+            "socket_keepalive": True,
+            "socket_keepalive_options": keepalive_options(),
             "protocol": 2,
             "retry": Retry(NoBackoff(), 0),  # call() repeats
             **(settings.tls or {}),

@@ -10,6 +10,7 @@ import pymysql
 import sqlalchemy
 from pymysql.cursors import Cursor as PlainCursor
 
+from kmqpy.core.sockets import keep_alive
 from kmqpy.errors import MessageError
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import NewRow, TakeRef
@@ -96,6 +97,17 @@ class MariaDb:
         if not type(connection).__module__.startswith("asyncmy."):
             raise TypeError  # aiomysql can't escape bytes with a PyMySQL as new as ours
         return connection.cursor(importlib.import_module("asyncmy.cursors").Cursor)
+
+    def fileno(self, connection: Any) -> int | None:
+        """See Dialect."""
+        found: int = connection._sock.fileno()
+        return found
+
+    def check(self, connection: Any, seconds: float) -> None:
+        """See Dialect."""
+        usual_s, connection._read_timeout = connection._read_timeout, seconds
+        connection.ping(reconnect=False)  # a connection that fails is not used any more
+        connection._read_timeout = usual_s
 
     def keeps(self, cursor: Cursor) -> bool:  # noqa: ARG002
         """See Dialect."""
@@ -216,6 +228,7 @@ def _portions(rows: Sequence[NewRow]) -> Iterator[list[NewRow]]:
 
 
 def _prepare(connection: Any, _: Any) -> None:
+    keep_alive(connection._sock)
     connection.autocommit(True)  # noqa: FBT003 - a method of PyMySQL
     with connection.cursor() as cursor:
         for setting in _SESSION:

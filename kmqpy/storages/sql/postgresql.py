@@ -10,6 +10,8 @@ import psycopg
 import sqlalchemy
 from psycopg.rows import tuple_row
 
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.sockets import KEEPALIVE_COUNT, KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, is_readable
 from kmqpy.errors import MessageError
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import NewRow, TakeRef
@@ -114,9 +116,9 @@ class PostgreSql:
                 "connect_timeout": max(2, min(5, int(timeout_s))),  # at least 2 s, as libpq wants it
                 # Else the kernel waits for 15 minutes for a machine or network that is gone without a word.
                 "tcp_user_timeout": min(int(timeout_s * 1000), 2**31 - 1),  # libpq refuses larger ones
-                "keepalives_idle": 10,
-                "keepalives_interval": 5,
-                "keepalives_count": 3,
+                "keepalives_idle": KEEPALIVE_IDLE_S,
+                "keepalives_interval": KEEPALIVE_INTERVAL_S,
+                "keepalives_count": KEEPALIVE_COUNT,
             },
             **self._pool,
         )
@@ -134,6 +136,26 @@ class PostgreSql:
         if not isinstance(connection, psycopg.AsyncConnection):
             raise TypeError
         return psycopg.AsyncCursor(connection, row_factory=tuple_row)
+
+    def fileno(self, connection: Any) -> int | None:
+        """See Dialect."""
+        found: int = connection.fileno()
+        return found
+
+    def check(self, connection: Any, seconds: float) -> None:
+        """See Dialect. By libpq's own functions: execute() of psycopg has no time-out."""
+        server, until = connection.pgconn, SYSTEM_CLOCK.monotonic() + seconds
+        server.send_query(b"SELECT 1")
+        while True:
+            while server.is_busy():
+                if not is_readable(server.socket, max(0, until - SYSTEM_CLOCK.monotonic())):
+                    raise psycopg.OperationalError("the connection was idle, and the server is silent now")
+                server.consume_input()
+            result = server.get_result()
+            if result is None:
+                return
+            if result.status != psycopg.pq.ExecStatus.TUPLES_OK:
+                raise psycopg.OperationalError(result.get_error_message())
 
     def keeps(self, cursor: Cursor) -> bool:
         """See Dialect. A cursor is kept because it knows how types are converted; its result is freed."""
