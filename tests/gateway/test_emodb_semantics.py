@@ -8,6 +8,8 @@ import pytest
 from gateway_support import DEDUP, QUEUE, Calls, ids, payloads, running
 
 from kmqpy.core.clock import wait_until
+from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.topics import Topics
 from kmqpy.queue import storage_for
 
 
@@ -159,6 +161,19 @@ def test_what_was_only_peeked_is_acknowledged(calls):
     assert payloads(polled(calls, 1)) == ["b"]
     assert calls.poll() == []
     becomes(calls.size, 1)
+
+
+def test_a_queue_that_was_made_halfway_is_completed(calls):
+    storage = calls.served.storage
+    if storage.capabilities.immediate:
+        pytest.skip("a queue is made in one step")
+    settings = QueueSettings(name=calls.name)
+    Topics(storage._connection).create(settings, 1, 1, 10**9)  # then ZooKeeper did not answer any more
+    assert calls.name not in storage.list()
+    calls.send("a")
+    assert payloads(polled(calls, 1, ttl=1)) == ["a"]
+    assert payloads(polled(calls, 1, ttl=1)) == ["a"]  # trackers know of the queue
+    assert storage.open(calls.name).capabilities.receipts_by_id
 
 
 def test_poll_with_ttl_0_hands_out_and_claims_nothing(calls):

@@ -20,7 +20,7 @@ from kmqpy.gateway.service.patience import Patience, be_patient
 from kmqpy.gateway.service.pulse import PATIENCE_S, QUICK_S, Pulse
 from kmqpy.gateway.service.served_queue import ServedQueue, Taken
 from kmqpy.gateway.service.watched_queue import watched, watched_queue
-from kmqpy.queue import Storage
+from kmqpy.queue import Queue, Storage
 
 _log = logging.getLogger(__name__)
 
@@ -283,30 +283,32 @@ class Hub:
         # One opens for all who ask meanwhile. Who wants the queue made can't wait for one who does not.
         opening = self._opening.get((place, make))
         if opening is None:
-            opening = asyncio.ensure_future(self._open_or_make(place, name.settings if make else None))
+            opening = asyncio.ensure_future(self._open_or_make(place, name.settings, make=make))
             self._opening[place, make] = opening
             opening.add_done_callback(lambda _: self._opening.pop((place, make), None))
         return await asyncio.shield(opening)
 
-    async def _open_or_make(self, place: Place, settings: Mapping[str, Any] | None) -> ServedQueue | None:
-        queue = await self._open(place)
-        if queue is None and settings is not None:
+    async def _open_or_make(
+        self, place: Place, settings: Mapping[str, Any], *, make: bool
+    ) -> ServedQueue | None:
+        queue = await self._open(place, settings)
+        if queue is None and make:
             storage = self._storages[place[0]]
             making = watched(make_queue, self._pulses[place[0]], self._clock, is_short=False)
             await self._run(storage, making, storage, place[1], settings)
-            queue = await self._open(place)
+            queue = await self._open(place, settings)
         return queue
 
     def _is_good(self, entry: _Entry) -> bool:
         return self._clock.monotonic() - entry.since_s < _REOPEN_AFTER_S or entry.queue.busy
 
-    async def _open(self, place: Place) -> ServedQueue | None:
+    async def _open(self, place: Place, settings: Mapping[str, Any]) -> ServedQueue | None:
         storage, stored, pulse = self._storages[place[0]], place[1], self._pulses[place[0]]
         before = self._clock.monotonic()
         try:
             is_short = storage.capabilities.immediate
-            opening = watched(storage.open, pulse, self._clock, is_short=is_short)
-            queue = await self._run(storage, opening, stored)
+            opening = watched(open_queue, pulse, self._clock, is_short=is_short)
+            queue = await self._run(storage, opening, storage, stored, settings)
         except QueueNotFound:
             former = self._entries.get(place)
             if former is None or not self._is_good(former):
@@ -398,6 +400,18 @@ def _executor(storage: Storage) -> Executor:
     if capabilities.shared or capabilities.durable:
         return ThreadPoolExecutor(_THREADS, "kmq-gateway")
     return OnLoop()  # in memory
+
+
+def open_queue(storage: Storage, stored: str, settings: Mapping[str, Any]) -> Queue:
+    """Open a queue; one that was made halfway is completed first. Raises QueueNotFound."""
+    queue = storage.open(stored)
+    capabilities = queue.capabilities
+    if not capabilities.immediate and not capabilities.receipts_by_id and stored not in storage.list():
+        # Kafka has its topics, but the registry does not know it: no tracker would redeliver its messages.
+        queue.close()
+        make_queue(storage, stored, settings)
+        queue = storage.open(stored)
+    return queue
 
 
 def make_queue(storage: Storage, stored: str, settings: Mapping[str, Any]) -> None:
