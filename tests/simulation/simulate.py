@@ -536,7 +536,7 @@ class Simulation:
         """Whether, by a naive look, each message is acknowledged, dead or deleted, and each copy is named."""
         if self.world.topics_change and not self._all_know_topics():
             return False
-        if self._held_of_lost():
+        if self._held_of_lost() or self._look_for_lost_copies():
             return False
         for partition in range(self.partitions):
             queue = self.broker.logs[QUEUE, partition]
@@ -555,6 +555,15 @@ class Simulation:
             if any(r.is_data and r.at >= queue.start and r.at not in is_open for r in queue.records):
                 return False
         return True
+
+    def _look_for_lost_copies(self) -> bool:
+        """Whether some tracker does: then messages may be in flight again that are ended."""
+        return any(
+            part.lost_copies_of is not None
+            for process in self.processes
+            if process.alive and hasattr(process, "tracker")
+            for part in process.tracker._partitions.values()
+        )
 
     def _all_know_topics(self) -> bool:
         """Whether every client and tracker knows which topics there are."""
