@@ -124,13 +124,13 @@ class Server:
             try:
                 return self._call(command)
             except _CallFailed as failed:
-                delay = _BACKOFF.delay(attempts)
-                if not (repeatable or failed.not_done) or SYSTEM_CLOCK.monotonic() + delay > until:
+                left = until - SYSTEM_CLOCK.monotonic()
+                if not (repeatable or failed.not_done) or left <= 0:
                     unsure = "" if failed.not_done else "; whether the server did it is not known"
                     text = str(failed.cause).removesuffix(".")
                     advice = _advice(failed.cause)
                     raise Unavailable(f"{self.name}: {text}{unsure}{advice}") from failed.cause
-            SYSTEM_CLOCK.sleep(delay)
+            SYSTEM_CLOCK.sleep(min(left, _BACKOFF.delay(attempts)))
         raise AssertionError("count() does not end")
 
     def close(self) -> None:

@@ -68,10 +68,10 @@ class Connections:
             except _TransactionFailed as failed:
                 again = failed.fate in _NOT_DONE or (failed.fate is Fate.UNKNOWN and repeatable)
                 self.moves += failed.fate is Fate.MISPLACED
-                pause_s = _BACKOFF.delay(attempts)
-                if not again or SYSTEM_CLOCK.monotonic() + pause_s > deadline:
+                left_s = deadline - SYSTEM_CLOCK.monotonic()
+                if not again or left_s <= 0:
                     raise failed.shown(self.pool.url) from failed.cause
-            SYSTEM_CLOCK.sleep(pause_s)
+            SYSTEM_CLOCK.sleep(min(left_s, _BACKOFF.delay(attempts)))
 
     def within(self, connection: Any, work: Callable[[Cursor], T]) -> T:
         """Return the result of `work(cursor)`, which runs in the application's own transaction."""

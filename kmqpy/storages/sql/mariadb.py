@@ -71,18 +71,17 @@ class MariaDb:
 
     def engine(self) -> sqlalchemy.Engine:
         """See Dialect."""
-        answer_s = max(_ANSWER_TIMEOUT_S, self._pool["pool_timeout"])
+        connect_s = max(1.0, min(5.0, self._pool["pool_timeout"]))
         made = sqlalchemy.create_engine(
             self._url,
             connect_args={
                 "charset": "utf8mb4",
-                "connect_timeout": 5,
-                "read_timeout": answer_s,
-                "write_timeout": answer_s,
+                "connect_timeout": connect_s,
+                "read_timeout": connect_s,  # until _prepare()
             },
             **self._pool,
         )
-        sqlalchemy.event.listen(made, "connect", _prepare)
+        sqlalchemy.event.listen(made, "connect", self._prepare)
         return made
 
     def cursor(self, connection: Any) -> Cursor:
@@ -208,6 +207,15 @@ class MariaDb:
         changed: int = cursor.execute(self.sql[name], parameters)
         return changed
 
+    def _prepare(self, connection: Any, _: Any) -> None:
+        keep_alive(connection._sock)
+        connection.autocommit(True)  # noqa: FBT003 - a method of PyMySQL
+        with connection.cursor() as cursor:
+            for setting in _SESSION:
+                cursor.execute(setting)
+        answer_s = max(_ANSWER_TIMEOUT_S, self._pool["pool_timeout"])
+        connection._read_timeout = connection._write_timeout = answer_s
+
 
 def _portions(rows: Sequence[NewRow]) -> Iterator[list[NewRow]]:
     """The rows in groups, one for each INSERT; raises MessageError for a row that is too large."""
@@ -225,11 +233,3 @@ def _portions(rows: Sequence[NewRow]) -> Iterator[list[NewRow]]:
         portion.append(row)
         size += more
     yield portion
-
-
-def _prepare(connection: Any, _: Any) -> None:
-    keep_alive(connection._sock)
-    connection.autocommit(True)  # noqa: FBT003 - a method of PyMySQL
-    with connection.cursor() as cursor:
-        for setting in _SESSION:
-            cursor.execute(setting)

@@ -174,6 +174,8 @@ class PostgreSql:
         if state is None:
             if "authentication failed" in str(error) or "no password supplied" in str(error):
                 return Fate.DENIED
+            if "does not exist" in str(error) or "no pg_hba.conf entry" in str(error):
+                return Fate.REFUSED  # libpq has no SQLSTATE for what it met while it connected
             return Fate.UNKNOWN if isinstance(error, psycopg.OperationalError) else Fate.REFUSED
         if state.startswith(_DENIED_STATES):
             return Fate.DENIED
