@@ -11,7 +11,7 @@ import logging
 import re
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +63,8 @@ _CLUSTER = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 _MAX_DRAIN_S = 3_600
 _WARM_S = 3.0
 """Seconds until clients are told of a gateway that has not reached Kafka yet."""
+_MOVES_END_S = 5.0
+"""Moves get so many seconds to finish their batches; one that is cut is sent again by the next gateway."""
 _HANDSHAKE_S = 0.5
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
 
@@ -183,7 +185,8 @@ class Gateway:
     async def run(self, *, on_ready: Callable[[], None] = lambda: None, handle_signals: bool = False) -> None:
         """Serve until request_stop(), or with `handle_signals` SIGTERM or SIGINT; then drain and close.
 
-        A second signal ends the drain.
+        A second signal ends the drain; what runs is finished all the same. Raises what a server could not
+        start for.
         """
         servers = self._servers()
         serving = [
@@ -193,33 +196,46 @@ class Gateway:
         moving = asyncio.ensure_future(self._moves.run())
         warming = asyncio.wrap_future(self._threads.submit(self._warm_up))
         with _stopped_by_signals(self._on_signal) if handle_signals else contextlib.nullcontext():
-            while not all(server.started for server in servers):
-                await asyncio.sleep(0.01)
-            await asyncio.wait([warming], timeout=_WARM_S)
-            self._register()
-            on_ready()
-            stopping = asyncio.ensure_future(self._stop.wait())
-            await asyncio.wait([stopping, *serving], return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            await self._drain()
-        client_server, admin_server = servers
-        client_server.should_exit = True
-        await serving[0]
-        self._moves.stop()
-        moving.cancel()
-        admin_server.should_exit = True
-        await serving[1]
+            try:
+                await _started(servers, serving)
+                await asyncio.wait([warming], timeout=_WARM_S)
+                self._register()
+                on_ready()
+                stopping = asyncio.ensure_future(self._stop.wait())
+                await asyncio.wait([stopping, *serving], return_when=asyncio.FIRST_COMPLETED)
+                stopping.cancel()
+                await self._drain()
+            finally:
+                await self._end(servers, serving, moving)
         await asyncio.to_thread(self._close)
+        await asyncio.gather(*serving)
 
     async def _drain(self) -> None:
         """Tell clients to go elsewhere, and serve those that have not heard of it yet."""
         _log.info("draining")
         self._app.draining = True
+        self._moves.stop()
         for registered in (self._registration, self._peers):
             if registered is not None:
                 await asyncio.to_thread(registered.close)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._hurry.wait(), self._settings.drain_s)
+
+    async def _end(
+        self,
+        servers: Sequence[uvicorn.Server],
+        serving: Sequence[asyncio.Future[None]],
+        moving: asyncio.Future[None],
+    ) -> None:
+        """Let requests and batches of moves finish; operators are answered until then."""
+        self._moves.stop()
+        for server, task in zip(servers, serving, strict=True):
+            server.should_exit = True
+            await asyncio.wait([task])
+            await asyncio.wait([moving], timeout=_MOVES_END_S)
+            moving.cancel()
+        for listener in self._sockets:  # of a server that has not started
+            listener.close()
 
     def _on_signal(self) -> None:
         (self._hurry if self._stop.is_set() else self._stop).set()
@@ -369,6 +385,15 @@ def _are_missing(keys: KeyStore) -> bool:
         return False
 
 
+async def _started(servers: Sequence[uvicorn.Server], serving: Sequence[asyncio.Future[None]]) -> None:
+    """Return when all serve, or one has ended; raises what that raised."""
+    while not all(server.started for server in servers):
+        ended, _ = await asyncio.wait(serving, timeout=0.01, return_when=asyncio.FIRST_COMPLETED)
+        if ended:
+            await asyncio.gather(*ended)
+            return
+
+
 class _Server(uvicorn.Server):
     """uvicorn's server, which leaves signals to the gateway, and resets no connection when it ends."""
 
@@ -402,13 +427,20 @@ def _accepted(listener: socket.socket) -> Iterator[socket.socket]:
 @contextlib.contextmanager
 def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
+    former = {}
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+        try:
+            loop.add_signal_handler(number, stop)
+        except NotImplementedError:  # on Windows
+            former[number] = signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop))
     try:
         yield
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
+            if number in former:
+                signal.signal(number, former[number])
+            else:
+                loop.remove_signal_handler(number)
 
 
 def _listening(settings: GatewaySettings) -> list[socket.socket]:

@@ -131,7 +131,7 @@ class Moves:
             self._remembered.popitem(last=False)
 
     async def run(self) -> None:
-        """Run the moves that nobody runs, until the task is cancelled."""
+        """Run the moves that nobody runs, until stop() was called and the last batch is done."""
         async with asyncio.TaskGroup() as tasks:
             for storage in self._storages:
                 tasks.create_task(self._run_in(storage, tasks))
@@ -139,19 +139,20 @@ class Moves:
     def stop(self) -> None:
         """Let running moves end after their batch, and give their jobs back, to other gateways."""
         self._stopping = True
+        for look_now in self._look_now.values():
+            look_now.set()
 
     async def _run_in(self, storage: Storage, tasks: asyncio.TaskGroup) -> None:
         """Run the moves of a storage, each in a task of its own: a long one must not let others wait."""
         look_now, places = self._look_now[storage], asyncio.Semaphore(_AT_ONCE)
-        while True:
+        while not self._stopping:
             look_now.clear()
             taken = None
             await places.acquire()
             try:
-                if not self._stopping:
-                    taking = self._run(self._take_job, storage)
-                    is_watched = storage.capabilities.immediate
-                    taken = await (self._hub.watch(storage, taking) if is_watched else taking)
+                taking = self._run(self._take_job, storage)
+                is_watched = storage.capabilities.immediate
+                taken = await (self._hub.watch(storage, taking) if is_watched else taking)
             except Exception as error:  # the storage is away, and so are its queues
                 _log.warning("moves wait", extra={"error": str(error)})
             if taken is not None:
