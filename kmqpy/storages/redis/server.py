@@ -31,6 +31,7 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.sockets import keepalive_options
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
+from kmqpy.storages.tls import Tls, is_refusal
 
 _BACKOFF = Backoff(first=0.02, maximum=1.0)
 _TEMPORARY_ERRORS = (BusyLoadingError, ReadOnlyError, ClusterDownError, TryAgainError)
@@ -52,7 +53,7 @@ class ServerSettings:
     timeout_s  call() repeats a failed command for at most this many seconds, then it raises Unavailable
     pool_size  the most connections for commands; call() waits for a free one for up to `timeout_s`. Threads
                that wait for messages share one more
-    tls        None: without; else the arguments of redis.SSLConnection
+    tls        None: without
     """
 
     host: str
@@ -62,7 +63,8 @@ class ServerSettings:
     password: str | None = field(default=None, repr=False)
     timeout_s: float = 10.0
     pool_size: int = 10
-    tls: dict[str, Any] | None = None
+    tls: Tls | None = None
+    application_name: str | None = None
 
 
 class Server:
@@ -196,7 +198,7 @@ class Server:
     def _translated(self, error: Exception, *, not_done: bool) -> Exception:
         """The exception to raise for an error of redis-py."""
         text = str(error)
-        if isinstance(error, _DENIED_ERRORS):
+        if isinstance(error, _DENIED_ERRORS) or is_refusal(error):
             return AccessDenied(f"{self.name}: {text}")
         if isinstance(error, _TEMPORARY_ERRORS) or text.startswith("BUSY "):
             return _CallFailed(error, not_done=True)
@@ -230,8 +232,20 @@ class Server:
             "socket_keepalive_options": keepalive_options(),
             "protocol": 2,
             "retry": Retry(NoBackoff(), 0),  # call() repeats
-            **(settings.tls or {}),
+            "client_name": settings.application_name,
+            **({} if settings.tls is None else _tls_arguments(settings.tls)),
         }
+
+
+def _tls_arguments(tls: Tls) -> dict[str, Any]:
+    tls.context()  # raises for bad files: redis-py would do so at each attempt to connect
+    return {
+        "ssl_ca_certs": tls.ca_certs,
+        "ssl_certfile": tls.certfile,
+        "ssl_keyfile": tls.keyfile or tls.certfile,
+        "ssl_cert_reqs": "required" if tls.verify else "none",
+        "ssl_check_hostname": tls.verify,
+    }
 
 
 class _CallFailed(Exception):

@@ -27,6 +27,7 @@ from kmqpy.storages.sql.dialect import (
 )
 from kmqpy.storages.sql.statements import Names, statements
 from kmqpy.storages.sql.tables import DialectName
+from kmqpy.storages.tls import Tls, is_refusal
 
 _SESSION = (
     """SET SESSION
@@ -36,7 +37,8 @@ _SESSION = (
     innodb_lock_wait_timeout = 5""",
 )
 # The numbers of errors, of the server and of the client, by the Fate that they imply.
-_DENIED_CODES = {1044, 1045, 1142, 1143, 1227, 1370, 1698}
+_DENIED_CODES = {1044, 1045, 1142, 1143, 1227, 1370, 1698, 3159}
+_CONNECT_CODES = {2003, 2013, 2026}  # among them TLS that one end refuses
 _UNDONE_CODES = {1020, 1040, 1203, 1205, 1213, 2002, 2003, 2005}
 _MISPLACED_CODES = {1047, 1290, 1792, 1836}  # read-only; 1047: a node that has left its Galera cluster
 _BROKEN_CODES = {0, 1053, 1152, 1153, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 2014, 4031}
@@ -64,7 +66,16 @@ class MariaDb:
     is_one_statement = False
     waits_ms = 200
 
-    def __init__(self, url: sqlalchemy.URL, names: Names, **pool: Any) -> None:
+    def __init__(
+        self,
+        url: sqlalchemy.URL,
+        names: Names,
+        tls: Tls | None = None,
+        application_name: str | None = None,
+        **pool: Any,
+    ) -> None:
+        self._tls = tls
+        self._application_name = application_name
         self._url = url.set(drivername="mariadb+pymysql")
         self._pool = pool
         self.sql: Mapping[str, str] = statements(self.name, names)
@@ -78,6 +89,7 @@ class MariaDb:
                 "charset": "utf8mb4",
                 "connect_timeout": connect_s,
                 "read_timeout": connect_s,  # until _prepare()
+                **self._settings(),
             },
             **self._pool,
         )
@@ -121,7 +133,7 @@ class MariaDb:
         if not isinstance(error, pymysql.err.Error):
             return None
         code = error.args[0] if error.args else None
-        if code in _DENIED_CODES:
+        if code in _DENIED_CODES or (code in _CONNECT_CODES and is_refusal(error)):
             return Fate.DENIED
         if code in _UNDONE_CODES:
             return Fate.UNDONE
@@ -129,6 +141,13 @@ class MariaDb:
             return Fate.MISPLACED
         broken = code in _BROKEN_CODES or isinstance(error, pymysql.err.InterfaceError)
         return Fate.UNKNOWN if broken else Fate.REFUSED
+
+    def _settings(self) -> dict[str, Any]:
+        """Arguments of PyMySQL for TLS and the name; without TLS it connects without."""
+        found: dict[str, Any] = {"ssl_disabled": True} if self._tls is None else {"ssl": self._tls.context()}
+        if self._application_name is not None:
+            found["program_name"] = self._application_name
+        return found
 
     def defaults(self) -> dict[str, Any]:
         """See Dialect."""

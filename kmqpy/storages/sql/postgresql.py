@@ -27,6 +27,7 @@ from kmqpy.storages.sql.dialect import (
 )
 from kmqpy.storages.sql.statements import Names, statements
 from kmqpy.storages.sql.tables import DialectName
+from kmqpy.storages.tls import Tls, is_refusal
 
 SESSION = (
     "SET enable_seqscan = off",  # a queue's statistics are always old, and plans are kept
@@ -101,7 +102,16 @@ class PostgreSql:
     is_one_statement = True
     waits_ms = 2_000
 
-    def __init__(self, url: sqlalchemy.URL, names: Names, **pool: Any) -> None:
+    def __init__(
+        self,
+        url: sqlalchemy.URL,
+        names: Names,
+        tls: Tls | None = None,
+        application_name: str | None = None,
+        **pool: Any,
+    ) -> None:
+        self._tls = tls
+        self._application_name = application_name
         self._url = url.set(drivername="postgresql+psycopg")
         self._pool = pool
         self.channel = f"{names.schema}.{names.prefix}ready" if names.schema else f"{names.prefix}ready"
@@ -119,11 +129,24 @@ class PostgreSql:
                 "keepalives_idle": KEEPALIVE_IDLE_S,
                 "keepalives_interval": KEEPALIVE_INTERVAL_S,
                 "keepalives_count": KEEPALIVE_COUNT,
+                **self._settings(),
             },
             **self._pool,
         )
         sqlalchemy.event.listen(made, "connect", _prepare)
         return made
+
+    def _settings(self) -> dict[str, str]:
+        """Settings of libpq for TLS and the name."""
+        found = {} if self._application_name is None else {"application_name": self._application_name}
+        if self._tls is None:
+            return found  # libpq's default: TLS if the server has it
+        found["sslmode"] = "verify-full" if self._tls.verify else "require"
+        if self._tls.verify:
+            found["sslrootcert"] = self._tls.ca_certs or "system"
+        if self._tls.certfile is not None:
+            found |= {"sslcert": self._tls.certfile, "sslkey": self._tls.keyfile or self._tls.certfile}
+        return found
 
     def cursor(self, connection: Any) -> Cursor:
         """See Dialect."""
@@ -172,9 +195,10 @@ class PostgreSql:
             return None
         state = error.sqlstate
         if state is None:
-            if "authentication failed" in str(error) or "no password supplied" in str(error):
+            text = str(error)
+            if "authentication failed" in text or "no password supplied" in text or is_refusal(error):
                 return Fate.DENIED
-            if "does not exist" in str(error) or "no pg_hba.conf entry" in str(error):
+            if "does not exist" in text or "no pg_hba.conf entry" in text:
                 return Fate.REFUSED  # libpq has no SQLSTATE for what it met while it connected
             return Fate.UNKNOWN if isinstance(error, psycopg.OperationalError) else Fate.REFUSED
         if state.startswith(_DENIED_STATES):
