@@ -147,7 +147,7 @@ class Gateway:
         self._key_threads = ThreadPoolExecutor(1, "kmq-gateway-keys")
         self._metrics = GatewayMetrics()
         self._peers = self._new_peers()
-        self._hub = Hub(storages, others=self._peers, quick_s=settings.quick_s)
+        self._hub = Hub(storages, elsewhere=self._peers, quick_s=settings.quick_s)
         self._moves = Moves(
             self._hub,
             list(dict.fromkeys(storages.values())),
@@ -307,12 +307,12 @@ class Gateway:
         except ValueError:
             return Response(status_code=400)
         try:
-            messages = await self._hub.take_for_other(asked.place, asked.limit, asked.lease_s)
+            messages = await self._hub.take_for_other(asked.unique_id, asked.limit, asked.lease_s)
         except KmqError as error:
             _log.warning("nothing for another gateway", extra={"error": str(error)})
             return Response(status_code=503)
         if messages and await request.is_disconnected():
-            await self._hub.give_back(asked.place, messages)
+            await self._hub.give_back(asked.unique_id, messages)
         return json_response(peer_answer(messages))
 
     def _servers(self) -> list[uvicorn.Server]:

@@ -16,7 +16,7 @@ from kmqpy.gateway.discovery.peers import Peer, Peers, parse_hearsay, parse_peer
 from kmqpy.gateway.service.claims import Said
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
-PLACE = ("", "jobs")
+JOBS = "the unique id of jobs"
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def knows():
 @pytest.fixture
 def asked(knows):
     """Asks the others that are given by their addresses."""
-    return lambda *addresses: asyncio.run(knows(*addresses).take(PLACE, 10, 30))
+    return lambda *addresses: asyncio.run(knows(*addresses).take(JOBS, 10, 30))
 
 
 def test_others_are_told_what_was_said_and_one_that_is_silent_holds_nobody_up(knows):
@@ -58,10 +58,10 @@ def test_others_are_told_what_was_said_and_one_that_is_silent_holds_nobody_up(kn
         addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in (silent, other.socket)]
         begun_s = time.monotonic()
         for one in said:
-            asyncio.run(knows("127.0.0.1:1", *addresses).tell(PLACE, "id", one))
+            asyncio.run(knows("127.0.0.1:1", *addresses).tell(JOBS, one))
         assert time.monotonic() - begun_s < 3 * peers._TIMEOUT_S
         other.shutdown()
-    assert heard == [("/internal/said", "token", (PLACE, "id", one)) for one in said]
+    assert heard == [("/internal/said", "token", (JOBS, one)) for one in said]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_others_are_told_what_was_said_and_one_that_is_silent_holds_nobody_up(kn
         b"7",
         b"{}",
         b"[" * 100_000,
-        b'{"place": ["", "q"], "unique_id": "u", "ids": ["0-1"], "lease_s": -1}',
+        b'{"unique_id": "u", "ids": ["0-1"], "lease_s": -1}',
     ],
 )
 def test_what_no_gateway_tells_is_refused(body):

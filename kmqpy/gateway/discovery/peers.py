@@ -27,7 +27,6 @@ from kmqpy.core.closeable import Closeable
 from kmqpy.core.durations import DAY_MS, MIN_LEASE_MS
 from kmqpy.gateway.discovery.registration import Entry, Registration
 from kmqpy.gateway.service.claims import Said
-from kmqpy.gateway.service.hub import Place
 from kmqpy.gateway.service.served_queue import Taken
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
@@ -80,7 +79,7 @@ class Peers(Closeable):
         self._threads = threads
         self._on_asked = on_asked
         self._clock = clock
-        self._not_before_s: dict[tuple[Peer, Place], float] = {}
+        self._not_before_s: dict[tuple[Peer, str], float] = {}
         self._folder = f"{root}/{_FOLDER}"
         self._token = secrets.token_urlsafe(32)
         self._others: tuple[Peer, ...] = ()
@@ -103,7 +102,7 @@ class Peers(Closeable):
         """True while others can find this gateway."""
         return self._registration is not None and self._registration.registered
 
-    async def take(self, place: Place, limit: int, lease_s: float) -> tuple[list[Taken], str]:
+    async def take(self, unique_id: str, limit: int, lease_s: float) -> tuple[list[Taken], str]:
         """Ask the others, one after the other, until one has messages; see Elsewhere."""
         silent: list[str] = []
         begun_s = self._clock.monotonic()
@@ -111,14 +110,14 @@ class Peers(Closeable):
             self._not_before_s.clear()
         for peer in self._others:
             now_s = self._clock.monotonic()
-            if self._not_before_s.get((peer, place), 0.0) > now_s:
+            if self._not_before_s.get((peer, unique_id), 0.0) > now_s:
                 continue
             left_s = begun_s + _TIMEOUT_S - now_s
             if left_s <= 0:  # the next poll asks them: who was silent is left out for a while
                 break
             try:
                 found = await asyncio.wrap_future(
-                    self._threads.submit(ask, peer, place, limit, lease_s, left_s)
+                    self._threads.submit(ask, peer, unique_id, limit, lease_s, left_s)
                 )
             except (OSError, ValueError, OverflowError, RecursionError) as error:
                 _log.warning(
@@ -126,20 +125,20 @@ class Peers(Closeable):
                 )
                 self._on_asked("silent")
                 silent.append(peer.address)
-                self._not_before_s[peer, place] = now_s + _SILENT_S
+                self._not_before_s[peer, unique_id] = now_s + _SILENT_S
                 continue
             self._on_asked("messages" if found else "nothing")
             if found:
                 return found, ""
-            self._not_before_s[peer, place] = now_s + _EMPTY_S
+            self._not_before_s[peer, unique_id] = now_s + _EMPTY_S
         why = f"messages may be at gateways that do not answer: {', '.join(silent)}" if silent else ""
         return [], why
 
-    async def tell(self, place: Place, unique_id: str, said: Said) -> None:
-        """Tell all others, at once; those that do not answer in time do not hear of it."""
+    async def tell(self, unique_id: str, said: Said) -> None:
+        """Tell all others, at once; those that do not answer in time do not hear of it; see Elsewhere."""
         await asyncio.gather(
             *(
-                asyncio.wrap_future(self._threads.submit(tell, peer, place, unique_id, said, _TIMEOUT_S))
+                asyncio.wrap_future(self._threads.submit(tell, peer, unique_id, said, _TIMEOUT_S))
                 for peer in self._others
             )
         )
@@ -180,21 +179,21 @@ def parse_peer(data: bytes) -> Peer:
     raise ValueError("address or token can't be one")
 
 
-def ask(peer: Peer, place: Place, limit: int, lease_s: float, timeout_s: float) -> list[Taken]:
+def ask(peer: Peer, unique_id: str, limit: int, lease_s: float, timeout_s: float) -> list[Taken]:
     """Let another gateway take messages for us; blocks.
 
     Raises OSError if it does not answer, and ValueError for a wrong answer.
     """
     try:
-        body = {"place": list(place), "limit": limit, "lease_s": lease_s}
+        body = {"unique_id": unique_id, "limit": limit, "lease_s": lease_s}
         return [_taken(one) for one in json.loads(_post(peer, TAKE_PATH, body, timeout_s))]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
-def tell(peer: Peer, place: Place, unique_id: str, said: Said, timeout_s: float) -> None:
+def tell(peer: Peer, unique_id: str, said: Said, timeout_s: float) -> None:
     """Tell another gateway what was said of messages, see Hub.hear(); logs if it does not answer. Blocks."""
-    body = {"place": list(place), "unique_id": unique_id, "ids": list(said.ids), "lease_s": said.lease_s}
+    body = {"unique_id": unique_id, "ids": list(said.ids), "lease_s": said.lease_s}
     try:
         _post(peer, SAID_PATH, body, timeout_s)
     except (OSError, ValueError, OverflowError) as error:
@@ -220,7 +219,7 @@ def _post(peer: Peer, path: str, body: object, timeout_s: float) -> bytes:
 class Request(NamedTuple):
     """What ask() asks for."""
 
-    place: Place
+    unique_id: str
     limit: int
     lease_s: float
 
@@ -229,8 +228,7 @@ def parse_request(body: bytes) -> Request:
     """The request in a body; raises ValueError."""
     try:
         given = json.loads(body)
-        storage, queue = given["place"]
-        request = Request((str(storage), str(queue)), int(given["limit"]), float(given["lease_s"]))
+        request = Request(str(given["unique_id"]), int(given["limit"]), float(given["lease_s"]))
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
     if not 1 <= request.limit <= _MAX_LIMIT or not MIN_LEASE_MS / 1000 <= request.lease_s < DAY_MS:
@@ -241,7 +239,6 @@ def parse_request(body: bytes) -> Request:
 class Hearsay(NamedTuple):
     """What tell() tells."""
 
-    place: Place
     unique_id: str
     said: Said
 
@@ -250,10 +247,9 @@ def parse_hearsay(body: bytes) -> Hearsay:
     """What was said, in a body; raises ValueError."""
     try:
         given = json.loads(body)
-        storage, queue = given["place"]
         lease_s = None if given["lease_s"] is None else float(given["lease_s"])
         said = Said([str(one) for one in given["ids"]], lease_s)
-        found = Hearsay((str(storage), str(queue)), str(given["unique_id"]), said)
+        found = Hearsay(str(given["unique_id"]), said)
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
     if lease_s is not None and not 0 <= lease_s < DAY_MS:

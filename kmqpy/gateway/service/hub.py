@@ -9,16 +9,16 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import Closed, ConfigError, QueueNotFound, Unavailable
 from kmqpy.gateway.service.claims import Claims, Said
 from kmqpy.gateway.service.names import stored_name
 from kmqpy.gateway.service.on_loop import OnLoop
-from kmqpy.gateway.service.patience import Patience, be_patient
+from kmqpy.gateway.service.patience import Patience
 from kmqpy.gateway.service.pulse import PATIENCE_S, QUICK_S, Pulse
-from kmqpy.gateway.service.served_queue import ServedQueue, Taken
+from kmqpy.gateway.service.served_queue import Elsewhere, ServedQueue, Taken
 from kmqpy.gateway.service.watched_queue import watched, watched_queue
 from kmqpy.queue import Queue, Storage
 
@@ -45,33 +45,6 @@ Place = tuple[str, str]
 """The name of a storage, and the name of a queue in it."""
 
 
-class Others(Protocol):
-    """Other gateways, see Elsewhere."""
-
-    async def take(self, place: Place, limit: int, lease_s: float) -> tuple[list[Taken], str]:
-        """Ask for messages of a queue."""
-
-    async def tell(self, place: Place, unique_id: str, said: Said) -> None:
-        """Tell them what was said of messages of a queue, which `unique_id` tells from its namesakes."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Elsewhere:
-    """Other gateways, for one queue."""
-
-    others: Others
-    place: Place
-    unique_id: str
-
-    async def take(self, limit: int, lease_s: float) -> tuple[list[Taken], str]:
-        be_patient()
-        return await self.others.take(self.place, limit, lease_s)
-
-    async def tell(self, said: Said) -> None:
-        be_patient()
-        await self.others.tell(self.place, self.unique_id, said)
-
-
 @dataclass(frozen=True, slots=True)
 class QueueName:
     """The name of a queue in a dialect.
@@ -92,7 +65,6 @@ class _Entry:
 
     queue: ServedQueue
     since_s: float
-    close: Callable[[], None]
 
 
 class Hub:
@@ -102,27 +74,28 @@ class Hub:
     all other names are queues of the default storage, the one under the name "". If that has its own
     name, too, all have names; then `unknown:rest` is mistyped (ConfigError).
 
-    others   other gateways, which are asked for messages of queues on Kafka; None: there are none
-    quick_s  requests are given up when their storage has answered nobody for so many seconds
+    elsewhere  other gateways, which are asked for messages of queues on Kafka; None: there are none
+    quick_s    requests are given up when their storage has answered nobody for so many seconds
     """
 
     def __init__(
         self,
         storages: Mapping[str, Storage],
         *,
-        others: Others | None = None,
+        elsewhere: Elsewhere | None = None,
         quick_s: float = QUICK_S,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._storages = dict(storages)
         self._all_named = any(name and one is storages[""] for name, one in storages.items())
-        self._others = others
+        self._elsewhere = elsewhere
         self._claims: OrderedDict[str, Claims] = OrderedDict()
         # Threads of its own for each storage, so that one that does not answer holds none of another's.
         self._threads = {storage: _executor(storage) for storage in storages.values()}
         self._pulses = {name: Pulse(quick_s) for name in storages}
         self._clock = clock
         self._entries: OrderedDict[Place, _Entry] = OrderedDict()
+        self._places: dict[str, Place] = {}  # of the open queues on Kafka, by their unique ids
         self._missing_since_s: dict[Place, float] = {}  # apart: whoever asks for names must close no queue
         self._opening: dict[tuple[Place, bool], asyncio.Task[ServedQueue | None]] = {}
 
@@ -230,47 +203,47 @@ class Hub:
                 try:
                     return await use(queue)
                 except (QueueNotFound, Closed):
-                    self._forget(name, queue)
+                    self._close(self._place(name), queue)
         raise Unavailable("the queue is deleted and made again all the time")
 
-    async def take_for_other(self, place: Place, limit: int, lease_s: float) -> list[Taken]:
+    async def take_for_other(self, unique_id: str, limit: int, lease_s: float) -> list[Taken]:
         """Take for another gateway, if we have partitions of the queue.
 
         If none of our clients has asked for messages lately, we leave the partitions to others.
         """
-        entry = self._entries.get(place)
-        if entry is None or entry.queue.unasked_s is None:
+        place = self._places.get(unique_id)
+        if place is None:
             return []
-        messages = await entry.queue.take_here(limit, lease_s)
-        if entry.queue.unasked_s > _LEAVE_AFTER_S and not entry.queue.busy and place in self._entries:
-            del self._entries[place]
-            self._threads[self._storages[place[0]]].submit(entry.close)
+        queue = self._entries[place].queue
+        if queue.unasked_s is None:
+            return []
+        messages = await queue.take_here(limit, lease_s)
+        if queue.unasked_s > _LEAVE_AFTER_S and not queue.busy:
+            self._close(place, queue)
         return messages
 
-    def hear(self, place: Place, unique_id: str, said: Said) -> None:
+    def hear(self, unique_id: str, said: Said) -> None:
         """Heed what a client has said to another gateway of messages that we may take."""
-        if place[0] in self._storages and not self._storages[place[0]].capabilities.immediate:
-            self._claims_of(unique_id).note(said, self._clock.monotonic())
+        self._claims_of(unique_id).note(said, self._clock.monotonic())
 
-    async def give_back(self, place: Place, messages: Sequence[Taken]) -> None:
+    async def give_back(self, unique_id: str, messages: Sequence[Taken]) -> None:
         """Give back what take_for_other() returned, if the other gateway did not get it."""
-        entry = self._entries.get(place)
-        if entry is not None:
-            await entry.queue.give_back(messages)
+        if (place := self._places.get(unique_id)) is not None:
+            await self._entries[place].queue.give_back(messages)
 
     def close(self) -> None:
         """Wait for running calls, then close queues and storages; called in a thread, without requests."""
         for threads in self._threads.values():
             threads.shutdown()
         for entry in self._entries.values():
-            entry.close()
+            entry.queue.close()
         for storage in self._storages.values():
             storage.close()
 
     async def _find(self, name: QueueName, *, make: bool) -> ServedQueue | None:
         place = self._place(name)
         entry = self._entries.get(place)
-        if entry is not None and self._is_good(entry):
+        if entry is not None and self._is_usable(entry):
             self._entries.move_to_end(place)
             return entry.queue
         missing_since_s = self._missing_since_s.get(place)
@@ -286,6 +259,7 @@ class Hub:
             opening = asyncio.ensure_future(self._open_or_make(place, name.settings, make=make))
             self._opening[place, make] = opening
             opening.add_done_callback(lambda _: self._opening.pop((place, make), None))
+            opening.add_done_callback(_heed_error)
         return await asyncio.shield(opening)
 
     async def _open_or_make(
@@ -299,7 +273,8 @@ class Hub:
             queue = await self._open(place, settings)
         return queue
 
-    def _is_good(self, entry: _Entry) -> bool:
+    def _is_usable(self, entry: _Entry) -> bool:
+        """False if the queue is to be opened again: its settings may have changed, and nobody uses it now."""
         return self._clock.monotonic() - entry.since_s < _REOPEN_AFTER_S or entry.queue.busy
 
     async def _open(self, place: Place, settings: Mapping[str, Any]) -> ServedQueue | None:
@@ -311,49 +286,46 @@ class Hub:
             queue = await self._run(storage, opening, storage, stored, settings)
         except QueueNotFound:
             former = self._entries.get(place)
-            if former is None or not self._is_good(former):
-                self._close(place)
+            if former is None or not self._is_usable(former):
+                if former is not None:
+                    self._close(place, former.queue)
                 self._missing_since_s.pop(place, None)
                 self._missing_since_s[place] = before
-                self._forget_missing()
+                self._trim_missing()
             return None
         has_owners = not storage.capabilities.immediate  # of its partitions: on Kafka
         claims = self._claims_of(queue.unique_id) if has_owners else None
         if claims is not None:
             claims.collapses = getattr(getattr(queue, "settings", None), "collapse", False)
-        elsewhere = None if self._others is None else _Elsewhere(self._others, place, queue.unique_id)
         served = ServedQueue(
             watched_queue(queue, pulse, self._clock),
             self._threads[storage],
-            elsewhere=elsewhere if has_owners else None,
+            elsewhere=self._elsewhere if has_owners else None,
             claims=claims,
             clock=self._clock,
         )
         former = self._entries.get(place)
-        if former is not None and self._is_good(former):
+        if former is not None and self._is_usable(former):
             self._threads[storage].submit(queue.close)  # opened by another request meanwhile, and in use
             return former.queue
         self._missing_since_s.pop(place, None)
-        self._entries.pop(place, None)
-        self._entries[place] = _Entry(served, before, queue.close)
         if former is not None:
-            self._threads[storage].submit(former.close)
+            self._close(place, former.queue)
+        self._entries[place] = _Entry(served, before)
+        if has_owners:
+            self._places[queue.unique_id] = place
         self._evict()
         return served
 
-    def _forget(self, name: QueueName, queue: ServedQueue) -> None:
+    def _close(self, place: Place, queue: ServedQueue) -> None:
         """Close this queue; not one that another request has opened since."""
-        place = self._place(name)
         entry = self._entries.get(place)
         if entry is not None and entry.queue is queue:
-            self._close(place)
+            del self._entries[place]
+            self._places.pop(queue.unique_id, None)
+            self._threads[self._storages[place[0]]].submit(queue.close)
 
-    def _close(self, place: Place) -> None:
-        entry = self._entries.pop(place, None)
-        if entry is not None:
-            self._threads[self._storages[place[0]]].submit(entry.close)
-
-    def _forget_missing(self) -> None:
+    def _trim_missing(self) -> None:
         now_s = self._clock.monotonic()
         while self._missing_since_s:
             oldest, since_s = next(iter(self._missing_since_s.items()))
@@ -362,13 +334,11 @@ class Hub:
             del self._missing_since_s[oldest]
 
     def _evict(self) -> None:
-        for place in list(self._entries):
+        for place, entry in list(self._entries.items()):
             if len(self._entries) <= _MAX_OPEN:
                 return
-            entry = self._entries[place]
             if not entry.queue.busy:
-                del self._entries[place]
-                self._threads[self._storages[place[0]]].submit(entry.close)
+                self._close(place, entry.queue)
 
     def _claims_of(self, unique_id: str) -> Claims:
         """Kept apart from the open queue, which is opened again now and then."""
@@ -393,6 +363,12 @@ class Hub:
 
     async def _run(self, storage: Storage, function: Callable[..., T], *args: Any) -> T:
         return await asyncio.wrap_future(self._threads[storage].submit(functools.partial(function, *args)))
+
+
+def _heed_error(opening: asyncio.Task[Any]) -> None:
+    """Nobody may wait for it any more; asyncio would log its error as one that was never retrieved."""
+    if not opening.cancelled():
+        opening.exception()
 
 
 def _executor(storage: Storage) -> Executor:

@@ -15,6 +15,7 @@ from kmqpy.core.durations import MIN_LEASE_MS
 from kmqpy.gateway.service.claims import Claims, Said
 from kmqpy.gateway.service.estimate import Estimate
 from kmqpy.gateway.service.ids import WireIds
+from kmqpy.gateway.service.patience import be_patient, current_patience
 from kmqpy.gateway.service.shelf import Shelf
 from kmqpy.message import Headers, Message, OutgoingMessage
 from kmqpy.queue import Queue
@@ -66,12 +67,12 @@ class Taken(NamedTuple):
 
 
 class Elsewhere(Protocol):
-    """Other gateways, which have partitions of a queue on Kafka."""
+    """Other gateways, which have partitions of queues on Kafka; `unique_id` tells namesakes apart."""
 
-    async def take(self, limit: int, lease_s: float) -> tuple[list[Taken], str]:
+    async def take(self, unique_id: str, limit: int, lease_s: float) -> tuple[list[Taken], str]:
         """Ask for messages; returns them, or why there are none (empty: there are none)."""
 
-    async def tell(self, said: Said) -> None:
+    async def tell(self, unique_id: str, said: Said) -> None:
         """Tell them what was said of messages that were not handed out here."""
 
 
@@ -104,6 +105,7 @@ class ServedQueue:
         claims: Claims | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self.unique_id = queue.unique_id
         self.ids = WireIds(queue.name, queue.unique_id)
         self._queue = queue
         self._threads = threads
@@ -167,7 +169,10 @@ class ServedQueue:
         messages = await self.take_here(limit, lease_s)
         if messages or self._elsewhere is None:
             return messages, ""
-        found, why_none = await self._elsewhere.take(limit, lease_s)
+        if (patience := current_patience.get()) is not None:
+            patience.be_long()  # it is no longer our storage that is waited for
+        be_patient()
+        found, why_none = await self._elsewhere.take(self.unique_id, limit, lease_s)
         self._note_handed_out(found, lease_s)
         return found, why_none
 
@@ -247,6 +252,10 @@ class ServedQueue:
     async def purge(self) -> None:
         """Remove all messages but dead letters."""
         await self._call(self._queue.purge)
+
+    def close(self) -> None:
+        """Close the queue; called in a thread."""
+        self._queue.close()
 
     # --- looking ----------------------------------------------------------------------------------
 
@@ -411,7 +420,8 @@ class ServedQueue:
             return
         unknown = self._claims.note(said, self._clock.monotonic())
         if unknown and self._elsewhere is not None:
-            await self._elsewhere.tell(said._replace(ids=unknown))
+            be_patient()
+            await self._elsewhere.tell(self.unique_id, said._replace(ids=unknown))
 
     def _note_handed_out(self, messages: Sequence[Taken], lease_s: float) -> None:
         if self._claims is not None:
