@@ -241,7 +241,7 @@ class Gateway:
         (self._hurry if self._stop.is_set() else self._stop).set()
 
     def _warm_up(self) -> None:
-        """Open what the first send would have to wait for: a producer's first contact takes half a second."""
+        """Open what the first send would have to wait for: KMQ.moves is made, and a producer connects."""
         for storage in self._storages.values():
             if not storage.capabilities.immediate:
                 try:

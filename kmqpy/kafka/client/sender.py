@@ -36,7 +36,7 @@ def new_producer(connection: KafkaConnection, limits: SendLimits = DEFAULT_LIMIT
         "message.timeout.ms": max(limits.timeout_ms, 10),
         "message.max.bytes": limits.max_message_bytes + HEADROOM_BYTES,
     }
-    return RenewedProducer(partial(librdkafka.new_producer, connection, settings))
+    return RenewedProducer(partial(librdkafka.new_producer, connection, settings, connects=True))
 
 
 class _Record(NamedTuple):
