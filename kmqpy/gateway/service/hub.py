@@ -230,6 +230,8 @@ class Hub:
 
     def close(self) -> None:
         """Wait for running calls, then close queues and storages; called in a thread, without requests."""
+        for entry in self._entries.values():
+            entry.queue.stop_taking()
         for threads in self._threads.values():
             threads.shutdown()
         for entry in self._entries.values():
