@@ -207,3 +207,36 @@ def test_what_came_too_late_is_given_back_when_the_gateway_ends(monkeypatch, com
             assert (jobs.size(), jobs.in_flight()) == (3, 0)
 
     asyncio.run(main())
+
+
+def test_a_renewal_at_another_gateway_counts_once(monkeypatch):
+    monkeypatch.setattr(module, "_executor", lambda _: ThreadPoolExecutor(4))
+
+    class First:
+        """The first gateway, as the second one has it."""
+
+        async def take(self, unique_id, limit, lease_s):
+            return [], ""
+
+        async def tell(self, unique_id, said):
+            return set(first.hear(unique_id, said))
+
+    async def renew(hub, ids):
+        await hub.with_queue(JOBS, lambda queue: queue.extend(ids, 60), missing=list)
+        return await hub.with_queue(JOBS, lambda queue: queue.in_flight(), missing=list)
+
+    async def main():
+        nonlocal first
+        with memory_storage() as memory:
+            memory.create("jobs")
+            memory.open("jobs").send_many([b"x"] * 3)
+            first = Hub({"": LikeKafka(memory, {})})
+            second = Hub({"": LikeKafka(memory, {})}, elsewhere=First())
+            taken = [one.id for one in await poll(first)]
+            assert await renew(second, taken) == await renew(first, taken) == 3
+            assert await renew(second, ["4711"]) == 4
+            for hub in (first, second):
+                await asyncio.to_thread(hub.close)
+
+    first = None
+    asyncio.run(main())

@@ -72,8 +72,8 @@ class Elsewhere(Protocol):
     async def take(self, unique_id: str, limit: int, lease_s: float) -> tuple[list[Taken], str]:
         """Ask for messages; returns them, or why there are none (empty: there are none)."""
 
-    async def tell(self, unique_id: str, said: Said) -> None:
-        """Tell them what was said of messages that were not handed out here."""
+    async def tell(self, unique_id: str, said: Said) -> set[str]:
+        """Tell them what was said of messages that were not handed out here; returns those that they have."""
 
 
 class _Take(NamedTuple):
@@ -438,7 +438,7 @@ class ServedQueue:
             return
         unknown = self._claims.note(said, self._clock.monotonic())
         if unknown and self._elsewhere is not None:
-            await self._elsewhere.tell(self.unique_id, said._replace(ids=unknown))
+            self._claims.forget_early(await self._elsewhere.tell(self.unique_id, said._replace(ids=unknown)))
 
     def _note_handed_out(self, messages: Sequence[Taken], lease_s: float) -> None:
         if self._claims is not None:
