@@ -7,6 +7,7 @@ import contextlib
 import errno
 import functools
 import ipaddress
+import json
 import logging
 import re
 import signal
@@ -293,10 +294,10 @@ class Gateway:
         if not self._is_from_peer(request):
             return Response(status_code=403)
         try:
-            self._hub.hear(*parse_hearsay(await request.body()))
+            handed_out = self._hub.hear(*parse_hearsay(await request.body()))
         except ValueError:
             return Response(status_code=400)
-        return Response()
+        return json_response(json.dumps(handed_out).encode())
 
     async def _answer_other(self, request: Request) -> Response:
         """Answer another gateway that asks for messages."""

@@ -77,3 +77,29 @@ def test_in_a_queue_that_collapses_nothing_counts_before_a_message_was_handed_ou
     claims.hand_out(["b"], 30.0)
     claims.note(Said(["b"], 60.0), 0.0)
     assert claims.shorter_than(["b"], 50.0) == []
+
+
+def test_what_is_over_is_not_remembered_and_what_was_said_again_is_the_latest(monkeypatch):
+    monkeypatch.setattr(module, "_MOST", 3)
+    claims = Claims()
+    claims.note(Said(["a"], None), 5.0)
+    claims.note(Said(list("bcdef"), 0.0), 5.0)
+    assert heeded(claims, "a", now_s=5.0) == ([], ["a"], [])
+    claims.note(Said(["a"], None), 5.0)
+    claims.note(Said(["b", "c"], 30.0), 5.0)
+    claims.note(Said(["b"], 60.0), 5.0)
+    assert claims.note(Said(["d"], None), 5.0) == ["d"]
+    assert heeded(claims, *"abcd", now_s=5.0) == (["a"], ["d"], [("b", 60.0), ("c", 30.0)])
+    claims.hand_out("abc", 30.0)
+    claims.hand_out("a", 30.0)
+    claims.note(Said(["b"], 60.0), 5.0)
+    claims.hand_out("d", 30.0)
+    assert claims.note(Said(list("abcd"), None), 5.0) == ["c"]
+
+
+def test_what_another_gateway_has_handed_out_is_not_early():
+    claims = Claims()
+    claims.note(Said(["a", "b"], 30.0), 0.0)
+    claims.forget_early(["b", "unknown"])
+    assert claims.count_early(0.0) == 1
+    assert heeded(claims, "a", "b") == (["b"], [], [("a", 30.0)])

@@ -20,7 +20,7 @@ JOBS = QueueName("jobs")
 class LikeKafka:
     """A storage or queue whose receive() waits for messages that are on their way, as on Kafka.
 
-    gates  by the name of a method: calls of it wait until the gate is opened
+    gates  by the name of a method: calls of it return when the gate is open
     """
 
     def __init__(self, inner, gates):
@@ -35,6 +35,9 @@ class LikeKafka:
     def open(self, name):
         return LikeKafka(self._inner.open(name), self.gates)
 
+    def close(self):
+        """Tests look at what is left."""
+
     def receive(self, *args, wait=0, **options):
         return self._gated("receive", *args, wait=0, **options)
 
@@ -42,10 +45,11 @@ class LikeKafka:
         return self._gated("extend", *args, **options)
 
     def _gated(self, name, *args, **options):
+        result = getattr(self._inner, name)(*args, **options)
         self.calls.append(name)
         if name in self.gates:
             assert self.gates[name].wait(60)
-        return getattr(self._inner, name)(*args, **options)
+        return result
 
 
 @asynccontextmanager
@@ -156,4 +160,83 @@ def test_nobody_hears_of_an_error_for_which_nobody_waits_any_more():
                 await asyncio.sleep(0)
         assert unheard == []
 
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("call", ["receive", "extend"])
+def test_a_take_that_is_cancelled_gives_back_what_it_brings(call):
+    async def main():
+        gates = {"receive": threading.Event(), "extend": threading.Event()}
+        async with a_hub(gates) as (hub, jobs):
+            jobs.send_many([b"x"] * 3)
+            if call == "extend":  # of messages that came too late for a poll
+                assert await poll(hub) == []
+                gates["receive"].set()
+                await until(lambda: hub.late_messages == 3)
+            taking = asyncio.ensure_future(poll(hub))
+            await until(lambda: hub._entries and call in hub._entries["", "jobs"].queue._queue.calls)
+            taking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await taking
+            for gate in gates.values():
+                gate.set()
+            await until(lambda: jobs.size() == 3)
+            assert [one.attempts for one in jobs.receive(3)] == [1] * 3
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("comes", ["before", "during"])
+def test_what_came_too_late_is_given_back_when_the_gateway_ends(monkeypatch, comes):
+    async def main():
+        gate = threading.Event()
+        with memory_storage() as memory:
+            memory.create("jobs")
+            jobs = memory.open("jobs")
+            jobs.send_many([b"x"] * 3)
+            monkeypatch.setattr(module, "_executor", lambda _: ThreadPoolExecutor(4))
+            hub = Hub({"": LikeKafka(memory, {"receive": gate})})
+            assert await poll(hub) == []
+            if comes == "before":
+                gate.set()
+                await until(lambda: hub.late_messages == 3)
+            closing = asyncio.ensure_future(asyncio.to_thread(hub.close))
+            await until(lambda: hub._entries["", "jobs"].queue._closing)
+            gate.set()
+            await closing
+            assert (jobs.size(), jobs.in_flight()) == (3, 0)
+
+    asyncio.run(main())
+
+
+def test_a_renewal_at_another_gateway_counts_once(monkeypatch):
+    monkeypatch.setattr(module, "_executor", lambda _: ThreadPoolExecutor(4))
+
+    class First:
+        """The first gateway, as the second one has it."""
+
+        async def take(self, unique_id, limit, lease_s):
+            return [], ""
+
+        async def tell(self, unique_id, said):
+            return set(first.hear(unique_id, said))
+
+    async def renew(hub, ids):
+        await hub.with_queue(JOBS, lambda queue: queue.extend(ids, 60), missing=list)
+        return await hub.with_queue(JOBS, lambda queue: queue.in_flight(), missing=list)
+
+    async def main():
+        nonlocal first
+        with memory_storage() as memory:
+            memory.create("jobs")
+            memory.open("jobs").send_many([b"x"] * 3)
+            first = Hub({"": LikeKafka(memory, {})})
+            second = Hub({"": LikeKafka(memory, {})}, elsewhere=First())
+            taken = [one.id for one in await poll(first)]
+            assert await renew(second, taken) == await renew(first, taken) == 3
+            assert await renew(second, ["4711"]) == 4
+            for hub in (first, second):
+                await asyncio.to_thread(hub.close)
+
+    first = None
     asyncio.run(main())

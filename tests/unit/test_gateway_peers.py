@@ -46,8 +46,8 @@ def test_others_are_told_what_was_said_and_one_that_is_silent_holds_nobody_up(kn
             body = self.rfile.read(int(self.headers["Content-Length"]))
             heard.append((self.path, self.headers["x-kmq-peer"], parse_hearsay(body)))
             self.send_response(200)
-            self.send_header("Content-Length", "0")
             self.end_headers()
+            self.wfile.write(b'["0-2"]')
 
         def log_message(self, *_):
             pass
@@ -58,7 +58,7 @@ def test_others_are_told_what_was_said_and_one_that_is_silent_holds_nobody_up(kn
         addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in (silent, other.socket)]
         begun_s = time.monotonic()
         for one in said:
-            asyncio.run(knows("127.0.0.1:1", *addresses).tell(JOBS, one))
+            assert asyncio.run(knows("127.0.0.1:1", *addresses).tell(JOBS, one)) == {"0-2"}
         assert time.monotonic() - begun_s < 3 * peers._TIMEOUT_S
         other.shutdown()
     assert heard == [("/internal/said", "token", (JOBS, one)) for one in said]

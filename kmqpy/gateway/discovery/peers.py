@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 from kazoo.client import KazooClient
@@ -134,14 +135,15 @@ class Peers(Closeable):
         why = f"messages may be at gateways that do not answer: {', '.join(silent)}" if silent else ""
         return [], why
 
-    async def tell(self, unique_id: str, said: Said) -> None:
+    async def tell(self, unique_id: str, said: Said) -> set[str]:
         """Tell all others, at once; those that do not answer in time do not hear of it; see Elsewhere."""
-        await asyncio.gather(
+        answers = await asyncio.gather(
             *(
                 asyncio.wrap_future(self._threads.submit(tell, peer, unique_id, said, _TIMEOUT_S))
                 for peer in self._others
             )
         )
+        return set(chain.from_iterable(answers))
 
     def is_token(self, text: str) -> bool:
         """True for this gateway's token, which only other gateways know."""
@@ -191,13 +193,17 @@ def ask(peer: Peer, unique_id: str, limit: int, lease_s: float, timeout_s: float
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
-def tell(peer: Peer, unique_id: str, said: Said, timeout_s: float) -> None:
-    """Tell another gateway what was said of messages, see Hub.hear(); logs if it does not answer. Blocks."""
+def tell(peer: Peer, unique_id: str, said: Said, timeout_s: float) -> list[str]:
+    """Tell another gateway what was said of messages, see Hub.hear(); logs if it does not answer. Blocks.
+
+    Returns those that it has handed out.
+    """
     body = {"unique_id": unique_id, "ids": list(said.ids), "lease_s": said.lease_s}
     try:
-        _post(peer, SAID_PATH, body, timeout_s)
-    except (OSError, ValueError, OverflowError) as error:
+        return [str(one) for one in json.loads(_post(peer, SAID_PATH, body, timeout_s))]
+    except (OSError, ValueError, OverflowError, TypeError, RecursionError) as error:
         _log.warning("a gateway was not told", extra={"gateway": peer.address, "error": str(error)})
+        return []
 
 
 def _post(peer: Peer, path: str, body: object, timeout_s: float) -> bytes:

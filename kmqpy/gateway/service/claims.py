@@ -50,7 +50,8 @@ class Claims:
     def hand_out(self, ids: Iterable[str], until_s: float) -> None:
         """Note that messages were handed out to clients of ours."""
         with self._lock:
-            self._handed_out.update(dict.fromkeys(ids, until_s))
+            for one in ids:
+                _put(self._handed_out, one, until_s)
             _shorten(self._handed_out)
 
     def shorter_than(self, ids: Sequence[str], until_s: float) -> list[str]:
@@ -63,15 +64,22 @@ class Claims:
         until_s = _ENDED if said.lease_s is None else now_s + said.lease_s
         with self._lock:
             unknown = [one for one in said.ids if one not in self._handed_out]
-            self._handed_out.update(dict.fromkeys(self._handed_out.keys() & said.ids, until_s))
+            for one in self._handed_out.keys() & said.ids:
+                _put(self._handed_out, one, until_s)
             for one in () if self.collapses else unknown:
-                known_s = self._early.get(one, 0.0)
+                known_s = self._early.get(one, now_s)
                 if until_s > known_s:  # of two claims the later end counts
-                    self._early[one] = until_s
+                    _put(self._early, one, until_s)
                 elif said.lease_s == 0 and known_s < _ENDED:
-                    del self._early[one]
+                    self._early.pop(one, None)
             _shorten(self._early)
         return unknown
+
+    def forget_early(self, ids: Iterable[str]) -> None:
+        """Forget what was said of messages that another gateway has handed out: Kafka's log heeds that."""
+        with self._lock:
+            for one in ids:
+                self._early.pop(one, None)
 
     def end(self) -> None:
         """Note that all claims have ended."""
@@ -99,6 +107,12 @@ class Claims:
                 else:
                     found.good.append(message)
         return found
+
+
+def _put(ids: OrderedDict[str, float], one: str, until_s: float) -> None:
+    """Remember an id as the latest."""
+    ids[one] = until_s
+    ids.move_to_end(one)
 
 
 def _shorten(ids: OrderedDict[str, float]) -> None:

@@ -222,9 +222,10 @@ class Hub:
             self._close(place, queue)
         return messages
 
-    def hear(self, unique_id: str, said: Said) -> None:
-        """Heed what a client has said to another gateway of messages that we may take."""
-        self._claims_of(unique_id).note(said, self._clock.monotonic())
+    def hear(self, unique_id: str, said: Said) -> list[str]:
+        """Heed what a client has said to another gateway of messages; returns those that we handed out."""
+        unknown = set(self._claims_of(unique_id).note(said, self._clock.monotonic()))
+        return [one for one in said.ids if one not in unknown]
 
     async def give_back(self, unique_id: str, messages: Sequence[Taken]) -> None:
         """Give back what take_for_other() returned, if the other gateway did not get it."""
@@ -233,6 +234,8 @@ class Hub:
 
     def close(self) -> None:
         """Wait for running calls, then close queues and storages; called in a thread, without requests."""
+        for entry in self._entries.values():
+            entry.queue.stop_taking()
         for threads in self._threads.values():
             threads.shutdown()
         for entry in self._entries.values():

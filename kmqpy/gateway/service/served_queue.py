@@ -72,8 +72,8 @@ class Elsewhere(Protocol):
     async def take(self, unique_id: str, limit: int, lease_s: float) -> tuple[list[Taken], str]:
         """Ask for messages; returns them, or why there are none (empty: there are none)."""
 
-    async def tell(self, unique_id: str, said: Said) -> None:
-        """Tell them what was said of messages that were not handed out here."""
+    async def tell(self, unique_id: str, said: Said) -> set[str]:
+        """Tell them what was said of messages that were not handed out here; returns those that they have."""
 
 
 class _Take(NamedTuple):
@@ -128,6 +128,7 @@ class ServedQueue:
         self._shelf = Shelf()
         self._known_receipts: dict[str, str] = {}
         self._running = 0
+        self._closing = False
         self._largest_body = 0
         self._sent_count = self._taken_count = 0  # less what was acknowledged, by this gateway
         self._size = Estimate(lambda limit: self._call(self._count, limit), lambda: self._sent_count)
@@ -180,9 +181,7 @@ class ServedQueue:
         """Like take(), but asks no other gateway."""
         lease_s = min(lease_s, self._queue.max_lease)
         if late := self._shelf.take(limit, self._clock.monotonic()):
-            kept = await self._call(self._extended, late, lease_s)
-            self._note_handed_out(kept, lease_s)
-            return kept
+            return await self._hand_out_late(late, lease_s)
         taking = self._takes.submit(_Take(limit, lease_s))
         try:
             if self._take_wait_s:
@@ -192,7 +191,9 @@ class ServedQueue:
                     return []
             messages = await taking
         except asyncio.CancelledError:
-            if taking.done() and not taking.cancelled() and taking.exception() is None:
+            if not taking.done():
+                taking.cancel()
+            elif not taking.cancelled() and taking.exception() is None:
                 self._give_back_later(taking.result())
             raise
         self._taken_count += len(messages)
@@ -253,8 +254,13 @@ class ServedQueue:
         """Remove all messages but dead letters."""
         await self._call(self._queue.purge)
 
+    def stop_taking(self) -> None:
+        """Give back at once what a take brings from now on, since nobody will be there to have it."""
+        self._closing = True
+
     def close(self) -> None:
-        """Close the queue; called in a thread."""
+        """Give back what nobody was handed, and close the queue; called in a thread, when no call runs."""
+        self._give_back(self._shelf.clear())
         self._queue.close()
 
     # --- looking ----------------------------------------------------------------------------------
@@ -335,6 +341,9 @@ class ServedQueue:
             if len(found) < asked and len(good) == len(found):
                 break
             left -= self._note_sizes(found)
+        if self._closing:
+            self._give_back(taken)
+            return []
         return taken
 
     def _heeded(self, found: Sequence[Message]) -> Sequence[Message]:
@@ -386,8 +395,8 @@ class ServedQueue:
     def _count(self, limit: int | None) -> int:
         return self._queue.size(limit) + self._queue.in_flight(limit)
 
-    def _extended(self, late: Sequence[Message], lease_s: float) -> list[Taken]:
-        late = self._heeded(late)
+    def _extended(self, late: list[Message], lease_s: float) -> list[Taken]:
+        late[:] = self._heeded(late)
         lost = set(self._queue.extend(*late, lease=lease_s, confirmed=True))
         self._know(late)
         return [Taken.of(one) for one in late if one.receipt not in lost]
@@ -410,6 +419,16 @@ class ServedQueue:
             self._shelf.put(taking.result(), lease_s, self._clock.monotonic())
             asyncio.get_running_loop().call_later(_STALE_AFTER_S, self._clear_shelf)
 
+    async def _hand_out_late(self, late: list[Message], lease_s: float) -> list[Taken]:
+        extending = asyncio.ensure_future(self._call(self._extended, late, lease_s))
+        try:
+            kept = await asyncio.shield(extending)
+        except BaseException:  # nobody gets them
+            extending.add_done_callback(lambda _: self._give_back_later(late))
+            raise
+        self._note_handed_out(kept, lease_s)
+        return kept
+
     def _clear_shelf(self) -> None:
         self._give_back_later(self._shelf.stale(self._clock.monotonic()))
 
@@ -421,7 +440,7 @@ class ServedQueue:
         unknown = self._claims.note(said, self._clock.monotonic())
         if unknown and self._elsewhere is not None:
             be_patient()
-            await self._elsewhere.tell(self.unique_id, said._replace(ids=unknown))
+            self._claims.forget_early(await self._elsewhere.tell(self.unique_id, said._replace(ids=unknown)))
 
     def _note_handed_out(self, messages: Sequence[Taken], lease_s: float) -> None:
         if self._claims is not None:

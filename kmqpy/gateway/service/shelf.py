@@ -39,6 +39,12 @@ class Shelf:
             found.append(self._late.popleft().message)
         return found
 
+    def clear(self) -> list[Message]:
+        """Remove and return all messages."""
+        found = [one.message for one in self._late]
+        self._late.clear()
+        return found
+
     def stale(self, now_s: float) -> list[Message]:
         """Remove and return the messages that were kept long enough."""
         found = [one.message for one in self._late if one.until_s <= now_s]
