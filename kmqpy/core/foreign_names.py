@@ -62,6 +62,7 @@ _OURS: dict[str, tuple[str, ...]] = {
         "tls",
     ),
     "application_name": ("client_name", "fallback_application_name", "program_name"),
+    "unix_socket": ("socket", "socket_path", "unix_socket_path"),
     "pool_size": ("max_connections", "maxsize", "max_pool_size"),
     "timeout_ms": ("connect_timeout", "socket_connect_timeout", "socket_timeout", "pool_timeout"),
     # commands

@@ -14,7 +14,7 @@ from kmqpy.telemetry.base import Telemetry
 if TYPE_CHECKING:
     from kmqpy.storages.redis.server import ServerSettings
 
-_STORAGE_SETTINGS = ("prefix", "pool_size", "timeout_ms", "application_name")
+_STORAGE_SETTINGS = ("prefix", "pool_size", "timeout_ms", "application_name", "unix_socket")
 
 
 def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredStorage:
@@ -25,6 +25,7 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredSto
     timeout                    a failed command is repeated for up to this time, then Unavailable; default 10s
     ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_verify  with TLS; see Tls
     application_name           what the server calls the connections
+    unix_socket                the path of the server's socket, in place of an address: `redis:///0?unix_socket=…`
 
     Raises ConfigError, MissingExtra without redis-py, Unavailable, AccessDenied.
     """
@@ -59,7 +60,14 @@ def _server_settings(url: QueueUrl, *, secure: bool) -> ServerSettings:
         host, port = url.address, "6379"
     host = host.removeprefix("[").removesuffix("]")
     db = url.path.removeprefix("/") or "0"
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16 or "," in host:
+    socket = url.settings.get("unix_socket")
+    if socket is not None:
+        if url.address or secure:
+            raise ConfigError(
+                "unix_socket: no address and no TLS goes with it; write the url like redis:///0"
+            )
+        host = socket
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16 or ("," in host and socket is None):
         raise ConfigError(f"queue url: {url.address!r} is no address of a server; {example}")
     if not (db.isascii() and db.isdecimal()):
         raise ConfigError(f"queue url: {url.path!r} is no number of a database; {example}")
@@ -83,5 +91,6 @@ def _server_settings(url: QueueUrl, *, secure: bool) -> ServerSettings:
         password=url.password,
         tls=tls_of(url, wanted=True) if secure else None,
         application_name=name,
+        is_socket=socket is not None,
         **more,
     )

@@ -11,7 +11,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection, BlockingConnectionPool, Connection, SSLConnection
+from redis.connection import (
+    AbstractConnection,
+    BlockingConnectionPool,
+    Connection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
@@ -54,6 +60,7 @@ class ServerSettings:
     pool_size  the most connections for commands; call() waits for a free one for up to `timeout_s`. Threads
                that wait for messages share one more
     tls        None: without
+    is_socket  `host` is the path of a Unix socket
     """
 
     host: str
@@ -65,6 +72,7 @@ class ServerSettings:
     pool_size: int = 10
     tls: Tls | None = None
     application_name: str | None = None
+    is_socket: bool = False
 
 
 class Server:
@@ -75,7 +83,7 @@ class Server:
         self._pool = BlockingConnectionPool(
             max_connections=settings.pool_size,
             timeout=settings.timeout_s,
-            connection_class=Connection if settings.tls is None else SSLConnection,
+            connection_class=self._kind(),
             **self._arguments(),
         )
         self._used: WeakKeyDictionary[AbstractConnection, float] = WeakKeyDictionary()
@@ -84,12 +92,14 @@ class Server:
     @property
     def name(self) -> str:
         """The address, for errors."""
-        return f"Redis at {self._settings.host}:{self._settings.port}"
+        settings = self._settings
+        return (
+            f"Redis at {settings.host}" if settings.is_socket else f"Redis at {settings.host}:{settings.port}"
+        )
 
-    def connection(self) -> Connection:
+    def connection(self) -> AbstractConnection:
         """A new connection of the caller's own, connected."""
-        kind = Connection if self._settings.tls is None else SSLConnection
-        connection = kind(**self._arguments())
+        connection = self._kind()(**self._arguments())
         connection.connect()
         return connection
 
@@ -218,18 +228,26 @@ class Server:
             return Unavailable(f"{self.name}: nothing was done: {text}")
         return error if isinstance(error, ResponseError) else _CallFailed(error, not_done=not_done)
 
+    def _kind(self) -> type[AbstractConnection]:
+        if self._settings.is_socket:
+            return UnixDomainSocketConnection
+        return Connection if self._settings.tls is None else SSLConnection
+
     def _arguments(self) -> dict[str, Any]:
         settings = self._settings
-        return {
+        by_tcp = {
             "host": settings.host,
             "port": settings.port,
+            "socket_connect_timeout": min(5.0, settings.timeout_s),
+            "socket_keepalive": True,
+            "socket_keepalive_options": keepalive_options(),
+        }
+        return {
+            **({"path": settings.host} if settings.is_socket else by_tcp),
             "db": settings.db,
             "username": settings.user or None,
             "password": settings.password,
             "socket_timeout": settings.timeout_s,
-            "socket_connect_timeout": min(5.0, settings.timeout_s),
-            "socket_keepalive": True,
-            "socket_keepalive_options": keepalive_options(),
             "protocol": 2,
             "retry": Retry(NoBackoff(), 0),  # call() repeats
             "client_name": settings.application_name,

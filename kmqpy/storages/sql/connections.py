@@ -227,6 +227,8 @@ class _TransactionFailed(Exception):
 
 def _name(url: sqlalchemy.URL) -> str:
     """The database as errors name it: its address, or SQLite's file."""
+    if "host" in url.query:  # several hosts
+        return f"the database at {url.query['host']}"
     if url.host is None:
         return f"the database {url.database!r}"
     host = f"[{url.host}]" if ":" in url.host else url.host

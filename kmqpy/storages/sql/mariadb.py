@@ -10,6 +10,9 @@ import pymysql
 import sqlalchemy
 from pymysql.cursors import Cursor as PlainCursor
 
+# Not pymysql.err: with install_as_MySQLdb() Django replaces this attribute by a copy with other classes.
+from pymysql.err import Error, InterfaceError
+
 from kmqpy.core.sockets import keep_alive
 from kmqpy.errors import MessageError
 from kmqpy.queue import Capabilities
@@ -130,7 +133,7 @@ class MariaDb:
 
     def fate(self, error: BaseException) -> Fate | None:
         """See Dialect."""
-        if not isinstance(error, pymysql.err.Error):
+        if not isinstance(error, Error):
             return None
         code = error.args[0] if error.args else None
         if code in _DENIED_CODES or (code in _CONNECT_CODES and is_refusal(error)):
@@ -139,7 +142,7 @@ class MariaDb:
             return Fate.UNDONE
         if code in _MISPLACED_CODES:
             return Fate.MISPLACED
-        broken = code in _BROKEN_CODES or isinstance(error, pymysql.err.InterfaceError)
+        broken = code in _BROKEN_CODES or isinstance(error, InterfaceError)
         return Fate.UNKNOWN if broken else Fate.REFUSED
 
     def _settings(self) -> dict[str, Any]:
