@@ -54,7 +54,6 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 _log = logging.getLogger(__name__)
 
 _THREADS = 8
-_MOVE_THREADS = 8
 _KEEP_ALIVE_S = 75
 """Idle connections stay open for this time, in seconds: clients that reuse one must not meet its end."""
 _PAIR_TRIES = 50
@@ -144,7 +143,6 @@ class Gateway:
         self._trackers = trackers or {}
         # For all but the calls of queues. Each has its own, so that a storage that is away holds no other's.
         self._threads = ThreadPoolExecutor(_THREADS, "kmq-gateway")
-        self._move_threads = ThreadPoolExecutor(_MOVE_THREADS + len(storages), "kmq-gateway-moves")
         self._key_threads = ThreadPoolExecutor(1, "kmq-gateway-keys")
         self._metrics = GatewayMetrics()
         self._peers = self._new_peers()
@@ -152,7 +150,6 @@ class Gateway:
         self._moves = Moves(
             self._hub,
             list(dict.fromkeys(storages.values())),
-            self._move_threads,
             on_end=lambda outcome: self._metrics.moves.labels(outcome).inc(),
         )
         access = Access(
@@ -255,8 +252,9 @@ class Gateway:
                     _log.warning("not warm yet", extra={"error": str(error)})
 
     def _close(self) -> None:
-        for threads in (self._threads, self._move_threads, self._key_threads):
+        for threads in (self._threads, self._key_threads):
             threads.shutdown()
+        self._moves.close()
         self._hub.close()
 
     @property

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -34,15 +35,15 @@ class AwayStorage:
 
 @asynccontextmanager
 async def running(storages):
-    with ThreadPoolExecutor(8) as threads:
-        hub = Hub(storages)
-        moves = Moves(hub, list(storages.values()), threads)
-        task = asyncio.ensure_future(moves.run())
-        try:
-            yield moves
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
+    hub = Hub(storages)
+    moves = Moves(hub, list(storages.values()))
+    task = asyncio.ensure_future(moves.run())
+    try:
+        yield moves
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        moves.close()
 
 
 @asynccontextmanager
@@ -270,8 +271,8 @@ def test_a_lease_is_extended_again_whatever_error_the_last_try_had(monkeypatch):
                 tries.put_nowait(job)
                 raise OSError("connection reset")
 
-        with ThreadPoolExecutor(1) as threads:
-            keeping = asyncio.ensure_future(Moves(Hub({}), [], threads)._keep_lease(Jobs(), "job"))
+        async with running_moves() as (moves, storage):
+            keeping = asyncio.ensure_future(moves._keep_lease(service._Job(storage, Jobs(), "job")))
             async with asyncio.timeout(30):
                 while tries.qsize() < 3:
                     await asyncio.sleep(0.01)
@@ -287,8 +288,8 @@ def test_the_lease_of_a_job_is_short_whoever_made_the_queue():
             filled(storage, "a", 1)
             moves.stop()
             await moves.start("s", A_TO_B)
-            _, job = moves._take_job(storage)
-            assert job.lease_until_ms - SYSTEM_CLOCK.wall_ms() <= 10_000
+            job = moves._take_job(storage)
+            assert job.message.lease_until_ms - SYSTEM_CLOCK.wall_ms() <= 10_000
 
     asyncio.run(main())
 
@@ -326,5 +327,90 @@ def test_a_move_gives_up_no_batch_that_takes_longer_than_clients_wait(monkeypatc
             filled(storage, "a")
             assert await ended(moves, await moves.start("s", A_TO_B)) is MoveStatus.COMPLETE
             assert storage.open("b").size() == 3
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def slow_sends(monkeypatch):
+    """Lets each batch of a move take 0.1 s."""
+    monkeypatch.setattr("kmqpy.gateway.service.hub._executor", lambda _: ThreadPoolExecutor(4))
+    monkeypatch.setattr(service, "_TURN_EVERY_S", 0.02)
+    monkeypatch.setattr(service, "_LOOK_EVERY_S", 0.02)
+    send_all = ServedQueue._send_all
+
+    def slow(queue, given):
+        time.sleep(0.1)
+        return send_all(queue, given)
+
+    monkeypatch.setattr(ServedQueue, "_send_all", slow)
+
+
+@pytest.mark.parametrize("gateways", [1, 2])
+def test_moves_of_one_queue_do_not_overlap(slow_sends, gateways):
+    async def main():
+        with memory_storage(SYSTEM_CLOCK) as storage:
+            filled(storage, "a", 550)
+            async with running({"": storage}) as first, running({"": storage}) as second:
+                if gateways == 1:
+                    second.stop()
+                ways = [Move(QueueName("a"), QueueName(name)) for name in "bcde"]
+                starters = [first, second] if gateways == 2 else [first, first]
+                references = [await starters[n % 2].start("s", move) for n, move in enumerate(ways)]
+                for reference in references:
+                    assert await ended(first, reference) is MoveStatus.COMPLETE
+            found = [storage.open(name).size() for name in storage.list() if name in "bcde"]
+            assert (sum(found), storage.open("a").size()) == (550, 0)
+
+    asyncio.run(main())
+
+
+def test_a_move_whose_lease_has_ended_is_left_to_others(monkeypatch, slow_sends):
+    monkeypatch.setattr(service, "_EXTEND_EVERY_S", 0.01)
+
+    async def main():
+        async with running_moves() as (moves, storage):
+            filled(storage, "a", 500)
+            with monkeypatch.context() as patch:
+                sent = asyncio.Event()
+                with_made = Hub.with_made
+
+                async def noted(hub, *args, **options):
+                    sent.set()
+                    return await with_made(hub, *args, **options)
+
+                patch.setattr(Hub, "with_made", noted)
+                await moves.start("s", A_TO_B)
+                await sent.wait()
+            jobs = storage.open(MOVES_QUEUE)
+            monkeypatch.setattr(moves, "_take_job", lambda _: None)
+            await asyncio.sleep(0.05)
+            jobs.release_all()
+            await asyncio.sleep(1.5)
+            assert 100 <= storage.open("b").size() <= 300
+            assert (jobs.size(), jobs.in_flight(), jobs.dead_letters.list()) == (1, 0, [])
+
+    asyncio.run(main())
+
+
+def test_a_storage_that_hangs_holds_no_move_of_another(monkeypatch):
+    monkeypatch.setattr(service, "PATIENCE_S", 0.2)
+
+    async def main():
+        gate = threading.Event()
+        with memory_storage(SYSTEM_CLOCK) as storage:
+            away = AwayStorage(storage)
+            away.open = lambda _: gate.wait(60)
+            async with running({"": storage, "x": away}) as moves:
+                filled(storage, "a")
+                to_away = Move(QueueName("x:a"), QueueName("b"))
+                tries = [moves.start("s", to_away) for _ in range(30)]
+                assert {*map(type, await asyncio.gather(*tries, return_exceptions=True))} == {Unavailable}
+                monkeypatch.setattr(service, "PATIENCE_S", 5)
+                assert await moves.start("s", A_TO_B)
+                async with asyncio.timeout(5):
+                    while storage.open("a").size():
+                        await asyncio.sleep(0.01)
+                gate.set()
 
     asyncio.run(main())

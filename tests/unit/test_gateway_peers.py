@@ -58,7 +58,9 @@ def test_others_are_told_what_was_said_and_one_that_is_silent_holds_nobody_up(kn
         addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in (silent, other.socket)]
         begun_s = time.monotonic()
         for one in said:
-            assert asyncio.run(knows("127.0.0.1:1", *addresses).tell(JOBS, one)) == {"0-2"}
+            ours = knows("127.0.0.1:1", *addresses)
+            ours._silent_until_s.clear()
+            assert asyncio.run(ours.tell(JOBS, one)) == {"0-2"}
         assert time.monotonic() - begun_s < 3 * peers._TIMEOUT_S
         other.shutdown()
     assert heard == [("/internal/said", "token", (JOBS, one)) for one in said]
@@ -103,3 +105,37 @@ def test_what_no_gateway_writes_is_no_gateway(address):
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "a..b:1", "127.0.0.1:1"])
 def test_an_address_where_nobody_can_be_is_a_gateway_that_does_not_answer(asked, address):
     assert asked(address) == ([], f"messages may be at gateways that do not answer: {address}")
+
+
+def test_one_that_is_silent_holds_no_threads_however_many_queues_are_polled(knows):
+    async def main(ours):
+        polls = (ours.take(f"queue {n}", 10, 30) for n in range(100))
+        assert all(messages == [] for messages, _ in await asyncio.gather(*polls))
+        await asyncio.gather(*(ours.tell(f"queue {n}", Said(["1"], None)) for n in range(100)))
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        ours = knows(f"127.0.0.1:{silent.getsockname()[1]}")
+        begun_s = time.monotonic()
+        asyncio.run(main(ours))
+        assert time.monotonic() - begun_s < 3 * peers._TIMEOUT_S
+
+
+def test_one_that_answers_a_call_wrongly_is_asked_for_other_queues(knows):
+    asked = []
+
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["unique_id"])
+            self.send_response(503)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Other) as other:
+        threading.Thread(target=other.serve_forever).start()
+        ours = knows(f"127.0.0.1:{other.server_port}")
+        for queue in ("a", "b", "a"):
+            asyncio.run(ours.take(queue, 10, 30))
+        other.shutdown()
+    assert asked == ["a", "b"]

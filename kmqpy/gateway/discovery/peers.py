@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
@@ -33,6 +33,9 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 _log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 TAKE_PATH = "/internal/take"
 SAID_PATH = "/internal/said"
 TOKEN_HEADER = "x-kmq-peer"  # noqa: S105 - a name
@@ -42,7 +45,7 @@ _FOLDER = "gateways"
 _EMPTY_S = 0.25
 """A gateway that has no messages of a queue is not asked for so many seconds."""
 _SILENT_S = 2.0
-"""One that does not answer is not asked for messages of that queue for so many seconds; of others it is."""
+"""One that does not answer is asked and told nothing for so many seconds: it would hold up all threads."""
 _MAX_REMEMBERED = 10_000
 _MAX_LIMIT = 1_000
 _TIMEOUT_S = 0.3
@@ -56,6 +59,14 @@ class Peer:
 
     address: str
     token: str
+
+
+class _Silent(OSError):
+    """The gateway did not answer a moment ago."""
+
+
+class _WrongAnswer(OSError):
+    """The gateway answers, but not what it should."""
 
 
 class Peers(Closeable):
@@ -80,7 +91,8 @@ class Peers(Closeable):
         self._threads = threads
         self._on_asked = on_asked
         self._clock = clock
-        self._not_before_s: dict[tuple[Peer, str], float] = {}
+        self._empty_until_s: dict[tuple[Peer, str], float] = {}
+        self._silent_until_s: dict[Peer, float] = {}
         self._folder = f"{root}/{_FOLDER}"
         self._token = secrets.token_urlsafe(32)
         self._others: tuple[Peer, ...] = ()
@@ -107,31 +119,33 @@ class Peers(Closeable):
         """Ask the others, one after the other, until one has messages; see Elsewhere."""
         silent: list[str] = []
         begun_s = self._clock.monotonic()
-        if len(self._not_before_s) > _MAX_REMEMBERED:
-            self._not_before_s.clear()
+        if len(self._empty_until_s) > _MAX_REMEMBERED:
+            self._empty_until_s.clear()
         for peer in self._others:
             now_s = self._clock.monotonic()
-            if self._not_before_s.get((peer, unique_id), 0.0) > now_s:
+            if self._empty_until_s.get((peer, unique_id), 0.0) > now_s or self._is_silent(peer):
                 continue
             left_s = begun_s + _TIMEOUT_S - now_s
             if left_s <= 0:  # the next poll asks them: who was silent is left out for a while
                 break
             try:
                 found = await asyncio.wrap_future(
-                    self._threads.submit(ask, peer, unique_id, limit, lease_s, left_s)
+                    self._threads.submit(self._heard, ask, peer, unique_id, limit, lease_s, left_s)
                 )
+            except _Silent:
+                continue
             except (OSError, ValueError, OverflowError, RecursionError) as error:
                 _log.warning(
                     "a gateway does not answer", extra={"gateway": peer.address, "error": str(error)}
                 )
                 self._on_asked("silent")
                 silent.append(peer.address)
-                self._not_before_s[peer, unique_id] = now_s + _SILENT_S
+                self._empty_until_s[peer, unique_id] = now_s + _SILENT_S
                 continue
             self._on_asked("messages" if found else "nothing")
             if found:
                 return found, ""
-            self._not_before_s[peer, unique_id] = now_s + _EMPTY_S
+            self._empty_until_s[peer, unique_id] = now_s + _EMPTY_S
         why = f"messages may be at gateways that do not answer: {', '.join(silent)}" if silent else ""
         return [], why
 
@@ -139,11 +153,36 @@ class Peers(Closeable):
         """Tell all others, at once; those that do not answer in time do not hear of it; see Elsewhere."""
         answers = await asyncio.gather(
             *(
-                asyncio.wrap_future(self._threads.submit(tell, peer, unique_id, said, _TIMEOUT_S))
+                asyncio.wrap_future(self._threads.submit(self._told, peer, unique_id, said))
                 for peer in self._others
             )
         )
         return set(chain.from_iterable(answers))
+
+    def _told(self, peer: Peer, unique_id: str, said: Said) -> list[str]:
+        try:
+            return self._heard(tell, peer, unique_id, said, _TIMEOUT_S)
+        except (OSError, ValueError, OverflowError, RecursionError) as error:
+            _log.warning("a gateway was not told", extra={"gateway": peer.address, "error": str(error)})
+            return []
+
+    def _heard(
+        self, call: Callable[Concatenate[Peer, P], T], peer: Peer, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call another gateway, unless it has just been silent; raises _Silent, and what `call` raises."""
+        if self._is_silent(peer):  # since this call waits for a thread
+            raise _Silent("it was silent a moment ago")
+        try:
+            return call(peer, *args, **kwargs)
+        except _WrongAnswer:
+            raise
+        except OSError:
+            others = {one: self._silent_until_s.get(one, 0.0) for one in self._others}
+            self._silent_until_s = {**others, peer: self._clock.monotonic() + _SILENT_S}
+            raise
+
+    def _is_silent(self, peer: Peer) -> bool:
+        return self._silent_until_s.get(peer, 0.0) > self._clock.monotonic()
 
     def is_token(self, text: str) -> bool:
         """True for this gateway's token, which only other gateways know."""
@@ -194,16 +233,15 @@ def ask(peer: Peer, unique_id: str, limit: int, lease_s: float, timeout_s: float
 
 
 def tell(peer: Peer, unique_id: str, said: Said, timeout_s: float) -> list[str]:
-    """Tell another gateway what was said of messages, see Hub.hear(); logs if it does not answer. Blocks.
+    """Tell another gateway what was said of messages, see Hub.hear(); blocks.
 
-    Returns those that it has handed out.
+    Returns those that it has handed out. Raises as ask() does.
     """
     body = {"unique_id": unique_id, "ids": list(said.ids), "lease_s": said.lease_s}
     try:
         return [str(one) for one in json.loads(_post(peer, SAID_PATH, body, timeout_s))]
-    except (OSError, ValueError, OverflowError, TypeError, RecursionError) as error:
-        _log.warning("a gateway was not told", extra={"gateway": peer.address, "error": str(error)})
-        return []
+    except TypeError as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
 def _post(peer: Peer, path: str, body: object, timeout_s: float) -> bytes:
@@ -214,7 +252,7 @@ def _post(peer: Peer, path: str, body: object, timeout_s: float) -> bytes:
         connection.request("POST", path, json.dumps(body), headers)
         response = connection.getresponse()
         if response.status != 200:
-            raise OSError(f"status {response.status}")
+            raise _WrongAnswer(f"status {response.status}")
         return response.read()
     except http.client.HTTPException as error:
         raise OSError(type(error).__name__) from error

@@ -14,8 +14,8 @@ import enum
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any, ParamSpec, TypeVar
@@ -25,7 +25,7 @@ from kmqpy.errors import ConfigError, KmqError, QueueNotFound, TopicError, Unava
 from kmqpy.gateway.service.hub import Hub, QueueName, make_queue, open_queue
 from kmqpy.gateway.service.ids import InvalidId, WireIds
 from kmqpy.gateway.service.pulse import PATIENCE_S, PATIENCE_WHEN_AWAY_S
-from kmqpy.gateway.service.served_queue import ServedQueue, Taken
+from kmqpy.gateway.service.served_queue import ServedQueue, Taken, age
 from kmqpy.message import Message, OutgoingMessage
 from kmqpy.queue import Queue, Storage
 
@@ -39,6 +39,9 @@ _JOB_LEASE_S = 10
 _SETTINGS = {"max_redeliveries": None, "lease_ms": _JOB_LEASE_S * 1000}
 _EXTEND_EVERY_S = 3.0
 _LOOK_EVERY_S = 2.0
+_TURN_EVERY_S = 0.5
+_THREADS = 12
+"""Threads for the jobs of one storage: a look, and what runs, is started or asked for."""
 _AT_ONCE = 4
 """Moves of one storage that a gateway runs at a time."""
 _BATCH = 100
@@ -77,8 +80,20 @@ class Move:
     target: QueueName
 
 
+@dataclass(slots=True)
+class _Job:
+    """A job that this gateway has taken; `lost` if its lease ended, so that another gateway may run it."""
+
+    storage: Storage
+    queue: Queue
+    message: Message
+    lost: bool = False
+
+
 class Moves:
     """Starts, runs and finds moves.
+
+    Has threads of its own for each storage, so that one that does not answer holds no move of another.
 
     on_end  called with "complete", "error" or "postponed" when this gateway has run one
     """
@@ -87,17 +102,17 @@ class Moves:
         self,
         hub: Hub,
         storages: Sequence[Storage],
-        threads: Executor,
         *,
         on_end: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._hub = hub
         self._storages = storages
-        self._threads = threads
+        self._threads = {one: ThreadPoolExecutor(_THREADS, "kmq-gateway-moves") for one in storages}
         self._on_end = on_end
         self._open_jobs: dict[Storage, Queue] = {}
         self._look_now = {storage: asyncio.Event() for storage in storages}
         self._stopping = False
+        self._moving: set[tuple[Storage, str]] = set()  # the queues that are emptied, by their stored names
         self._remembered: OrderedDict[tuple[str, str], tuple[Move, float]] = OrderedDict()
 
     async def start(self, service: str, move: Move) -> str:
@@ -142,6 +157,11 @@ class Moves:
         for look_now in self._look_now.values():
             look_now.set()
 
+    def close(self) -> None:
+        """Wait for running calls; called in a thread, when run() has ended."""
+        for threads in self._threads.values():
+            threads.shutdown()
+
     async def _run_in(self, storage: Storage, tasks: asyncio.TaskGroup) -> None:
         """Run the moves of a storage, each in a task of its own: a long one must not let others wait."""
         look_now, places = self._look_now[storage], asyncio.Semaphore(_AT_ONCE)
@@ -150,70 +170,102 @@ class Moves:
             taken = None
             await places.acquire()
             try:
-                taking = self._run(self._take_job, storage)
+                taking = self._run(storage, self._take_job, storage)
                 is_watched = storage.capabilities.immediate
                 taken = await (self._hub.watch(storage, taking) if is_watched else taking)
             except Exception as error:  # the storage is away, and so are its queues
                 _log.warning("moves wait", extra={"error": str(error)})
             if taken is not None:
-                tasks.create_task(self._run_job(*taken)).add_done_callback(lambda _: places.release())
+                tasks.create_task(self._run_job(taken)).add_done_callback(lambda _: places.release())
                 continue
             places.release()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_EVERY_S):
                     await look_now.wait()
 
-    async def _run_job(self, jobs: Queue, job: Message) -> None:
+    async def _run_job(self, job: _Job) -> None:
         try:
-            await self._run_and_end(jobs, job)
+            await self._run_and_end(job)
         except Exception as error:  # it comes again when its lease is over
-            _log.warning("what ends a move was not stored", extra={"job": job.id, "error": str(error)})
+            _log.warning(
+                "what ends a move was not stored", extra={"job": job.message.id, "error": str(error)}
+            )
 
-    async def _run_and_end(self, jobs: Queue, job: Message) -> None:
-        keeping = asyncio.ensure_future(self._keep_lease(jobs, job))
+    async def _run_and_end(self, job: _Job) -> None:
+        jobs, message = job.queue, job.message
+        keeping = asyncio.ensure_future(self._keep_lease(job))
         try:
-            if _is_old(job):
-                await self._run(lambda: jobs.ack(job, confirmed=True))
+            if _is_old(message):
+                await self._run(job.storage, lambda: jobs.ack(message, confirmed=True))
                 return
-            _, move = _parsed(job.body)
-            self._check_names(job.body, move)
-            moved = await self._move(move)
+            _, move = _parsed(message.body)
+            self._check_names(message.body, move)
+            async with self._turn(job, move):
+                moved = await self._move(job, move)
         except Unavailable as error:
-            _log.warning("a move has to wait", extra={"job": job.id, "error": str(error)})
-            await self._run(lambda: jobs.nack(job, delay=1, count=False))
+            _log.warning("a move has to wait", extra={"job": message.id, "error": str(error)})
+            await self._run(job.storage, lambda: jobs.nack(message, delay=1, count=False))
             self._on_end("postponed")
         except Exception as error:  # whatever is wrong with this job, other jobs must go on
-            _log.exception("a move failed", extra={"job": job.id})
+            _log.exception("a move failed", extra={"job": message.id})
             reason = f"{error}: {MoveStatus.ERROR.value}"
-            await self._run(lambda: jobs.dead_letter(job, reason=reason, confirmed=True))
+            await self._run(job.storage, lambda: jobs.dead_letter(message, reason=reason, confirmed=True))
             self._on_end("error")
         else:
-            if moved is None:
-                await self._run(lambda: jobs.nack(job, count=False))  # this gateway stops
+            if job.lost:
+                _log.warning("a move is left to others: its lease has ended", extra={"job": message.id})
+            elif moved is None:
+                await self._run(job.storage, lambda: jobs.nack(message, count=False))  # this gateway stops
             else:
-                _log.info("a move is complete", extra={"job": job.id, "count": moved})
-                await self._run(
-                    lambda: jobs.dead_letter(job, reason=MoveStatus.COMPLETE.value, confirmed=True)
-                )
+                _log.info("a move is complete", extra={"job": message.id, "count": moved})
+                reason = MoveStatus.COMPLETE.value
+                await self._run(job.storage, lambda: jobs.dead_letter(message, reason=reason, confirmed=True))
                 self._on_end("complete")
         finally:
             keeping.cancel()
-        await self._run(self._forget_old, jobs)
+        await self._run(job.storage, self._forget_old, jobs)
 
-    async def _keep_lease(self, jobs: Queue, job: Message) -> None:
-        while True:
+    @contextlib.asynccontextmanager
+    async def _turn(self, job: _Job, move: Move) -> AsyncIterator[None]:
+        """Wait until no other move empties the queue: it would move, too, what this one has taken.
+
+        Of those that wait, the oldest is the next. On Kafka those of other gateways may show late.
+        """
+        origin = job.storage, self._hub.stored_name(move.origin)
+        while not self._must_leave(job) and (
+            await self._run(job.storage, self._older_runs, job, move) or origin in self._moving
+        ):
+            await asyncio.sleep(_TURN_EVERY_S)
+        is_ours = origin not in self._moving
+        self._moving.add(origin)
+        try:
+            yield
+        finally:
+            if is_ours:
+                self._moving.discard(origin)
+
+    def _must_leave(self, job: _Job) -> bool:
+        return self._stopping or job.lost
+
+    async def _keep_lease(self, job: _Job) -> None:
+        def extend() -> Sequence[str]:
+            return job.queue.extend(job.message, lease=_JOB_LEASE_S, confirmed=True)
+
+        while not job.lost:
             await asyncio.sleep(_EXTEND_EVERY_S)
             try:
-                await self._run(lambda: jobs.extend(job, lease=_JOB_LEASE_S, confirmed=True))
+                job.lost = bool(await self._run(job.storage, extend))
             except Exception as error:  # the next try may succeed in time
                 _log.warning("the lease of a move could not be extended", extra={"error": str(error)})
 
-    async def _move(self, move: Move) -> int | None:
-        """Move what is there now; returns how many messages, or None if the gateway stops before the end."""
+    async def _move(self, job: _Job, move: Move) -> int | None:
+        """Move what is there now; returns how many messages, or None if this gateway must leave the rest."""
+        if self._must_leave(job):
+            return None
         left = await self._with_origin(move, methodcaller("count")) or 0
         moved, empty_since_s = 0, None
         while left > 0:
-            if self._stopping:
+            if self._must_leave(job):
                 return None
             taken, batch = await self._with_origin(move, _next_batch) or ([], [])
             if batch:
@@ -312,7 +364,17 @@ class Moves:
                 return (move, status) if found == service else None
         return None
 
-    def _take_job(self, storage: Storage) -> tuple[Queue, Message] | None:
+    def _older_runs(self, job: _Job, move: Move) -> bool:
+        """True if somebody runs, or waits to run, an older move of this origin."""
+        origin = self._hub.stored_name(move.origin)
+        for one in job.queue.orphans():
+            if one.message is not None and age(one.message) < age(job.message):
+                with contextlib.suppress(ConfigError):
+                    if self._hub.stored_name(_parsed(one.message.body)[1].origin) == origin:
+                        return True
+        return False
+
+    def _take_job(self, storage: Storage) -> _Job | None:
         try:
             jobs = self._jobs(storage)
             wait_s = 0 if jobs.capabilities.immediate else _LOOK_EVERY_S
@@ -320,7 +382,7 @@ class Moves:
         except QueueNotFound:  # there never was a move, or somebody has deleted the queue
             self._open_jobs.pop(storage, None)
             return None
-        return (jobs, taken[0]) if taken else None
+        return _Job(storage, jobs, taken[0]) if taken else None
 
     def _forget_old(self, jobs: Queue) -> None:
         before_ms = SYSTEM_CLOCK.wall_ms() - _KEPT_MS
@@ -345,12 +407,12 @@ class Moves:
         is_silent = self._hub.is_silent(storage)
         try:
             async with asyncio.timeout(PATIENCE_WHEN_AWAY_S if is_silent else PATIENCE_S):
-                return await self._run(function, *args, **kwargs)
+                return await self._run(storage, function, *args, **kwargs)
         except TimeoutError:
             raise Unavailable("the storage does not answer in time") from None
 
-    async def _run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.wrap_future(self._threads.submit(function, *args, **kwargs))
+    async def _run(self, storage: Storage, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.wrap_future(self._threads[storage].submit(function, *args, **kwargs))
 
 
 async def _next_batch(queue: ServedQueue) -> tuple[list[Taken], list[Taken]]:

@@ -274,7 +274,7 @@ class ServedQueue:
                 ready = self._queue.peek(asked)
                 taken = [one.message for one in self._queue.orphans(limit=asked) if one.message is not None]
                 seen = {message.id: message for message in (*ready, *taken)}  # one may be taken in between
-                found = sorted(seen.values(), key=_age)[:asked]
+                found = sorted(seen.values(), key=age)[:asked]
                 shown = _fitting(found, _MAX_TAKEN_BYTES)
                 left = _MAX_TAKEN_BYTES - self._note_sizes(found)
                 if len(found) < asked or asked == limit or len(shown) < len(found) or left <= 0:
@@ -487,7 +487,7 @@ def _size(body: Body) -> int:
     return len(body.body if isinstance(body, OutgoingMessage) else body)
 
 
-def _age(message: Message) -> tuple[int, tuple[int, ...]]:
+def age(message: Message) -> tuple[int, tuple[int, ...]]:
     """Sorts messages by when they were sent; ids tell those of one ms apart."""
     numbers = message.id.split("-")
     return message.first_enqueued_ms, (*map(int, numbers),) if all(map(str.isdecimal, numbers)) else ()
