@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -40,7 +41,9 @@ class ZkQueueSettings:
     """The settings of a ZkQueue; all processes that share a queue should use the same settings.
 
     root                the parent of all queues
-    policy              how often an item is handed out: AtLeastOnce, ConsumeTimes, ConsumeOnce
+    policy              how often an item is handed out: AtLeastOnce, ConsumeTimes, ConsumeOnce, or a Policy
+                        of your own
+    policies            the policies of single queues, by name; all others have `policy`
     strict_fifo         whether no item is handed out while another transaction has an earlier item
     session_timeout_ms  ZooKeeper removes the locks of a killed process after this many ms
     max_packet_bytes    the jute.maxbuffer of the servers; a commit that is not a little smaller
@@ -49,6 +52,7 @@ class ZkQueueSettings:
 
     root: str = "/zms"
     policy: Policy = field(default_factory=AtLeastOnce)
+    policies: Mapping[str, Policy] = field(default_factory=dict)
     strict_fifo: bool = False
     session_timeout_ms: int = 6_000
     max_packet_bytes: int = MAX_PACKET_BYTES
@@ -56,6 +60,21 @@ class ZkQueueSettings:
     def __post_init__(self) -> None:
         if not self.root.startswith("/") or self.root.endswith("/"):
             raise ConfigError(f"root: {self.root!r} must be the path of a znode, like /zms")
+        _check_policy("policy", self.policy)
+        if not isinstance(self.policies, Mapping):
+            raise ConfigError(f"policies: {self.policies!r} must be a dict of queues and their policies")
+        for queue, policy in self.policies.items():
+            QueuePaths(self.root, queue)
+            _check_policy(f"policies[{queue!r}]", policy)
+
+    def policy_of(self, queue: str) -> Policy:
+        """Return the policy of a queue."""
+        return self.policies.get(queue, self.policy)
+
+
+def _check_policy(name: str, policy: object) -> None:
+    if isinstance(policy, type) or not isinstance(policy, Policy):
+        raise ConfigError(f"{name}: {policy!r} is no policy; give one like AtLeastOnce() or ConsumeTimes(3)")
 
 
 class ZkQueue:
