@@ -146,6 +146,16 @@ def is_item(name: str) -> bool:
     return _ITEM_NAME.fullmatch(name) is not None
 
 
+def is_lock(name: str) -> bool:
+    """Return True if `name` is the name of a lock; each lock has another znode, which does not count."""
+    return _LOCK_NAME.fullmatch(name) is not None
+
+
+def is_queue_name(name: str) -> bool:
+    """Return True if a queue can have this name."""
+    return _QUEUE_NAME.fullmatch(name) is not None
+
+
 def sequence_of(name: str) -> str:
     """Return the sequence number that the names of an item, its lock and its meta znode have in common."""
     found = _ITEM_NAME.fullmatch(name)

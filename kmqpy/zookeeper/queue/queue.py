@@ -19,7 +19,13 @@ from kmqpy.zookeeper.packets import MAX_PACKET_BYTES
 from kmqpy.zookeeper.queue.candidates import Candidates
 from kmqpy.zookeeper.queue.commit_records import CommitRecords
 from kmqpy.zookeeper.queue.dead_letters import DeadItems
-from kmqpy.zookeeper.queue.layout import QueuePaths, missing_queue, transactions_path
+from kmqpy.zookeeper.queue.layout import (
+    QueuePaths,
+    is_lock,
+    is_queue_name,
+    missing_queue,
+    transactions_path,
+)
 from kmqpy.zookeeper.queue.policies import AtLeastOnce, Policy
 from kmqpy.zookeeper.queue.reads import Reads
 from kmqpy.zookeeper.queue.sessions import SessionWatch
@@ -70,6 +76,21 @@ class ZkQueueSettings:
     def policy_of(self, queue: str) -> Policy:
         """Return the policy of a queue."""
         return self.policies.get(queue, self.policy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZkQueueStats:
+    """How many items a queue has.
+
+    items  all that are not dead letters, taken ones included
+    taken  those that transactions have taken
+    dead   the dead letters
+    """
+
+    queue: str
+    items: int
+    taken: int
+    dead: int
 
 
 def _check_policy(name: str, policy: object) -> None:
@@ -137,6 +158,27 @@ class ZkQueue:
         if stat is None:
             raise missing_queue(self.paths(queue), self.paths(queue).items)
         return int(stat.numChildren)
+
+    def queues(self) -> list[str]:
+        """Return the names of the queues below `root`, sorted; none without `root`. Raises Unavailable."""
+        zk = self.session.zk
+        with unavailable(zk):
+            try:
+                names = filter(is_queue_name, zk.get_children(self.settings.root))
+            except NoNodeError:
+                return []
+            return [name for name in sorted(names) if zk.exists(self.paths(name).items) is not None]
+
+    def stats(self, queue: str) -> ZkQueueStats:
+        """Return how many items a queue has. Raises Unavailable, QueueNotFound."""
+        paths, zk = self.paths(queue), self.session.zk
+        with unavailable(zk):
+            try:
+                taken = sum(map(is_lock, zk.get_children(paths.locks)))
+            except NoNodeError:
+                raise missing_queue(paths, paths.locks) from None
+        dead = self.dead_letters(queue).size()
+        return ZkQueueStats(queue=queue, items=self.size(queue), taken=taken, dead=dead)
 
     def dead_letters(self, queue: str) -> DeadItems:
         """Return the dead letters of a queue: the items that the policy handed out too often."""
