@@ -11,7 +11,7 @@ from kmqpy.queue import storage_for
 
 def test_equal_messages_collapse_whichever_gateway_is_asked(cluster, zookeeper):
     root = f"/two-{uuid.uuid4().hex[:8]}"
-    url = f"kafka://{cluster.bootstrap}?zookeeper={cluster.zookeeper}&root={root}"
+    url = f"kafka://{cluster.bootstrap}?zookeeper={cluster.zookeeper}&root=/gateways"  # see conftest.py
     name = f"d-{uuid.uuid4().hex[:12]}"
     with (
         TrackerProcess(url),

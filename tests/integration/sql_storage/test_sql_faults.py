@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-import pymysql
 import pytest
+from pymysql.err import OperationalError
 from sql_support import Place
 
 from kmqpy.dev import Databases
@@ -129,7 +129,7 @@ class LosesAnswers:
             self.lost = ""
             if self.dialect.name == "postgresql":
                 raise psycopg.OperationalError("the connection is lost")
-            raise pymysql.err.OperationalError(2013, "Lost connection to server during query")
+            raise OperationalError(2013, "Lost connection to server during query")
 
 
 class LossyCursor:
