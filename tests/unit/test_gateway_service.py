@@ -339,6 +339,9 @@ def test_where_all_storages_have_names_a_mistyped_one_is_refused():
             for name in ("jobs", "mails:jobs", "orders:jobs"):
                 await hub.with_made(QueueName(name), lambda queue: queue.send([b"x"]))
             assert one.list() == other.list() == ["jobs"]
+            assert hub.open_queues == 2, "jobs is mails:jobs"
+            assert hub.is_one(QueueName("jobs"), QueueName("mails:jobs"))
+            assert not hub.is_one(QueueName("jobs"), QueueName("orders:jobs"))
             with pytest.raises(ConfigError, match=r"no storage 'order'; .* one of mails, orders"):
                 await hub.with_made(QueueName("order:jobs"), lambda queue: queue.send([b"x"]))
             await asyncio.to_thread(hub.close)

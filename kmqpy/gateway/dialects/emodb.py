@@ -373,9 +373,9 @@ class EmoDialect:
             raise _Refused(_illegal(f"{'to' if origin else 'from'} is required"))
         _check_name(origin)
         _check_name(target)
-        if origin == target:
-            raise _Refused(_illegal("cannot move queue to itself"))
         move = Move(_named(request.base, origin), _named(request.base, target))
+        if self._hub.is_one(move.origin, move.target):
+            raise _Refused(_illegal("cannot move queue to itself"))
         reference = await self._moves.start(request.base, move)
         return json_response(msgspec.json.encode({"id": reference}))
 
