@@ -201,6 +201,7 @@ def test_a_take_of_large_messages_ends_before_the_memory_does():
                 await served.send([bytes(1_000_000)] * 10)
             assert len((await served.take(40, 30))[0]) == 17  # 16 fit; one more, as sizes are learned
             assert len(await served.peek(40)) == 16
+            assert len(await served.taken(40)) == 16
 
     asyncio.run(main())
 

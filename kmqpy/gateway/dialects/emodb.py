@@ -446,6 +446,7 @@ def _number(request: _Request, name: str, *, bits: int) -> int | None:
     text = request.parameters.get(name)
     if text is None:
         return None
+    # int() of very many digits takes long, or raises; a number of so many bits has fewer digits than bits.
     if _INTEGER.fullmatch(text) and len(text) <= bits:
         value = int(text)
         if -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
