@@ -303,11 +303,12 @@ def rotate(store: KeyStore, key_id: str, *, keep_old: bool) -> None:
     from kmqpy.gateway.keys.keyring import rotated
 
     found = next((one for one in store.read() or () if one.id == key_id), None)
-    if found is None:
-        raise ConfigError(f"key: there is none with the id {key_id!r}; kmq key list shows them")
-    changed, secret = rotated(found, keep_old=keep_old)
-    store.put(changed)
-    print_text(secret)
+    if found is not None:
+        changed, secret = rotated(found, keep_old=keep_old)
+        if store.replace(changed):
+            print_text(secret)
+            return
+    raise ConfigError(f"key: there is none with the id {key_id!r}; kmq key list shows them")
 
 
 def _keys(storage: Storage | None, file: Path | None, *, optional: bool = False) -> KeyStore | None:

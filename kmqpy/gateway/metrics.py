@@ -41,17 +41,20 @@ class GatewayMetrics:
         self.refused = self._counter(
             "kmq_gateway_refused",
             "Requests and connections that a limit refused.",
-            why=("requests", "memory", "key", "connections", "head", "slow"),
+            "why",
+            ("requests", "memory", "key", "connections", "head", "slow"),
         )
         self.moves = self._counter(
             "kmq_gateway_moves",
             "Moves that this gateway has run.",
-            outcome=("complete", "error", "postponed"),
+            "outcome",
+            ("complete", "error", "postponed"),
         )
         self.asked = self._counter(
             "kmq_gateway_asked",
             "Requests to other gateways for messages.",
-            outcome=("messages", "nothing", "silent"),
+            "outcome",
+            ("messages", "nothing", "silent"),
         )
         self.running = Gauge("kmq_gateway_running_requests", "Requests that run.", registry=self.registry)
         self.held = Gauge(
@@ -89,10 +92,9 @@ class GatewayMetrics:
         self._queues: set[str] = set()
         self._of_call: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
-    def _counter(self, name: str, text: str, **label: Iterable[str]) -> Counter:
+    def _counter(self, name: str, text: str, label: str, values: Iterable[str]) -> Counter:
         """A counter that begins at 0 for each value of its label, so that the first event is an increase."""
-        ((called, values),) = label.items()
-        counter = Counter(name, text, [called], registry=self.registry)
+        counter = Counter(name, text, [label], registry=self.registry)
         for value in values:
             counter.labels(value)
         return counter

@@ -213,9 +213,8 @@ class Gateway:
         _log.info("draining")
         self._app.draining = True
         self._moves.stop()
-        for registered in (self._registration, self._peers):
-            if registered is not None:
-                await asyncio.to_thread(registered.close)
+        registered = [one for one in (self._registration, self._peers) if one is not None]
+        await asyncio.gather(*(asyncio.to_thread(one.close) for one in registered))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._hurry.wait(), self._settings.drain_s)
 

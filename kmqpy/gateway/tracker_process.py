@@ -15,13 +15,14 @@ from kmqpy.core.closeable import Closeable
 _log = logging.getLogger(__name__)
 
 _STEADY_S = 60.0
-"""A tracker that ran longer, in seconds, before it ended is started again at once."""
+"""One that ran longer, in seconds, before it ended is started again after the shortest pause."""
 _END_S = 20.0
 """The tracker gets so many seconds to end by itself."""
 _PROGRAM = """
 import ctypes, os, signal, sys
 parent = int(sys.argv.pop(1))
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: end when the gateway is killed
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: end when the gateway is killed
 if os.getppid() == parent:
     from kmqpy.cli import main
     main()
@@ -64,15 +65,21 @@ class TrackerProcess(Closeable):
             started_s = SYSTEM_CLOCK.monotonic()
             options = ["--http-port", "-1", "--log-format", self._log_format]
             command = [sys.executable, "-c", _PROGRAM, str(os.getpid()), "tracker", *options]
-            self._process = subprocess.Popen(command, env=self._environment, stdin=subprocess.DEVNULL)
-            code = self._wait(self._process)
-            if self._closing.is_set():
-                return
-            failures = 1 if SYSTEM_CLOCK.monotonic() - started_s > _STEADY_S else failures + 1
-            self.last_exit = code
-            self.deaths += 1
+            try:
+                self._process = subprocess.Popen(command, env=self._environment, stdin=subprocess.DEVNULL)
+            except OSError as error:  # no room for one more process, for example
+                failures += 1
+                what, details = "the tracker can't be started", {"error": str(error)}
+            else:
+                code = self._wait(self._process)
+                if self._closing.is_set():
+                    return
+                failures = 1 if SYSTEM_CLOCK.monotonic() - started_s > _STEADY_S else failures + 1
+                self.last_exit = code
+                self.deaths += 1
+                what, details = "the tracker ended", {"code": str(code)}
             pause_s = self._backoff.delay(failures)
-            _log.error("the tracker ended", extra={"code": code, "again_in_s": round(pause_s, 1)})
+            _log.error(what, extra={**details, "again_in_s": round(pause_s, 1)})
             self._closing.wait(pause_s)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int | None:

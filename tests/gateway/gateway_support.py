@@ -144,16 +144,17 @@ def running(
     storage: Storage,
     keys: KeyStore | None = None,
     trackers: Mapping[str, TrackerProcess] | None = None,
+    name: str = "",
     **settings: Any,
 ) -> Iterator[Served]:
-    """Run a gateway; the storage is closed with it."""
+    """Run a gateway; the storage is closed with it. Its queues may have the storage's name before them."""
     ready = threading.Event()
     found: list[Served] = []
     failure: list[BaseException] = []
 
     async def main() -> None:
         options = {"port": 0, "admin_port": 0, "drain_s": 0.0, "quick_s": 5.0, **settings}
-        gateway = Gateway(GatewaySettings(**options), {"": storage}, keys, trackers)
+        gateway = Gateway(GatewaySettings(**options), {name: storage, "": storage}, keys, trackers)
         found.append(Served(gateway, storage, asyncio.get_running_loop()))
         await gateway.run(on_ready=ready.set)
 

@@ -660,6 +660,13 @@ def test_moves_that_are_wrong(wire, name, base):
         assert answer.json == {"id": shown}
 
 
+@pytest.mark.parametrize(("origin", "target"), [("a", "a"), ("a", "orders:a"), ("orders:a", "a")])
+def test_no_queue_is_moved_to_itself_whatever_it_is_called(origin, target):
+    with running(fresh_memory(), name="orders") as served:
+        answer = served.ask("POST", f"/queue/1/_move?from={origin}&to={target}")
+        assert (answer.status, answer.body) == (400, b"cannot move queue to itself")
+
+
 # --- keys -------------------------------------------------------------------------------------------------
 
 

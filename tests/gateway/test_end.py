@@ -6,15 +6,19 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 from gateway_support import Calls, fresh_memory, running
 
 from kmqpy.core.clock import wait_until
+from kmqpy.gateway.discovery.peers import Peers
+from kmqpy.gateway.discovery.registration import Registration
 from kmqpy.gateway.server import _Server, _stopped_by_signals
 from kmqpy.gateway.service.served_queue import ServedQueue
 from kmqpy.queue import storage_for
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 
 @pytest.mark.parametrize("drain_s", [0.0, 0.5])
@@ -95,3 +99,14 @@ def test_signals_stop_a_gateway_where_the_loop_has_no_handlers(monkeypatch):
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:  # as on Windows
         runner.run(main())
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_gateway_withdraws_from_all_places_at_once(monkeypatch):
+    both = threading.Barrier(2)
+    for kind in (Registration, Peers):
+        monkeypatch.setattr(kind, "close", lambda _: both.wait(20))
+    nowhere = ZooKeeperConnection(hosts="127.0.0.1:1")
+    monkeypatch.setattr(Registration, "_run", lambda _: None)
+    with running(fresh_memory(), discovery=nowhere, peers=nowhere):
+        pass
+    assert not both.broken

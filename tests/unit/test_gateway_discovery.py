@@ -1,10 +1,14 @@
 """What a gateway registers in ZooKeeper for EmoDB's clients."""
 
 import json
+import socket
+import time
 
 import pytest
 
 from kmqpy.gateway.discovery.ostrich import end_points
+from kmqpy.gateway.discovery.registration import Entry, Registration
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 
 @pytest.mark.parametrize(
@@ -21,3 +25,14 @@ def test_urls_of_a_gateway(host, in_url):
         "adminUrl": f"http://{in_url}:8081",
         "extensions": {"proxy": False},
     }
+
+
+def test_a_zookeeper_that_does_not_answer_does_not_hold_up_the_end():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hosts = f"127.0.0.1:{silent.getsockname()[1]}"
+        registration = Registration(ZooKeeperConnection(hosts=hosts), [Entry("/x", "y", b"")])
+        with silent.accept()[0]:
+            begun_s = time.monotonic()
+            registration.close()
+            assert time.monotonic() - begun_s < 4
+    registration._thread.join()

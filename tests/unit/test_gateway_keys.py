@@ -132,7 +132,7 @@ def test_keys_are_stored_replaced_and_removed_and_no_secret_with_them(store, tmp
     store.put(other)
     assert sorted(store.read(), key=lambda one: one.id) == sorted([key, other], key=lambda one: one.id)
     changed, _ = rotated(key, keep_old=True)
-    store.put(changed)
+    assert store.replace(changed)
     assert {one.id: one for one in store.read()} == {key.id: changed, other.id: other}
     assert store.remove(key.id)
     assert not store.remove(key.id)
@@ -163,7 +163,7 @@ def test_of_two_keys_of_one_id_the_later_one_counts():
         storage.open(KEYS_QUEUE).send(changed.to_json())  # put() was killed in between
         assert store.read() == [changed]
         again, _ = rotated(changed, keep_old=True)
-        store.put(again)
+        assert store.replace(again)
         assert len(storage.open(KEYS_QUEUE).peek()) == 1
 
 
@@ -173,8 +173,7 @@ def test_only_the_owner_can_read_the_file_and_a_damaged_one_is_named(tmp_path):
     assert store.read() == []
     store.put(new_key("", ["queue_post"], [])[0])
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    unknown_role = '{"keys": [{"id": "a", "digests": ["b"], "roles": ["x"]}]}'
-    for damaged in ("", "[]", "{", '{"keys": 7}', '{"keys": [{}]}', unknown_role):
+    for damaged in ("", "[]", "{", '{"keys": 7}'):
         path.write_text(damaged)
         with pytest.raises(ConfigError):
             store.read()
@@ -350,3 +349,69 @@ def test_a_storage_that_can_t_acknowledge_unseen_messages_keeps_no_keys():
 
     with pytest.raises(NotSupported, match="--keys"):
         StorageKeys(Kafka())
+
+
+def test_what_is_no_key_in_a_file_harms_no_other_and_stays(tmp_path):
+    path = tmp_path / "keys.json"
+    store = FileKeys(path)
+    key, other = (new_key("", ["queue_post"], [])[0] for _ in range(2))
+    store.put(key)
+    entries = json.loads(path.read_text())["keys"]
+    bad = [{}, 7, {"id": "a", "digests": ["b"], "roles": ["of a newer version"]}]
+    path.write_text(json.dumps({"keys": [*bad, *entries]}))
+    assert store.read() == [key]
+    store.put(other)
+    assert store.remove(key.id)
+    assert store.read() == [other]
+    assert json.loads(path.read_text())["keys"][:3] == bad
+    assert store.remove("a")
+
+
+def test_a_key_that_is_revoked_while_it_is_rotated_stays_revoked(store):
+    key, _ = new_key("", ["queue_post"], [])
+    store.put(key)
+    changed, _ = rotated(key, keep_old=True)
+    assert store.remove(key.id)
+    assert not store.replace(changed)
+    assert store.read() == []
+
+
+@pytest.mark.parametrize("before", ["send", "ack"])
+def test_whoever_revokes_a_key_at_the_same_time_wins(monkeypatch, before):
+    with memory_storage() as storage:
+        store = StorageKeys(storage)
+        key, _ = new_key("", ["queue_post"], [])
+        store.put(key)
+        queue_type = type(storage.open(KEYS_QUEUE))
+        call = getattr(queue_type, before)
+        revoked = []
+
+        def revoke_first(queue, *args, **options):
+            if not revoked:
+                revoked.append(1)
+                assert store.remove(key.id)
+            return call(queue, *args, **options)
+
+        monkeypatch.setattr(queue_type, before, revoke_first)
+        store.replace(rotated(key, keep_old=True)[0])
+        assert revoked
+        assert store.read() == []
+
+
+def test_a_revocation_that_saw_only_the_former_key_looks_again(monkeypatch):
+    with memory_storage() as storage:
+        store = StorageKeys(storage)
+        key, _ = new_key("", ["queue_post"], [])
+        store.put(key)
+        queue_type = type(storage.open(KEYS_QUEUE))
+        ack, acked = queue_type.ack, []
+
+        def rotate_first(queue, *args, **options):
+            if not acked:
+                acked.append(1)
+                queue.send(rotated(key, keep_old=True)[0].to_json())  # as replace() does, before it looks
+            return ack(queue, *args, **options)
+
+        monkeypatch.setattr(queue_type, "ack", rotate_first)
+        assert store.remove(key.id)
+        assert store.read() == []

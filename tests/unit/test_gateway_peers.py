@@ -110,7 +110,8 @@ def test_an_address_where_nobody_can_be_is_a_gateway_that_does_not_answer(asked,
 def test_one_that_is_silent_holds_no_threads_however_many_queues_are_polled(knows):
     async def main(ours):
         polls = (ours.take(f"queue {n}", 10, 30) for n in range(100))
-        assert all(messages == [] for messages, _ in await asyncio.gather(*polls))
+        answers = await asyncio.gather(*polls)
+        assert all(messages == [] and "do not answer" in why for messages, why in answers)
         await asyncio.gather(*(ours.tell(f"queue {n}", Said(["1"], None)) for n in range(100)))
 
     with socket.create_server(("127.0.0.1", 0)) as silent:

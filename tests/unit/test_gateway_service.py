@@ -201,6 +201,7 @@ def test_a_take_of_large_messages_ends_before_the_memory_does():
                 await served.send([bytes(1_000_000)] * 10)
             assert len((await served.take(40, 30))[0]) == 17  # 16 fit; one more, as sizes are learned
             assert len(await served.peek(40)) == 16
+            assert len(await served.taken(40)) == 16
 
     asyncio.run(main())
 
@@ -339,6 +340,9 @@ def test_where_all_storages_have_names_a_mistyped_one_is_refused():
             for name in ("jobs", "mails:jobs", "orders:jobs"):
                 await hub.with_made(QueueName(name), lambda queue: queue.send([b"x"]))
             assert one.list() == other.list() == ["jobs"]
+            assert hub.open_queues == 2, "jobs is mails:jobs"
+            assert hub.is_one(QueueName("jobs"), QueueName("mails:jobs"))
+            assert not hub.is_one(QueueName("jobs"), QueueName("orders:jobs"))
             with pytest.raises(ConfigError, match=r"no storage 'order'; .* one of mails, orders"):
                 await hub.with_made(QueueName("order:jobs"), lambda queue: queue.send([b"x"]))
             await asyncio.to_thread(hub.close)

@@ -374,9 +374,9 @@ class EmoDialect:
             raise _Refused(_illegal(f"{'to' if origin else 'from'} is required"))
         _check_name(origin)
         _check_name(target)
-        if origin == target:
-            raise _Refused(_illegal("cannot move queue to itself"))
         move = Move(_named(request.base, origin), _named(request.base, target))
+        if self._hub.is_one(move.origin, move.target):
+            raise _Refused(_illegal("cannot move queue to itself"))
         reference = await self._moves.start(request.base, move)
         return json_response(msgspec.json.encode({"id": reference}))
 
@@ -447,6 +447,7 @@ def _number(request: _Request, name: str, *, bits: int) -> int | None:
     text = request.parameters.get(name)
     if text is None:
         return None
+    # int() of very many digits takes long, or raises; a number of so many bits has fewer digits than bits.
     if _INTEGER.fullmatch(text) and len(text) <= bits:
         value = int(text)
         if -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):

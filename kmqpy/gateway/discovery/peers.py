@@ -123,7 +123,10 @@ class Peers(Closeable):
             self._empty_until_s.clear()
         for peer in self._others:
             now_s = self._clock.monotonic()
-            if self._empty_until_s.get((peer, unique_id), 0.0) > now_s or self._is_silent(peer):
+            if self._empty_until_s.get((peer, unique_id), 0.0) > now_s:
+                continue
+            if self._is_silent(peer):
+                silent.append(peer.address)
                 continue
             left_s = begun_s + _TIMEOUT_S - now_s
             if left_s <= 0:  # the next poll asks them: who was silent is left out for a while
@@ -133,6 +136,7 @@ class Peers(Closeable):
                     self._threads.submit(self._heard, ask, peer, unique_id, limit, lease_s, left_s)
                 )
             except _Silent:
+                silent.append(peer.address)
                 continue
             except (OSError, ValueError, OverflowError, RecursionError) as error:
                 _log.warning(

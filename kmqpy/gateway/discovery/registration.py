@@ -22,6 +22,8 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 _log = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 2.0
+_CLOSE_S = 2.0
+"""close() waits no longer, in seconds: the entries go with the session anyway, soon after the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +69,13 @@ class Registration(Closeable):
             return len(self._paths) == len(self._entries)
 
     def close(self) -> None:
-        """Remove the entries, and return when they are gone, or ZooKeeper does not answer."""
+        """Remove the entries, and return when they are gone, or ZooKeeper does not answer in time."""
         with self._changed:
             self._withdrawn = True
             self._changed.notify_all()
-        self._thread.join()
+        self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            _log.warning("not withdrawn from ZooKeeper: it does not answer")
 
     def _run(self) -> None:
         while not self._is_withdrawn():

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from kmqpy.errors import ConfigError, NotSupported, QueueNotFound
 from kmqpy.gateway.keys.keyring import ApiKey
@@ -33,7 +33,11 @@ class KeyStore(Protocol):
         ...
 
     def put(self, key: ApiKey) -> None:
-        """Add a key, or replace the one with its id."""
+        """Add a new key."""
+        ...
+
+    def replace(self, key: ApiKey) -> bool:
+        """Replace the key with its id; returns False if there is none, perhaps since it was just removed."""
         ...
 
     def remove(self, key_id: str) -> bool:
@@ -48,7 +52,42 @@ class FileKeys:
         self._path = path
 
     def read(self) -> Sequence[ApiKey]:
-        """See KeyStore.read; a file that does not exist holds no keys."""
+        """See KeyStore.read; a file that does not exist holds no keys, and what is no key is left out."""
+        found = []
+        for entry in self._entries():
+            try:
+                found.append(ApiKey.from_json(json.dumps(entry).encode()))
+            except ConfigError as error:
+                _log.error(
+                    "what is stored among the keys is none",
+                    extra={"file": str(self._path), "error": str(error)},
+                )
+        return found
+
+    def put(self, key: ApiKey) -> None:
+        """See KeyStore.put."""
+        with self._locked():
+            self._write([*self._entries(), json.loads(key.to_json())])
+
+    def replace(self, key: ApiKey) -> bool:
+        """See KeyStore.replace."""
+        return self._change(key.id, [json.loads(key.to_json())])
+
+    def remove(self, key_id: str) -> bool:
+        """See KeyStore.remove."""
+        return self._change(key_id, [])
+
+    def _change(self, key_id: str, new: Sequence[object]) -> bool:
+        """Put `new` in the place of what has this id; returns False if nothing has."""
+        with self._locked():
+            entries = self._entries()
+            left = [one for one in entries if not (isinstance(one, dict) and one.get("id") == key_id)]
+            if len(left) < len(entries):
+                self._write([*left, *new])
+            return len(left) < len(entries)
+
+    def _entries(self) -> Sequence[object]:
+        """What stands in the file; raises ConfigError for one that `kmq key` has not written."""
         try:
             text = self._path.read_bytes()
         except FileNotFoundError:
@@ -56,27 +95,12 @@ class FileKeys:
         except OSError as error:
             raise ConfigError(f"keys file {str(self._path)!r}: {error.strerror}") from None
         try:
-            entries: Any = json.loads(text)
-            return [ApiKey.from_json(json.dumps(entry).encode()) for entry in entries["keys"]]
+            return [*json.loads(text)["keys"]]
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ConfigError(f"keys file {str(self._path)!r}: it is no file of kmq key") from None
 
-    def put(self, key: ApiKey) -> None:
-        """See KeyStore.put."""
-        with self._locked():
-            self._write([*(one for one in self.read() if one.id != key.id), key])
-
-    def remove(self, key_id: str) -> bool:
-        """See KeyStore.remove."""
-        with self._locked():
-            keys = self.read()
-            left = [one for one in keys if one.id != key_id]
-            if len(left) < len(keys):
-                self._write(left)
-            return len(left) < len(keys)
-
-    def _write(self, keys: Sequence[ApiKey]) -> None:
-        text = json.dumps({"keys": [json.loads(one.to_json()) for one in keys]}, indent=1)
+    def _write(self, entries: Sequence[object]) -> None:
+        text = json.dumps({"keys": entries}, indent=1)
         new = self._path.with_name(f"{self._path.name}.new")
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
@@ -124,19 +148,39 @@ class StorageKeys:
         """See KeyStore.put."""
         make_queue(self._storage, KEYS_QUEUE, {"max_redeliveries": None})
         with self._storage.open(KEYS_QUEUE) as queue:
-            former = [message_id for message_id, one in _entries(queue) if one.id == key.id]
             queue.send(key.to_json())
-            queue.ack([queue.receipt(one) for one in former], confirmed=True)
+
+    def replace(self, key: ApiKey) -> bool:
+        """See KeyStore.replace."""
+        try:
+            with self._storage.open(KEYS_QUEUE) as queue:
+                former = _ids_of(queue, key.id)
+                if not former:
+                    return False
+                new = queue.send(key.to_json())
+                left = [one for one in _ids_of(queue, key.id) if one in former]
+                # Without any left it was revoked meanwhile, by somebody who may not have seen the new one.
+                queue.ack([queue.receipt(one) for one in left or [new]], confirmed=True)
+        except QueueNotFound:
+            return False
+        return bool(left)
 
     def remove(self, key_id: str) -> bool:
         """See KeyStore.remove."""
+        is_removed = False
         try:
             with self._storage.open(KEYS_QUEUE) as queue:
-                found = [message_id for message_id, one in _entries(queue) if one.id == key_id]
-                queue.ack([queue.receipt(one) for one in found], confirmed=True)
+                while found := _ids_of(queue, key_id):  # again: somebody may replace it meanwhile
+                    queue.ack([queue.receipt(one) for one in found], confirmed=True)
+                    is_removed = True
         except QueueNotFound:
             return False
-        return bool(found)
+        return is_removed
+
+
+def _ids_of(queue: Queue, key_id: str) -> list[str]:
+    """The ids of the messages that hold the key with this id."""
+    return [message_id for message_id, one in _entries(queue) if one.id == key_id]
 
 
 def _entries(queue: Queue) -> list[tuple[str, ApiKey]]:

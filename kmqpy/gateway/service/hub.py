@@ -72,7 +72,7 @@ class Hub:
 
     A name `other:rest` is queue `rest` of the storage that was given under the name `other`, if there is one;
     all other names are queues of the default storage, the one under the name "". If that has its own
-    name, too, all have names; then `unknown:rest` is mistyped (ConfigError).
+    name, too, all have names; then `unknown:rest` is mistyped (ConfigError), and `rest` is `own:rest`.
 
     elsewhere  other gateways, which are asked for messages of queues on Kafka; None: there are none
     quick_s    requests are given up when their storage has answered nobody for so many seconds
@@ -92,7 +92,8 @@ class Hub:
         self._claims: OrderedDict[str, Claims] = OrderedDict()
         # Threads of its own for each storage, so that one that does not answer holds none of another's.
         self._threads = {storage: _executor(storage) for storage in storages.values()}
-        self._pulses = {name: Pulse(quick_s) for name in storages}
+        pulses = {storage: Pulse(quick_s) for storage in storages.values()}
+        self._pulses = {name: pulses[storage] for name, storage in storages.items()}
         self._clock = clock
         self._entries: OrderedDict[Place, _Entry] = OrderedDict()
         self._places: dict[str, Place] = {}  # of the open queues on Kafka, by their unique ids
@@ -116,6 +117,10 @@ class Hub:
     def stored_name(self, name: QueueName) -> str:
         """The queue's name in its storage."""
         return self._place(name)[1]
+
+    def is_one(self, name: QueueName, other: QueueName) -> bool:
+        """True if both are names of one queue."""
+        return self._place(name) == self._place(other)
 
     async def with_queue(
         self,
@@ -153,9 +158,8 @@ class Hub:
 
     def note(self, storage: Storage, *, answered: bool) -> None:
         """Note that a storage has answered, or not; called in any thread."""
-        for name, pulse in self._pulses.items():
-            if self._storages[name] is storage:
-                (pulse.answer if answered else pulse.fail)(self._clock.monotonic())
+        pulse = self._pulse_of(storage)
+        (pulse.answer if answered else pulse.fail)(self._clock.monotonic())
 
     def is_silent(self, storage: Storage) -> bool:
         """True for a storage that does not answer."""
@@ -163,20 +167,20 @@ class Hub:
 
     async def watch(self, storage: Storage, answer: Awaitable[T]) -> T:
         """Await a short call of a storage, which shows whether that answers, as requests of clients do."""
-        pulses = [self._pulses[name] for name, one in self._storages.items() if one is storage]
-        call = object()
-        for pulse in pulses:
-            pulse.begin(call, self._clock.monotonic())
+        pulse, call = self._pulse_of(storage), object()
+        pulse.begin(call, self._clock.monotonic())
         try:
             result = await answer
         except Unavailable:
-            self.note(storage, answered=False)
+            pulse.fail(self._clock.monotonic())
             raise
         finally:
-            for pulse in pulses:
-                pulse.end(call)
-        self.note(storage, answered=True)
+            pulse.end(call)
+        pulse.answer(self._clock.monotonic())
         return result
+
+    def _pulse_of(self, storage: Storage) -> Pulse:
+        return next(self._pulses[name] for name, one in self._storages.items() if one is storage)
 
     async def _within(
         self, name: QueueName, do: Callable[[Patience], Awaitable[T]], patience_s: float = PATIENCE_S
@@ -352,7 +356,7 @@ class Hub:
         return claims
 
     def _place(self, name: QueueName) -> Place:
-        """The name of the storage, and that of the queue in it."""
+        """The first name of the storage, and the queue's name in it."""
         storage, colon, rest = name.name.partition(":")
         if not (colon and rest and storage in self._storages):
             if colon and self._all_named:
@@ -361,8 +365,9 @@ class Hub:
                     f"queue: there is no storage {storage!r}; names begin with one of {names}, and :"
                 )
             storage, rest = "", name.name
-        any_name = self._storages[storage].capabilities.any_name
-        return storage, stored_name(rest, prefix=name.prefix, any_name=any_name)
+        found = self._storages[storage]
+        first = next(one for one, other in self._storages.items() if other is found)
+        return first, stored_name(rest, prefix=name.prefix, any_name=found.capabilities.any_name)
 
     async def _run(self, storage: Storage, function: Callable[..., T], *args: Any) -> T:
         return await asyncio.wrap_future(self._threads[storage].submit(functools.partial(function, *args)))

@@ -440,6 +440,7 @@ def _opened(storage: Storage, stored: str, settings: Mapping[str, Any]) -> Queue
 
 
 def _outcome(reason: str | None) -> MoveStatus:
+    """What the reason of a job's dead letter says: storages may put words of their own before it."""
     is_complete = (reason or "").endswith(MoveStatus.COMPLETE.value)
     return MoveStatus.COMPLETE if is_complete else MoveStatus.ERROR
 

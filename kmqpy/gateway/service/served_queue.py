@@ -268,25 +268,17 @@ class ServedQueue:
     async def peek(self, limit: int) -> list[Taken]:
         """The oldest messages, those that are taken included."""
 
-        def look() -> list[Taken]:
-            asked = self._next_read(limit, 0, _MAX_TAKEN_BYTES)
-            while True:
-                ready = self._queue.peek(asked)
-                taken = [one.message for one in self._queue.orphans(limit=asked) if one.message is not None]
-                seen = {message.id: message for message in (*ready, *taken)}  # one may be taken in between
-                found = sorted(seen.values(), key=age)[:asked]
-                shown = _fitting(found, _MAX_TAKEN_BYTES)
-                left = _MAX_TAKEN_BYTES - self._note_sizes(found)
-                if len(found) < asked or asked == limit or len(shown) < len(found) or left <= 0:
-                    return [Taken(one.id, one.body) for one in shown]
-                asked += self._next_read(limit - asked, asked, left)
+        def look(asked: int) -> Sequence[Message]:
+            ready = self._queue.peek(asked)
+            seen = {message.id: message for message in (*ready, *self._orphans(asked))}  # one may be both
+            return sorted(seen.values(), key=age)[:asked]
 
-        return await self._call(look)
+        found = await self._call(self._seen_up_to, limit, look)
+        return [Taken(one.id, one.body) for one in found]
 
     async def taken(self, limit: int) -> list[Taken]:
         """The oldest messages that are taken, by whomever."""
-        orphans = await self._call(lambda: self._queue.orphans(limit=limit))
-        return [Taken.of(one.message) for one in orphans if one.message is not None]
+        return [*map(Taken.of, await self._call(self._seen_up_to, limit, self._orphans))]
 
     async def size(self, limit: int | None) -> int:
         """How many messages there are, taken ones included; exact up to `limit`, as far as time allows."""
@@ -345,6 +337,20 @@ class ServedQueue:
             self._give_back(taken)
             return []
         return taken
+
+    def _seen_up_to(self, limit: int, look: Callable[[int], Sequence[Message]]) -> Sequence[Message]:
+        """What `look` finds, up to `limit` messages, as many as may be in memory together."""
+        asked = self._next_read(limit, 0, _MAX_TAKEN_BYTES)
+        while True:
+            found = look(asked)
+            shown = _fitting(found, _MAX_TAKEN_BYTES)
+            left = _MAX_TAKEN_BYTES - self._note_sizes(found)
+            if len(found) < asked or asked == limit or len(shown) < len(found) or left <= 0:
+                return shown
+            asked += self._next_read(limit - asked, asked, left)
+
+    def _orphans(self, limit: int) -> list[Message]:
+        return [one.message for one in self._queue.orphans(limit=limit) if one.message is not None]
 
     def _heeded(self, found: Sequence[Message]) -> Sequence[Message]:
         """The messages to hand out; the others were acknowledged or claimed before they were taken."""
