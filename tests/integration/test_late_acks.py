@@ -17,6 +17,7 @@ from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.claim_headers import CLAIM, naming_tick
 from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.late_operations import CopyHeaders
 from kmqpy.kafka.markers.life import LifeState
 from kmqpy.kafka.markers.lineage import COPY
 from kmqpy.kafka.partition_reader import RepeatedReader
@@ -197,12 +198,12 @@ def test_r32_a_copy_planned_long_ago_is_examined_while_newer_ones_come(make_queu
     queue.mark(Marker(0, 0, Op.END))  # of the original, late
     with contextlib.closing(LateAckCheck(queue.connection, queue.settings, SYSTEM_CLOCK)) as check:
         for _ in range(40):
-            found = check.examine({0: {500: claim}}, within_s=0).acknowledged
+            found = check.examine({0: {500: CopyHeaders(claim, b"0:0")}}, within_s=0).acknowledged
             if found:
                 break
             for _ in range(2):
                 newer = queue.mark_all(Marker(0, 2_000 + n, Op.END) for n in range(7))[-1]
-                check.examine({0: {600: newer}}, within_s=0)
+                check.examine({0: {600: CopyHeaders(newer)}}, within_s=0)
         assert found == [(0, 500)]
 
 

@@ -219,6 +219,9 @@ class Checker:
         self._forgiven: set[tuple[int, int]] = set()
         """Messages of which nobody can know any more what is true."""
         self._acked: set[bytes] = set()
+        self._ended_as_former: set[tuple[int, int]] = set()
+        """Messages that somebody ended who had stood still, and meant those that had their offsets before a
+        cut: a gap of rule R39."""
         self._late: dict[tuple[int, int], _Open] = {}
         self._copied: set[tuple[int, int]] = set()
         self._late_ends: dict[tuple[int, int], int] = {}
@@ -529,7 +532,10 @@ class Checker:
                 if entry is not None:
                     self._forgiven.add((partition, offset))
             elif self._names is not None:
-                self._acked |= self.history.acked_as[record.by, partition, offset]
+                bodies = self.history.acked_as[record.by, partition, offset]
+                self._acked |= bodies
+                if entry is not None and self._names.meant_former((partition, offset), record.by, bodies):
+                    self._ended_as_former.add((partition, offset))
             elif offset < len(queue.records):
                 self._acked.add(queue.records[offset].value())
             if entry is not None and entry.lapsed:
@@ -800,5 +806,9 @@ class Checker:
                         self.stats["aborted copies that came back"] += 1
                         continue
                     self.problems.append(f"lost: {what} was never taken, delivered {seen} times")
-                elif record.value() not in done:
+                elif record.value() in done:
+                    continue
+                elif (partition, self.history.names.number_of(record)) in self._ended_as_former:
+                    self.stats["ended as one of the former log"] += 1
+                else:
                     self.problems.append(f"lost: {what} was never finished, delivered {seen} times")

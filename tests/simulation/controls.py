@@ -216,10 +216,10 @@ class IgnoresLate(LateAckCheck):
 
     ignored: Op
 
-    def _apply_operations(self, known: Any, place: Any, checked: Any) -> None:
-        left = [one for one in known.operations(place[1]) if one.op is not self.ignored]
+    def _apply_operations(self, known: Any, place: Any, headers: Any, checked: Any) -> None:
+        left = [one for one in known.operations(place[1], headers) if one.op is not self.ignored]
         super()._apply_operations(
-            SimpleNamespace(now_ms=known.now_ms, operations=lambda _: left), place, checked
+            SimpleNamespace(now_ms=known.now_ms, operations=lambda *_: left), place, headers, checked
         )
 
 
@@ -250,7 +250,10 @@ class LooksFromItsTake(LateAckCheck):
         self._known.clear()
         logs = self._reader.connection.broker.logs
         ends = {partition: logs[self._reader.topic, partition].end - 1 for partition in copies}
-        later = {partition: dict.fromkeys(ones, ends[partition]) for partition, ones in copies.items()}
+        later = {
+            partition: {one: copy._replace(planned_at=ends[partition]) for one, copy in ones.items()}
+            for partition, ones in copies.items()
+        }
         return (yield from super().examine(later, within_s))
 
 
@@ -268,12 +271,12 @@ class BelievesAncestors(LateAckCheck):
         log_of = self._reader.connection.broker.logs
         for partition, ones in copies.items():
             log = log_of[self._reader.topic, partition]
-            for offset, planned_at in ones.items():
+            for offset, headers in ones.items():
                 place = RecordPlace(self._queue.name, partition, offset)
                 named = read_ancestors(last_header(self._headers[partition, offset], ANCESTORS), place)
                 found = {
                     marker.offset
-                    for record in log.records[planned_at:]
+                    for record in log.records[headers.planned_at :]
                     if record.is_data
                     for marker in decoded(record)
                     if marker.op is self.believed and not marker.by_tracker

@@ -30,9 +30,9 @@ class MessageNames:
         self._numbers: dict[Record, int] = {}
         self._unsure: dict[Number, tuple[Record, ...]] = {}
         """Numbers of which only the taker knows which of these messages it meant; it died, perhaps."""
-        self._halted: set[tuple[Number, Record]] = set()
+        self._halted: defaultdict[tuple[Number, Record], set[str]] = defaultdict(set)
         """What clients took when they had stood still and lost the partition, perhaps from a log that was cut
-        back since: a gap of rule R39."""
+        back since, and who did: a gap of rule R39."""
         self._gone: defaultdict[tuple[Number, Record], list[Record]] = defaultdict(list)
         """What clients took that they had fetched before it was cut away, and by which start markers: another
         gap."""
@@ -54,7 +54,8 @@ class MessageNames:
             for one in candidates:
                 (self._gone if one.is_cut else self._starts)[place, one].append(marker)
             if marker.is_of_halted:
-                self._halted.update((place, one) for one in candidates)
+                for one in candidates:
+                    self._halted[place, one].add(marker.by)
             if len(candidates) == 1:
                 self.note(place, candidates[0], by)
             elif candidates and place not in self._records:
@@ -99,6 +100,13 @@ class MessageNames:
         # Later ones may mean what stands there since.
         starts = self._starts[place, record] or self._gone.get((place, record), [])[:1]
         return bool(starts) and all(_tick_before(one) < one.log.start for one in starts)
+
+    def meant_former(self, place: Number, by: str, bodies: set[bytes]) -> bool:
+        """Whether this client stood still, and took one of the former log that has one of these bodies."""
+        return any(
+            at == place and by in takers and record.is_cut and record.value() in bodies
+            for (at, record), takers in self._halted.items()
+        )
 
     def was_gone(self, place: Number, record: Record) -> bool:
         """Whether somebody took this message by this number when it was cut away already."""

@@ -66,6 +66,10 @@ FOUND_WITH_CUT_LOGS = {
     601871: "F5: what was cut away was in flight again for who read from before the tick that told the cut",
     606777: "stuck: a nack of what was cut away counted as a take, since markers had been missed",
     301971: "R39: the checker knew nothing of assignment ticks that retention had deleted",
+    307571: "lost: end markers of an aborted transaction, whose copies were cut away, named others' offsets",
+    706623: "stuck: a copy that was cut away was evidence again when its end marker was read again",
+    708965: "lost: whom a pause had halted ended a message for one of the former log, a gap of R39",
+    710183: "lost: a copy was aborted, and a cut that nobody told took away all of the next transaction",
 }
 """The same, of seeds in which logs are cut back."""
 

@@ -6,11 +6,13 @@ import pytest
 
 from kmqpy.core.clock import SystemClock
 from kmqpy.kafka.copies.late_acks import CheckedCopies
+from kmqpy.kafka.markers.late_operations import CopyHeaders
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from tracker.redelivery import last_attempts
 from tracker.redelivery.last_attempts import LastAttempts
 
 QUEUE = QueueSettings(name="jobs")
+COPIES = {7: CopyHeaders(1)}
 
 
 class Clock(SystemClock):
@@ -47,16 +49,16 @@ def attempts(monkeypatch):
 
 def test_after_a_look_that_was_not_finished_there_is_none_for_four_times_as_long(attempts):
     for _ in range(5):
-        assert attempts.examine(QUEUE, 0, "M", {7: 1}, 1.0).unread == [(0, 7)]
+        assert attempts.examine(QUEUE, 0, "M", COPIES, 1.0).unread == [(0, 7)]
     assert Check.made[0].looks == 1
     attempts._clock.now += 4
-    attempts.examine(QUEUE, 0, "M", {7: 1}, 1.0)
+    attempts.examine(QUEUE, 0, "M", COPIES, 1.0)
     assert [check.looks for check in Check.made] == [2]
 
 
 def test_only_what_was_needed_last_is_kept(attempts):
     for markers_id in ("M", "N", "M", "O"):
-        attempts.examine(QUEUE, 0, markers_id, {7: 1}, 1.0)
+        attempts.examine(QUEUE, 0, markers_id, COPIES, 1.0)
     assert [check.closed for check in Check.made] == [False, True, False]
     attempts.close()
     assert all(check.closed for check in Check.made)

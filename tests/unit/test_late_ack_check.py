@@ -8,12 +8,12 @@ import pytest
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.kafka.copies.late_acks import CheckedCopies, LateAckCheck
 from kmqpy.kafka.markers.claim_headers import CLAIM, naming_tick
-from kmqpy.kafka.markers.late_operations import LateOperations
+from kmqpy.kafka.markers.late_operations import CopyHeaders, LateOperations
 from kmqpy.kafka.partition_reader import RepeatedReader
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.testing import ManualClock
 
-COPIES = {0: {10: 100}}
+COPIES = {0: {10: CopyHeaders(100)}}
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_old_copies_are_known_some_time_though_newer_ones_come_between(check, mo
         return {0: SimpleNamespace(done=known.end == end)}
 
     monkeypatch.setattr(RepeatedReader, "scan", scan)
-    old, new = {0: {1: 0}}, {0: {end + 1: end - 100}}
+    old, new = {0: {1: CopyHeaders(0)}}, {0: {end + 1: CopyHeaders(end - 100)}}
     answers = [bool(check.examine(copies, 1).unread) for _ in range(8) for copies in (old, new)]
     assert answers[:4] == [True] * 4, "nobody knows until all is read"
     assert answers[6:] == [False] * 10

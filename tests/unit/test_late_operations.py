@@ -1,5 +1,6 @@
 """Late acknowledgements: what is read from the markers, and what a copy's header says."""
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,14 @@ from kmqpy.kafka.copies.end_markers import end_markers
 from kmqpy.kafka.markers import codec, late_operations
 from kmqpy.kafka.markers.claim_headers import CLAIM, naming_tick
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.markers.late_operations import PLANNED_AT, LateOperations, planned_at_header, read_planned_at
+from kmqpy.kafka.markers.late_operations import (
+    PLANNED_AT,
+    CopyHeaders,
+    LateOperations,
+    planned_at_header,
+    read_planned_at,
+)
+from kmqpy.kafka.markers.lineage import RecordPlace, ancestors_header
 
 QUEUE, PARTITION = "jobs", 3
 HOUR_MS = 3_600_000
@@ -22,6 +30,7 @@ class Log:
         self.acks = LateOperations(QUEUE, PARTITION, begin)
         self.records = []
         self.ms = 1_000
+        self.ancestors = {}
         self._begin = begin
 
     def write(self, key, value, headers=None):
@@ -55,6 +64,8 @@ class Log:
 
     def end_copied(self, copies, *, ranges=False, to=QUEUE, partition=PARTITION):
         places = {one: (partition, copy) for one, copy in copies.items()}
+        for one, copy in copies.items():
+            self.ancestors[copy] = [*self.ancestors.get(one, ()), one]
         for record in end_markers(QUEUE, PARTITION, places, copy_topic=to, ranges=ranges):
             self.write(record.key, record.value, list(record.headers))
 
@@ -62,11 +73,19 @@ class Log:
         """The late operations that apply to a copy: which, and what is left of them now."""
         return [
             (operation.op, operation.left_ms(self.acks.now_ms, HOUR_MS))
-            for operation in self.acks.operations(copy)
+            for operation in self.operations(copy)
         ]
 
+    def operations(self, copy):
+        return self.acks.operations(copy, self._headers(copy))
+
     def acknowledged(self, *offsets):
-        return [offset for offset in offsets if self.acks.acknowledged(offset)]
+        return [offset for offset in offsets if self.acks.acknowledged(offset, self._headers(offset))]
+
+    def _headers(self, copy):
+        """What the copy says of itself: its ancestors are those that were claimed last."""
+        named = ",".join(f"{PARTITION}:{one}" for one in self.ancestors.get(copy, ()))
+        return CopyHeaders(self._begin, named.encode() or None)
 
 
 @pytest.fixture
@@ -125,7 +144,7 @@ def test_what_a_client_asks_for_behind_the_claim_applies_to_the_copy_and_its_cop
     assert [log.asked(copy) for copy in (1, 2, 10, 20)] == [[], [], [], []]
     reason = "why" if op is Op.DEAD_LETTER else None
     for copy in (11, 21):
-        assert log.acks.operations(copy) == [(op, 1_000, 500, reason)]
+        assert log.operations(copy) == [(op, 1_000, 500, reason)]
 
 
 def test_range_markers_of_clients_ask_for_many(log):
@@ -186,7 +205,7 @@ def test_a_nack_of_a_copy_is_not_late_before_that_is_claimed(log):
 def test_the_last_that_would_count_applies(log, asked, applies):
     log.copy({1: 10})
     log.mark(*(Marker(PARTITION, 1, op, 500) for op in asked))
-    assert [operation.op for operation in log.acks.operations(10)] == [applies]
+    assert [operation.op for operation in log.operations(10)] == [applies]
 
 
 def test_each_earlier_delivery_may_ask_for_something(log):
@@ -217,7 +236,7 @@ def test_markers_that_prove_nothing_ask_for_nothing(log):
 def test_a_reason_as_long_as_none_can_be_is_cut(log):
     log.copy({1: 10})
     log.mark(Marker(PARTITION, 1, Op.DEAD_LETTER, reason="x" * 100_000))
-    assert log.acks.operations(10)[0].reason == "x" * codec.MAX_REASON
+    assert log.operations(10)[0].reason == "x" * codec.MAX_REASON
 
 
 def test_the_oldest_operations_are_forgotten_where_they_are_very_many(log, monkeypatch):
@@ -310,6 +329,7 @@ def test_copies_are_known_whatever_the_order_in_which_they_are_named(log):
     log.copy({6: 80})
     log.copy({7: 85})
     log.copy({8: 85})  # what is known stays
+    log.ancestors[85] = [7]
     log.copy({4: 70, 5: 71}, ranges=True)
     assert len(log.acks._copies._copies) == 1, "where others stand behind, no run is inserted"
     log.end(5, 6, 7)
@@ -322,4 +342,35 @@ def test_only_the_reason_that_is_handed_on_is_kept(log):
         Marker(PARTITION, 5, Op.NACK, 5, reason="x" * 1_000_000),
         Marker(PARTITION, 6, Op.DEAD_LETTER, reason="x" * 1_000_000),
     )
-    assert [one.reason for copy in (9, 10) for one in log.acks.operations(copy)] == [None, "x" * 1_000]
+    assert [one.reason for copy in (9, 10) for one in log.operations(copy)] == [None, "x" * 1_000]
+
+
+def test_r33_an_aborted_copy_that_was_cut_away_is_no_ancestor_of_what_stands_there_now(log):
+    """Simulation seed 307571 with cut logs. Who reads the markers of open transactions reads aborted ones."""
+    log.claim(2, 3)
+    log.end(2, 3)
+    log.end_copied({2: 10, 3: 11})
+    del log.ancestors[10]  # the record at 10 is another message now, and that at 11 a copy of message 4
+    log.copy({4: 11, 10: 20})
+    log.mark(Marker(PARTITION, 2, Op.DEAD_LETTER), Marker(PARTITION, 3, Op.DEAD_LETTER))
+    assert log.acknowledged(20, 11) == []
+    assert log.operations(20) == log.operations(11) == []
+    log.end(10)
+    assert log.acknowledged(20) == [20]
+
+
+def test_r33_an_ancestor_that_has_no_place_in_the_header_of_a_copy_is_one(log):
+    chain = [2**43 + 10 * n for n in range(100)]
+    for one, copy in pairwise(chain):
+        log.copy({one: copy})
+    log.end(chain[20])
+    named = [RecordPlace(QUEUE, PARTITION, one) for one in chain[:-1]]
+    _, header = ancestors_header(QUEUE, named[:-1], named[-1])
+    assert b"%d" % chain[20] not in header
+    assert log.acks.acknowledged(chain[-1], CopyHeaders(100, header))
+
+
+@pytest.mark.parametrize("header", [None, b"?", b"4:2", b"jobs:3:1"])
+def test_r33_headers_that_name_no_ancestor_here(header):
+    assert not CopyHeaders(0, header).names(QUEUE, PARTITION, 2)
+    assert CopyHeaders(0, b"3:1,3:2").names(QUEUE, PARTITION, 2)

@@ -63,7 +63,7 @@ def test_r39_what_was_copied_behind_a_cut_before_it_was_told_is_not_lost() -> No
 def test_r39_whose_copy_before_the_cut_is_aborted_is_redelivered() -> None:
     """The record that had committed it was cut away, so the next transaction has decided."""
     lost = read(claimed(2), copied({4: 90}), claimed(2), copied({5: 97}), copied({6: 98, 7: 105}))
-    assert lost.last_before == {97, 98}
+    assert list(lost.before.values()) == [{90}, {97, 98}]
     assert lost.found() == [7]
     assert lost.found(aborted={98}) == [6, 7]
     lost.read(next(marked(Op.END, 98)))
@@ -72,8 +72,8 @@ def test_r39_whose_copy_before_the_cut_is_aborted_is_redelivered() -> None:
 
 def test_r39_copies_behind_the_cut_are_of_no_transaction_that_it_has_torn() -> None:
     lost = read(claimed(2), copied({5: 97}), claimed(3), copied({6: NEW}))
-    assert lost.last_before == {97}
-    assert read(claimed(2), copied({5: 97}, "q__undelivered")).last_before == set()
+    assert list(lost.before.values()) == [{97}]
+    assert read(claimed(2), copied({5: 97}, "q__undelivered")).before == {}
 
 
 def test_r39_the_last_copy_decides() -> None:

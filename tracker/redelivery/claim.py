@@ -13,6 +13,7 @@ from confluent_kafka import KafkaException
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.copies.copy_transaction import NewRecord, TransactionCancelled
 from kmqpy.kafka.markers.claim_headers import CLAIM, DROPPED, naming_tick
+from kmqpy.kafka.markers.late_operations import CopyHeaders
 from tracker.redelivery.last_attempts import PartitionAttempts
 from tracker.redelivery.markers_since_plan import MarkersSincePlan
 
@@ -26,8 +27,7 @@ class Claim:
                   earlier delivery has acknowledged them (rule R32)
     unread        how many copies become dead letters although it was not known in time whether they are
                   acknowledged
-    last_copies   by offset of a copy that is to become a dead letter: the markers offset from which to look
-                  for acknowledgements
+    last_copies   by offset of a copy that is to become a dead letter: what its headers say
     taken_late    messages that were finished before a client took them, by the plan. If a marker follows the
                   plan, the message may have been taken again on purpose since (rule R30), so it is dropped
     epoch         the copies have this leader epoch or a lower one; -1: not known
@@ -43,7 +43,7 @@ class Claim:
         since_plan: MarkersSincePlan,
         last_attempts: PartitionAttempts | None,
         timeout_s: float,
-        last_copies: Mapping[int, int],
+        last_copies: Mapping[int, CopyHeaders],
         taken_late: frozenset[int] = frozenset(),
         epoch: int = -1,
     ) -> None:
@@ -84,7 +84,7 @@ class Claim:
             ) from exception
         self.dropped = self._since_plan.not_due(self._offsets)
         self.dropped |= self._since_plan.named(self._taken_late.intersection(self._offsets))
-        copies = {offset: at for offset, at in self._last_copies.items() if offset not in self.dropped}
+        copies = {one: copy for one, copy in self._last_copies.items() if one not in self.dropped}
         if copies and self._last_attempts is not None:
             checked = self._last_attempts.examine(copies, self._timeout_s / 2)
             self.acknowledged = frozenset(offset for _, offset in checked.acknowledged)

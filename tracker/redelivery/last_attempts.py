@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from kmqpy.core.clock import Clock
 from kmqpy.kafka.copies.late_acks import CheckedCopies, LateAckCheck
+from kmqpy.kafka.markers.late_operations import CopyHeaders
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 
 _PAUSE_FACTOR = 4
@@ -39,7 +40,7 @@ class PartitionAttempts(NamedTuple):
     partition: int
     markers_id: str
 
-    def examine(self, copies: Mapping[int, int], within_s: float) -> CheckedCopies:
+    def examine(self, copies: Mapping[int, CopyHeaders], within_s: float) -> CheckedCopies:
         """See LastAttempts.examine()."""
         return self.last_attempts.examine(self.queue, self.partition, self.markers_id, copies, within_s)
 
@@ -65,12 +66,12 @@ class LastAttempts:
         queue: QueueSettings,
         partition: int,
         markers_id: str,
-        copies: Mapping[int, int],
+        copies: Mapping[int, CopyHeaders],
         within_s: float,
     ) -> CheckedCopies:
         """Examine copies of one partition, for `within_s` and at most 2 s; see LateAckCheck.examine().
 
-        copies  by offset of a copy: the markers offset from which to look for acknowledgements
+        copies  by offset of a copy: what its headers say
 
         After a call of examine() that could not read all markers in time, copies count as unread for
         `_PAUSE_FACTOR` times the duration of that call. So forged records that make calls slow use a fifth of

@@ -5,7 +5,8 @@ still stands below the cut: it is to be redelivered once more. The markers say s
 is the end marker of a tracker, which names the copy; and none says that somebody acknowledged the copy.
 
 Copies right before the cut may be gone, too: if the record that committed them was cut away, the next
-transaction of their producer there decides, and may be aborted.
+transaction of their producer there decides, and may be aborted. If the cut is not told, since nothing stands
+behind it yet, several of the last transactions may be gone, and the one whose commit was cut away with them.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ class LostCopies:
         self._partition = partition
         self._cuts = cuts
         self._start = start
-        self.last_before: set[int] = set()
-        """The numbers of the copies before offset `start` that the last transaction has made there."""
-        self._claims = self._last_claim = 0
+        self.before: dict[int, set[int]] = {}
+        """By transaction, the last one last: the numbers of its copies before offset `start`."""
+        self._claims = 0
         self._copies: dict[int, RecordPlace] = {}
         """By number of each message whose last marker so far says that it was copied: its copy."""
         self._epoch: int | None = None
@@ -75,15 +76,12 @@ class LostCopies:
                 del self._copies[number]
         self._copies.update(places)
         if before := {copy.offset for copy in places.values() if self._is_before(copy)}:
-            if self._claims != self._last_claim:
-                self._last_claim = self._claims
-                self.last_before.clear()
-            self.last_before |= before
+            self.before.setdefault(self._claims, set()).update(before)
 
     def found(self, aborted: Container[int] = ()) -> list[int]:
         """The numbers of the messages that are to be redelivered once more.
 
-        aborted  those of `last_before` that nobody can read any more
+        aborted  those of `before` that nobody can read any more
         """
         return sorted(number for number in self._copies if self._is_lost(number, aborted))
 
@@ -163,9 +161,14 @@ def find_lost_copies(
     partition_reader.scan_since(
         connection, queue.markers_topic, {partition: since_ms}, partial(_read_all, found), clock=clock
     )
-    places = {(partition, offset_of(number)): number for number in found.last_before}
-    there = partition_reader.read_at(connection, queue.name, places, clock=clock)
-    aborted = {number for place, number in places.items() if place[1] >= low and place not in there}
+    aborted = set[int]()
+    for copies in reversed(found.before.values()):
+        places = {(partition, offset_of(number)): number for number in copies}
+        there = partition_reader.read_at(connection, queue.name, places, clock=clock)
+        gone = {number for place, number in places.items() if place[1] >= low and place not in there}
+        aborted |= gone
+        if len(gone) < len(copies):  # those before them were committed before
+            break
     return [
         Marker(partition, number, Op.DELAY, 0, counts=False, reason=REASON, by_tracker=True)
         for number in found.found(aborted)

@@ -36,6 +36,7 @@ from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import ACKNOWLEDGED, TAKEN_LATE
 from kmqpy.kafka.markers.entry import Entry
+from kmqpy.kafka.markers.late_operations import CopyHeaders
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, offset_of
 from kmqpy.kafka.markers.open_claims import TornClaim
 from kmqpy.kafka.places import Place
@@ -428,7 +429,7 @@ class Redeliverer:
         """
         # Whether copies are acknowledged must be known before they are written as dead letters. And where
         # copies of an earlier transaction hang, whose originals are ended, an abort behind them loses them.
-        if all(copy.planned_at is None for copy in batch) and self._topic_of(batch) in self._last_copies:
+        if all(copy.last_copy is None for copy in batch) and self._topic_of(batch) in self._last_copies:
             with suppress(ClaimOvertaken):
                 return self._transact_once(batch, ended_only, may_go_on, decide_first=False)
         return self._transact_once(batch, ended_only, may_go_on, decide_first=True)
@@ -447,7 +448,7 @@ class Redeliverer:
     ) -> Claim:
         topic = self._topic_of(batch)
         made: list[int] = []
-        last_copies = {one.entry.offset: one.planned_at for one in batch if one.planned_at is not None}
+        last_copies = {one.entry.offset: one.last_copy for one in batch if one.last_copy is not None}
         claim = self._claim(sorted({*(copy.entry.offset for copy in batch), *ended_only}), last_copies)
 
         def ends(places: Sequence[Place | None]) -> Iterable[NewRecord]:
@@ -497,7 +498,7 @@ class Redeliverer:
                 _log.info("producer given up: Kafka may get the end of its transaction twice", extra=about)
                 self.close()
 
-    def _claim(self, offsets: Sequence[int], last_copies: Mapping[int, int]) -> Claim:
+    def _claim(self, offsets: Sequence[int], last_copies: Mapping[int, CopyHeaders]) -> Claim:
         assert self._since_plan is not None
         within_s = self._settings.effective_transaction_timeout_ms / 2000
         return Claim(

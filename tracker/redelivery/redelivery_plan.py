@@ -13,7 +13,7 @@ from kmqpy.errors import DecodeError
 from kmqpy.kafka.copies.copy_headers import Origin, dead_letter_headers, redelivery_headers
 from kmqpy.kafka.markers.codec import MAX_COUNT, MAX_REASON
 from kmqpy.kafka.markers.entry import Entry, EntryState
-from kmqpy.kafka.markers.late_operations import PLANNED_AT, read_planned_at
+from kmqpy.kafka.markers.late_operations import CopyHeaders, read_copy_headers
 from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
 from kmqpy.kafka.message_headers import redelivery_count, size_of
 from kmqpy.kafka.settings import QueueSettings
@@ -58,7 +58,7 @@ class Copy(NamedTuple):
                 True if the redelivery-count header of the original could not be decoded; the count is then 0
     undecodable_ancestors
                 True if the header `kmq-ancestors` of the original could not be decoded; it is then ignored
-    planned_at  the markers offset from which to look for acknowledgements of the original and its ancestors.
+    last_copy   what the headers of the original say of it, to look for acknowledgements of its ancestors.
                 Set only if the copy is a dead letter, the queue has `late_acks`, and the original has a
                 valid header `kmq-planned-at`: then the original is a copy, too
     """
@@ -70,7 +70,7 @@ class Copy(NamedTuple):
     headers: m.Headers
     undecodable_count: bool = False
     undecodable_ancestors: bool = False
-    planned_at: int | None = None
+    last_copy: CopyHeaders | None = None
 
     @property
     def size(self) -> int:
@@ -115,16 +115,16 @@ def copy_of(
     if not dead_letter and refusal is not None and limit is not None:
         dead_letter = refusal.times >= max(1, limit - count)
         reason = f"refused: {refusal.why}; {reason}"
-    planned_at = None
+    last_copy = None
     if dead_letter:
         if queue.late_acks:
-            planned_at = read_planned_at(m.last_header(original.headers, PLANNED_AT), queue.name, partition)
+            last_copy = read_copy_headers(original.headers, queue.name, partition)
         headers = dead_letter_headers(original.headers, origin, queue, count, ancestors, reason)
     else:
         new_count = min(count + 1, MAX_COUNT) if entry.counts else count
         headers = redelivery_headers(original.headers, origin, queue, new_count, ancestors, position)
     undecodable = undecodable_count, undecodable_ancestors
-    return Copy(entry, dead_letter, original.key, original.value, headers, *undecodable, planned_at)
+    return Copy(entry, dead_letter, original.key, original.value, headers, *undecodable, last_copy)
 
 
 def reason_of(entry: Entry) -> str:

@@ -28,6 +28,7 @@ from kmqpy.kafka.copies.late_acks import CheckedCopies, LateAckCheck
 from kmqpy.kafka.cut_off import Client, CutOffCheck
 from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.late_operations import CopyHeaders
 from kmqpy.kafka.markers.records import have_headers, read_headers
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
 from kmqpy.kafka.places import Offsets, Place
@@ -171,11 +172,11 @@ class Receiver:
         """
         if self._copy_check is None:
             return []
-        copies: dict[int, dict[int, int]] = {}
+        copies: dict[int, dict[int, CopyHeaders]] = {}
         for (partition, offset), message in messages.items():
-            planned_at = self._copy_check.planned_at(message.headers, partition)
-            if planned_at is not None:
-                copies.setdefault(partition, {})[offset] = planned_at
+            copy = self._copy_check.copy_headers(message.headers, partition)
+            if copy is not None:
+                copies.setdefault(partition, {})[offset] = copy
         return self._copy_check.find_acknowledged(copies, within_s) if copies else []
 
     def keep_alive(self) -> None:

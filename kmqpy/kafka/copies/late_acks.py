@@ -22,7 +22,7 @@ from kmqpy.core.clock import Clock
 from kmqpy.errors import KmqError
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.markers.codec import Op
-from kmqpy.kafka.markers.late_operations import PLANNED_AT, LateOperations, read_planned_at
+from kmqpy.kafka.markers.late_operations import CopyHeaders, LateOperations, read_copy_headers
 from kmqpy.kafka.markers.records import UNREADABLE, headers_of_each, read_headers
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -43,8 +43,8 @@ _MAX_KNOWN_MARKERS = 1_000_000
 """If the known stretch has more markers than this, and a copy needs only markers of its newer half,
 LateAckCheck begins a new stretch where the copy's markers begin, so that its memory stays bounded."""
 
-Copies = Mapping[int, Mapping[int, int]]
-"""By partition, for the number of each copy: the markers offset from which to look for late operations."""
+Copies = Mapping[int, Mapping[int, CopyHeaders]]
+"""By partition, for the number of each copy: what its headers say."""
 
 
 @dataclass(slots=True)
@@ -97,24 +97,20 @@ class LateAckCheck:
 
         `place_of` returns partition and number of a record.
         """
-        found: dict[int, dict[int, int]] = {}
+        found: dict[int, dict[int, CopyHeaders]] = {}
         for record, headers in zip(records, headers_of_each(records), strict=True):
             if not headers:
                 continue
             readable = read_headers(record)[0] if headers is UNREADABLE else headers
-            planned_at = self.planned_at(readable, record.partition())
-            if planned_at is not None:
+            copy = self.copy_headers(readable, record.partition())
+            if copy is not None:
                 partition, number = place_of(record)
-                found.setdefault(partition, {})[number] = planned_at
+                found.setdefault(partition, {})[number] = copy
         return found
 
-    def planned_at(self, headers: Iterable[tuple[str, bytes | None]], partition: int) -> int | None:
-        """Return the markers offset that the headers of a copy name; None for a message that is no copy."""
-        found = None
-        for name, data in headers:
-            if name == PLANNED_AT:
-                found = read_planned_at(data, self._queue.name, partition)
-        return found
+    def copy_headers(self, headers: Iterable[tuple[str, bytes | None]], partition: int) -> CopyHeaders | None:
+        """Return what the headers of a copy say; None for a message that is no copy."""
+        return read_copy_headers(headers, self._queue.name, partition)
 
     def examine(self, copies: Copies, within_s: float) -> CheckedCopies:
         """Find the copies that must not be handed out; called when their start markers are written.
@@ -132,17 +128,17 @@ class LateAckCheck:
             ]
             return checked
         try:
-            known = {p: self._known_from(p, min(wanted.values())) for p, wanted in copies.items()}
+            known = {p: self._known_from(p, _first_planned_at(wanted)) for p, wanted in copies.items()}
             # Always to the end of the log: the start markers of all these copies stand before it.
             unread = self._read(known, until)
             for partition, wanted in copies.items():
-                for offset in wanted:
-                    if known[partition].acknowledged(offset):
+                for offset, headers in wanted.items():
+                    if known[partition].acknowledged(offset, headers):
                         checked.acknowledged.append((partition, offset))
                     elif partition in unread:
                         checked.unread.append((partition, offset))
                     else:
-                        self._apply_operations(known[partition], (partition, offset), checked)
+                        self._apply_operations(known[partition], (partition, offset), headers, checked)
         finally:
             self._lock.release()
         return checked
@@ -158,15 +154,15 @@ class LateAckCheck:
             return []
         try:
             known = {
-                p: self._known.get(p) or self._known_from(p, min(wanted.values()))
+                p: self._known.get(p) or self._known_from(p, _first_planned_at(wanted))
                 for p, wanted in copies.items()
             }
             self._read(known, until)
             return [
                 (partition, offset)
                 for partition, wanted in copies.items()
-                for offset in wanted
-                if known[partition].acknowledged(offset)
+                for offset, headers in wanted.items()
+                if known[partition].acknowledged(offset, headers)
             ]
         finally:
             self._lock.release()
@@ -192,10 +188,12 @@ class LateAckCheck:
             self._lock.release()
         return not self._closed
 
-    def _apply_operations(self, known: LateOperations, place: Place, checked: CheckedCopies) -> None:
+    def _apply_operations(
+        self, known: LateOperations, place: Place, headers: CopyHeaders, checked: CheckedCopies
+    ) -> None:
         """Note in `checked` whether late dead-letter requests, extensions or nacks apply to this copy."""
         left_ms = 0
-        for operation in known.operations(place[1]):
+        for operation in known.operations(place[1], headers):
             if operation.op is Op.DEAD_LETTER:
                 checked.rejected[place] = operation.reason
                 return
@@ -253,6 +251,11 @@ class LateAckCheck:
         if not known[partition].read(records, lambda: self._clock.monotonic() > stop_at):
             stopped.add(partition)
         return self._clock.monotonic() > until
+
+
+def _first_planned_at(copies: Mapping[int, CopyHeaders]) -> int:
+    """The markers offset from which to look for late operations on all of these copies."""
+    return min(copy.planned_at for copy in copies.values())
 
 
 def _should_continue(known: LateOperations, planned_at: int) -> bool:

@@ -11,7 +11,9 @@ to look for late operations:
 
 Only markers decide: claims, the end markers of trackers, which name the copies, and the markers of clients.
 The headers of messages prove nothing: anybody can forward them with another message. An acknowledgement
-of the message that had these headers first would then finish the other message.
+of the message that had these headers first would then finish the other message. But markers of an aborted
+transaction are read, too, and if its copies were cut away (see log_cuts), others stand at their offsets. So
+what the markers name as an ancestor of a copy is one only if the copy names it, too (see lineage).
 """
 
 from __future__ import annotations
@@ -28,7 +30,14 @@ from kmqpy.errors import DecodeError
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.claim_headers import CLAIM, named_offsets
 from kmqpy.kafka.markers.codec import Headers, Marker, Op, Runs
-from kmqpy.kafka.markers.lineage import COPY, RecordPlace, read_copies
+from kmqpy.kafka.markers.lineage import (
+    ANCESTORS,
+    COPY,
+    MAX_ANCESTORS_BYTES,
+    RecordPlace,
+    read_ancestors,
+    read_copies,
+)
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import UNREADABLE, headers_of_each, read_headers, read_marker
 
@@ -64,6 +73,40 @@ def read_planned_at(data: bytes | None, queue: str, partition: int) -> int | Non
         return None
     position = int(found[3])
     return position if position <= INT64_MAX else None
+
+
+class CopyHeaders(NamedTuple):
+    """What a copy says of itself.
+
+    planned_at  the markers offset from which to look for late operations
+    ancestors   the header `kmq-ancestors`; None without one
+    """
+
+    planned_at: int
+    ancestors: bytes | None = None
+
+    def names(self, queue: str, partition: int, offset: int) -> bool:
+        """Return True if this message of the queue is an ancestor, or perhaps one that is left out."""
+        if self.ancestors is not None and len(self.ancestors) > MAX_ANCESTORS_BYTES // 2:
+            return True
+        try:
+            named = read_ancestors(self.ancestors, RecordPlace(queue, -1, 0))
+        except DecodeError:
+            return False
+        return RecordPlace(queue, partition, offset) in named
+
+
+def read_copy_headers(
+    headers: Iterable[tuple[str, bytes | None]], queue: str, partition: int
+) -> CopyHeaders | None:
+    """What the headers of a message in this partition say if it is a copy; None for another message."""
+    planned_at, ancestors = None, None
+    for name, data in headers:
+        if name == PLANNED_AT:
+            planned_at = read_planned_at(data, queue, partition)
+        elif name == ANCESTORS:
+            ancestors = data
+    return None if planned_at is None else CopyHeaders(planned_at, ancestors)
 
 
 class LateOperation(NamedTuple):
@@ -136,19 +179,25 @@ class LateOperations:
         self.now_ms = record.timestamp()[1]
         return record is records[-1]
 
-    def acknowledged(self, copy: int) -> bool:
+    def acknowledged(self, copy: int, headers: CopyHeaders) -> bool:
         """Return True if a client acknowledged this copy, or late a message of which it is a copy.
 
         Returns False for a message that no tracker's end marker names as a copy.
         """
-        return bool(self._acknowledged) and any(one in self._acknowledged for one in self._lineage(copy))
+        return bool(self._acknowledged) and any(
+            one in self._acknowledged and (one == copy or headers.names(self._queue, self._partition, one))
+            for one in self._lineage(copy)
+        )
 
-    def operations(self, copy: int) -> list[LateOperation]:
+    def operations(self, copy: int, headers: CopyHeaders) -> list[LateOperation]:
         """The late operations on the messages of which this is a copy, at most one for each message."""
         if not self._operations:
             return []
-        ancestors = islice(self._lineage(copy), 1, None)
-        return [self._operations[one] for one in ancestors if one in self._operations]
+        return [
+            self._operations[one]
+            for one in islice(self._lineage(copy), 1, None)
+            if one in self._operations and headers.names(self._queue, self._partition, one)
+        ]
 
     def _lineage(self, copy: int) -> Iterator[int]:
         """Yield the copy, its original, the original of the original and so on; nothing if it is no copy."""
