@@ -32,6 +32,7 @@ from kmqpy.spark.sinks import checkpoint_of, target_of
 from kmqpy.spark.sinks.identity import identity_of
 from kmqpy.spark.sinks.origin import MESSAGE_COLUMNS, WithOrigin, with_copy, with_origin
 from kmqpy.spark.sinks.target import Sink
+from kmqpy.spark.skipped import OnSkipped
 
 __all__ = ["Sink", "check_aggregate", "dead_letters", "run_pipeline", "write_aggregate", "written"]
 
@@ -57,6 +58,7 @@ def run_pipeline(
     follow: bool = False,
     stop: Callable[[], bool] | None = None,
     progress: Callable[[Progress], None] | None = None,
+    on_skipped: OnSkipped | None = None,
     trigger: Duration = 1.0,
     max_batch: int = MAX_OFFSETS_PER_TRIGGER,
     lease: Duration = DEFAULT_LEASE_S,
@@ -73,6 +75,8 @@ def run_pipeline(
     follow    go on until the pipeline is stopped
     stop      called every second; when it returns True, the pipeline ends after the present micro-batch
     progress  called every second with the Progress
+    on_skipped
+              see KmqSpark: the pipeline goes on behind messages that were deleted before it read them
     trigger   with `follow`: the time from one micro-batch to the next; a longer one makes fewer, larger files
     max_batch
               most messages of a micro-batch, which must be written within the lease
@@ -85,7 +89,7 @@ def run_pipeline(
     if function is None:
         json_rows.check_readable(spark, fields)
     stopped = stop or (lambda: False)
-    with KmqSpark(spark, connection, queue) as kmq:
+    with KmqSpark(spark, connection, queue, on_skipped=on_skipped) as kmq:
         target.check(spark, wanted)
         target.bind(kmq.queue.name, Topics(connection).check(kmq.queue).ids.queue)
         run: str | None = None
