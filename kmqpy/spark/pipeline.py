@@ -30,6 +30,7 @@ from kmqpy.spark.progress import Progress, ProgressWatch, finish_batch
 from kmqpy.spark.queue import KmqSpark
 from kmqpy.spark.sinks import checkpoint_of, target_of
 from kmqpy.spark.sinks.identity import identity_of
+from kmqpy.spark.sinks.limits import Limit
 from kmqpy.spark.sinks.origin import MESSAGE_COLUMNS, WithOrigin, with_copy, with_origin
 from kmqpy.spark.sinks.target import Sink
 from kmqpy.spark.skipped import OnSkipped
@@ -95,7 +96,7 @@ def run_pipeline(
         run: str | None = None
         watch = ProgressWatch(connection, kmq.queue, progress, clock)
         while True:
-            out = _rows(kmq, fields, function, lease, max_batch)
+            out = _rows(kmq, fields, target.limits(fields), function, lease, max_batch)
             writer = kmq.write_stream(out, checkpoint)
             if run is None:  # once, and only after write_stream() has accepted the checkpoint
                 run = identity_of(spark, checkpoint)
@@ -157,13 +158,18 @@ def write_aggregate(
 
 
 def _rows(
-    kmq: KmqSpark, schema: StructType, function: FrameFunction | None, lease: Duration, max_batch: int
+    kmq: KmqSpark,
+    schema: StructType,
+    limits: tuple[Limit, ...],
+    function: FrameFunction | None,
+    lease: Duration,
+    max_batch: int,
 ) -> DataFrame:
     """The queue's messages as rows of the schema, with the columns that sinks need."""
     df = kmq.read_stream(max_offsets_per_trigger=max_batch)
     if function is not None:
-        return kmq.process(df, WithOrigin(function), with_copy(schema), lease=lease)
-    bodies = json_rows.with_refusals(df.select("value", *NEEDED_COLUMNS, *MESSAGE_COLUMNS), schema)
+        return kmq.process(df, WithOrigin(function, limits), with_copy(schema), lease=lease)
+    bodies = json_rows.with_refusals(df.select("value", *NEEDED_COLUMNS, *MESSAGE_COLUMNS), schema, limits)
     body_schema = with_copy(parse_schema(kmq.spark, json_rows.BODY_SCHEMA))
     out = kmq.process(bodies, WithOrigin(json_rows.PassBodies()), body_schema, lease=lease)
     return json_rows.with_fields(out, schema)

@@ -28,6 +28,7 @@ from kmqpy.spark.sinks.files import (
     place_of,
     take_over,
 )
+from kmqpy.spark.sinks.limits import Limit, folder_limits
 from kmqpy.spark.sinks.origin import without_known
 from kmqpy.spark.sinks.target import Target
 
@@ -80,6 +81,10 @@ class DeltaTarget(Target):
     def take_over(self, run: str) -> None:
         """See Target."""
         take_over(place_of(self.sink.path), run)
+
+    def limits(self, schema: StructType) -> tuple[Limit, ...]:
+        """See Target."""
+        return folder_limits(schema, self.sink.partition_by)
 
     def _noted_queue(self, queue: str) -> str:
         return noted_queue(place_of(self.sink.path), queue)

@@ -27,6 +27,7 @@ from pyspark.sql.types import StructType
 
 from kmqpy.errors import ConfigError, Unavailable, shown
 from kmqpy.spark.checkpoint import error_line
+from kmqpy.spark.sinks.limits import Limit, folder_limits, no_infinity
 from kmqpy.spark.sinks.origin import COPY, without_known
 from kmqpy.spark.sinks.target import Sink, Target
 
@@ -121,6 +122,13 @@ class FileTarget(Target):
     def take_over(self, run: str) -> None:
         """See Target."""
         take_over(self._place(), run)
+
+    def limits(self, schema: StructType) -> tuple[Limit, ...]:
+        """See Target."""
+        return (
+            *folder_limits(schema, self.sink.partition_by),
+            *(no_infinity(schema) if self.sink.format == "json" else ()),
+        )
 
     def _noted_queue(self, queue: str) -> str:
         return noted_queue(self._place(), queue)

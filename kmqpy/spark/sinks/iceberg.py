@@ -31,6 +31,7 @@ from kmqpy.spark.sinks.files import (
     persisted,
     place_of,
 )
+from kmqpy.spark.sinks.limits import Limit, folder_limits
 from kmqpy.spark.sinks.origin import COPY, offsets_of, origin_schema, without_written
 from kmqpy.spark.sinks.target import Target
 
@@ -243,6 +244,10 @@ class IcebergTarget(Target):
                 f"partition by: table {name!r} has {table.spec()}; name columns as it does, and only such"
             )
         return table
+
+    def limits(self, schema: StructType) -> tuple[Limit, ...]:
+        """See Target."""
+        return folder_limits(schema, self.sink.partition_by, prefix=_FOLDER_COLUMN_PREFIX)
 
     def _noted_queue(self, queue: str) -> str:
         with self._errors_as(ConfigError):

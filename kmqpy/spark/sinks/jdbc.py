@@ -22,6 +22,7 @@ from pyspark.sql.types import ArrayType, AtomicType, DataType, StructType
 
 from kmqpy.errors import ConfigError, MissingExtra, Unavailable
 from kmqpy.spark.checkpoint import error_line
+from kmqpy.spark.sinks.limits import Limit, no_nul
 from kmqpy.spark.sinks.origin import COPY, MESSAGE_COLUMNS, ORIGIN
 from kmqpy.spark.sinks.target import Target
 
@@ -118,6 +119,10 @@ class JdbcTarget(Target):
             new = f"select {names} from {stage} stage where not {is_known}"
             connection.execute(f"insert into {table} ({names}) {new}")
             connection.execute("commit")
+
+    def limits(self, schema: StructType) -> tuple[Limit, ...]:
+        """See Target."""
+        return no_nul(schema) if self._kind == POSTGRESQL else ()
 
     def _noted_queue(self, queue: str) -> str:
         table = self._table("_kmq_queue")

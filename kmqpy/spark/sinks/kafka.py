@@ -9,6 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from kmqpy.errors import ConfigError
+from kmqpy.spark.sinks.limits import Limit, no_infinity
 from kmqpy.spark.sinks.origin import COPY, ORIGIN
 from kmqpy.spark.sinks.target import Target
 
@@ -34,6 +35,10 @@ class KafkaTarget(Target):
                     f"schema: column {name!r} is the {name} of a record: string or binary, "
                     f"not {kind.simpleString()}"
                 )
+
+    def limits(self, schema: StructType) -> tuple[Limit, ...]:
+        """See Target."""
+        return () if "value" in schema.names else no_infinity(schema)
 
     def write(self, batch: DataFrame, number: int, run: str) -> None:  # noqa: ARG002
         """See Target."""
