@@ -25,10 +25,12 @@ from kmqpy.kafka.topics import Topics
 from kmqpy.spark import json_rows
 from kmqpy.spark.checkpoint import error_line
 from kmqpy.spark.frame_function import FrameFunction
+from kmqpy.spark.portable import portable
 from kmqpy.spark.process import DEFAULT_LEASE_S, MAX_OFFSETS_PER_TRIGGER, NEEDED_COLUMNS, parse_schema
 from kmqpy.spark.progress import Progress, ProgressWatch, finish_batch
 from kmqpy.spark.queue import KmqSpark
 from kmqpy.spark.sinks import checkpoint_of, target_of
+from kmqpy.spark.sinks.files import text_options
 from kmqpy.spark.sinks.identity import identity_of
 from kmqpy.spark.sinks.limits import Limit
 from kmqpy.spark.sinks.origin import MESSAGE_COLUMNS, WithOrigin, with_copy, with_origin
@@ -90,7 +92,7 @@ def run_pipeline(
     if function is None:
         json_rows.check_readable(spark, fields)
     stopped = stop or (lambda: False)
-    with KmqSpark(spark, connection, queue, on_skipped=on_skipped) as kmq:
+    with portable(spark), KmqSpark(spark, connection, queue, on_skipped=on_skipped) as kmq:
         target.check(spark, wanted)
         target.bind(kmq.queue.name, Topics(connection).check(kmq.queue).ids.queue)
         run: str | None = None
@@ -150,10 +152,11 @@ def write_aggregate(
 
     The format is that of the sink. Returns the path of the result.
     """
-    written(spark, sink, schema, connection).createOrReplaceTempView(VIEW)
     path = f"{sink.path.rstrip('/')}-aggregate"
-    result = spark.sql(sql).write.mode("overwrite").format(sink.format)
-    result.options(**sink.options).save(path)
+    with portable(spark):
+        written(spark, sink, schema, connection).createOrReplaceTempView(VIEW)
+        result = spark.sql(sql).write.mode("overwrite").format(sink.format)
+        result.options(**{**text_options(sink), **sink.options}).save(path)
     return path
 
 

@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from kmqpy.errors import ConfigError
 from kmqpy.spark.checkpoint import error_line
+from kmqpy.spark.portable import portable
 from kmqpy.spark.sinks.files import (
     ASSUMED_ROW_BYTES,
     arranged,
@@ -48,7 +49,8 @@ class DeltaTarget(Target):
         try:
             empty = spark.createDataFrame([], schema)
             writer = empty.write.format("delta").options(**self.sink.options).mode("append")
-            writer.partitionBy(*self.sink.partition_by).save(self._uri)
+            with portable(spark):
+                writer.partitionBy(*self.sink.partition_by).save(self._uri)
         except PySparkException as error:
             raise ConfigError(f"out: Delta table {self.sink.path!r}: {error_line(error)}") from None
 
@@ -76,7 +78,8 @@ class DeltaTarget(Target):
     def _append(self, rows: DataFrame, count: int, once: Mapping[str, str]) -> None:
         new = arranged(rows, self.sink, count, ASSUMED_ROW_BYTES)
         writer = new.write.format("delta").options(**{**self.sink.options, **once}).mode("append")
-        writer.partitionBy(*self.sink.partition_by).save(self._uri)
+        with portable(rows.sparkSession):
+            writer.partitionBy(*self.sink.partition_by).save(self._uri)
 
     def take_over(self, run: str) -> None:
         """See Target."""
