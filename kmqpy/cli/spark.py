@@ -114,7 +114,7 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
         --aggregate "select customer, sum(total) total from rows group by customer" --report report --drain
     """
     from kmqpy.spark import KmqSpark  # first: it says which packages are missing
-    from kmqpy.spark.checkpoint import error_line
+    from kmqpy.spark.checkpoint import cause, error_line
     from kmqpy.spark.health import health
     from kmqpy.spark.pipeline import Sink, check_aggregate, dead_letters, run_pipeline, write_aggregate
     from kmqpy.spark.session import start, stop
@@ -145,6 +145,7 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
     settings = cli.queue(queue)
     spark = start(builder, packages=given["packages"], jar_sets=target.jar_sets)
     stopping = _stop_signal()
+    skipped: list[int] = []
     dead_before = dead_letters(cli.connection, settings)
     try:
         if given["aggregate"]:
@@ -161,10 +162,13 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
                 follow=given["follow"],
                 stop=stopping,
                 progress=progress,
+                on_skipped=skipped.append,
                 trigger=given["trigger"],
                 max_batch=given["max_batch"],
                 lease=given["lease"],
             )
+        if skipped:
+            warn(f"{sum(skipped):,} messages were deleted (a purge, retention) before the pipeline read them")
         if not ended:
             _summarize(cli, settings)
             return
@@ -181,7 +185,7 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
         if (more := dead_letters(cli.connection, settings) - dead_before) > 0:
             raise PartlyDone(f"{more:,} messages became dead letters; see: kmq dlq list {queue}")
     except PySparkException as error:
-        raise click.ClickException(f"Spark: {error_line(error)}") from error
+        raise click.ClickException(f"Spark: {cause(str(error))}") from error
     except (Py4JError, ConnectionError) as error:  # a signal to the process group ends the JVM at once
         if not stopping():
             gone = isinstance(error, ConnectionError | Py4JNetworkError)

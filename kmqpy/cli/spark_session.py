@@ -48,7 +48,9 @@ def builder_of(given: Mapping[str, Any], name: str, needed: Mapping[str, str]) -
     """
     from pyspark.sql import SparkSession
 
-    conf = _conf(given["settings"], needed)
+    from kmqpy.spark.portable import SETTINGS
+
+    conf = _conf(given["settings"], {**SETTINGS, **needed})
     builder: SparkSession.Builder = SparkSession.builder.appName(name)
     if given["remote"]:
         builder = builder.remote(given["remote"])

@@ -29,7 +29,7 @@ def spark_state(cli: Cli, queue: str, **given: Any) -> None:
       kmq spark-state jobs --table /data/jobs-state
     """
     from kmqpy.spark import KmqSpark  # first: it says which packages are missing
-    from kmqpy.spark.checkpoint import error_line
+    from kmqpy.spark.checkpoint import cause
     from kmqpy.spark.session import start, stop
 
     from py4j.protocol import Py4JError  # isort: skip
@@ -46,7 +46,7 @@ def spark_state(cli: Cli, queue: str, **given: Any) -> None:
         found = kmq.depth(table.messages()).withColumn("oldest_pending_ms", F.unix_millis("oldest_pending"))
         depth: Any = found.drop("oldest_pending").toPandas()
     except (PySparkException, Py4JError, ConnectionError) as error:
-        raise click.ClickException(f"Spark: {error_line(error)}") from error
+        raise click.ClickException(f"Spark: {cause(str(error))}") from error
     finally:
         stop(spark)
     if cli.json:

@@ -32,6 +32,7 @@ from kmqpy.spark.checkpoint import RememberedFailures, cause, error_line
 from kmqpy.spark.failed_query import LeftoverMessages
 from kmqpy.spark.failures import Failure, FailurePolicy, nacks
 from kmqpy.spark.report import REPORTS, BatchReport, merged
+from kmqpy.spark.skipped import SkippedMessages
 from kmqpy.spark.stateful import refusal
 from kmqpy.spark.take import FAILURES, failed_messages
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         QueryProgressEvent,
         QueryStartedEvent,
         QueryTerminatedEvent,
+        StreamingQueryProgress,
     )
 
 _log = logging.getLogger(__name__)
@@ -68,11 +70,13 @@ class Acknowledger(StreamingQueryListener):
         queue: QueueSettings,
         connection: KafkaConnection,
         ids: TopicIds,
+        skipped: SkippedMessages,
     ) -> None:
         self._spark = spark
         self._queue = queue
         self._connection = connection
         self._ids = ids
+        self.skipped = skipped
         self._run_of_metric: dict[str, str | None] = {}
         """The run that reports each watched metric, by the name of the metric; None before its first report
         and after the run has ended."""
@@ -166,6 +170,7 @@ class Acknowledger(StreamingQueryListener):
         """See StreamingQueryListener."""
         progress = event.progress
         try:
+            self._report_skipped(progress)
             if error := refusal(progress):
                 self._refuse(str(progress.runId), error)
                 return
@@ -200,6 +205,10 @@ class Acknowledger(StreamingQueryListener):
             self._changed.notify_all()
 
     # --------------------------------------------------------------------------------------------------
+
+    def _report_skipped(self, progress: StreamingQueryProgress) -> None:
+        if self._run_of_metric.keys() & progress.observedMetrics.keys():  # other queries may be of others
+            self.skipped.report(progress.sources)
 
     def _may_acknowledge(self, name: str, run_id: str) -> bool:
         """Return True if the run is the first of the running ones that has reported this metric."""

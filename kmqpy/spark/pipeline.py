@@ -25,13 +25,17 @@ from kmqpy.kafka.topics import Topics
 from kmqpy.spark import json_rows
 from kmqpy.spark.checkpoint import error_line
 from kmqpy.spark.frame_function import FrameFunction
+from kmqpy.spark.portable import portable
 from kmqpy.spark.process import DEFAULT_LEASE_S, MAX_OFFSETS_PER_TRIGGER, NEEDED_COLUMNS, parse_schema
 from kmqpy.spark.progress import Progress, ProgressWatch, finish_batch
 from kmqpy.spark.queue import KmqSpark
 from kmqpy.spark.sinks import checkpoint_of, target_of
+from kmqpy.spark.sinks.files import text_options
 from kmqpy.spark.sinks.identity import identity_of
+from kmqpy.spark.sinks.limits import Limit
 from kmqpy.spark.sinks.origin import MESSAGE_COLUMNS, WithOrigin, with_copy, with_origin
 from kmqpy.spark.sinks.target import Sink
+from kmqpy.spark.skipped import OnSkipped
 
 __all__ = ["Sink", "check_aggregate", "dead_letters", "run_pipeline", "write_aggregate", "written"]
 
@@ -57,6 +61,7 @@ def run_pipeline(
     follow: bool = False,
     stop: Callable[[], bool] | None = None,
     progress: Callable[[Progress], None] | None = None,
+    on_skipped: OnSkipped | None = None,
     trigger: Duration = 1.0,
     max_batch: int = MAX_OFFSETS_PER_TRIGGER,
     lease: Duration = DEFAULT_LEASE_S,
@@ -73,6 +78,8 @@ def run_pipeline(
     follow    go on until the pipeline is stopped
     stop      called every second; when it returns True, the pipeline ends after the present micro-batch
     progress  called every second with the Progress
+    on_skipped
+              see KmqSpark: the pipeline goes on behind messages that were deleted before it read them
     trigger   with `follow`: the time from one micro-batch to the next; a longer one makes fewer, larger files
     max_batch
               most messages of a micro-batch, which must be written within the lease
@@ -85,13 +92,13 @@ def run_pipeline(
     if function is None:
         json_rows.check_readable(spark, fields)
     stopped = stop or (lambda: False)
-    with KmqSpark(spark, connection, queue) as kmq:
+    with portable(spark), KmqSpark(spark, connection, queue, on_skipped=on_skipped) as kmq:
         target.check(spark, wanted)
         target.bind(kmq.queue.name, Topics(connection).check(kmq.queue).ids.queue)
         run: str | None = None
         watch = ProgressWatch(connection, kmq.queue, progress, clock)
         while True:
-            out = _rows(kmq, fields, function, lease, max_batch)
+            out = _rows(kmq, fields, target.limits(fields), function, lease, max_batch)
             writer = kmq.write_stream(out, checkpoint)
             if run is None:  # once, and only after write_stream() has accepted the checkpoint
                 run = identity_of(spark, checkpoint)
@@ -145,21 +152,27 @@ def write_aggregate(
 
     The format is that of the sink. Returns the path of the result.
     """
-    written(spark, sink, schema, connection).createOrReplaceTempView(VIEW)
     path = f"{sink.path.rstrip('/')}-aggregate"
-    result = spark.sql(sql).write.mode("overwrite").format(sink.format)
-    result.options(**sink.options).save(path)
+    with portable(spark):
+        written(spark, sink, schema, connection).createOrReplaceTempView(VIEW)
+        result = spark.sql(sql).write.mode("overwrite").format(sink.format)
+        result.options(**{**text_options(sink), **sink.options}).save(path)
     return path
 
 
 def _rows(
-    kmq: KmqSpark, schema: StructType, function: FrameFunction | None, lease: Duration, max_batch: int
+    kmq: KmqSpark,
+    schema: StructType,
+    limits: tuple[Limit, ...],
+    function: FrameFunction | None,
+    lease: Duration,
+    max_batch: int,
 ) -> DataFrame:
     """The queue's messages as rows of the schema, with the columns that sinks need."""
     df = kmq.read_stream(max_offsets_per_trigger=max_batch)
     if function is not None:
-        return kmq.process(df, WithOrigin(function), with_copy(schema), lease=lease)
-    bodies = json_rows.with_refusals(df.select("value", *NEEDED_COLUMNS, *MESSAGE_COLUMNS), schema)
+        return kmq.process(df, WithOrigin(function, limits), with_copy(schema), lease=lease)
+    bodies = json_rows.with_refusals(df.select("value", *NEEDED_COLUMNS, *MESSAGE_COLUMNS), schema, limits)
     body_schema = with_copy(parse_schema(kmq.spark, json_rows.BODY_SCHEMA))
     out = kmq.process(bodies, WithOrigin(json_rows.PassBodies()), body_schema, lease=lease)
     return json_rows.with_fields(out, schema)

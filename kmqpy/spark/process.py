@@ -37,6 +37,7 @@ from kmqpy.spark.records import check_options, own_partition, stream_topic
 from kmqpy.spark.report import REPORTS
 from kmqpy.spark.row_function import RowFunction
 from kmqpy.spark.session import enlarge_arrow_batches
+from kmqpy.spark.skipped import OnSkipped, SkippedMessages
 from kmqpy.spark.source import MAX_ATTEMPTS
 from kmqpy.spark.take import MESSAGE, TakeTask, only_ok, with_taken, without_own_columns
 from kmqpy.spark.taker import for_executors
@@ -92,12 +93,14 @@ class Processing:
         connection: KafkaConnection,
         queue: QueueSettings,
         options: Mapping[str, str],
+        on_skipped: OnSkipped | None = None,
     ) -> None:
         self.spark = spark
         self.connection = connection
         self.queue = queue
         self.options = options
         self._acknowledger: Acknowledger | None = None
+        self._on_skipped = on_skipped or (lambda _: None)
 
     def read_stream(
         self,
@@ -111,6 +114,9 @@ class Processing:
         Columns: key, value (binary), headers, topic, partition, offset, timestamp, attempts (deliveries so
         far, this one included), original_partition and original_offset (where the message was first sent:
         together they identify a message across redeliveries), deliver_at_ms (not to be delivered before).
+
+        A query goes on behind messages that Kafka has deleted before it has read them (a purge, retention),
+        and logs an error that says which. The option failOnDataLoss="true" has it fail instead.
 
         start                    where a query without a checkpoint begins: at the offsets that the group has
                                  committed ("committed"), or at an end of the log ("earliest", "latest")
@@ -234,6 +240,7 @@ class Processing:
         topic = Topics(self.connection).check(self.queue).queue
         bind_checkpoint(self.spark, checkpoint, _QUEUE_FILE, self.queue.name, {"topic_id": topic.topic_id})
         if self._acknowledger is not None:
+            self._acknowledger.skipped.look()
             self._acknowledger.split_failed(backoff, RememberedFailures(self.spark, checkpoint))
         if ok is not None:
             policy = FailurePolicy(queue=self.queue, backoff=backoff)
@@ -350,7 +357,9 @@ class Processing:
         if self._acknowledger is None:
             topics = Topics(self.connection).check(self.queue)
             check_topics(self.queue, topics, self.connection)
-            self._acknowledger = Acknowledger(self.spark, self.queue, self.connection, topics.ids)
+            skipped = SkippedMessages(self.connection, self.queue, topics.partitions)
+            skipped.on_skipped = self._on_skipped
+            self._acknowledger = Acknowledger(self.spark, self.queue, self.connection, topics.ids, skipped)
         name = f"kmq-{self.queue.name}-{uuid.uuid4().hex[:8]}"
         self._acknowledger.watch(name, policy)
         return name

@@ -21,6 +21,7 @@ from kmqpy.spark.process import Processing
 from kmqpy.spark.reading import checked_states, within
 from kmqpy.spark.records import Bounds, kafka_options, read_topic, stream_topic
 from kmqpy.spark.session import check_version
+from kmqpy.spark.skipped import OnSkipped
 from kmqpy.spark.snapshot import take_snapshot
 from kmqpy.spark.state import State
 from kmqpy.spark.state_table import StateTable
@@ -34,6 +35,10 @@ class KmqSpark(Processing):
     queue      the queue's name, or QueueSettings; fields that you leave out come from the queue's stored
                settings, and fields that contradict them raise ConfigError
     options    for Spark's Kafka source, untouched: `{"minPartitions": "64"}`, or `kafka.…` for its client
+
+    on_skipped
+               called, in a thread of Spark's listeners, with the number of offsets that a query of
+               read_stream() has skipped, because Kafka had deleted their messages (a purge, retention)
 
     A frame of the queue's state shows the queue as it was when the method was called, whenever and however
     often the frame is evaluated. Reading the state joins no consumer group and writes nothing. Processing has
@@ -51,6 +56,7 @@ class KmqSpark(Processing):
         queue: str | QueueSettings,
         *,
         options: Mapping[str, str] | None = None,
+        on_skipped: OnSkipped | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         check_version(spark.version, "Spark")
@@ -58,7 +64,7 @@ class KmqSpark(Processing):
             bootstrap if isinstance(bootstrap, KafkaConnection) else KafkaConnection(bootstrap=bootstrap)
         )
         settings = settings_of(queue, connection)
-        super().__init__(spark, connection, settings, kafka_options(connection, options))
+        super().__init__(spark, connection, settings, kafka_options(connection, options), on_skipped)
         self._clock = clock
 
     def messages(self) -> DataFrame:

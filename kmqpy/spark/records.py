@@ -54,9 +54,14 @@ def read_topic(spark: SparkSession, options: Mapping[str, str], topic: str, boun
 def stream_topic(
     spark: SparkSession, options: Mapping[str, str], topic: str, starting: str = "earliest"
 ) -> DataFrame:
-    """A stream of the committed records from `starting` on: earliest, latest, or offsets as Spark's JSON."""
+    """A stream of the committed records from `starting` on: earliest, latest, or offsets as Spark's JSON.
+
+    It goes on behind records that were deleted after its checkpoint was written.
+    """
     return _loaded(
-        spark.readStream.format("kafka").options(**options, subscribe=topic, startingOffsets=starting)
+        spark.readStream.format("kafka").options(
+            **{"failOnDataLoss": "false", **options}, subscribe=topic, startingOffsets=starting
+        )
     )
 
 

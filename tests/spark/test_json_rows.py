@@ -10,6 +10,7 @@ from pyspark.sql import functions as sf
 from kmqpy.errors import ConfigError
 from kmqpy.spark.json_rows import check_readable, with_fields, with_refusals
 from kmqpy.spark.process import parse_schema
+from kmqpy.spark.sinks.limits import folder_limits, no_nul
 
 SCHEMA = (
     "id long, at timestamp, day date, price decimal(8,2), tags array<string>, place struct<x: double, n: int>"
@@ -22,6 +23,12 @@ WHOLE = {
     "tags": ["a", "b"],
     "place": {"x": 1.5, "n": 7},
 }
+
+
+def reasons(spark, schema, *bodies, limits=()):
+    given = spark.createDataFrame([(n, body) for n, body in enumerate(bodies)], "n int, value binary")
+    found = with_refusals(given, parse_schema(spark, schema), limits).orderBy("n")
+    return [row["refused"] for row in found.select("refused").collect()]
 
 
 def read(spark, schema, *bodies):
@@ -94,3 +101,63 @@ def test_types_that_json_has_not_are_refused_first(spark):
     check_readable(spark, parse_schema(spark, SCHEMA))
     with pytest.raises(ConfigError, match="schema: JSON has no such values"):
         check_readable(spark, parse_schema(spark, "id long, m map<int, string>"))
+
+
+VALUES = (
+    "name string, x double, f float, at timestamp, day date, m map<string, string>, tags array<string>, "
+    "times array<timestamp>"
+)
+NULL = "__HIVE_DEFAULT_PARTITION__"
+NO_NUMBER = "not JSON, which has no NaN and no Infinity"
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"name": "a\xffb", "tags": ["b"]}', "not UTF-8: name"),
+        (b'{"name": "\xed\xa0\x80"}', "not UTF-8: name"),
+        (b'{"other": "\xff"}', "not UTF-8"),
+        (rb'{"name": "\ud800", "tags": ["b"]}', "lone surrogates are no text: name"),
+        (rb'{"tags": ["a", "\ude00\ud83d"]}', "lone surrogates are no text: tags"),
+        (rb'{"m": {"\ud83d": "a"}, "name": "\\\ud83d\ude00"}', "lone surrogates are no text: m"),
+        (rb'{"name": "\\\\ud83d \ud83d\ude00", "other": "\ud83d"}', None),
+        (b'{"x": NaN}', f"{NO_NUMBER}: x is no double"),
+        (b'{"x": -Infinity, "name": 1}', f"{NO_NUMBER}: x is no double"),
+        (b'{"name": {"x": NaN}}', NO_NUMBER),
+        (b'{"x": "NaN"}', "not of the schema: x is no double"),
+        (b'{"x": 1e999, "f": 1e39}', "not of the schema: x is no double, f is no float"),
+        (b'{"at": 1764250000}', None),
+        (b'{"at": 1764250000000}', "not of the schema: at is no timestamp"),
+        (b'{"at": 9223372036854775807}', "not of the schema: at is no timestamp"),
+        (b'{"at": 1764250000.5}', "not of the schema: at is no timestamp"),
+        (
+            b'{"times": ["2026-01-01T00:00:00Z", -9223372036854775808]}',
+            "not of the schema: times is no array<timestamp>",
+        ),
+        (b'{"at": "+10000-01-01T00:00:00Z"}', "not of the schema: at is no timestamp"),
+        (b'{"day": "+10000-01-01"}', "not of the schema: day is no date"),
+        (b'{"at": "9999-12-31T23:59:59.999999Z", "day": "0001-01-01"}', None),
+    ],
+)
+def test_values_that_spark_would_change_silently(spark, body, why):
+    assert reasons(spark, VALUES, body) == [why]
+
+
+def test_values_that_a_sink_cant_hold(spark):
+    schema = parse_schema(spark, VALUES)
+    limits = (*no_nul(schema), *folder_limits(schema, ["name"]))
+    expected = {
+        rb'{"name": "a\u0000b"}': "name: PostgreSQL's texts have no U+0000",
+        rb'{"tags": ["a", "\u0000"]}': "tags: PostgreSQL's texts have no U+0000",
+        rb'{"m": {"\u0000": "a"}}': "m: PostgreSQL's texts have no U+0000",
+        json.dumps({"name": NULL}).encode(): f"name: {NULL!r} names the folder of null",
+        json.dumps({"name": "x" * 251}).encode(): "name: names a folder by more than 255 bytes",
+        json.dumps({"name": "\u00fc" * 126}).encode(): "name: names a folder by more than 255 bytes",
+        json.dumps({"name": "=" * 84}).encode(): "name: names a folder by more than 255 bytes",
+        json.dumps({"name": "x" * 250, "tags": []}).encode(): None,
+        json.dumps({"name": "=" * 83}).encode(): None,
+        b'{"name": null, "tags": null}': None,
+    }
+    assert reasons(spark, VALUES, *expected, limits=limits) == [
+        why and f"not for the sink: {why}" for why in expected.values()
+    ]

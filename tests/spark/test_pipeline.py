@@ -5,6 +5,7 @@ import time
 
 import pytest
 from click.testing import CliRunner
+from pyspark.errors import StreamingQueryException
 from support import stopped_after
 
 from kmqpy.cli.app import kmq
@@ -240,3 +241,42 @@ def test_bad_use(more, expected):
     done = CliRunner().invoke(kmq, ["pipeline", "q", "--schema", "id int", "--out", "o", *more])
     assert done.exit_code != 0
     assert expected in (done.output + str(done.exception))
+
+
+def test_it_goes_on_behind_messages_that_were_purged(spark, make_queue, tmp_path, monkeypatch):
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    queue = make_queue(1)
+    where = ["--bootstrap", queue.connection.bootstrap, "--zookeeper", queue.zookeeper.hosts]
+    where += ["--root", queue.connection.root]
+    line = ["pipeline", queue.name, *where, "--schema", "id long", "--out", str(tmp_path / "rows")]
+
+    def pipeline():
+        done = CliRunner().invoke(kmq, line, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.stderr
+
+    queue.send('{"id": 0}')
+    assert "deleted" not in pipeline()
+    queue.send('{"id": 1}', '{"id": 2}', '{"id": 3}')
+    purged = CliRunner().invoke(kmq, ["purge", queue.name, *where, "--yes"])
+    assert purged.exit_code == 0, purged.output
+    queue.send('{"id": 4}')
+    assert "3 messages were deleted" in pipeline()
+    assert [row["id"] for row in spark.read.parquet(str(tmp_path / "rows")).orderBy("id").collect()] == [0, 4]
+    assert "deleted" not in pipeline()
+
+
+def test_the_command_prints_the_cause_of_a_failure(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    monkeypatch.setattr("kmqpy.cli.options.settings_of", lambda name, _: QueueSettings(name=name))
+    monkeypatch.setattr(pipeline, "dead_letters", lambda *_: 0)
+
+    def fail(*_, **__):
+        raise StreamingQueryException(
+            "Query terminated: " + "x" * 600 + "\nCaused by: java.io.IOException: full"
+        )
+
+    monkeypatch.setattr(pipeline, "run_pipeline", fail)
+    done = CliRunner().invoke(kmq, ["pipeline", "q", "--schema", "id int", "--out", str(tmp_path)])
+    assert done.exit_code != 0
+    assert "Spark: IOException: full" in done.output

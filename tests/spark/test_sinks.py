@@ -1,15 +1,18 @@
 """Sinks of the pipeline: each row once, whatever comes again. Kafka is not needed for that."""
 
 import json
+import math
 
+import pandas as pd
 import pyarrow.dataset
 import pytest
+from pyspark import cloudpickle
 
 from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.spark.process import parse_schema
 from kmqpy.spark.sinks import NAMES, checkpoint_of, files, target_of
-from kmqpy.spark.sinks.origin import with_copy, with_origin
+from kmqpy.spark.sinks.origin import WithOrigin, with_copy, with_origin
 from kmqpy.spark.sinks.target import Sink
 
 SCHEMA = "id int, name string"
@@ -308,3 +311,51 @@ def test_columns_that_a_database_has_not(spark, tmp_path, kind):
     )
     with pytest.raises(ConfigError, match="schema: column 'c': a table of jdbc:sqlite:… can't hold"):
         target.check(spark, parse_schema(spark, f"c {kind}"))
+
+
+@pytest.mark.parametrize(
+    ("sink", "kind", "bad", "why"),
+    [
+        ({"format": "jdbc", "path": "jdbc:postgresql://h/d"}, "array<string>", ["a", "b\0"], "U+0000"),
+        ({"format": "json"}, "struct<x: array<double>>", {"x": [1.0, math.inf]}, "no infinite numbers"),
+        ({"format": "kafka"}, "map<string, float>", {"a": -math.inf}, "no infinite numbers"),
+        ({"partition_by": ("value",)}, "string", "__HIVE_DEFAULT_PARTITION__", "the folder of null"),
+        ({"partition_by": ("value",), "format": "delta"}, "string", "=" * 84, "more than 255 bytes"),
+    ],
+)
+def test_values_of_functions_that_a_sink_cant_hold(spark, tmp_path, sink, kind, bad, why):
+    field = "value" if sink.get("partition_by") else "v"
+    schema = parse_schema(spark, f"{field} {kind}, other string")
+    given = Sink(**{"path": str(tmp_path), "options": {"table": "t"}, **sink})
+    limits = target_of(given, NOWHERE).limits(schema)
+
+    def function(frame):
+        return frame.assign(**{field: [None, bad, bad], "other": "o", "kmq_error": [None, None, "mine"]})
+
+    places = {"partition": 0, "offset": range(3), "original_partition": 0, "original_offset": range(3)}
+    frame = pd.DataFrame(places, index=pd.RangeIndex(3, name="kmq_row"))
+    found = cloudpickle.loads(cloudpickle.dumps(WithOrigin(function, limits)))(frame)
+    none, reason, mine = found["kmq_error"]
+    assert none is None
+    assert reason.startswith(f"{field}: ")
+    assert why in reason
+    assert mine == "mine"
+    assert [one is True for one in found["kmq_reject"]] == [False, True, False]
+
+
+def test_the_longest_folder(spark, tmp_path):
+    target = target_of(Sink(path=str(tmp_path / "rows"), partition_by=("name",)), NOWHERE)
+    target.check(spark, with_origin(parse_schema(spark, SCHEMA)))
+    limits = target.limits(parse_schema(spark, SCHEMA))
+    special = "".join(map(chr, range(1, 256)))
+    texts = ["x" * 250, "\u00fc" * 125, "=" * 83 + "x", *(special[at : at + 40] for at in range(0, 255, 40))]
+    for number, text in enumerate(texts):
+        rows = [(1, text, 0, number, 0, False)]
+        assert not any(limit.breaks(text) for limit in limits)
+        target.write(spark.createDataFrame(rows, with_copy(parse_schema(spark, SCHEMA))), number, "a")
+        (file,) = (tmp_path / "rows").glob(f"*/kmq-a-{number:09d}-*.parquet")
+        folder = file.parent
+        escaped = len(folder.name.encode()) - len("name=")
+        longest = text + "x" * (250 - escaped)
+        assert not any(limit.breaks(longest) for limit in limits)
+        assert any(limit.breaks(longest + "x") for limit in limits)

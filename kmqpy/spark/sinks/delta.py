@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from kmqpy.errors import ConfigError
 from kmqpy.spark.checkpoint import error_line
+from kmqpy.spark.portable import portable
 from kmqpy.spark.sinks.files import (
     ASSUMED_ROW_BYTES,
     arranged,
@@ -28,6 +29,7 @@ from kmqpy.spark.sinks.files import (
     place_of,
     take_over,
 )
+from kmqpy.spark.sinks.limits import Limit, folder_limits
 from kmqpy.spark.sinks.origin import without_known
 from kmqpy.spark.sinks.target import Target
 
@@ -47,7 +49,8 @@ class DeltaTarget(Target):
         try:
             empty = spark.createDataFrame([], schema)
             writer = empty.write.format("delta").options(**self.sink.options).mode("append")
-            writer.partitionBy(*self.sink.partition_by).save(self._uri)
+            with portable(spark):
+                writer.partitionBy(*self.sink.partition_by).save(self._uri)
         except PySparkException as error:
             raise ConfigError(f"out: Delta table {self.sink.path!r}: {error_line(error)}") from None
 
@@ -75,11 +78,16 @@ class DeltaTarget(Target):
     def _append(self, rows: DataFrame, count: int, once: Mapping[str, str]) -> None:
         new = arranged(rows, self.sink, count, ASSUMED_ROW_BYTES)
         writer = new.write.format("delta").options(**{**self.sink.options, **once}).mode("append")
-        writer.partitionBy(*self.sink.partition_by).save(self._uri)
+        with portable(rows.sparkSession):
+            writer.partitionBy(*self.sink.partition_by).save(self._uri)
 
     def take_over(self, run: str) -> None:
         """See Target."""
         take_over(place_of(self.sink.path), run)
+
+    def limits(self, schema: StructType) -> tuple[Limit, ...]:
+        """See Target."""
+        return folder_limits(schema, self.sink.partition_by)
 
     def _noted_queue(self, queue: str) -> str:
         return noted_queue(place_of(self.sink.path), queue)

@@ -27,6 +27,8 @@ from pyspark.sql.types import StructType
 
 from kmqpy.errors import ConfigError, Unavailable, shown
 from kmqpy.spark.checkpoint import error_line
+from kmqpy.spark.portable import TEXT_OPTIONS, portable
+from kmqpy.spark.sinks.limits import Limit, folder_limits, no_infinity
 from kmqpy.spark.sinks.origin import COPY, without_known
 from kmqpy.spark.sinks.target import Sink, Target
 
@@ -116,22 +118,37 @@ class FileTarget(Target):
         """See Target."""
         place = self._place()
         place.system.create_dir(place.root, recursive=True)
-        return spark.read.format(self.sink.format).options(**self.sink.options).schema(schema).load(place.uri)
+        options = {"timeZone": "UTC", **self.sink.options}
+        return spark.read.format(self.sink.format).options(**options).schema(schema).load(place.uri)
 
     def take_over(self, run: str) -> None:
         """See Target."""
         take_over(self._place(), run)
+
+    def limits(self, schema: StructType) -> tuple[Limit, ...]:
+        """See Target."""
+        return (
+            *folder_limits(schema, self.sink.partition_by),
+            *(no_infinity(schema) if self.sink.format == "json" else ()),
+        )
 
     def _noted_queue(self, queue: str) -> str:
         return noted_queue(self._place(), queue)
 
     def _stage(self, rows: DataFrame, place: _Folder, row_bytes: int = ASSUMED_ROW_BYTES) -> None:
         most = {"maxRecordsPerFile": str(max(1, self.sink.file_bytes // row_bytes))}
-        writer = rows.write.format(self.sink.format).options(**most, **self.sink.options).mode("overwrite")
-        writer.partitionBy(*self.sink.partition_by).save(f"{place.uri}.kmq/staging")
+        options = {**most, **text_options(self.sink), **self.sink.options}
+        writer = rows.write.format(self.sink.format).options(**options).mode("overwrite")
+        with portable(rows.sparkSession):
+            writer.partitionBy(*self.sink.partition_by).save(f"{place.uri}.kmq/staging")
 
     def _place(self) -> _Folder:
         return place_of(self.sink.path)
+
+
+def text_options(sink: Sink) -> Mapping[str, str]:
+    """How times are written by formats of text."""
+    return TEXT_OPTIONS if sink.format in ("json", "csv") else {}
 
 
 def place_of(path: str, option: str = "out") -> _Folder:

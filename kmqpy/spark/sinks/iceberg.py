@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
 
 import pyarrow as pa
 from pyarrow import fs
@@ -23,6 +22,7 @@ from pyspark.sql.types import StructType
 
 from kmqpy.errors import ConfigError, KmqError, MissingExtra, NotSupported, Unavailable
 from kmqpy.spark.checkpoint import error_line
+from kmqpy.spark.portable import portable
 from kmqpy.spark.sinks.files import (
     ASSUMED_ROW_BYTES,
     arranged,
@@ -31,6 +31,7 @@ from kmqpy.spark.sinks.files import (
     persisted,
     place_of,
 )
+from kmqpy.spark.sinks.limits import Limit, folder_limits
 from kmqpy.spark.sinks.origin import COPY, offsets_of, origin_schema, without_written
 from kmqpy.spark.sinks.target import Target
 
@@ -90,20 +91,15 @@ class IcebergTarget(Target):
     micro-batches up to that number, only messages that the table lacks are added.
     """
 
-    # Spark's default, INT96, is no type of Iceberg.
-    settings: ClassVar[Mapping[str, str]] = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
-
     def check(self, spark: SparkSession, schema: StructType) -> None:
         """See Target. Creates the table if there is none."""
         check_partitioning(self.sink, schema)
-        for name, value in self.settings.items():
-            if (found := spark.conf.get(name)) != value:
-                raise ConfigError(f"Spark: {name} is {found}; an Iceberg table needs {value}")
         with self._errors_as(ConfigError):
             table = self._create_or_check(to_arrow_schema(schema, timezone="UTC"))
             # A schema that Spark can't write there fails here, not in the first micro-batch.
             staged = f"{table.location()}/data/kmq-check-{uuid.uuid4().hex}"
-            spark.createDataFrame([], schema).write.parquet(place_of(staged).uri)
+            with portable(spark):
+                spark.createDataFrame([], schema).write.parquet(place_of(staged).uri)
             place = place_of(staged)
             place.system.delete_dir(place.root)
 
@@ -183,7 +179,8 @@ class IcebergTarget(Target):
         copies = {f"{_FOLDER_COLUMN_PREFIX}{name}": F.col(name) for name in self.sink.partition_by}
         new = arranged(new, self.sink, count, ASSUMED_ROW_BYTES).withColumns(copies)
         folder = place_of(f"{parent}/{name}")
-        new.write.partitionBy(*copies).parquet(folder.uri)
+        with portable(new.sparkSession):
+            new.write.partitionBy(*copies).parquet(folder.uri)
         with self._errors_as(Unavailable):
             found = data_files(folder.system, folder.root)
         paths = [f"{folder.uri}{info.path.removeprefix(folder.root)}" for info in found]
@@ -243,6 +240,10 @@ class IcebergTarget(Target):
                 f"partition by: table {name!r} has {table.spec()}; name columns as it does, and only such"
             )
         return table
+
+    def limits(self, schema: StructType) -> tuple[Limit, ...]:
+        """See Target."""
+        return folder_limits(schema, self.sink.partition_by, prefix=_FOLDER_COLUMN_PREFIX)
 
     def _noted_queue(self, queue: str) -> str:
         with self._errors_as(ConfigError):

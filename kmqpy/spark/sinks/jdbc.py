@@ -18,10 +18,13 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import ArrayType, AtomicType, DataType, StructType
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import ArrayType, AtomicType, DataType, StructType, TimestampType
 
 from kmqpy.errors import ConfigError, MissingExtra, Unavailable
 from kmqpy.spark.checkpoint import error_line
+from kmqpy.spark.portable import portable
+from kmqpy.spark.sinks.limits import Limit, no_nul
 from kmqpy.spark.sinks.origin import COPY, MESSAGE_COLUMNS, ORIGIN
 from kmqpy.spark.sinks.target import Target
 
@@ -71,8 +74,12 @@ class JdbcTarget(Target):
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
         """See Target."""
-        found = spark.read.jdbc(self.sink.path, self._table(""), properties=self._properties())
-        return found.select(*schema.names)
+        properties, times = self._properties(), _times(schema) if self._kind == SQLITE else []
+        if times:
+            properties["customSchema"] = ", ".join(f"{_backticked(name)} string" for name in times)
+        found = spark.read.jdbc(self.sink.path, self._table(""), properties=properties)
+        utc = {name: F.concat(F.col(_backticked(name)), F.lit("Z")).cast("timestamp") for name in times}
+        return found.withColumns(utc).select(*schema.names)
 
     @property
     def jar_sets(self) -> tuple[str, ...]:
@@ -102,7 +109,12 @@ class JdbcTarget(Target):
             rows = rows.coalesce(1)  # SQLite has one writer at a time
             with self._connected() as connection:  # Spark can't tell that a table of SQLite is missing
                 connection.execute(f"create table if not exists {self._table('_kmq_stage')} (id int)")
-        rows.write.jdbc(self.sink.path, self._table("_kmq_stage"), "overwrite", self._properties())
+        with portable(rows.sparkSession):
+            if self._kind == SQLITE:
+                # Its driver would write times of this machine's zone, without a zone, and cut to ms.
+                texts = {name: F.col(_backticked(name)).cast("string") for name in _times(rows.schema)}
+                rows = rows.withColumns(texts)
+            rows.write.jdbc(self.sink.path, self._table("_kmq_stage"), "overwrite", self._properties())
 
     def _insert_new(self, columns: Sequence[str]) -> None:
         """Copy from the stage table the rows of messages of which the table has no rows."""
@@ -118,6 +130,10 @@ class JdbcTarget(Target):
             new = f"select {names} from {stage} stage where not {is_known}"
             connection.execute(f"insert into {table} ({names}) {new}")
             connection.execute("commit")
+
+    def limits(self, schema: StructType) -> tuple[Limit, ...]:
+        """See Target."""
+        return no_nul(schema) if self._kind == POSTGRESQL else ()
 
     def _noted_queue(self, queue: str) -> str:
         table = self._table("_kmq_queue")
@@ -166,6 +182,14 @@ def _storable(kind: DataType, *, arrays: bool) -> bool:
     if isinstance(kind, ArrayType):
         return arrays and isinstance(kind.elementType, AtomicType)
     return isinstance(kind, AtomicType)
+
+
+def _times(schema: StructType) -> list[str]:
+    return [field.name for field in schema if isinstance(field.dataType, TimestampType)]
+
+
+def _backticked(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _quoted(name: str) -> str:

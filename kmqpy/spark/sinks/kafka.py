@@ -9,6 +9,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from kmqpy.errors import ConfigError
+from kmqpy.spark.portable import TEXT_OPTIONS, portable
+from kmqpy.spark.sinks.limits import Limit, no_infinity
 from kmqpy.spark.sinks.origin import COPY, ORIGIN
 from kmqpy.spark.sinks.target import Target
 
@@ -35,15 +37,20 @@ class KafkaTarget(Target):
                     f"not {kind.simpleString()}"
                 )
 
+    def limits(self, schema: StructType) -> tuple[Limit, ...]:
+        """See Target."""
+        return () if "value" in schema.names else no_infinity(schema)
+
     def write(self, batch: DataFrame, number: int, run: str) -> None:  # noqa: ARG002
         """See Target."""
         rows = batch.drop(COPY)
         fields = [name for name in rows.columns if name not in ORIGIN]
-        value = F.col("value") if "value" in fields else F.to_json(F.struct(*fields))
+        value = F.col("value") if "value" in fields else F.to_json(F.struct(*fields), TEXT_OPTIONS)
         key = F.col("key") if "key" in fields else F.lit(None).cast("binary")
         names = (
             F.struct(F.lit(name).alias("key"), F.col(name).cast("string").cast("binary").alias("value"))
             for name in ORIGIN
         )
         records = rows.select(key.alias("key"), value.alias("value"), F.array(*names).alias("headers"))
-        records.write.format("kafka").options(**self.sink.options).option("topic", self.sink.path).save()
+        with portable(batch.sparkSession):
+            records.write.format("kafka").options(**self.sink.options).option("topic", self.sink.path).save()

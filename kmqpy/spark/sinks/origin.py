@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pandas as pd
@@ -11,7 +11,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BooleanType, DataType, IntegerType, LongType, StructField, StructType
 
 from kmqpy.errors import ConfigError
-from kmqpy.spark.frame_function import FrameFunction
+from kmqpy.spark.frame_function import ERROR, REJECT, FrameFunction
+from kmqpy.spark.sinks.limits import Limit, refusals
 
 MESSAGE_COLUMNS = ("original_partition", "original_offset")
 """Columns that identify a message: the place of its first record, which all its copies name."""
@@ -32,9 +33,13 @@ _TYPES: dict[str, DataType] = {
 
 @dataclass(frozen=True)
 class WithOrigin:
-    """A function for KmqSpark.process: adds the columns ORIGIN and COPY to the result of `function`."""
+    """A function for KmqSpark.process: adds the columns ORIGIN and COPY to the result of `function`.
+
+    Messages with rows that break one of the limits are refused.
+    """
 
     function: FrameFunction
+    limits: tuple[Limit, ...] = ()
 
     def __call__(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Process a frame of messages."""
@@ -46,11 +51,24 @@ class WithOrigin:
             return found  # process() refuses it, with a clearer message
         if not len(found):  # every message failed
             return found.reindex(columns=[*found.columns, *ORIGIN, COPY])
+        found = _refused(found, refusals(found, self.limits))
         origin = origin.reindex(found.index)
         return found.assign(
             **{name: origin[name] for name in (*MESSAGE_COLUMNS, COPY)},
             **{row: found.groupby(level=0).cumcount()},
         )
+
+
+def _refused(frame: pd.DataFrame, reasons: Mapping[int, str]) -> pd.DataFrame:
+    """The frame, with the reasons of rows that are refused, unless the function itself has failed them."""
+    if not reasons:
+        return frame
+    nothing = pd.Series(None, index=frame.index, dtype=object)
+    errors, rejected = (frame.get(name, nothing).astype(object).copy() for name in (ERROR, REJECT))
+    for row, reason in reasons.items():
+        if pd.isna(errors.iloc[row]):
+            errors.iloc[row], rejected.iloc[row] = reason, True
+    return frame.assign(**{ERROR: errors, REJECT: rejected})
 
 
 def with_origin(schema: StructType) -> StructType:

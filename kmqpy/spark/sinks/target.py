@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from kmqpy.errors import ConfigError, NotSupported, shown
+from kmqpy.spark.sinks.limits import Limit
 
 DEFAULT_FILE_BYTES = 128 * 2**20
 """See Sink.file_bytes."""
@@ -78,6 +79,10 @@ class Target(ABC):
         Other runs fail at their next micro-batch: they search the sink for messages before they commit, and
         would not see messages that this run adds meanwhile.
         """
+
+    def limits(self, schema: StructType) -> tuple[Limit, ...]:  # noqa: ARG002
+        """The values of these columns that the sink can't hold: their messages are refused."""
+        return ()
 
     def _noted_queue(self, queue: str) -> str:
         """The queue name and topic id noted at the sink; notes those in `queue` if there is no note."""
