@@ -11,7 +11,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection, BlockingConnectionPool, Connection, SSLConnection
+from redis.connection import (
+    AbstractConnection,
+    BlockingConnectionPool,
+    Connection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
@@ -53,6 +59,7 @@ class ServerSettings:
     pool_size  the most connections for commands; call() waits for a free one for up to `timeout_s`. Threads
                that wait for messages share one more
     tls        None: without; else the arguments of redis.SSLConnection
+    as_given   a class of connections of redis-py and its arguments, instead of all others but those for time
     """
 
     host: str
@@ -63,6 +70,7 @@ class ServerSettings:
     timeout_s: float = 10.0
     pool_size: int = 10
     tls: dict[str, Any] | None = None
+    as_given: tuple[type[Any], dict[str, Any]] | None = field(default=None, repr=False)
 
 
 class Server:
@@ -73,7 +81,7 @@ class Server:
         self._pool = BlockingConnectionPool(
             max_connections=settings.pool_size,
             timeout=settings.timeout_s,
-            connection_class=Connection if settings.tls is None else SSLConnection,
+            connection_class=self._kind(),
             **self._arguments(),
         )
         self._used: WeakKeyDictionary[AbstractConnection, float] = WeakKeyDictionary()
@@ -86,8 +94,7 @@ class Server:
 
     def connection(self) -> Connection:
         """A new connection of the caller's own, connected."""
-        kind = Connection if self._settings.tls is None else SSLConnection
-        connection = kind(**self._arguments())
+        connection: Connection = self._kind()(**self._arguments())
         connection.connect()
         return connection
 
@@ -216,20 +223,31 @@ class Server:
             return Unavailable(f"{self.name}: nothing was done: {text}")
         return error if isinstance(error, ResponseError) else _CallFailed(error, not_done=not_done)
 
+    def _kind(self) -> type[Any]:
+        if self._settings.as_given is not None:
+            return self._settings.as_given[0]
+        return Connection if self._settings.tls is None else SSLConnection
+
     def _arguments(self) -> dict[str, Any]:
         settings = self._settings
+        found: dict[str, Any] = {
+            "socket_timeout": settings.timeout_s,
+            "protocol": 2,
+            "retry": Retry(NoBackoff(), 0),  # call() repeats
+        }
+        if not issubclass(self._kind(), UnixDomainSocketConnection):
+            found["socket_connect_timeout"] = min(5.0, settings.timeout_s)
+            found["socket_keepalive"] = True
+            found["socket_keepalive_options"] = keepalive_options()
+        if settings.as_given is not None:
+            return {**found, **settings.as_given[1]}
         return {
+            **found,
             "host": settings.host,
             "port": settings.port,
             "db": settings.db,
             "username": settings.user or None,
             "password": settings.password,
-            "socket_timeout": settings.timeout_s,
-            "socket_connect_timeout": min(5.0, settings.timeout_s),
-            "socket_keepalive": True,
-            "socket_keepalive_options": keepalive_options(),
-            "protocol": 2,
-            "retry": Retry(NoBackoff(), 0),  # call() repeats
             **(settings.tls or {}),
         }
 
