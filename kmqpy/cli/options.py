@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import click
@@ -19,6 +19,7 @@ import click
 from kmqpy.cli.output import warn
 from kmqpy.cli.storage_url import URL_VARIABLE, StorageUrl
 from kmqpy.core import logs
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.durations import parse_duration_ms
 from kmqpy.core.first_contact import first_contact_within
 from kmqpy.core.settings import nearest, read_file
@@ -67,6 +68,28 @@ class _DurationType(click.ParamType):  # type: ignore[type-arg]  # generic in ne
 
 
 DURATION = _DurationType()
+
+
+class _MomentType(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """Converts a duration (so long ago) or an ISO time (without a zone: UTC) to ms since 1970."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            found = datetime.fromisoformat(str(value))
+        except ValueError:
+            ago = DURATION.convert(value, param, ctx)
+            return max(0, SYSTEM_CLOCK.wall_ms() - milliseconds(ago))
+        try:
+            return max(0, round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000))
+        except (OverflowError, ValueError):
+            self.fail(f"{value!r} is no time that can be told", param, ctx)
+
+
+MOMENT = _MomentType()
 
 
 def milliseconds(value: timedelta) -> int:

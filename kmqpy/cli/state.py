@@ -8,7 +8,7 @@ from datetime import timedelta
 import click
 
 from kmqpy.cli import stored
-from kmqpy.cli.options import DURATION, Cli, connected, connected_to_any, queue_argument
+from kmqpy.cli.options import DURATION, MOMENT, Cli, connected, connected_to_any, queue_argument
 from kmqpy.cli.output import confirmed, distance, many, print_json, print_table, print_text, warn
 from kmqpy.cli.text import as_object
 from kmqpy.kafka.admin.admin import Admin
@@ -65,17 +65,26 @@ def in_flight(cli: Cli, queue: str | None, limit: int) -> None:
 
 @click.command()
 @queue_argument
-@click.option("--older-than", type=DURATION, required=True, help="Only those taken longer ago than this.")
+@click.option("--older-than", type=DURATION, help="Only those taken longer ago than this.")
+@click.option(
+    "--queued-before",
+    type=MOMENT,
+    help="Only those sent, or last redelivered, before this: so long ago (1h), or a time (2030-01-31T12:00).",
+)
 @connected_to_any
-def orphans(cli: Cli, queue: str | None, older_than: timedelta) -> None:
-    """List messages taken long ago and not acknowledged, with their receipts.
+def orphans(cli: Cli, queue: str | None, older_than: timedelta | None, queued_before: int | None) -> None:
+    """List messages taken and not acknowledged, with their receipts: all, or those of long ago.
 
     \b
     Example:
       kmq orphans jobs --older-than 1h
+      kmq orphans jobs --queued-before 1h
     """
+    if older_than is not None and queued_before is not None:
+        raise click.UsageError("give --older-than or --queued-before, not both")
     with cli.opened(cli.named_queue(queue)) as opened:
-        stored.print_orphans(opened.orphans(older_than), as_json=cli.json)
+        found = opened.orphans(older_than, queued_before_ms=queued_before)
+        stored.print_orphans(found, as_json=cli.json)
 
 
 @click.command()

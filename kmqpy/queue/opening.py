@@ -65,14 +65,17 @@ def storage_for(url: str, *, telemetry: Telemetry | None = None, engine: Any = N
 
     `engine`: an SQLAlchemy engine of the application, which connects to the database; the url then names no
     server, as in `postgresql:` or `sqlite:?prefix=jobs_`. The storage opens connections of its own as the
-    engine does, keeps them in a pool of its own, and closes them; the engine stays open.
+    engine does, keeps them in a pool of its own, and closes them; the engine stays open. For `redis:`, a
+    `redis.Redis` or a `ConnectionPool` of redis-py in the same way.
 
     Raises the same errors as queue_for().
     """
     opener: Any = _find_opener(split(url).scheme)
     if engine is not None:
         if "engine" not in inspect.signature(opener).parameters:
-            raise ConfigError(f"engine: the storage of {split(url).scheme}: is no SQL database")
+            raise ConfigError(
+                f"engine: the storage of {split(url).scheme}: is neither an SQL database nor Redis"
+            )
         opener = functools.partial(opener, engine=engine)
     parsed = parse_url(url, names_queue=False)
     for name in parsed.settings:

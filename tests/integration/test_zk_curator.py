@@ -2,7 +2,9 @@
 
 import json
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from zk_support import Cable, forbid, put_below, until
@@ -10,7 +12,13 @@ from zk_support import Cable, forbid, put_below, until
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.dev import Cluster
 from kmqpy.errors import Closed, ConfigError, MessageError, UnknownOutcome
-from kmqpy.zookeeper.curator import DistributedQueue, ErrorMode, QueueBuilder
+from kmqpy.zookeeper.curator import (
+    DistributedQueue,
+    ErrorMode,
+    QueueBuilder,
+    QueueSharder,
+    SimpleDistributedQueue,
+)
 from kmqpy.zookeeper.curator.item_format import encode_items
 from kmqpy.zookeeper.curator.item_names import ItemNames
 from kmqpy.zookeeper.session import connect
@@ -468,3 +476,137 @@ def test_zookeeper_may_remove_an_empty_container(queue_name):
             until(lambda: not zk.exists("/a"))
             assert queue.put(b"b")
             assert len(zk.get_children("/a/b/queue")) == 1
+
+
+@pytest.mark.parametrize("item", [5, None, "text", bytearray(b"x"), [1, 2]])
+def test_without_a_serializer_only_bytes_are_items(builder, zk, path, item):
+    with builder().build_queue() as queue:
+        for put in queue.put, lambda one: queue.put_multi([b"a", one]):
+            with pytest.raises(MessageError, match=rf"^item: {type(item).__name__} is not bytes"):
+                put(item)
+    assert zk.get_children(path) == []
+
+
+def test_a_serializer_that_makes_no_bytes_is_an_error(builder, zk, path):
+    class Text(Json):
+        def serialize(self, item):
+            return str(item)
+
+    with builder(serializer=Text()).build_queue() as queue, pytest.raises(MessageError, match="returned str"):
+        queue.put(5)
+    assert zk.get_children(path) == []
+
+
+def test_error_mode_and_put_listeners_change_while_the_queue_runs(builder, zk, path):
+    seen, first, second = [], Told(), Told()
+
+    def fail(item):
+        seen.append(item)
+        raise ValueError
+
+    options = builder(consumer=fail, lock_path=path + "-locks", put_in_background=False)
+    with replace(options, put_listeners=(first,)).build_queue() as queue:
+        queue.add_put_listener(second)
+        queue.put(b"a")
+        until(lambda: len(seen) > 2)
+        queue.set_error_mode(ErrorMode.DELETE)
+        until(lambda: not zk.get_children(path))
+        queue.remove_put_listener(first)
+        queue.remove_put_listener(first)
+        queue.put(b"b")
+        with pytest.raises(ConfigError, match="error_mode: 'delete'"):
+            queue.set_error_mode("delete")
+    assert (first.completed, second.completed) == ([[b"a"]], [[b"a"], [b"b"]])
+    with pytest.raises(ConfigError, match="lock_path"):
+        builder().build_queue().set_error_mode(ErrorMode.DELETE)
+
+
+def test_order_delay_and_requeue_path_are_fields_of_the_builder(builder, zk, path):
+    seen, due = [], threading.Event()
+
+    def fail_once(item):
+        seen.append(item)
+        if len(seen) == 1:
+            raise ValueError
+
+    with builder(put_in_background=False).build_queue() as producer:
+        for n in range(3):
+            producer.put(b"%d" % n)
+    options = builder(
+        consumer=fail_once,
+        lock_path=path + "-locks",
+        order=lambda names: sorted(names, reverse=True),
+        due_ms=lambda _name: 0 if due.is_set() else SYSTEM_CLOCK.wall_ms() + 50,
+        requeue_prefix=lambda name: f"queue-0-again-{name[-2:]}-",
+    )
+    with options.build_queue() as queue:
+        until(lambda: queue.last_message_count == 3)
+        assert seen == []
+        due.set()
+        until(lambda: len(seen) == 4)
+    assert seen == [b"2", b"1", b"0", b"2"]
+    with pytest.raises(ConfigError, match="order: 5 can't be called"):
+        builder(order=5)
+
+
+def test_a_simple_queue_hands_each_item_to_one_caller(zk, zookeeper, path):
+    queue = SimpleDistributedQueue(zk, path)
+    assert (queue.peek(), queue.poll(), queue.take(0.1)) == (None, None, None)
+    for n in range(40):
+        queue.offer(b"%d" % n)
+    assert zk.get_children(path)[0].startswith("qn-")
+    assert (queue.peek(), queue.poll()) == (b"0", b"0")
+    with connect(zookeeper) as client, ThreadPoolExecutor(4) as pool:
+        queues = [queue, SimpleDistributedQueue(client, path)] * 2
+        taken = [*pool.map(lambda one: [*iter(one.poll, None)], queues)]
+        assert Counter(one for some in taken for one in some) == Counter(b"%d" % n for n in range(1, 40))
+        waiting = pool.submit(queues[1].take)
+        queue.offer(b"late")
+        assert waiting.result(10) == b"late"
+    for item in "text", b"x" * 2_000_000:
+        with pytest.raises(MessageError):
+            queue.offer(item)
+
+
+def test_a_sharder_adds_a_queue_when_one_is_full(builder, zk, path, caplog):
+    options = builder(put_in_background=False)
+    parts = [
+        QueueSharder(
+            zk,
+            lambda one: replace(options, path=one).build_queue(),
+            path,
+            path + "-leader",
+            threshold=4,
+            check_every_s=3600,
+            max_queues=2,
+        )
+        for _ in range(2)
+    ]
+    with pytest.raises(Closed):
+        parts[0].queue()
+    with parts[0] as sharder, parts[1] as other:
+        assert sharder.paths == other.paths
+        [first] = sharder.paths
+        for n in range(4):
+            sharder.queue().put(b"%d" % n)
+        sharder.check()
+        other.check()
+        assert len(sharder.paths) == 2
+        assert {one.rpartition("/")[2] for one in sharder.paths} == set(zk.get_children(path))
+        for n in range(4):
+            sharder.queue().put(b"%d" % n)
+        assert [len(zk.get_children(one)) for one in sharder.paths] == [4, 4]
+        assert other.paths == sharder.paths
+        assert first in other.paths
+        sharder.check()
+        assert "max_queues allows no more" in caplog.text
+    assert zk.get_children(path + "-leader") == []
+
+
+def test_a_sharder_checks_by_itself(builder, zk, path):
+    def make(one):
+        return replace(builder(put_in_background=False), path=one).build_queue()
+
+    with QueueSharder(zk, make, path, path + "-leader", threshold=1, check_every_s=0.05) as sharder:
+        sharder.queue().put(b"a")
+        until(lambda: len(sharder.paths) == 2)

@@ -134,6 +134,11 @@ def test_a_queue_from_its_creation_to_its_deletion(kmq_at):
     assert (taken["receipt"], taken["body"]) == (receipts["two"], "two")
     assert json.loads(kmq_at("orphans", "jobs", "--older-than", "1h", "-o", "json")[1][0]) == []
     assert len(kmq_at("orphans", "jobs", "--older-than", "0s")[1]) == 2
+    assert len(kmq_at("orphans", "jobs")[1]) == 2
+    for moment, count in (("1h", 1), ("0s", 2), ("2001-01-01", 1), ("2200-01-01T00:00+02:00", 2)):
+        assert len(kmq_at("orphans", "jobs", "--queued-before", moment)[1]) == count, moment
+    assert "'soon'" in kmq_at("orphans", "jobs", "--queued-before", "soon")[2]
+    assert "not both" in kmq_at("orphans", "jobs", "--queued-before", "1h", "--older-than", "1h")[2]
 
     (letter,) = json.loads(kmq_at("dlq", "list", "jobs", "-o", "json")[1][0])
     assert letter["reason"] == "rejected: bad"

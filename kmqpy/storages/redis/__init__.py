@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _STORAGE_SETTINGS = ("prefix", "pool_size", "timeout_ms", "application_name", "unix_socket")
 
 
-def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredStorage:
+def open_storage(url: QueueUrl, telemetry: Telemetry | None = None, *, engine: Any = None) -> StoredStorage:
     """Open the storage of a url with these settings; `rediss:` and `valkeys:` use TLS.
 
     prefix                     the text with which all keys begin; default `kmq`
@@ -26,6 +26,9 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredSto
     ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_verify  with TLS; see Tls
     application_name           what the server calls the connections
     unix_socket                the path of the server's socket, in place of an address: `redis:///0?unix_socket=…`
+
+    `engine` is a client or a pool of redis-py, of the application: the storage opens connections of its own
+    to the same server, with the same user, database and TLS.
 
     Raises ConfigError, MissingExtra without redis-py, Unavailable, AccessDenied.
     """
@@ -43,7 +46,7 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredSto
         if error.name is None or error.name.partition(".")[0] != "redis":
             raise
         raise MissingExtra("redis", f"a queue on {url.scheme}:") from None
-    server = Server(_server_settings(url, secure=secure))
+    server = Server(_server_settings(url, secure=secure, engine=engine))
     try:
         return StoredStorage(RedisEngine(server, prefix=prefix), telemetry=telemetry)
     except BaseException:
@@ -51,9 +54,12 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredSto
         raise
 
 
-def _server_settings(url: QueueUrl, *, secure: bool) -> ServerSettings:
+def _server_settings(url: QueueUrl, *, secure: bool, engine: Any) -> ServerSettings:
     from kmqpy.storages.redis.server import ServerSettings
 
+    more = _limits(url)
+    if engine is not None:
+        return _as_the_application(url, engine, more)
     example = f"write it like {url.scheme}://user:password@host:6379/0?queue=name"
     host, colon, port = url.address.rpartition(":")
     if not colon or port.endswith("]"):  # an IPv6 address without a port
@@ -71,6 +77,7 @@ def _server_settings(url: QueueUrl, *, secure: bool) -> ServerSettings:
         raise ConfigError(f"queue url: {url.address!r} is no address of a server; {example}")
     if not (db.isascii() and db.isdecimal()):
         raise ConfigError(f"queue url: {url.path!r} is no number of a database; {example}")
+<<<<<<< HEAD
     name = url.settings.get("application_name")
     if name is not None and not (name.isascii() and name.isprintable() and name and " " not in name):
         raise ConfigError(f"application_name: {name!r}: Redis takes printable ASCII without spaces")
@@ -83,6 +90,8 @@ def _server_settings(url: QueueUrl, *, secure: bool) -> ServerSettings:
         more["timeout_s"] = convert("timeout_ms", url.settings["timeout_ms"], int) / 1000
         if more["timeout_s"] <= 0:
             raise ConfigError("timeout_ms: it must be above 0")
+=======
+>>>>>>> c85846f98414a2e70bbf251977ad0bbb6b986d4f
     return ServerSettings(
         host=host,
         port=int(port),
@@ -94,3 +103,53 @@ def _server_settings(url: QueueUrl, *, secure: bool) -> ServerSettings:
         is_socket=socket is not None,
         **more,
     )
+
+
+def _as_the_application(url: QueueUrl, engine: Any, limits: dict[str, Any]) -> ServerSettings:
+    """The settings of a client or pool of the application; raises ConfigError if kmqpy can't use it."""
+    from redis.connection import ConnectionPool
+
+    from kmqpy.storages.redis.server import ServerSettings
+
+    pool = getattr(engine, "connection_pool", engine)
+    if not isinstance(pool, ConnectionPool):
+        raise ConfigError(
+            f"engine: an object of type {type(engine).__name__} is no redis.Redis, and no ConnectionPool"
+        )
+    if url.address or url.user is not None or url.path.strip("/"):
+        raise ConfigError(f"engine: it says where the server is; write the url as {url.scheme}:")
+    given: dict[str, Any] = pool.connection_kwargs
+    names = [name for name in given if name in _WAY_TO_A_SERVER or name.startswith("ssl_")]
+    host, port = given.get("path") or given.get("host", "localhost"), given.get("port", 6379)
+    return ServerSettings(
+        host=host,
+        port=int(port),
+        as_given=(pool.connection_class, {name: given[name] for name in names}),
+        **limits,
+    )
+
+
+_WAY_TO_A_SERVER = (
+    "host",
+    "port",
+    "path",
+    "db",
+    "username",
+    "password",
+    "credential_provider",
+    "client_name",
+)
+"""The arguments of redis-py's connections that say which server it is, and who connects; and ssl_…"""
+
+
+def _limits(url: QueueUrl) -> dict[str, Any]:
+    more: dict[str, Any] = {}
+    if "pool_size" in url.settings:
+        more["pool_size"] = convert("pool_size", url.settings["pool_size"], int)
+        if more["pool_size"] < 1:
+            raise ConfigError(f"pool_size: {more['pool_size']!r} must be at least 1")
+    if "timeout_ms" in url.settings:
+        more["timeout_s"] = convert("timeout_ms", url.settings["timeout_ms"], int) / 1000
+        if more["timeout_s"] <= 0:
+            raise ConfigError("timeout_ms: it must be above 0")
+    return more

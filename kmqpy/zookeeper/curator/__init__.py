@@ -7,6 +7,8 @@ from kmqpy.zookeeper.curator.kinds_of_queues import (
     DistributedIdQueue,
     DistributedPriorityQueue,
 )
+from kmqpy.zookeeper.curator.sharder import QueueSharder
+from kmqpy.zookeeper.curator.simple_queue import SimpleDistributedQueue
 from kmqpy.zookeeper.curator.single_consumer import SingleConsumer
 
 __all__ = [
@@ -18,5 +20,7 @@ __all__ = [
     "ErrorMode",
     "PutListener",
     "QueueBuilder",
+    "QueueSharder",
+    "SimpleDistributedQueue",
     "SingleConsumer",
 ]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from kazoo.client import KazooClient
 
-from kmqpy.errors import ConfigError
+from kmqpy.errors import ConfigError, MessageError, shown
 from kmqpy.zookeeper.curator.distributed_queue import Consumer, DistributedQueue, ErrorMode, PutListener
+from kmqpy.zookeeper.curator.item_names import ItemNames
 from kmqpy.zookeeper.curator.kinds_of_queues import (
     DistributedDelayQueue,
     DistributedIdQueue,
@@ -39,8 +40,12 @@ class BytesSerializer:
     """The serializer of items that are bytes already."""
 
     def serialize(self, item: Any, /) -> bytes:
-        """Return `item`."""
-        return bytes(item)
+        """Return `item`; raise MessageError if it is not bytes."""
+        if not isinstance(item, bytes):
+            raise MessageError(
+                f"item: {type(item).__name__} is not bytes; encode it, or give the builder a serializer"
+            )
+        return item
 
     def deserialize(self, data: bytes, /) -> Any:
         """Return `data`."""
@@ -72,6 +77,11 @@ class QueueBuilder(Generic[T]):
     min_items_before_refresh, refresh_on_watch
                        with refresh_on_watch, the queue is listed again when its znodes have changed and
                        min_items_before_refresh items of the listing were consumed; otherwise after all items
+    order, due_ms, requeue_prefix
+                       replace what the kind of queue does, Curator's sortChildren(), getDelay() and
+                       makeRequeueItemPath(): order(names) returns the names in the order of consumption;
+                       due_ms(name) when an item may be consumed, in ms since 1970 UTC; requeue_prefix(name)
+                       the beginning of the name under which an item is put again, `queue-…`
     max_packet_bytes   the jute.maxbuffer of the servers
     """
 
@@ -90,6 +100,9 @@ class QueueBuilder(Generic[T]):
     thread_factory: Callable[[Callable[[], None]], threading.Thread] = _thread
     min_items_before_refresh: int = sys.maxsize
     refresh_on_watch: bool = False
+    order: Callable[[Iterable[str]], list[str]] | None = None
+    due_ms: Callable[[str], int] | None = None
+    requeue_prefix: Callable[[str], str] | None = None
     max_packet_bytes: int = MAX_PACKET_BYTES
 
     def __post_init__(self) -> None:
@@ -101,6 +114,9 @@ class QueueBuilder(Generic[T]):
             raise ConfigError(f"lock_path: {self.lock_path!r} must not be the path of the queue")
         if self.error_mode is not None and self.lock_path is None:
             raise ConfigError("error_mode: needs lock_path; without it, failed items are deleted already")
+        for name in ("order", "due_ms", "requeue_prefix"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise ConfigError(f"{name}: {shown(getattr(self, name))} can't be called")
         if self.max_items is not None and self.max_items < 1:
             raise ConfigError(f"max_items: {self.max_items} must be at least 1")
         if self.min_items_before_refresh < 0:
@@ -112,6 +128,11 @@ class QueueBuilder(Generic[T]):
     def puts_in_background(self) -> bool:
         """True if put() returns before ZooKeeper has answered."""
         return self.max_items is None if self.put_in_background is None else self.put_in_background
+
+    def named(self, names: ItemNames) -> ItemNames:
+        """Return the functions of names of a kind of queue, with those that this builder replaces."""
+        own = {name: getattr(self, name) for name in ("order", "due_ms", "requeue_prefix")}
+        return replace(names, **{name: function for name, function in own.items() if function is not None})
 
     def build_queue(self) -> DistributedQueue[T]:
         """Return a queue that is consumed in the order of the puts."""

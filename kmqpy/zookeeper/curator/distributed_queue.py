@@ -24,7 +24,7 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.errors import Closed, ConfigError, DecodeError, UnknownOutcome
+from kmqpy.errors import Closed, ConfigError, DecodeError, MessageError, UnknownOutcome, shown
 from kmqpy.zookeeper.containers import ensure_path
 from kmqpy.zookeeper.curator.item_format import decode_items, encode_items
 from kmqpy.zookeeper.curator.item_names import PLAIN, PREFIX, ItemNames
@@ -100,7 +100,9 @@ class DistributedQueue(Generic[T]):
 
     def __init__(self, options: QueueBuilder[T], names: ItemNames = PLAIN) -> None:
         self._options = options
-        self._names = names
+        self._names = options.named(names)
+        self._error_mode = options.error_mode
+        self._put_listeners = options.put_listeners
         self._zk: KazooClient = options.zk
         self._path = options.path
         self._started = False
@@ -125,6 +127,24 @@ class DistributedQueue(Generic[T]):
     def last_message_count(self) -> int:
         """The number of znodes when the consumer last listed the queue: for information only."""
         return self._last_count
+
+    def set_error_mode(self, mode: ErrorMode) -> None:
+        """Change what becomes of items whose consumer fails from now on. Raises ConfigError."""
+        if not isinstance(mode, ErrorMode):
+            raise ConfigError(f"error_mode: {shown(mode)} is no ErrorMode")
+        if self._options.lock_path is None:
+            raise ConfigError("error_mode: needs lock_path; without it, failed items are deleted already")
+        self._error_mode = mode
+
+    def add_put_listener(self, listener: PutListener) -> None:
+        """Tell this listener, too, of the outcome of puts from now on."""
+        with self._outstanding_changed:
+            self._put_listeners = (*self._put_listeners, listener)
+
+    def remove_put_listener(self, listener: PutListener) -> None:
+        """Tell this listener no more; does nothing if it is not told."""
+        with self._outstanding_changed:
+            self._put_listeners = tuple(one for one in self._put_listeners if one is not listener)
 
     def start(self) -> None:
         """Create missing znodes and start to consume.
@@ -188,7 +208,7 @@ class DistributedQueue(Generic[T]):
         """Put items in a znode whose name begins with `prefix`; this may hold an id, priority or due time."""
         self.check_usable()
         given = list(items)
-        data = encode_items(map(self._options.serializer.serialize, given))
+        data = encode_items([self._serialized(item) for item in given])
         path = f"{self._path}/{prefix}"
         check_create(self._zk, path, data, self._options.max_packet_bytes, f"put to {self._path}")
         if not self._wait_for_room(timeout):
@@ -199,6 +219,12 @@ class DistributedQueue(Generic[T]):
             self._put_and_wait(path, data, given)
             self._counted_children.expire()
         return True
+
+    def _serialized(self, item: T) -> bytes:
+        data = self._options.serializer.serialize(item)
+        if not isinstance(data, bytes):
+            raise MessageError(f"item: the serializer returned {type(data).__name__}, not bytes")
+        return data
 
     def flush_puts(self, timeout: float) -> bool:
         """Wait up to `timeout` s until each put has succeeded or failed; return False if some have not."""
@@ -284,9 +310,10 @@ class DistributedQueue(Generic[T]):
         )
 
     def _tell(self, items: list[T], error: Exception | None) -> None:
-        if error is not None and not self._options.put_listeners and self._options.puts_in_background:
+        listeners = self._put_listeners
+        if error is not None and not listeners and self._options.puts_in_background:
             log.error("queue %s: a put failed: %s", self._path, error or type(error).__name__)
-        for listener in self._options.put_listeners:
+        for listener in listeners:
             try:
                 if error is None:
                     listener.put_completed(items)
@@ -473,7 +500,7 @@ class DistributedQueue(Generic[T]):
                 call(item)
             except Exception:
                 log.exception("queue %s: %s: the consumer failed", self._path, name)
-                if self._options.error_mode is ErrorMode.REQUEUE:
+                if self._error_mode is ErrorMode.REQUEUE:
                     return ErrorMode.REQUEUE
         return ErrorMode.DELETE
 

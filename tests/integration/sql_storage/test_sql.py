@@ -248,7 +248,7 @@ def test_engines_that_do_not_fit_are_refused(place: Place) -> None:
         (f"{other}:", engine, f"{other}: needs one for"),
         (f"{scheme}://host/database", engine, f"write the url as {scheme}:"),
         (f"{scheme}:", "text", "str is no engine of SQLAlchemy"),
-        ("memory:", engine, "memory: is no SQL database"),
+        ("memory:", engine, "memory: is neither an SQL database nor Redis"),
         ("sqlite:", sqlalchemy.create_engine("sqlite://"), "use memory:"),
     ):
         with pytest.raises(ConfigError, match=text):
