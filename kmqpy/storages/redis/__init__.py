@@ -77,21 +77,9 @@ def _server_settings(url: QueueUrl, *, secure: bool, engine: Any) -> ServerSetti
         raise ConfigError(f"queue url: {url.address!r} is no address of a server; {example}")
     if not (db.isascii() and db.isdecimal()):
         raise ConfigError(f"queue url: {url.path!r} is no number of a database; {example}")
-<<<<<<< HEAD
     name = url.settings.get("application_name")
     if name is not None and not (name.isascii() and name.isprintable() and name and " " not in name):
         raise ConfigError(f"application_name: {name!r}: Redis takes printable ASCII without spaces")
-    more: dict[str, Any] = {}
-    if "pool_size" in url.settings:
-        more["pool_size"] = convert("pool_size", url.settings["pool_size"], int)
-        if more["pool_size"] < 1:
-            raise ConfigError(f"pool_size: {more['pool_size']!r} must be at least 1")
-    if "timeout_ms" in url.settings:
-        more["timeout_s"] = convert("timeout_ms", url.settings["timeout_ms"], int) / 1000
-        if more["timeout_s"] <= 0:
-            raise ConfigError("timeout_ms: it must be above 0")
-=======
->>>>>>> c85846f98414a2e70bbf251977ad0bbb6b986d4f
     return ServerSettings(
         host=host,
         port=int(port),

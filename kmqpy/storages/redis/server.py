@@ -59,13 +59,9 @@ class ServerSettings:
     timeout_s  call() repeats a failed command for at most this many seconds, then it raises Unavailable
     pool_size  the most connections for commands; call() waits for a free one for up to `timeout_s`. Threads
                that wait for messages share one more
-<<<<<<< HEAD
     tls        None: without
     is_socket  `host` is the path of a Unix socket
-=======
-    tls        None: without; else the arguments of redis.SSLConnection
     as_given   a class of connections of redis-py and its arguments, instead of all others but those for time
->>>>>>> c85846f98414a2e70bbf251977ad0bbb6b986d4f
     """
 
     host: str
@@ -75,14 +71,10 @@ class ServerSettings:
     password: str | None = field(default=None, repr=False)
     timeout_s: float = 10.0
     pool_size: int = 10
-<<<<<<< HEAD
     tls: Tls | None = None
     application_name: str | None = None
     is_socket: bool = False
-=======
-    tls: dict[str, Any] | None = None
     as_given: tuple[type[Any], dict[str, Any]] | None = field(default=None, repr=False)
->>>>>>> c85846f98414a2e70bbf251977ad0bbb6b986d4f
 
 
 class Server:
@@ -109,11 +101,7 @@ class Server:
 
     def connection(self) -> AbstractConnection:
         """A new connection of the caller's own, connected."""
-<<<<<<< HEAD
-        connection = self._kind()(**self._arguments())
-=======
-        connection: Connection = self._kind()(**self._arguments())
->>>>>>> c85846f98414a2e70bbf251977ad0bbb6b986d4f
+        connection: AbstractConnection = self._kind()(**self._arguments())
         connection.connect()
         return connection
 
@@ -242,22 +230,15 @@ class Server:
             return Unavailable(f"{self.name}: nothing was done: {text}")
         return error if isinstance(error, ResponseError) else _CallFailed(error, not_done=not_done)
 
-<<<<<<< HEAD
-    def _kind(self) -> type[AbstractConnection]:
-        if self._settings.is_socket:
-            return UnixDomainSocketConnection
-=======
     def _kind(self) -> type[Any]:
         if self._settings.as_given is not None:
             return self._settings.as_given[0]
->>>>>>> c85846f98414a2e70bbf251977ad0bbb6b986d4f
+        if self._settings.is_socket:
+            return UnixDomainSocketConnection
         return Connection if self._settings.tls is None else SSLConnection
 
     def _arguments(self) -> dict[str, Any]:
         settings = self._settings
-<<<<<<< HEAD
-        by_tcp = {
-=======
         found: dict[str, Any] = {
             "socket_timeout": settings.timeout_s,
             "protocol": 2,
@@ -269,29 +250,17 @@ class Server:
             found["socket_keepalive_options"] = keepalive_options()
         if settings.as_given is not None:
             return {**found, **settings.as_given[1]}
+        address = (
+            {"path": settings.host} if settings.is_socket else {"host": settings.host, "port": settings.port}
+        )
         return {
             **found,
->>>>>>> c85846f98414a2e70bbf251977ad0bbb6b986d4f
-            "host": settings.host,
-            "port": settings.port,
-            "socket_connect_timeout": min(5.0, settings.timeout_s),
-            "socket_keepalive": True,
-            "socket_keepalive_options": keepalive_options(),
-        }
-        return {
-            **({"path": settings.host} if settings.is_socket else by_tcp),
+            **address,
             "db": settings.db,
             "username": settings.user or None,
             "password": settings.password,
-<<<<<<< HEAD
-            "socket_timeout": settings.timeout_s,
-            "protocol": 2,
-            "retry": Retry(NoBackoff(), 0),  # call() repeats
             "client_name": settings.application_name,
             **({} if settings.tls is None else _tls_arguments(settings.tls)),
-=======
-            **(settings.tls or {}),
->>>>>>> c85846f98414a2e70bbf251977ad0bbb6b986d4f
         }
 
 
