@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
+import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +18,7 @@ from kmqpy.core import logs
 from kmqpy.core.durations import parse_duration_ms
 from kmqpy.core.environment import from_environment, is_set_by_kubernetes
 from kmqpy.core.settings import build, nearest
-from kmqpy.errors import ConfigError, QueueNotFound
+from kmqpy.errors import ConfigError, QueueNotFound, Unavailable
 from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topics import Topics
@@ -125,11 +127,25 @@ def tracker(cli: Cli, log_level: str, log_format: str, queues: tuple[str, ...], 
     logs.setup(log_level, log_format)
     relax_garbage_collection()
     settings = settings_of(cli, queues, given)
+    _check_addresses(cli)
     register(cli, settings.queues)
     service = Tracker(cli.connection, cli.zookeeper, settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.request_stop())
     service.run()
+
+
+def _check_addresses(cli: Cli) -> None:
+    """Raise Unavailable at once if no address was given, and there are no servers at the default ones."""
+    if not cli.named.isdisjoint({"bootstrap", "zookeeper"}):
+        return
+    addresses = {"Kafka": cli.connection.bootstrap, "ZooKeeper": cli.zookeeper.hosts}
+    for address in addresses.values():
+        host, _, port = address.rpartition(":")
+        with contextlib.suppress(OSError, ValueError), socket.create_connection((host, int(port)), 1):
+            return
+    servers = " and ".join(f"{name} at {address}" for name, address in addresses.items())
+    raise Unavailable(f"{servers} do not answer; give the addresses, --bootstrap and --zookeeper")
 
 
 def settings_of(cli: Cli, queues: tuple[str, ...], given: Mapping[str, Any]) -> TrackerSettings:

@@ -152,7 +152,7 @@ def run(args: Sequence[str]) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             click.echo(error.format_message(), err=True)
             return 2
-        return _failed(error.format_message(), code=1 if isinstance(error, PartlyDone) else 2)
+        return _failed(_with_help(error), code=1 if isinstance(error, PartlyDone) else 2)
     except Unfinished as error:
         return _failed(str(error), code=1)
     except UnicodeError as error:
@@ -176,6 +176,15 @@ def _with_our_option(error: click.NoSuchOption) -> click.UsageError:
     if ours is None:
         return error
     return click.UsageError(f"No such option {error.option_name!r}; did you mean {ours}?", error.ctx)
+
+
+def _with_help(error: click.ClickException) -> str:
+    """The text of the error; for missing and unknown options it also names the command's help."""
+    text = error.format_message()
+    about_options = (click.MissingParameter, click.NoSuchOption, click.BadOptionUsage)
+    if not isinstance(error, about_options) or error.ctx is None:
+        return text
+    return f"{text.removesuffix('.')}; see {error.ctx.command_path} --help"
 
 
 def _failed(text: str, code: int = 2) -> int:

@@ -74,7 +74,7 @@ def list_(cli: Cli, queue: str | None, limit: int, origin: str) -> None:
                 one.attempts,
                 when(one.dead_since_ms),
                 when(one.first_enqueued_ms),
-                f"{one.origin_topic or '?'} {one.origin_partition}-{one.origin_offset}",
+                _origin(one),
                 one.reason,
             ]
             for one in found
@@ -106,6 +106,13 @@ def peek(cli: Cli, queue: str | None, limit: int, origin: str) -> None:
 
     with KafkaDeadLetters(cli.queue(name), cli.connection, origin=origin) as letters:
         _print_whole(letters.peek(limit))
+
+
+def _origin(letter: Any) -> str:
+    """Where a dead letter came from; `?` for one that does not tell it, which others wrote."""
+    if letter.origin_partition is None:
+        return letter.origin_topic or "?"
+    return f"{letter.origin_topic or '?'} {letter.origin_partition}-{letter.origin_offset}"
 
 
 def _print_whole(letters: Iterable[Any]) -> None:
@@ -154,6 +161,8 @@ def redrive(
         warn(f"no dead letter {one}")
     for one in result.refused:
         warn(f"dead letter {one} is too large for the queue; it stays")
+    if result.not_found:
+        warn(f"kmq dlq list {name} prints the ids there are")
     if result.not_found or result.refused:
         ctx.exit(1)
 

@@ -303,10 +303,13 @@ def _nearest_queue(cli: Cli, arguments: Mapping[str, Any]) -> str:
 
 def _address_hint(cli: Cli, error: str) -> str:
     """Return a hint if the error is about a service whose address nobody gave; empty otherwise."""
-    for service, name in (("Kafka", "bootstrap"), ("ZooKeeper", "zookeeper")):
-        if f"{service} at " in error and name not in cli.named:
-            return f"; KMQ_{name.upper()} is not set; kmq dev up prints it"
-    return ""
+    names = [
+        f"KMQ_{name.upper()}"
+        for service, name in (("Kafka", "bootstrap"), ("ZooKeeper", "zookeeper"))
+        if f"{service} at " in error and name not in cli.named
+    ]
+    verb, them = ("is", "it") if len(names) == 1 else ("are", "them")
+    return f"; {' and '.join(names)} {verb} not set; kmq dev up prints {them}" if names else ""
 
 
 def _cli_of(ctx: click.Context) -> Cli:

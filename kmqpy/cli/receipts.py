@@ -35,9 +35,9 @@ def ack(ctx: click.Context, cli: Cli, receipts: tuple[str, ...]) -> None:
     """Acknowledge messages: they are not redelivered.
 
     RECEIPTS are those that kmq receive printed. Without any, standard input is read: a receipt, or a line
-    that kmq receive printed, on each line. If a message was redelivered already, its copy is delivered all
-    the same, unless the setting late_acks of the queue is on. kmq counts such messages, and those that are
-    acknowledged already, too: the number it prints is that of valid receipts.
+    that kmq receive printed, on each line, or JSON as jq prints it. If a message was redelivered already,
+    its copy is delivered all the same, unless the setting late_acks of the queue is on. kmq counts such
+    messages, and those that are acknowledged already, too: the number it prints is that of valid receipts.
 
     \b
     Example:
@@ -196,13 +196,33 @@ def _finisher(cli: Cli, name: str) -> AbstractContextManager[Finisher]:
 
 
 def _from_stdin() -> Iterable[str]:
-    """Yield a receipt from each line: the line itself, or the one in a line that `kmq receive` printed."""
+    """Yield the receipts on standard input: of each line, or of JSON over several lines, as jq prints it."""
+    begun: list[str] = []  # lines of JSON that has not ended
     for line in standard_input("give receipts as arguments").buffer:
-        text = line.decode(errors="replace").strip()  # what is no text will be refused as no receipt
-        if text.startswith("{"):
-            try:
-                yield str(json.loads(text)["receipt"])
-            except (ValueError, KeyError, TypeError, RecursionError):
-                yield text  # will be refused, too
-        elif text:
-            yield text
+        text = line.decode(errors="replace").rstrip()  # what is no text will be refused as no receipt
+        goes_on = begun and (not text or text[0] in " \t")
+        if begun and not goes_on:
+            if text[0] in "]}":
+                yield from _receipts_in("\n".join([*begun, text]))
+                begun = []
+                continue
+            yield from begun  # will be refused
+            begun = []
+        if goes_on or (text in ("{", "[") and not begun):
+            begun.append(text)
+        elif text.strip():
+            yield from _receipts_in(text.strip())
+    yield from begun
+
+
+def _receipts_in(text: str) -> Iterable[str]:
+    """Yield a receipt, or those in JSON: of a message, of several, or as strings."""
+    if text[0] in '[{"':
+        try:
+            found = json.loads(text)
+            for one in found if isinstance(found, list) else [found]:
+                yield one if isinstance(one, str) else str(one["receipt"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            yield text  # will be refused
+    else:
+        yield text

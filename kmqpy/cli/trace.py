@@ -77,6 +77,8 @@ def _read_arguments(cli: Cli, arguments: tuple[str, ...], *, by_key: bool) -> tu
             return cli.queue(Receipt.parse(arguments[0]).queue), [*arguments]
         except ConfigError as error:
             raise ReceiptError(f"receipt: {error}") from None
+        except ReceiptError as error:
+            raise ReceiptError(f"{error}; or give the queue and an id: kmq trace QUEUE 0-42") from None
     if len(arguments) != wanted:
         raise click.UsageError("give a receipt, or QUEUE and MESSAGE, or QUEUE and --key")
     return cli.queue(arguments[0]), [*arguments[1:]]

@@ -1,15 +1,21 @@
-"""The command `kmq zookeeper drain`, for queues that are stored in ZooKeeper itself."""
+"""The commands `kmq zookeeper drain`, `stats` and `dlq`, for queues that are stored in ZooKeeper itself."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from kmqpy.cli.groups import Group
 from kmqpy.cli.options import Cli, connected
-from kmqpy.cli.output import confirmed, many, print_json, print_text, warn
+from kmqpy.cli.output import confirmed, many, print_json, print_table, print_text, warn, when
+from kmqpy.cli.text import content
 from kmqpy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kmqpy.zookeeper.queue import ZkQueue
 
 
 @click.group(cls=Group)
@@ -42,8 +48,7 @@ def drain(cli: Cli, path: str, lock_path: str | None, *, any_name: bool, yes: bo
     from kmqpy.zookeeper.drain import plan
     from kmqpy.zookeeper.session import connect
 
-    if not cli.zookeeper.hosts:
-        raise ConfigError("zookeeper: is needed; give --zookeeper or KMQ_ZOOKEEPER")
+    _check_address(cli)
     if path == cli.connection.root or path.startswith(cli.connection.root + "/"):
         raise ConfigError(f"PATH: {path!r} belongs to the registry of kmqpy ({cli.connection.root})")
     with connect(cli.zookeeper, 30_000) as zk:
@@ -65,3 +70,142 @@ def drain(cli: Cli, path: str, lock_path: str | None, *, any_name: bool, yes: bo
 
 def _progress(done: int) -> None:
     click.echo(f"\r{done} removed", nl=False, err=True)
+
+
+def _check_address(cli: Cli) -> None:
+    if not cli.zookeeper.hosts:
+        raise ConfigError("zookeeper: is needed; give --zookeeper or KMQ_ZOOKEEPER")
+
+
+def _unit_of_work(cli: Cli, root: str) -> ZkQueue:
+    from kmqpy.zookeeper.queue import ZkQueue, ZkQueueSettings
+
+    _check_address(cli)
+    return ZkQueue(cli.zookeeper, ZkQueueSettings(root=root))
+
+
+_ROOT_OPTION = click.option(
+    "--queue-root",
+    default="/zms",
+    show_default=True,
+    metavar="ZNODE",
+    help="The parent of all queues, ZkQueueSettings(root=).",
+)
+
+
+@zookeeper.command()
+@click.argument("queues", nargs=-1)
+@_ROOT_OPTION
+@connected
+def stats(cli: Cli, queues: tuple[str, ...], queue_root: str) -> None:
+    """Count the items of queues of the unit of work (ZkQueue): all, taken, dead letters.
+
+    \b
+    Example:
+      kmq zookeeper stats
+      kmq zookeeper stats orders
+    """
+    with _unit_of_work(cli, queue_root) as queue:
+        found = [queue.stats(name) for name in queues or queue.queues()]
+    if cli.json:
+        print_json([dataclasses.asdict(one) for one in found])
+    else:
+        print_table(
+            ["queue", "items", "taken", "dead letters"],
+            [[one.queue, one.items, one.taken, one.dead] for one in found],
+        )
+
+
+@zookeeper.group(cls=Group)
+def dlq() -> None:
+    """Dead letters of the unit of work (ZkQueue): items that a policy handed out too often.
+
+    \b
+    Example:
+      kmq zookeeper dlq list orders
+    """
+
+
+@dlq.command(name="list")
+@click.argument("queue")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most this many."
+)
+@_ROOT_OPTION
+@connected
+def list_(cli: Cli, queue: str, limit: int, queue_root: str) -> None:
+    """List dead letters: higher priorities first, then the oldest. As JSON with their bodies.
+
+    \b
+    Example:
+      kmq zookeeper dlq list orders --limit 20
+    """
+    with _unit_of_work(cli, queue_root) as opened:
+        found = opened.dead_letters(queue).list(limit)
+    if cli.json:
+        print_json(
+            [
+                {
+                    "queue": one.queue,
+                    "name": one.name,
+                    "taken": one.taken,
+                    "died_ms": one.died_ms,
+                    **content("body", one.body),
+                }
+                for one in found
+            ]
+        )
+    else:
+        print_table(
+            ["name", "taken", "dead since", "bytes"],
+            [[one.name, one.taken, when(one.died_ms), len(one.body)] for one in found],
+        )
+
+
+@dlq.command()
+@click.argument("queue")
+@click.argument("names", nargs=-1)
+@_ROOT_OPTION
+@connected
+@click.pass_context
+def redrive(ctx: click.Context, cli: Cli, queue: str, names: tuple[str, ...], queue_root: str) -> None:
+    """Put dead letters back as new items, all of them or those of these names; their takes begin at 0.
+
+    Exits with 1 when there are fewer than names.
+
+    \b
+    Example:
+      kmq zookeeper dlq redrive orders item-0000000001
+    """
+    with _unit_of_work(cli, queue_root) as opened:
+        count = opened.dead_letters(queue).redrive(names or None)
+    if cli.json:
+        print_json({"queue": queue, "redriven": count})
+    else:
+        print_text(f"queue {queue}: {many(count, 'dead letter')} sent back")
+    if names and count < len(set(names)):
+        warn(f"some names are none of dead letters; kmq zookeeper dlq list {queue} prints those there are")
+        ctx.exit(1)
+
+
+@dlq.command()
+@click.argument("queue")
+@click.option("--yes", is_flag=True, help="Don't ask; the count is shown all the same.")
+@_ROOT_OPTION
+@connected
+def purge(cli: Cli, queue: str, queue_root: str, *, yes: bool) -> None:
+    """Throw away all dead letters of a queue.
+
+    \b
+    Example:
+      kmq zookeeper dlq purge orders --yes
+    """
+    with _unit_of_work(cli, queue_root) as opened:
+        letters = opened.dead_letters(queue)
+        warn(f"to be deleted: {many(letters.size(), 'dead letter')}")
+        confirmed(f"Throw away all dead letters of {queue}?", yes=yes)
+        count = letters.purge()
+    if cli.json:
+        print_json({"queue": queue, "purged": count})
+    else:
+        print_text(f"queue {queue}: {many(count, 'dead letter')} deleted")

@@ -49,6 +49,22 @@ _OURS: dict[str, tuple[str, ...]] = {
     "bootstrap": ("bootstrap_servers", "broker", "broker_url", "brokers"),
     "zookeeper": ("connect_string", "zk", "zookeeper_connect"),
     "root": ("chroot", "namespace"),
+    "ssl_ca_certs": ("ssl_ca", "ssl_ca_file", "ssl_ca_location", "sslrootcert", "tls_ca_file"),
+    "ssl_certfile": ("ssl_cert", "ssl_certificate", "tls_cert_file"),
+    "ssl_keyfile": ("ssl_key", "tls_key_file"),
+    "ssl_verify": (
+        "ssl",
+        "ssl_cert_reqs",  # redis-py
+        "ssl_check_hostname",
+        "ssl_mode",  # MySQL; libpq writes sslmode
+        "ssl_verify_cert",  # PyMySQL
+        "ssl_verify_identity",
+        "tls",
+    ),
+    "application_name": ("client_name", "fallback_application_name", "program_name"),
+    "unix_socket": ("socket", "socket_path", "unix_socket_path"),
+    "pool_size": ("max_connections", "maxsize", "max_pool_size"),
+    "timeout_ms": ("connect_timeout", "socket_connect_timeout", "socket_timeout", "pool_timeout"),
     # commands
     "send": ("enqueue", "produce", "publish", "put"),
     "receive": ("consume", "dequeue", "poll", "take"),

@@ -28,6 +28,8 @@ Answer = Callable[[Call, str], Awaitable[Response]]
 
 _REQUEST_ID = "x-request-id"
 _MAX_REQUEST_ID = 100
+_LOOKS = ["GET", "HEAD", "OPTIONS"]
+"""The methods of what only shows something."""
 _BUSY = json_response(b'{"message":"the gateway is busy","retryAfterSeconds":1}', 503, {"retry-after": "1"})
 
 
@@ -204,13 +206,25 @@ def admin_app(
         refresh()
         return Response(generate_latest(metrics.registry), 200, {"content-type": CONTENT_TYPE_LATEST})
 
-    return Starlette(
-        routes=[
-            Route("/healthcheck", health, methods=["GET", "HEAD"]),
-            Route("/readyz", health, methods=["GET", "HEAD"]),
-            Route("/livez", alive, methods=["GET", "HEAD"]),
-            Route("/ping", alive, methods=["GET", "HEAD"]),
-            Route("/metrics", show_metrics, methods=["GET", "HEAD"]),
-            *further,
-        ]
-    )
+    looks = {
+        "/healthcheck": health,
+        "/readyz": health,
+        "/livez": alive,
+        "/ping": alive,
+        "/metrics": show_metrics,
+    }
+    routes = [
+        Route(path + end, _look(show), methods=_LOOKS) for path, show in looks.items() for end in ("", "/")
+    ]
+    return Starlette(routes=[*routes, *further])
+
+
+def _look(show: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """An end point that shows something, and answers OPTIONS."""
+
+    async def answer(request: Request) -> Response:
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers={"allow": ", ".join(_LOOKS)})
+        return await show(request)
+
+    return answer

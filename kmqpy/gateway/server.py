@@ -61,6 +61,8 @@ _PAIR_TRIES = 50
 _BACKLOG = 2_048
 _CLUSTER = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 _MAX_DRAIN_S = 3_600
+_WARM_S = 3.0
+"""Seconds until clients are told of a gateway that has not reached Kafka yet."""
 _MOVES_END_S = 5.0
 """Moves get so many seconds to finish their batches; one that is cut is sent again by the next gateway."""
 _HANDSHAKE_S = 0.5
@@ -190,10 +192,11 @@ class Gateway:
             for server, listener in zip(servers, self._sockets, strict=True)
         ]
         moving = asyncio.ensure_future(self._moves.run())
-        self._threads.submit(self._warm_up)
+        warming = asyncio.wrap_future(self._threads.submit(self._warm_up))
         with _stopped_by_signals(self._on_signal) if handle_signals else contextlib.nullcontext():
             try:
                 await _started(servers, serving)
+                await asyncio.wait([warming], timeout=_WARM_S)
                 self._register()
                 on_ready()
                 stopping = asyncio.ensure_future(self._stop.wait())
@@ -235,14 +238,16 @@ class Gateway:
         (self._hurry if self._stop.is_set() else self._stop).set()
 
     def _warm_up(self) -> None:
-        """Open what the first send would have to wait for: a producer's first contact takes half a second."""
+        """Open what the first send would have to wait for: KMQ.moves is made, and a producer connects."""
         for storage in self._storages.values():
             if not storage.capabilities.immediate:
                 try:
                     make_queue(storage, MOVES_QUEUE, {"max_redeliveries": None})
                     with storage.open(MOVES_QUEUE) as queue:
                         queue.send_many([])
+                    self._hub.note(storage, answered=True)
                 except KmqError as error:
+                    self._hub.note(storage, answered=not isinstance(error, Unavailable))
                     _log.warning("not warm yet", extra={"error": str(error)})
 
     def _close(self) -> None:
@@ -254,8 +259,8 @@ class Gateway:
     @property
     def _advertised(self) -> str:
         settings = self._settings
-        given = (settings.advertise or "").strip("[]")
-        return given or (socket.gethostname() if settings.host in _EVERYWHERE else settings.host)
+        advertised = (settings.advertise or "").strip("[]")
+        return advertised or (socket.gethostname() if settings.host in _EVERYWHERE else settings.host)
 
     def _new_peers(self) -> Peers | None:
         settings = self._settings

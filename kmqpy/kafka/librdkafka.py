@@ -169,7 +169,7 @@ _TRANSACTION_SETTINGS: KafkaSettings = {"retry.backoff.ms": 1_000, "retry.backof
 _POLL_S = 0.05
 _CONNECT_EARLY_TIMEOUT_S = 1.0
 _PRODUCER_CONNECT_S = 0.05
-"""Seconds in which a new transactional producer may connect to a broker before it is used."""
+"""Seconds in which a new producer may connect to a broker before it is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,16 +253,19 @@ class Consumer(confluent_kafka.Consumer):
         self.set_sasl_credentials(*self.credentials)
 
 
-def new_producer(connection: KafkaConnection, defaults: KafkaSettings) -> Producer:
-    """Make a producer whose records all in-sync replicas acknowledge, and which never reorders records."""
+def new_producer(connection: KafkaConnection, defaults: KafkaSettings, *, connects: bool = False) -> Producer:
+    """Make a producer whose records all in-sync replicas acknowledge, and which never reorders records.
+
+    With `connects`, and if it is transactional, it has 50 ms to connect to a broker before it is used.
+    """
     common = {"enable.idempotence": True, "acks": "all", "partitioner": "murmur2_random"}
     transactional = "transactional.id" in defaults
     with _settings_errors(connection):
         settings = _settings(connection, {**common, **defaults})
         made = Producer({**settings, **(_TRANSACTION_SETTINGS if transactional else {})}, logger=_log)
     keep_in_children(made)
-    if transactional:
-        # Without a connection, init_transactions() would look for the coordinator only after 500 ms.
+    if connects or transactional:
+        # Without a connection, librdkafka asks for the producer's id, or the coordinator, only 500 ms later.
         made.poll(_PRODUCER_CONNECT_S)
     return made
 
@@ -580,4 +583,6 @@ def _settings_errors(connection: KafkaConnection) -> Iterator[None]:
         for name, value in connection.kafka.items():
             if name.endswith(".location") and value != "probe" and not Path(str(value)).exists():
                 raise ConfigError(f"Kafka settings: {name}: there is no {str(value)!r}") from None
-        raise ConfigError(f"Kafka settings: {error.str() if error else exception}") from None
+        text = error.str() if error else str(exception)
+        advice = "; names are those of librdkafka, like fetch.min.bytes" if "No such conf" in text else ""
+        raise ConfigError(f"Kafka settings: {text}{advice}") from None

@@ -49,7 +49,9 @@ class Receipt:
             padded = encoded.encode("ascii") + b"=" * (-len(encoded) % 4)
             fields = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
         except (ValueError, binascii.Error, RecursionError):
-            raise ReceiptError(f"receipt: {_shown(text)} can't be decoded") from None
+            raise ReceiptError(
+                f"receipt: {_shown(text)} is damaged or cut off; give it whole, as it was printed"
+            ) from None
         match fields:
             # A JSON true is an int to Python.
             case [str() as queue, str() as topic_id, int() as partition, int() as offset] if (

@@ -18,6 +18,7 @@ from kmqpy.storages.engine import ANY_TAKE, QueueRow, TakeRef
 _PREFIX_OF_STORAGES = "2."
 _PREFIX_OF_KAFKA = "1."
 _ANY = "any"
+_DAMAGED = "is damaged or cut off; give it whole, as it was printed"
 _MAX_DIGITS = len(str(INT64_MAX))
 
 
@@ -48,7 +49,9 @@ class Receipts:
         if named[1] == _ANY:
             take = ANY_TAKE
         if message_id is None or take is None:
-            raise ReceiptError(f"receipt: {shown(text)} is damaged")
+            raise ReceiptError(
+                f"receipt: {shown(text)} is damaged or cut off; give it whole, as it was printed"
+            )
         return TakeRef(message_id, take)
 
     def _difference(self, prefix: str, text: str) -> str:
@@ -76,6 +79,8 @@ def _not_a_receipt(text: str) -> str:
         return "is not a receipt of this storage, but perhaps of a queue on Kafka (leave --queue-url out)"
     if parse_number(text):
         return "is an id, not a receipt; make one of it with queue.receipt(id)"
+    if text.startswith(_PREFIX_OF_STORAGES):
+        return _DAMAGED
     return "is not a receipt of kmqpy"
 
 

@@ -147,6 +147,8 @@ class _Client(KazooClient):  # type: ignore[misc]
     greeting: Greeting | None = None
     _at_exit: Callable[[], None] | None = None
     _zxid = 0
+    ended = False
+    """Whether end() was called: the process ends."""
     _zxid_forgotten = 0
     """The latest change seen before the client claimed to have seen none; else 0."""
 
@@ -249,6 +251,7 @@ class _Client(KazooClient):  # type: ignore[misc]
         self._forget_at_exit()
         if self._guard.inherited or self._stopped.is_set():
             return
+        self.ended = True
         self._stopped.set()  # so a later stop() does nothing
         self._queue.append((CloseInstance, None))
         with suppress(OSError):
@@ -360,6 +363,11 @@ def stop(zk: KazooClient) -> None:
         zk.close()
     except Exception as error:
         log.debug("stopping the ZooKeeper client: %r", error)
+
+
+def has_ended(zk: KazooClient) -> bool:
+    """Return True if the session was ended since the process ends: then errors of threads tell nothing."""
+    return bool(getattr(zk, "ended", False))
 
 
 def address(zk: KazooClient) -> str:

@@ -24,6 +24,9 @@ class Cut(StrEnum):
     """Connections are reset, new ones too."""
     BLACKHOLE = "blackhole"
     """Connections stay, nothing passes. What was on its way arrives when the gate is opened again."""
+    FORGET = "forget"
+    """On the connections that there are nothing passes any more; new ones are fine. For ever: heal() does not
+    mend it. So does a load balancer or firewall that has forgotten idle connections."""
     MUTE = "mute"
     """What is sent arrives; the answers pass when the gate is opened again."""
 
@@ -53,6 +56,12 @@ class Gate:
         self._loop.call_soon_threadsafe(self._heal)
 
     def _cut(self, how: Cut) -> None:
+        if how is Cut.FORGET:
+            self._open.clear()
+            self._answers.clear()
+            self._open, self._answers = asyncio.Event(), asyncio.Event()
+            self._heal()
+            return
         if how is not Cut.REFUSE:
             self._answers.clear()
             if how is Cut.BLACKHOLE:
@@ -81,7 +90,7 @@ class Gate:
             there, back = await asyncio.open_connection("127.0.0.1", target())
             mine.add(back.transport)
             self._transports |= mine
-            connection = _Connection(self, reader, writer, there, back)
+            connection = _Connection(self, self._open, self._answers, reader, writer, there, back)
             await asyncio.gather(connection.pass_requests(), connection.pass_answers())
         except (OSError, EOFError, asyncio.CancelledError):
             pass  # the server is down, so is this connection; or the proxy is closed
@@ -90,12 +99,6 @@ class Gate:
             for transport in mine:
                 transport.abort()
 
-    async def until_requests_pass(self) -> None:
-        await self._open.wait()
-
-    async def until_answers_pass(self) -> None:
-        await self._answers.wait()
-
 
 class _Connection:
     """A client's connection to the proxy and the proxy's to the server; passes on what is sent on them."""
@@ -103,12 +106,15 @@ class _Connection:
     def __init__(
         self,
         gate: Gate,
+        requests_pass: asyncio.Event,
+        answers_pass: asyncio.Event,
         client: asyncio.StreamReader,
         to_client: asyncio.StreamWriter,
         server: asyncio.StreamReader,
         to_server: asyncio.StreamWriter,
     ) -> None:
         self._gate = gate
+        self._requests_pass, self._answers_pass = requests_pass, answers_pass
         self._client, self._to_client = client, to_client
         self._server, self._to_server = server, to_server
         self._requests = RequestReader()
@@ -130,7 +136,7 @@ class _Connection:
                     await self._hold(data[passed:], request, hold)
                     return
             await self._send(data[passed:])
-        await self._gate.until_requests_pass()  # the end of a connection does not pass either
+        await self._requests_pass.wait()  # the end of a connection does not pass either
         if self._to_server.can_write_eof():
             self._to_server.write_eof()
 
@@ -138,7 +144,7 @@ class _Connection:
         """Until the server ends the connection; what it answers a client that has lost it is dropped."""
         while data := await self._server.read(_CHUNK):
             if not self._dropping:
-                await self._gate.until_answers_pass()
+                await self._answers_pass.wait()
             if not self._dropping:
                 self._to_client.write(self._gate.rewrite(data))
                 try:
@@ -147,7 +153,7 @@ class _Connection:
                     if not self._dropping:
                         raise
         if not self._dropping:
-            await self._gate.until_answers_pass()
+            await self._answers_pass.wait()
         if not self._dropping and self._to_client.can_write_eof():
             self._to_client.write_eof()
 
@@ -168,7 +174,7 @@ class _Connection:
         self._to_server.write_eof()  # once it has answered, the server ends the connection, too
 
     async def _send(self, data: bytes) -> None:
-        await self._gate.until_requests_pass()
+        await self._requests_pass.wait()
         self._to_server.write(data)
         await self._to_server.drain()
 

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
-from gateway_support import running
+from gateway_support import Served, running
 from wire import Wire
 
 from kmqpy.errors import ConfigError
 from kmqpy.gateway import server
-from kmqpy.gateway.keys.keyring import new_key
+from kmqpy.gateway.keys.keyring import new_key, rotated
 from kmqpy.gateway.keys.stores import StorageKeys
 from kmqpy.gateway.run import _allow_connections
 from kmqpy.gateway.server import Gateway, GatewaySettings
@@ -210,3 +210,41 @@ def test_keys_keep_web_pages_out_so_that_any_name_may_be_used() -> None:
     headers = {"X-BV-API-Key": secret, "Host": "queues.example", "Origin": "http://somewhere.example"}
     with running(storage, StorageKeys(storage)) as served:
         assert served.ask("GET", "/queue/1/a/size", headers=headers).status == 200
+
+
+def test_a_key_that_is_rotated_under_load_is_refused_to_nobody_who_has_a_valid_secret() -> None:
+    storage = memory_storage()
+    keys = StorageKeys(storage)
+    key, secret = new_key("", ["queue_standard"], [])
+    keys.put(key)
+    changed, new_secret = rotated(key, keep_old=True)
+    refused: list[tuple[str, int]] = []
+    is_valid = threading.Event()
+    done = threading.Event()
+
+    def load(served: Served, name: str, secret: str) -> None:
+        headers = {"X-BV-API-Key": secret}
+        while not done.is_set():
+            status = served.ask("POST", "/queue/1/a/send", 1, headers).status
+            if status == 200 and name == "new":
+                is_valid.set()
+            elif status != 200 and (name == "old" or is_valid.is_set()):
+                refused.append((name, status))
+
+    with running(storage, keys) as served:
+        threads = [
+            threading.Thread(target=load, args=(served, name, one))
+            for name, one in (("old", secret), ("new", new_secret)) * 2
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            time.sleep(0.2)
+            keys.put(changed)
+            assert is_valid.wait(6), "within 5 s"
+            time.sleep(0.2)
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
+    assert refused == []

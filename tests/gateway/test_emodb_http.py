@@ -316,6 +316,33 @@ def test_other_paths_and_methods(served, path, method, status):
         assert answer.json["message"].startswith("no such path; ")
 
 
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/queue/1/q/size", "GET, HEAD, OPTIONS"),
+        ("/queue/1/q/peek", "GET, HEAD, OPTIONS"),
+        ("/queue/1/q/poll", "GET, OPTIONS"),  # it takes messages
+        ("/queue/1/q/send", "POST, OPTIONS"),
+        ("/queue/1/q", "DELETE, OPTIONS"),
+        ("/queue/1/ping", "GET, HEAD, OPTIONS"),
+    ],
+)
+def test_head_and_options_are_answered_as_servers_do(served, path, allowed):
+    with Wire(served.gateway.port) as wire:
+        for end in ("", "/"):
+            options = wire.ask(f"OPTIONS {path}{end} HTTP/1.1")
+            assert (options.status, options.headers["allow"], options.body) == (204, allowed, b"")
+            if "HEAD" in allowed:
+                shown = wire.ask(f"GET {path}{end} HTTP/1.1")
+                assert shown.status == wire.ask(f"HEAD {path}{end} HTTP/1.1").status == 200
+    with Wire(served.gateway.admin_port) as wire:
+        for admin in ("/healthcheck", "/readyz", "/livez", "/ping", "/metrics"):
+            options = wire.ask(f"OPTIONS {admin}/ HTTP/1.1")
+            assert (options.status, options.headers["allow"]) == (204, "GET, HEAD, OPTIONS")
+            assert wire.ask(f"GET {admin}/ HTTP/1.1").status == 200
+        assert wire.ask("GET /nothing/ HTTP/1.1").status == 404
+
+
 # --- bodies -----------------------------------------------------------------------------------------------
 
 

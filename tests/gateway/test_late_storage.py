@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from kmqpy.core.clock import wait_until
+from kmqpy.dev import Cluster
 from kmqpy.dev.ports import free_ports
 from tests.chaos.gateways import ask
 from tests.chaos.proxy import Cut, Gate, Proxy
@@ -77,3 +78,31 @@ def test_the_first_request_that_a_storage_does_not_answer_fails_in_time(database
             assert time.monotonic() - begun_s < 1.5, "0.4 s, and what a busy machine takes"
         gate.heal()
         assert wait_until(lambda: ask(port, "POST", "/queue/1/q/send", 3)[0] == 200, 20)
+
+
+def test_a_broker_that_hangs():
+    with (
+        Cluster() as cluster,
+        gateway(f"kafka://{cluster.bootstrap}?zookeeper={cluster.zookeeper}", "--no-tracker") as (port, _),
+    ):
+        assert wait_until(lambda: ask(port, "POST", "/queue/1/q/send", 1)[0] == 200, 20)
+        assert wait_until(lambda: b"payload" in ask(port, "GET", "/queue/1/q/poll?ttl=3600")[1], 20)
+        cluster.broker(1).pause()
+        try:
+            for _ in range(3):
+                begun_s = time.monotonic()
+                assert ask(port, "POST", "/queue/1/q/send", 2)[0] == 503
+                assert ask(port, "GET", "/queue/1/q/poll") == (200, b"[]")
+                assert ask(port, "GET", "/queue/1/q/size")[0] == 200
+                assert time.monotonic() - begun_s < 2.5, "0.4, 0.1 and 0.3 s, and what a busy machine takes"
+        finally:
+            cluster.broker(1).resume()
+        assert wait_until(lambda: ask(port, "POST", "/queue/1/q/send", 3)[0] == 200, 30)
+        polled = set()
+
+        def poll():
+            polled.update(one["payload"] for one in json.loads(ask(port, "GET", "/queue/1/q/poll")[1]))
+            return 3 in polled
+
+        assert wait_until(poll, 30), "the queue goes on; what was answered with 503 may be there, too"
+        assert polled <= {2, 3}

@@ -90,3 +90,24 @@ def test_a_program_that_does_not_close_its_queue_ends_at_once(program):
                 running.kill()
         assert running.returncode == code
         assert ("Traceback" in errors) == (code == 1), errors
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [
+        _UNIT_OF_WORK.replace(
+            "taken.set())", "(taken.set(), consumer.put_on_commit({name!r}, item.body)), workers=8)"
+        ).replace('work.put({name!r}, b"x")', '[work.put({name!r}, b"x") for _ in range(100)]'),
+        _CURATOR.replace("item: taken.set()", 'item: taken.set(), lock_path="/{name}l"').replace(
+            'queue.put(b"x")', '[queue.put(b"x") for _ in range(300)]'
+        ),
+    ],
+    ids=["unit of work", "curator"],
+)
+def test_threads_that_consume_end_with_their_process_without_a_word(zookeeper, queue_name, busy):
+    program = busy.format(hosts=zookeeper.hosts, name=queue_name)
+    for _ in range(5):
+        ended = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True
+        )
+        assert (ended.stdout, ended.stderr) == ("1\n", "")

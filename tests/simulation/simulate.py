@@ -547,7 +547,7 @@ class Simulation:
         """Whether, by a naive look, each message is acknowledged, dead or deleted, and each copy is named."""
         if self.world.topics_change and not self._all_know_topics():
             return False
-        if self._held_of_lost():
+        if self._held_of_lost() or self._look_for_lost_copies():
             return False
         for partition in range(self.partitions):
             queue = self.broker.logs[QUEUE, partition]
@@ -570,6 +570,15 @@ class Simulation:
             ):
                 return False
         return True
+
+    def _look_for_lost_copies(self) -> bool:
+        """Whether some tracker does: then messages may be in flight again that are ended."""
+        return any(
+            part.lost_copies_of is not None
+            for process in self.processes
+            if process.alive and hasattr(process, "tracker")
+            for part in process.tracker._partitions.values()
+        )
 
     def _all_know_topics(self) -> bool:
         """Whether every client and tracker knows which topics there are."""

@@ -15,7 +15,9 @@ import pytest
 from kmqpy.cli import plugins
 from kmqpy.cli.app import kmq, run
 from kmqpy.cli.options import DURATION, Cli, connected, connected_to_any, queue_argument
-from kmqpy.errors import QueueNotFound, Unavailable
+from kmqpy.errors import ConfigError, QueueNotFound, Unavailable
+from kmqpy.kafka.librdkafka import new_producer
+from kmqpy.kafka.settings import KafkaConnection
 from tracker.command import _from_environment
 
 pytestmark = pytest.mark.usefixtures("own_environment")
@@ -101,6 +103,8 @@ class TestBadUse:
             ("dev start", "'start' is not a command; kmq dev has up; see kmq dev --help"),
             ("stats", "Missing argument 'QUEUE'"),
             ("stats q --bogus", "No such option"),
+            ("stats q --config /no/such.toml", "No such file or directory; KMQ_CONFIG names it"),
+            ("trace nothing", "is not a receipt of kmqpy; or give the queue and an id: kmq trace QUEUE 0-42"),
             ("stats q -o yaml", "'yaml' is not one of 'text', 'json'"),
             ("receive q --lease -5s", "must not be negative"),
             ("receive q --lease 5", "write it like 500ms, 30s"),
@@ -126,8 +130,8 @@ class TestBadUse:
                 "ack 2.WyJhIiwicSIsImciXQ.1.1",
                 "is not a receipt of kmqpy on Kafka; name its storage (for kmq: --queue-url)",
             ),
-            ("nack 1.zzz", "can't be decoded"),
-            ("extend 1.zzz", "Missing option '--lease'"),
+            ("nack 1.zzz", "is damaged or cut off"),
+            ("extend 1.zzz", "Missing option '--lease'; see kmq extend --help"),
             ("extend 1.WzFd --lease 5s", "has other fields"),
             *((f"dlq redrive q --zookeeper= --rate {rate}", "above 0") for rate in ("inf", "nan", "0", "-1")),
             ("dev up --brokers 2", "'2' is not one of"),
@@ -327,3 +331,10 @@ class TestPlugIns:
 )
 def test_durations_have_units(text, expected):
     assert DURATION.convert(text, None, None) == expected
+
+
+def test_a_setting_that_librdkafka_does_not_know_says_which_names_there_are():
+    with pytest.raises(
+        ConfigError, match=r'"no\.such"; names are those of librdkafka, like fetch\.min\.bytes'
+    ):
+        new_producer(KafkaConnection(bootstrap="127.0.0.1:1", kafka={"no.such": "1"}), {})

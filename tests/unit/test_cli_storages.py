@@ -271,6 +271,31 @@ def test_a_line_that_is_no_receipt_costs_only_itself(kmq_at, monkeypatch, bad):
     assert len(errors) < 300
 
 
+@pytest.mark.parametrize("tool", ["jq .", "jq -s .", "jq -c .", "jq -s -c .", "jq .receipt", "jq --tab ."])
+def test_receipts_come_in_json_as_tools_print_it(kmq_at, monkeypatch, tool):
+    kmq_at("queue", "create", "jobs")
+    kmq_at("send", "jobs", "one", "two", "three")
+    messages = [json.loads(line) for line in kmq_at("receive", "jobs", "--max", "3", "-o", "json")[1]]
+    indent = None if "-c" in tool else "\t" if "--tab" in tool else 2
+    if ".receipt" in tool:
+        messages = [message["receipt"] for message in messages]
+    documents = [messages] if "-s" in tool else messages
+    given = "\n".join(json.dumps(one, indent=indent) for one in documents)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
+    assert kmq_at("ack") == (0, ["3 acknowledged"], "")
+
+
+@pytest.mark.parametrize("bad", ["{", "{\n", '{\n  "receipt": 7,', "[\n  {\n", '{\n  "a": 1\n}', "]", "}"])
+def test_json_that_is_cut_off_or_holds_no_receipt_costs_only_itself(kmq_at, monkeypatch, bad):
+    kmq_at("queue", "create", "jobs")
+    kmq_at("send", "jobs", "one")
+    (receipt,) = kmq_at("receive", "jobs")[1]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{bad}\n{receipt}\n".encode())))
+    code, lines, errors = kmq_at("ack")
+    assert (code, lines) == (1, ["1 acknowledged"])
+    assert "is not a receipt" in errors
+
+
 def test_a_huge_line_costs_time_in_proportion_to_its_size(monkeypatch):
     """Parts of a pipe come by 64 KiB at most; a body may have 256 MiB."""
 

@@ -14,6 +14,7 @@ from kmqpy.kafka.client.client_options import ClientOptions
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, build_connections, unknown_in_environment
 from kmqpy.queue import storage_for
 from kmqpy.storages.settings import StoredQueueSettings
+from kmqpy.storages.sql.opening import SETTINGS as SQL_SETTINGS
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.settings import TrackerSettings
 
@@ -136,6 +137,7 @@ def test_every_name_of_ours_in_the_table_exists():
         *KafkaConnection.__dataclass_fields__,
         *ZooKeeperConnection.__dataclass_fields__,
         *ClientOptions.__annotations__,
+        *SQL_SETTINGS,
         *kmq.list_commands(click.Context(kmq)),
         *_parameters(kmq),
     }

@@ -300,7 +300,7 @@ def test_a_storage_that_is_away_makes_nobody_hurry_with_another(monkeypatch):
             away = AwayStorage(storage)
             async with running({"": storage, "x": away}) as moves:
                 hub = moves._hub
-                hub._pulses["x"].fail(SYSTEM_CLOCK.monotonic())
+                hub.note(away, answered=False)
                 assert hub.is_silent(away)
                 assert not hub.is_silent(storage)
                 monkeypatch.setattr(service, "PATIENCE_WHEN_AWAY_S", 0.0)

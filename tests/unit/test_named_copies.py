@@ -191,3 +191,23 @@ def test_r39_ticks_without_an_epoch_are_of_clients_that_may_take_any_message(par
     ticks = [codec.encode(assignment_tick(0, 0))] * 3
     read(part, *ticks)
     assert part.last_taken is None
+
+
+def test_r39_what_a_cut_has_taken_away_does_not_come_back_when_markers_are_read_again() -> None:
+    """Simulation seed 706623 with cut logs: a second cut would be told that never happened."""
+    state = InFlight()
+    log = records(*transaction(2, {1: (0, 11), 4: (0, 12)}), codec.encode(tick(0, cuts=CUTS)))
+    replay_markers(state, 0, log)
+    assert state.cuts
+    assert state.copies.highest is None
+    replay_markers(state, 0, log[1:])
+    assert state.copies.highest is None
+
+
+def test_r37_an_end_that_is_read_again_accounts_for_no_claim_behind_it() -> None:
+    state = InFlight()
+    log = records(*transaction(2, {1: (0, 11), 4: (0, 12)}), *transaction(2, {1: (0, 13)}, claim_id=b"d")[:1])
+    replay_markers(state, 0, log)
+    replay_markers(state, 0, log[1:])
+    state.claims.end_all()
+    assert [(claim.id, list(claim.offsets.runs())) for claim in state.claims.torn()] == [(b"d", [(1, 1)])]

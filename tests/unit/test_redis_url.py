@@ -9,6 +9,7 @@ from kmqpy.errors import ConfigError, MissingExtra
 from kmqpy.queue import parse_url, storage_for
 from kmqpy.storages import redis
 from kmqpy.storages.redis.server import ServerSettings
+from kmqpy.storages.tls import Tls
 
 
 @pytest.mark.parametrize(
@@ -21,8 +22,9 @@ from kmqpy.storages.redis.server import ServerSettings
             {"host": "::1", "port": 7, "user": "me"} | {"password": "a/b", "timeout_s": 0.5, "pool_size": 3},
         ),
         ("redis://[::1]", {"host": "::1"}),
-        ("rediss://h", {"host": "h", "tls": {}}),
-        ("valkeys://h?ssl_ca_certs=ca.pem", {"host": "h", "tls": {"ssl_ca_certs": "ca.pem"}}),
+        ("rediss://h", {"host": "h", "tls": Tls()}),
+        ("valkeys://h?ssl_verify=false", {"host": "h", "tls": Tls(verify=False)}),
+        ("redis://h?application_name=shop", {"host": "h", "application_name": "shop"}),
     ],
 )
 def test_a_url_says_where_the_server_is(url, settings):
@@ -47,6 +49,8 @@ def test_a_url_says_where_the_server_is(url, settings):
         ("redis://h?timeout_ms=soon", "timeout_ms: 'soon'"),
         ("redis://h?timeout_ms=0s", "timeout_ms"),
         ("redis://h?ssl_ca_certs=x", "unknown setting 'ssl_ca_certs'"),
+        ("rediss://h?ssl_ca_certs=no.pem", "ssl_ca_certs: the file 'no.pem' can't be read"),
+        ("rediss://h?application_name=a b", "application_name"),
     ],
 )
 def test_a_bad_url_is_refused_before_anything_is_connected(url, told):

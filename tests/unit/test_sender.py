@@ -5,7 +5,15 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kmqpy.errors import ConfigError, MessageError, NotSupported, TopicError, Unavailable, Unfinished
+from kmqpy.errors import (
+    ConfigError,
+    KmqError,
+    MessageError,
+    NotSupported,
+    TopicError,
+    Unavailable,
+    Unfinished,
+)
 from kmqpy.kafka.client.client_options import DEFAULT_LIMITS, SendLimits
 from kmqpy.kafka.client.sender import QueueSender, partition_of
 from kmqpy.kafka.cut_off import RenewedProducer
@@ -172,3 +180,7 @@ class TestCollapse:
             self.clock.now = now
             sender.send_many(["0"])
         assert asked == [1.0, 31.0, 61.0]
+        with pytest.raises(KmqError):
+            sender.send_many([f"{GONE}"])
+        sender.send_many(["0"])
+        assert asked == [1.0, 31.0, 61.0, 61.1]

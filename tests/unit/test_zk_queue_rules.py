@@ -99,3 +99,18 @@ def test_the_longest_back_off_counts_also_where_the_clock_of_the_taker_before_wa
 def test_roots(root):
     with pytest.raises(ConfigError, match="root"):
         ZkQueueSettings(root=root)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"policy": 5},
+        {"policy": ConsumeTimes},
+        {"policies": {"q": "once"}},
+        {"policies": {"a/b": ConsumeTimes(1)}},
+        {"policies": [ConsumeTimes(1)]},
+    ],
+)
+def test_what_is_no_policy_is_refused(settings):
+    with pytest.raises(ConfigError, match=r"^(polic|queue)"):
+        ZkQueueSettings(**settings)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import methodcaller
@@ -163,9 +163,9 @@ class EmoDialect:
 
     async def _answer(self, call: Call, base: str) -> Response:
         segments = call.segments(base) or []
-        if segments == ["ping"] and call.request.method in {"GET", "HEAD"}:
+        if segments == ["ping"] and call.request.method != "DELETE":  # which purges a queue of that name
             call.verb = "ping"
-            return text_response("pong")
+            return _answer_ping(call.request.method)
         verb, queue = self._verb(call.request.method, segments)
         call.verb, call.queue = verb.name, queue
         if verb.has_body:
@@ -208,9 +208,10 @@ class EmoDialect:
             calls = ", ".join(dict.fromkeys(name for _, name in self._of_queue))
             text = f"no such path; the calls of a queue are NAME/ and one of {calls}, and DELETE NAME"
             raise _Refused(_message(404, text))
+        if "GET" in by_method and by_method["GET"].name != "poll":  # which changes something
+            by_method = {**by_method, "HEAD": by_method["GET"]}
         if method not in by_method:
-            allowed = ", ".join(by_method)
-            raise _Refused(_message(405, f"{method} does nothing here; use {allowed}", {"allow": allowed}))
+            raise _Refused(_not_allowed(method, by_method))
         return by_method[method], queue
 
     # --- sending ----------------------------------------------------------------------------------
@@ -477,6 +478,18 @@ async def _checked(request: _Request, raw: Sequence[msgspec.Raw]) -> list[bytes]
             bodies.append(body)
         await asyncio.sleep(0)  # others have their turn
     return bodies
+
+
+def _answer_ping(method: str) -> Response:
+    return text_response("pong") if method in {"GET", "HEAD"} else _not_allowed(method, ["GET", "HEAD"])
+
+
+def _not_allowed(method: str, allowed: Iterable[str]) -> Response:
+    """The answer to a method that a path does not have, or to OPTIONS."""
+    text = ", ".join([*allowed, "OPTIONS"])
+    if method == "OPTIONS":
+        return Response(status_code=204, headers={"allow": text})
+    return _message(405, f"{method} does nothing here; use {text}", {"allow": text})
 
 
 def _pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:

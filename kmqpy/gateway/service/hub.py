@@ -20,7 +20,7 @@ from kmqpy.gateway.service.patience import Patience
 from kmqpy.gateway.service.pulse import PATIENCE_S, QUICK_S, Pulse
 from kmqpy.gateway.service.served_queue import Elsewhere, ServedQueue, Taken
 from kmqpy.gateway.service.watched_queue import watched, watched_queue
-from kmqpy.queue import Storage
+from kmqpy.queue import Queue, Storage
 
 _log = logging.getLogger(__name__)
 
@@ -156,24 +156,32 @@ class Hub:
         now_s = self._clock.monotonic()
         return [name for name, pulse in self._pulses.items() if pulse.is_away(now_s)]
 
+    def note(self, storage: Storage, *, answered: bool) -> None:
+        """Note that a storage has answered, or not; called in any thread."""
+        pulse = self._pulse_of(storage)
+        (pulse.answer if answered else pulse.fail)(self._clock.monotonic())
+
     def is_silent(self, storage: Storage) -> bool:
         """True for a storage that does not answer."""
         return any(self._storages[name] is storage for name in self.silent_storages())
 
     async def watch(self, storage: Storage, answer: Awaitable[T]) -> T:
         """Await a short call of a storage, which shows whether that answers, as requests of clients do."""
-        pulse = next(self._pulses[name] for name, one in self._storages.items() if one is storage)
+        pulse = self._pulse_of(storage)
         call = object()
         pulse.begin(call, self._clock.monotonic())
         try:
             result = await answer
         except Unavailable:
-            pulse.fail(self._clock.monotonic())
+            self.note(storage, answered=False)
             raise
         finally:
             pulse.end(call)
-        pulse.answer(self._clock.monotonic())
+        self.note(storage, answered=True)
         return result
+
+    def _pulse_of(self, storage: Storage) -> Pulse:
+        return next(self._pulses[name] for name, one in self._storages.items() if one is storage)
 
     async def _within(
         self, name: QueueName, do: Callable[[Patience], Awaitable[T]], patience_s: float = PATIENCE_S
@@ -189,12 +197,11 @@ class Hub:
         patience: Patience,
     ) -> T:
         """The result of `use`, again if the queue was deleted since it was opened; None: it is made."""
+        is_quick = self.storage_of(name).capabilities.immediate
         for _ in range(_TRIES):
-            queue = await self._find(name, make=False)
-            if queue is None and missing is None:
-                if not self.storage_of(name).capabilities.immediate:
-                    patience.be_long()  # Kafka takes a while to make topics
-                queue = await self._find(name, make=True)
+            if not is_quick and self._place(name) not in self._entries:
+                patience.be_long()  # what opens a queue on Kafka makes connections, and perhaps topics
+            queue = await self._find(name, make=missing is None)
             if queue is None and missing is not None:
                 return missing()
             if queue is not None:
@@ -257,30 +264,34 @@ class Hub:
         # One opens for all who ask meanwhile. Who wants the queue made can't wait for one who does not.
         opening = self._opening.get((place, make))
         if opening is None:
-            opening = asyncio.ensure_future(self._open_or_make(place, name.settings if make else None))
+            opening = asyncio.ensure_future(self._open_or_make(place, name.settings, make=make))
             self._opening[place, make] = opening
             opening.add_done_callback(lambda _: self._opening.pop((place, make), None))
             opening.add_done_callback(_heed_error)
         return await asyncio.shield(opening)
 
-    async def _open_or_make(self, place: Place, settings: Mapping[str, Any] | None) -> ServedQueue | None:
-        queue = await self._open(place)
-        if queue is None and settings is not None:
+    async def _open_or_make(
+        self, place: Place, settings: Mapping[str, Any], *, make: bool
+    ) -> ServedQueue | None:
+        queue = await self._open(place, settings)
+        if queue is None and make:
             storage = self._storages[place[0]]
             making = watched(make_queue, self._pulses[place[0]], self._clock, is_short=False)
             await self._run(storage, making, storage, place[1], settings)
-            queue = await self._open(place)
+            queue = await self._open(place, settings)
         return queue
 
     def _is_usable(self, entry: _Entry) -> bool:
         """False if the queue is to be opened again: its settings may have changed, and nobody uses it now."""
         return self._clock.monotonic() - entry.since_s < _REOPEN_AFTER_S or entry.queue.busy
 
-    async def _open(self, place: Place) -> ServedQueue | None:
+    async def _open(self, place: Place, settings: Mapping[str, Any]) -> ServedQueue | None:
         storage, stored, pulse = self._storages[place[0]], place[1], self._pulses[place[0]]
         before = self._clock.monotonic()
         try:
-            queue = await self._run(storage, watched(storage.open, pulse, self._clock, is_short=True), stored)
+            is_short = storage.capabilities.immediate
+            opening = watched(open_queue, pulse, self._clock, is_short=is_short)
+            queue = await self._run(storage, opening, storage, stored, settings)
         except QueueNotFound:
             former = self._entries.get(place)
             if former is None or not self._is_usable(former):
@@ -374,6 +385,18 @@ def _executor(storage: Storage) -> Executor:
     if capabilities.shared or capabilities.durable:
         return ThreadPoolExecutor(_THREADS, "kmq-gateway")
     return OnLoop()  # in memory
+
+
+def open_queue(storage: Storage, stored: str, settings: Mapping[str, Any]) -> Queue:
+    """Open a queue; one that was made halfway is completed first. Raises QueueNotFound."""
+    queue = storage.open(stored)
+    capabilities = queue.capabilities
+    if not capabilities.immediate and not capabilities.receipts_by_id and stored not in storage.list():
+        # Kafka has its topics, but the registry does not know it: no tracker would redeliver its messages.
+        queue.close()
+        make_queue(storage, stored, settings)
+        queue = storage.open(stored)
+    return queue
 
 
 def make_queue(storage: Storage, stored: str, settings: Mapping[str, Any]) -> None:

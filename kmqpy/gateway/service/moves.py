@@ -14,15 +14,15 @@ import enum
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import methodcaller
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, KmqError, QueueNotFound, TopicError, Unavailable
-from kmqpy.gateway.service.hub import Hub, QueueName, make_queue
+from kmqpy.gateway.service.hub import Hub, QueueName, make_queue, open_queue
 from kmqpy.gateway.service.ids import InvalidId, WireIds
 from kmqpy.gateway.service.pulse import PATIENCE_S, PATIENCE_WHEN_AWAY_S
 from kmqpy.gateway.service.served_queue import ServedQueue, Taken, age
@@ -304,8 +304,11 @@ class Moves:
         By its names, other queues would be meant here.
         """
         for end, name in (("from", move.origin), ("to", move.target)):
-            stored = self._hub.stored_name(name)
-            if json.loads(job)[end].get("stored", stored) != stored:
+            try:
+                stored = self._hub.stored_name(name)
+            except ConfigError:  # all storages have names here, and none this one
+                stored = None
+            if stored is None or json.loads(job)[end].get("stored", stored) != stored:
                 raise Unavailable(f"this gateway has no storage of the name that {name.name!r} begins with")
 
     # --- in threads -------------------------------------------------------------------------------
@@ -393,7 +396,8 @@ class Moves:
         jobs = self._open_jobs.get(storage)
         if jobs is None:
             name = QueueName(MOVES_QUEUE, settings=_SETTINGS)
-            jobs = _opened(storage, MOVES_QUEUE, name) if make else storage.open(MOVES_QUEUE)
+            opened = _opened if make else open_queue
+            jobs = opened(storage, MOVES_QUEUE, name.settings)
             jobs = self._open_jobs.setdefault(storage, jobs)
         return jobs
 
@@ -425,13 +429,13 @@ def _is_old(job: Message) -> bool:
     return job.enqueued_ms - job.first_enqueued_ms > _KEPT_MS
 
 
-def _opened(storage: Storage, stored: str, name: QueueName) -> Queue:
+def _opened(storage: Storage, stored: str, settings: Mapping[str, Any]) -> Queue:
     """Open a queue; makes it if it is missing."""
     try:
-        return storage.open(stored)
+        return open_queue(storage, stored, settings)
     except QueueNotFound:
         pass
-    make_queue(storage, stored, name.settings)
+    make_queue(storage, stored, settings)
     return storage.open(stored)
 
 

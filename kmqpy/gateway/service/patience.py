@@ -20,7 +20,8 @@ class Patience:
     """
 
     def __init__(self, pulse: Pulse, most_s: float, clock: Clock) -> None:
-        self._is_long = most_s > PATIENCE_S
+        self._is_sign = most_s <= PATIENCE_S
+        self._is_long = not self._is_sign
         self._pulse = pulse
         self._most_s = most_s
         self._clock = clock
@@ -31,7 +32,7 @@ class Patience:
         self._token: Token[Patience | None]
 
     async def __aenter__(self) -> Self:
-        if not self._is_long:
+        if self._is_sign:
             self._pulse.begin(self, self._begun_s)
         self._token = current_patience.set(self)
         await self._timeout.__aenter__()
@@ -49,16 +50,15 @@ class Patience:
         try:
             await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError:
-            if not self._is_long:
+            if self._is_sign:
                 self._pulse.give_up(self, self._clock.monotonic())
             raise Unavailable("the storage does not answer in time") from None
         finally:
             self._pulse.end(self)
 
     def be_long(self) -> None:
-        """What is done now is known to take long, or does not wait for the storage."""
-        self._is_long = True
-        self._pulse.end(self)
+        """What is done now is known to take long, or waits for others; if the storage has ever answered."""
+        self._is_long = self._pulse.has_answered
 
     def _look(self) -> None:
         """Give up, or look again when that may be due."""
@@ -74,3 +74,9 @@ class Patience:
 
 current_patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
 """That of the request that runs."""
+
+
+def be_patient() -> None:
+    """What the request that runs does now does not wait for its storage."""
+    if (patience := current_patience.get()) is not None:
+        patience.be_long()

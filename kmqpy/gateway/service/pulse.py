@@ -37,6 +37,11 @@ class Pulse:
         self._unanswered_since_s = float("inf")
         self._slowest_s, self._slowest_at_s = 0.0, 0.0
 
+    @property
+    def has_answered(self) -> bool:
+        """True if it ever has."""
+        return self._answered_s > float("-inf")
+
     def begin(self, request: object, now_s: float) -> None:
         """A request begins to wait."""
         self._waiting[request] = now_s

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import Duration, duration_ms
-from kmqpy.errors import ConfigError, MessageError, NotSupported, Unavailable, Unfinished, shown
+from kmqpy.errors import ConfigError, KmqError, MessageError, NotSupported, Unavailable, Unfinished, shown
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.client_options import DEFAULT_LIMITS, SendLimits
 from kmqpy.kafka.cut_off import RenewedProducer
@@ -36,7 +36,7 @@ def new_producer(connection: KafkaConnection, limits: SendLimits = DEFAULT_LIMIT
         "message.timeout.ms": max(limits.timeout_ms, 10),
         "message.max.bytes": limits.max_message_bytes + HEADROOM_BYTES,
     }
-    return RenewedProducer(partial(librdkafka.new_producer, connection, settings))
+    return RenewedProducer(partial(librdkafka.new_producer, connection, settings, connects=True))
 
 
 class _Record(NamedTuple):
@@ -121,6 +121,9 @@ class QueueSender:
                 for one in traced:
                     self._produce(producer, one, partition, reports)
                 ids = reports.wait(producer, timeout_s, self._connection, self._queue.name)
+            except KmqError:
+                self._count_at = 0.0  # the queue may have been recreated, with fewer partitions
+                raise
             finally:
                 for error in reports.errors.values():
                     self._producers.note_failure(producer, error)
@@ -150,7 +153,7 @@ class QueueSender:
     def _count_partitions(self) -> int:
         """Return how many partitions the queue has, as of 30 s ago or later, or as far as Kafka answers."""
         now = self._clock.monotonic()
-        if not self._partition_count or now >= self._count_at:
+        if now >= self._count_at:
             self._count_at = now + _COUNT_PARTITIONS_EVERY_S
             try:
                 self._partition_count = self._partitions()
@@ -185,7 +188,6 @@ class QueueSender:
             except KafkaException as exception:
                 if librdkafka.refresh_partition(producer, self._queue.name, max(wanted, 0), exception):
                     continue
-                self._partition_count = 0  # the queue may have been recreated with fewer of them
                 error = librdkafka.error_of(exception)
                 self._producers.note_failure(producer, error)
                 if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:

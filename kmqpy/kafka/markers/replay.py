@@ -245,12 +245,13 @@ def _apply_series(
         runs = ((first, count) for first, count, _ in series.runs)
         applied.touched.add_runs(state.cuts.existing(runs, queue_end.offset))
     after_ms = codec.decode_value(series.value)
+    is_new = series.start + series.length > state.position  # else what a cut has dropped would come back
     if after_ms is not None:
         holder = codec.decode(_ANY_KEY, series.value, series.headers).holder if series.headers else None
         state.apply_takes(series.runs, after_ms, series.start, holder)
     else:
         ended = state.apply_ends(series.runs, series.start)
-        if series.headers is not None:
+        if series.headers is not None and is_new:
             state.claims.account_for((first, count) for first, count, _ in series.runs if first >= 0)
             if series.copies is not None:
                 state.copies.add(series.copies, partition)

@@ -8,13 +8,13 @@ from kmqpy.core.settings import convert
 from kmqpy.errors import ConfigError, MissingExtra
 from kmqpy.queue import QueueUrl
 from kmqpy.storages.stored_storage import URL_SETTINGS, StoredStorage
+from kmqpy.storages.tls import TLS_SETTINGS, tls_of
 from kmqpy.telemetry.base import Telemetry
 
 if TYPE_CHECKING:
     from kmqpy.storages.redis.server import ServerSettings
 
-_TLS_SETTINGS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-_STORAGE_SETTINGS = ("prefix", "pool_size", "timeout_ms")
+_STORAGE_SETTINGS = ("prefix", "pool_size", "timeout_ms", "application_name", "unix_socket")
 
 
 def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredStorage:
@@ -23,12 +23,14 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredSto
     prefix                     the text with which all keys begin; default `kmq`
     pool_size                  the most connections for commands; one more wakes threads that wait; default 10
     timeout                    a failed command is repeated for up to this time, then Unavailable; default 10s
-    ssl_ca_certs, ssl_certfile, ssl_keyfile  files in PEM format, with TLS
+    ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_verify  with TLS; see Tls
+    application_name           what the server calls the connections
+    unix_socket                the path of the server's socket, in place of an address: `redis:///0?unix_socket=…`
 
     Raises ConfigError, MissingExtra without redis-py, Unavailable, AccessDenied.
     """
     secure = url.scheme in ("rediss", "valkeys")
-    url.refuse_unknown([*_STORAGE_SETTINGS, *(_TLS_SETTINGS if secure else ()), *URL_SETTINGS])
+    url.refuse_unknown([*_STORAGE_SETTINGS, *(TLS_SETTINGS if secure else ()), *URL_SETTINGS])
     prefix = url.settings.get("prefix", "kmq")
     if not prefix or not prefix.isprintable() or set(prefix) & set("{} "):
         raise ConfigError(
@@ -58,10 +60,20 @@ def _server_settings(url: QueueUrl, *, secure: bool) -> ServerSettings:
         host, port = url.address, "6379"
     host = host.removeprefix("[").removesuffix("]")
     db = url.path.removeprefix("/") or "0"
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16 or "," in host:
+    socket = url.settings.get("unix_socket")
+    if socket is not None:
+        if url.address or secure:
+            raise ConfigError(
+                "unix_socket: no address and no TLS goes with it; write the url like redis:///0"
+            )
+        host = socket
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16 or ("," in host and socket is None):
         raise ConfigError(f"queue url: {url.address!r} is no address of a server; {example}")
     if not (db.isascii() and db.isdecimal()):
         raise ConfigError(f"queue url: {url.path!r} is no number of a database; {example}")
+    name = url.settings.get("application_name")
+    if name is not None and not (name.isascii() and name.isprintable() and name and " " not in name):
+        raise ConfigError(f"application_name: {name!r}: Redis takes printable ASCII without spaces")
     more: dict[str, Any] = {}
     if "pool_size" in url.settings:
         more["pool_size"] = convert("pool_size", url.settings["pool_size"], int)
@@ -77,6 +89,8 @@ def _server_settings(url: QueueUrl, *, secure: bool) -> ServerSettings:
         db=int(db),
         user=url.user,
         password=url.password,
-        tls={key: url.settings[key] for key in _TLS_SETTINGS if key in url.settings} if secure else None,
+        tls=tls_of(url, wanted=True) if secure else None,
+        application_name=name,
+        is_socket=socket is not None,
         **more,
     )

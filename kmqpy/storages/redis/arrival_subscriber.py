@@ -20,13 +20,15 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
-    from redis.connection import Connection
+    from redis.connection import AbstractConnection
 
 _UNUSED_CHANNEL_S = 60.0
 """A channel is unused when no thread has waited for its queue for this many seconds. When the server is
 silent, the thread unsubscribes unused channels."""
 _PING_AFTER_S = 10.0
-"""The thread pings the server after this many seconds of silence; after as many more, it connects anew."""
+"""The thread pings the server after this many seconds of silence."""
+_ANSWER_WITHIN_S = 2.0
+"""Without an answer to its ping for this many seconds the thread connects anew."""
 _BACKOFF = Backoff(first=0.05, maximum=2.0)
 
 
@@ -54,12 +56,12 @@ class _Channel:
 class ArrivalSubscriber:
     """Lets threads wait for arrivals; `connect` makes a connection, which nothing else uses. Thread-safe."""
 
-    def __init__(self, connect: Callable[[], Connection]) -> None:
+    def __init__(self, connect: Callable[[], AbstractConnection]) -> None:
         self._connect = connect
         self._lock = threading.Lock()
         self._channels: dict[bytes, _Channel] = {}
         self._wakes = 0
-        self._connection: Connection | None = None
+        self._connection: AbstractConnection | None = None
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
 
@@ -155,13 +157,13 @@ class ArrivalSubscriber:
             if failures:
                 self._stopped.wait(_BACKOFF.delay(failures))
 
-    def _subscribe(self, connection: Connection) -> None:
+    def _subscribe(self, connection: AbstractConnection) -> None:
         with self._lock:
             self._connection = connection
             if self._channels:
                 connection.send_command("SUBSCRIBE", *self._channels)
 
-    def _read(self, connection: Connection) -> None:
+    def _read(self, connection: AbstractConnection) -> None:
         from redis.exceptions import TimeoutError as ReadTimeout
 
         try:
@@ -170,7 +172,7 @@ class ArrivalSubscriber:
             with self._lock:
                 self._unsubscribe_idle(connection)
                 connection.send_command("PING")
-            kind, *rest = connection.read_response(timeout=_PING_AFTER_S, disconnect_on_error=False)
+            kind, *rest = connection.read_response(timeout=_ANSWER_WITHIN_S, disconnect_on_error=False)
         if kind not in (b"message", b"subscribe"):
             return
         with self._lock:
@@ -192,7 +194,7 @@ class ArrivalSubscriber:
             channel.latest = 0  # a server that took over may have an older number
             channel.heard.notify_all()
 
-    def _unsubscribe_idle(self, connection: Connection) -> None:
+    def _unsubscribe_idle(self, connection: AbstractConnection) -> None:
         long_ago = SYSTEM_CLOCK.monotonic() - _UNUSED_CHANNEL_S
         idle = [name for name, one in self._channels.items() if not one.waiting and one.used < long_ago]
         if idle:

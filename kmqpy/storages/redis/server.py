@@ -8,9 +8,16 @@ from functools import cache
 from importlib.resources import files
 from itertools import count
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from redis.backoff import NoBackoff
-from redis.connection import BlockingConnectionPool, Connection, SSLConnection
+from redis.connection import (
+    AbstractConnection,
+    BlockingConnectionPool,
+    Connection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
@@ -28,12 +35,18 @@ from redis.retry import Retry
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.sockets import keepalive_options
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
+from kmqpy.storages.tls import Tls, is_refusal
 
 _BACKOFF = Backoff(first=0.02, maximum=1.0)
 _TEMPORARY_ERRORS = (BusyLoadingError, ReadOnlyError, ClusterDownError, TryAgainError)
 """With these errors a server says that it did not execute the command: it is still loading its data, it is a
 replica (another server has taken over), or its cluster is down or is moving keys. call() tries again."""
+_CHECK_AFTER_IDLE_S = 1.0
+"""A connection idle for more seconds than this is checked before it is used."""
+_CHECK_S = 1.5
+"""A check without an answer for so many seconds has failed."""
 _DENIED_ERRORS = (AuthenticationError, AuthorizationError, NoPermissionError)
 _PLACEHOLDER = "kmqpy_library"
 """The name of the library in functions.lua, which _library() replaces."""
@@ -46,7 +59,8 @@ class ServerSettings:
     timeout_s  call() repeats a failed command for at most this many seconds, then it raises Unavailable
     pool_size  the most connections for commands; call() waits for a free one for up to `timeout_s`. Threads
                that wait for messages share one more
-    tls        None: without; else the arguments of redis.SSLConnection
+    tls        None: without
+    is_socket  `host` is the path of a Unix socket
     """
 
     host: str
@@ -56,7 +70,9 @@ class ServerSettings:
     password: str | None = field(default=None, repr=False)
     timeout_s: float = 10.0
     pool_size: int = 10
-    tls: dict[str, Any] | None = None
+    tls: Tls | None = None
+    application_name: str | None = None
+    is_socket: bool = False
 
 
 class Server:
@@ -67,19 +83,23 @@ class Server:
         self._pool = BlockingConnectionPool(
             max_connections=settings.pool_size,
             timeout=settings.timeout_s,
-            connection_class=Connection if settings.tls is None else SSLConnection,
+            connection_class=self._kind(),
             **self._arguments(),
         )
+        self._used: WeakKeyDictionary[AbstractConnection, float] = WeakKeyDictionary()
+        self._broke_at = 0.0
 
     @property
     def name(self) -> str:
         """The address, for errors."""
-        return f"Redis at {self._settings.host}:{self._settings.port}"
+        settings = self._settings
+        return (
+            f"Redis at {settings.host}" if settings.is_socket else f"Redis at {settings.host}:{settings.port}"
+        )
 
-    def connection(self) -> Connection:
+    def connection(self) -> AbstractConnection:
         """A new connection of the caller's own, connected."""
-        kind = Connection if self._settings.tls is None else SSLConnection
-        connection = kind(**self._arguments())
+        connection = self._kind()(**self._arguments())
         connection.connect()
         return connection
 
@@ -116,13 +136,13 @@ class Server:
             try:
                 return self._call(command)
             except _CallFailed as failed:
-                delay = _BACKOFF.delay(attempts)
-                if not (repeatable or failed.not_done) or SYSTEM_CLOCK.monotonic() + delay > until:
+                left = until - SYSTEM_CLOCK.monotonic()
+                if not (repeatable or failed.not_done) or left <= 0:
                     unsure = "" if failed.not_done else "; whether the server did it is not known"
                     text = str(failed.cause).removesuffix(".")
                     advice = _advice(failed.cause)
                     raise Unavailable(f"{self.name}: {text}{unsure}{advice}") from failed.cause
-            SYSTEM_CLOCK.sleep(delay)
+            SYSTEM_CLOCK.sleep(min(left, _BACKOFF.delay(attempts)))
         raise AssertionError("count() does not end")
 
     def close(self) -> None:
@@ -142,22 +162,53 @@ class Server:
         except (RedisError, OSError) as error:
             raise self._translated(error, not_done=True) from None
         try:
+            self._check_idle(connection)
+        except BaseException as error:
+            connection.disconnect()
+            self._pool.release(connection)
+            if isinstance(error, RedisError | OSError):
+                raise self._translated(error, not_done=True) from None
+            raise
+        try:
             connection.send_command(*command)
             return connection.read_response()
         except (RedisError, OSError) as error:
             if not isinstance(error, ResponseError) or isinstance(error, (*_TEMPORARY_ERRORS, MovedError)):
                 connection.disconnect()  # the next connection may lead to the server that took over
+                self._broke_at = SYSTEM_CLOCK.monotonic()
             raise self._translated(error, not_done=False) from None
         except BaseException:  # Ctrl-C: the answer must not be taken for that of another command
             connection.disconnect()
             raise
         finally:
+            self._used[connection] = SYSTEM_CLOCK.monotonic()
             self._pool.release(connection)
+
+    def _check_idle(self, connection: AbstractConnection) -> None:
+        """Replace a connection if it is dead, or was idle when another one broke.
+
+        Load balancers and firewalls forget idle connections silently.
+        """
+        used = self._used.get(connection)
+        if used is None:  # it is new
+            return
+        if used > self._broke_at:
+            if SYSTEM_CLOCK.monotonic() - used <= _CHECK_AFTER_IDLE_S:
+                return
+            try:
+                connection.send_command("PING")
+                connection.read_response(timeout=min(_CHECK_S, self._settings.timeout_s))
+            except (RedisError, OSError):
+                self._broke_at = SYSTEM_CLOCK.monotonic()
+            else:
+                return
+        connection.disconnect()
+        connection.connect()
 
     def _translated(self, error: Exception, *, not_done: bool) -> Exception:
         """The exception to raise for an error of redis-py."""
         text = str(error)
-        if isinstance(error, _DENIED_ERRORS):
+        if isinstance(error, _DENIED_ERRORS) or is_refusal(error):
             return AccessDenied(f"{self.name}: {text}")
         if isinstance(error, _TEMPORARY_ERRORS) or text.startswith("BUSY "):
             return _CallFailed(error, not_done=True)
@@ -177,20 +228,42 @@ class Server:
             return Unavailable(f"{self.name}: nothing was done: {text}")
         return error if isinstance(error, ResponseError) else _CallFailed(error, not_done=not_done)
 
+    def _kind(self) -> type[AbstractConnection]:
+        if self._settings.is_socket:
+            return UnixDomainSocketConnection
+        return Connection if self._settings.tls is None else SSLConnection
+
     def _arguments(self) -> dict[str, Any]:
         settings = self._settings
-        return {
+        by_tcp = {
             "host": settings.host,
             "port": settings.port,
+            "socket_connect_timeout": min(5.0, settings.timeout_s),
+            "socket_keepalive": True,
+            "socket_keepalive_options": keepalive_options(),
+        }
+        return {
+            **({"path": settings.host} if settings.is_socket else by_tcp),
             "db": settings.db,
             "username": settings.user or None,
             "password": settings.password,
             "socket_timeout": settings.timeout_s,
-            "socket_connect_timeout": min(5.0, settings.timeout_s),
             "protocol": 2,
             "retry": Retry(NoBackoff(), 0),  # call() repeats
-            **(settings.tls or {}),
+            "client_name": settings.application_name,
+            **({} if settings.tls is None else _tls_arguments(settings.tls)),
         }
+
+
+def _tls_arguments(tls: Tls) -> dict[str, Any]:
+    tls.context()  # raises for bad files: redis-py would do so at each attempt to connect
+    return {
+        "ssl_ca_certs": tls.ca_certs,
+        "ssl_certfile": tls.certfile,
+        "ssl_keyfile": tls.keyfile or tls.certfile,
+        "ssl_cert_reqs": "required" if tls.verify else "none",
+        "ssl_check_hostname": tls.verify,
+    }
 
 
 class _CallFailed(Exception):

@@ -19,6 +19,9 @@ from kmqpy.storages.sql.connections import Connections
 _EVERY_QUEUE = ""
 """The key, in place of a generation, under which arrivals are counted that may be in any queue."""
 
+_CHECK_SILENCE_S = 10.0
+"""A connection that was silent for so many seconds is checked: the network may have forgotten it."""
+
 
 class ArrivalCounts:
     """Counts the arrivals in each queue that this process knows of. Thread-safe."""
@@ -78,19 +81,27 @@ class ArrivalListener:
                 moves = self._connections.moves
                 proxy = self._connections.own()
                 try:
-                    self._listen(proxy.dbapi_connection, moves)
+                    self._listen(proxy, moves)
                 finally:
                     proxy.close()
                 attempts = 0
             self._stopped.wait(Backoff(0.05, 2, 2).delay(attempts))
 
-    def _listen(self, connection: Any, moves: int) -> None:
+    def _listen(self, proxy: Any, moves: int) -> None:
         """Listen until stop(), or until another server has taken over: this one hears of nothing then."""
+        connection = proxy.dbapi_connection
         connection.execute(f'LISTEN "{self._channel}"')
         self._arrivals.note()  # earlier arrivals were not heard
+        heard_at = SYSTEM_CLOCK.monotonic()
         while not self._stopped.is_set() and self._connections.moves == moves:
             for notice in connection.notifies(timeout=0.2):
                 self._arrivals.note(notice.payload)
+                heard_at = SYSTEM_CLOCK.monotonic()
+            if SYSTEM_CLOCK.monotonic() - heard_at > _CHECK_SILENCE_S:
+                if not self._connections.is_alive(proxy):
+                    return
+                self._arrivals.note()  # the check may have read some
+                heard_at = SYSTEM_CLOCK.monotonic()
 
 
 class Notifier:
@@ -136,6 +147,7 @@ class Notifier:
     def _run(self) -> None:
         connection: Any = None
         cursor: Any = None
+        told_at = 0.0
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._untold_queues or self._stopped)
@@ -143,6 +155,15 @@ class Notifier:
                     break
                 generations, self._untold_queues = self._untold_queues, set()
             try:
+                now = SYSTEM_CLOCK.monotonic()
+                if (
+                    connection
+                    and now - told_at > _CHECK_SILENCE_S
+                    and not self._connections.is_alive(connection)
+                ):
+                    connection.close()
+                    connection = None
+                told_at = now
                 if connection is None:
                     connection = self._connections.own()
                     cursor = connection.dbapi_connection.cursor()

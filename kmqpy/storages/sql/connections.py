@@ -12,6 +12,7 @@ import sqlalchemy.exc
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.sockets import is_readable
 from kmqpy.errors import AccessDenied, Unavailable
 from kmqpy.storages.sql.applications import cursor_on
 from kmqpy.storages.sql.dialect import Cursor, Dialect, Fate
@@ -20,7 +21,9 @@ T = TypeVar("T")
 _BACKOFF = Backoff(0.02, 2, 1)
 _NOT_DONE = (Fate.UNDONE, Fate.MISPLACED)
 _CHECK_AFTER_IDLE_S = 1.0
-"""A connection idle for more seconds than this is checked before a transaction that must not be repeated."""
+"""A connection idle for more seconds than this, or with something to read, is checked before it is used."""
+_CHECK_S = 1.5
+"""A check without an answer for so many seconds has failed: firewalls forget idle connections silently."""
 
 
 class Connections:
@@ -36,6 +39,9 @@ class Connections:
         self.moves = 0
         """How often run() met a server that can't write: who has a connection of their own connects anew."""
         self._timeout_s = timeout_s
+        self._check_s = min(_CHECK_S, timeout_s)
+        sqlalchemy.event.listen(self.pool, "checkout", self._check_idle)
+        sqlalchemy.event.listen(self.pool, "checkin", _note_use)
         # SQLite has one writer at a time: threads wait for this lock instead of trying again and again.
         self._writing: AbstractContextManager[Any] = (
             threading.Lock() if dialect.name == "sqlite" else nullcontext()
@@ -50,9 +56,7 @@ class Connections:
         Raises Unavailable after `timeout_s`. Raises Unavailable or AccessDenied at once if the database
         refuses, and after an attempt of unknown outcome that is not `repeatable`.
         """
-        return self._repeated(
-            lambda: self._attempt(work, several=several, check=not repeatable), repeatable=repeatable
-        )
+        return self._repeated(lambda: self._attempt(work, several=several), repeatable=repeatable)
 
     def _repeated(self, attempt: Callable[[], T], *, repeatable: bool) -> T:
         deadline = SYSTEM_CLOCK.monotonic() + self._timeout_s
@@ -64,10 +68,10 @@ class Connections:
             except _TransactionFailed as failed:
                 again = failed.fate in _NOT_DONE or (failed.fate is Fate.UNKNOWN and repeatable)
                 self.moves += failed.fate is Fate.MISPLACED
-                pause_s = _BACKOFF.delay(attempts)
-                if not again or SYSTEM_CLOCK.monotonic() + pause_s > deadline:
+                left_s = deadline - SYSTEM_CLOCK.monotonic()
+                if not again or left_s <= 0:
                     raise failed.shown(self.pool.url) from failed.cause
-            SYSTEM_CLOCK.sleep(pause_s)
+            SYSTEM_CLOCK.sleep(min(left_s, _BACKOFF.delay(attempts)))
 
     def within(self, connection: Any, work: Callable[[Cursor], T]) -> T:
         """Return the result of `work(cursor)`, which runs in the application's own transaction."""
@@ -113,21 +117,18 @@ class Connections:
         """Close the connections."""
         self.pool.dispose()
 
-    def _attempt(self, work: Callable[[Cursor], T], *, several: bool, check: bool) -> T:
+    def _attempt(self, work: Callable[[Cursor], T], *, several: bool) -> T:
         try:
             proxy = self.pool.raw_connection()
         except Exception as error:
             raise self._as_failure(error, connected=False) or error from None
         try:
             cursor = proxy.info.pop("cursor", None) or self.dialect.cursor(proxy.driver_connection)
-            if check and SYSTEM_CLOCK.monotonic() - proxy.info.get("used", 0) > _CHECK_AFTER_IDLE_S:
-                self._check_alive(cursor)
             result = self._transaction(cursor, work) if several else work(cursor)
             if self.dialect.keeps(cursor):
                 proxy.info["cursor"] = cursor
             else:
                 cursor.close()
-            proxy.info["used"] = SYSTEM_CLOCK.monotonic()
         except BaseException as error:
             failed = self._as_failure(error, connected=True)
             # Of errors from elsewhere, only interruptions (Ctrl-C) may leave a connection in mid-statement.
@@ -151,16 +152,25 @@ class Connections:
                 raise
         return result
 
-    def _check_alive(self, cursor: Cursor) -> None:
+    def is_alive(self, proxy: Any) -> bool:
+        """True if the server answers on this connection, which may have been idle for long."""
         try:
-            cursor.execute("SELECT 1")
-            cursor.fetchall()
-        except Exception as error:
-            failed = self._as_failure(error, connected=False)
-            if failed is None:
-                raise
-            failed.is_broken = True
-            raise failed from None
+            self.dialect.check(proxy.dbapi_connection, self._check_s)
+        except Exception:
+            return False
+        return True
+
+    def _check_idle(self, connection: Any, record: Any, proxy: Any) -> None:
+        """Before a connection is used: if it is dead, the pool replaces it, and all others as old as it."""
+        used = record.info.get("used")
+        if used is None:  # it is new
+            return
+        fileno = self.dialect.fileno(connection)
+        if fileno is None:
+            return
+        suspect = SYSTEM_CLOCK.monotonic() - used > _CHECK_AFTER_IDLE_S or is_readable(fileno, 0)
+        if suspect and not self.is_alive(proxy):
+            raise sqlalchemy.exc.InvalidatePoolError
 
     def _as_failure(self, error: BaseException, *, connected: bool) -> _TransactionFailed | None:
         """The exception to raise for an error of the driver or the pool; None for an error from elsewhere."""
@@ -182,6 +192,10 @@ class Connections:
                 proxy.invalidate()
                 self.pool.dispose()
             proxy.close()
+
+
+def _note_use(_connection: Any, record: Any) -> None:
+    record.info["used"] = SYSTEM_CLOCK.monotonic()
 
 
 class _TransactionFailed(Exception):
@@ -213,6 +227,8 @@ class _TransactionFailed(Exception):
 
 def _name(url: sqlalchemy.URL) -> str:
     """The database as errors name it: its address, or SQLite's file."""
+    if "host" in url.query:  # several hosts
+        return f"the database at {url.query['host']}"
     if url.host is None:
         return f"the database {url.database!r}"
     host = f"[{url.host}]" if ":" in url.host else url.host

@@ -91,6 +91,14 @@ class Dialect(Protocol):
         """The same on a connection of an asynchronous driver, whose cursor has the methods as coroutines."""
         ...
 
+    def fileno(self, connection: Any) -> int | None:
+        """The socket of a connection; None: the database has no server."""
+        ...
+
+    def check(self, connection: Any, seconds: float) -> None:
+        """Ask the server for a sign of life; raises an error of the driver if none comes within `seconds`."""
+        ...
+
     def keeps(self, cursor: Cursor) -> bool:
         """Return True if the next transaction on the connection is to use this cursor, not a new one."""
         ...

@@ -10,6 +10,10 @@ import pymysql
 import sqlalchemy
 from pymysql.cursors import Cursor as PlainCursor
 
+# Not pymysql.err: with install_as_MySQLdb() Django replaces this attribute by a copy with other classes.
+from pymysql.err import Error, InterfaceError
+
+from kmqpy.core.sockets import keep_alive
 from kmqpy.errors import MessageError
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import NewRow, TakeRef
@@ -26,6 +30,7 @@ from kmqpy.storages.sql.dialect import (
 )
 from kmqpy.storages.sql.statements import Names, statements
 from kmqpy.storages.sql.tables import DialectName
+from kmqpy.storages.tls import Tls, is_refusal
 
 _SESSION = (
     """SET SESSION
@@ -35,7 +40,8 @@ _SESSION = (
     innodb_lock_wait_timeout = 5""",
 )
 # The numbers of errors, of the server and of the client, by the Fate that they imply.
-_DENIED_CODES = {1044, 1045, 1142, 1143, 1227, 1370, 1698}
+_DENIED_CODES = {1044, 1045, 1142, 1143, 1227, 1370, 1698, 3159}
+_CONNECT_CODES = {2003, 2013, 2026}  # among them TLS that one end refuses
 _UNDONE_CODES = {1020, 1040, 1203, 1205, 1213, 2002, 2003, 2005}
 _MISPLACED_CODES = {1047, 1290, 1792, 1836}  # read-only; 1047: a node that has left its Galera cluster
 _BROKEN_CODES = {0, 1053, 1152, 1153, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 2014, 4031}
@@ -63,25 +69,34 @@ class MariaDb:
     is_one_statement = False
     waits_ms = 200
 
-    def __init__(self, url: sqlalchemy.URL, names: Names, **pool: Any) -> None:
+    def __init__(
+        self,
+        url: sqlalchemy.URL,
+        names: Names,
+        tls: Tls | None = None,
+        application_name: str | None = None,
+        **pool: Any,
+    ) -> None:
+        self._tls = tls
+        self._application_name = application_name
         self._url = url.set(drivername="mariadb+pymysql")
         self._pool = pool
         self.sql: Mapping[str, str] = statements(self.name, names)
 
     def engine(self) -> sqlalchemy.Engine:
         """See Dialect."""
-        answer_s = max(_ANSWER_TIMEOUT_S, self._pool["pool_timeout"])
+        connect_s = max(1.0, min(5.0, self._pool["pool_timeout"]))
         made = sqlalchemy.create_engine(
             self._url,
             connect_args={
                 "charset": "utf8mb4",
-                "connect_timeout": 5,
-                "read_timeout": answer_s,
-                "write_timeout": answer_s,
+                "connect_timeout": connect_s,
+                "read_timeout": connect_s,  # until _prepare()
+                **self._settings(),
             },
             **self._pool,
         )
-        sqlalchemy.event.listen(made, "connect", _prepare)
+        sqlalchemy.event.listen(made, "connect", self._prepare)
         return made
 
     def cursor(self, connection: Any) -> Cursor:
@@ -97,6 +112,17 @@ class MariaDb:
             raise TypeError  # aiomysql can't escape bytes with a PyMySQL as new as ours
         return connection.cursor(importlib.import_module("asyncmy.cursors").Cursor)
 
+    def fileno(self, connection: Any) -> int | None:
+        """See Dialect."""
+        found: int = connection._sock.fileno()
+        return found
+
+    def check(self, connection: Any, seconds: float) -> None:
+        """See Dialect."""
+        usual_s, connection._read_timeout = connection._read_timeout, seconds
+        connection.ping(reconnect=False)  # a connection that fails is not used any more
+        connection._read_timeout = usual_s
+
     def keeps(self, cursor: Cursor) -> bool:  # noqa: ARG002
         """See Dialect."""
         return False
@@ -107,17 +133,24 @@ class MariaDb:
 
     def fate(self, error: BaseException) -> Fate | None:
         """See Dialect."""
-        if not isinstance(error, pymysql.err.Error):
+        if not isinstance(error, Error):
             return None
         code = error.args[0] if error.args else None
-        if code in _DENIED_CODES:
+        if code in _DENIED_CODES or (code in _CONNECT_CODES and is_refusal(error)):
             return Fate.DENIED
         if code in _UNDONE_CODES:
             return Fate.UNDONE
         if code in _MISPLACED_CODES:
             return Fate.MISPLACED
-        broken = code in _BROKEN_CODES or isinstance(error, pymysql.err.InterfaceError)
+        broken = code in _BROKEN_CODES or isinstance(error, InterfaceError)
         return Fate.UNKNOWN if broken else Fate.REFUSED
+
+    def _settings(self) -> dict[str, Any]:
+        """Arguments of PyMySQL for TLS and the name; without TLS it connects without."""
+        found: dict[str, Any] = {"ssl_disabled": True} if self._tls is None else {"ssl": self._tls.context()}
+        if self._application_name is not None:
+            found["program_name"] = self._application_name
+        return found
 
     def defaults(self) -> dict[str, Any]:
         """See Dialect."""
@@ -196,6 +229,15 @@ class MariaDb:
         changed: int = cursor.execute(self.sql[name], parameters)
         return changed
 
+    def _prepare(self, connection: Any, _: Any) -> None:
+        keep_alive(connection._sock)
+        connection.autocommit(True)  # noqa: FBT003 - a method of PyMySQL
+        with connection.cursor() as cursor:
+            for setting in _SESSION:
+                cursor.execute(setting)
+        answer_s = max(_ANSWER_TIMEOUT_S, self._pool["pool_timeout"])
+        connection._read_timeout = connection._write_timeout = answer_s
+
 
 def _portions(rows: Sequence[NewRow]) -> Iterator[list[NewRow]]:
     """The rows in groups, one for each INSERT; raises MessageError for a row that is too large."""
@@ -213,10 +255,3 @@ def _portions(rows: Sequence[NewRow]) -> Iterator[list[NewRow]]:
         portion.append(row)
         size += more
     yield portion
-
-
-def _prepare(connection: Any, _: Any) -> None:
-    connection.autocommit(True)  # noqa: FBT003 - a method of PyMySQL
-    with connection.cursor() as cursor:
-        for setting in _SESSION:
-            cursor.execute(setting)

@@ -12,6 +12,7 @@ from kmqpy.errors import ConfigError, MissingExtra, QueueNotFound
 from kmqpy.queue import QueueUrl
 from kmqpy.storages.sql.statements import Names
 from kmqpy.storages.stored_storage import URL_SETTINGS, StoredStorage
+from kmqpy.storages.tls import TLS_SETTINGS, tls_of
 from kmqpy.telemetry.base import Telemetry
 
 try:
@@ -25,9 +26,11 @@ except ImportError as error:  # pragma: no cover
         raise
     raise MissingExtra("sql", "queues in a SQL database") from None
 
-SETTINGS = ("prefix", "schema", "pool_size", "timeout_ms")
+_SERVER_SETTINGS = (*TLS_SETTINGS, "application_name", "unix_socket")
+SETTINGS = ("prefix", "schema", "pool_size", "timeout_ms", *_SERVER_SETTINGS)
 """Settings of the storage in a url. `prefix` and `schema` name its tables, `pool_size` is the number of its
-connections, and a failed transaction is repeated for at most `timeout_ms`."""
+connections, and a failed transaction is repeated for at most `timeout_ms`. The others are of connections to a
+server: how they use TLS, and `application_name`, what the server calls them."""
 _MIN_POOL_SIZE = 2  # one connection reads the tables' columns while another one has their lock
 _MAX_POOL_SIZE = 100
 
@@ -88,6 +91,10 @@ def dialect_of(
         "pool_reset_on_return": None,  # Connections has rolled back what was not committed
     }
     names = Names.of(url.scheme, url.settings)
+    given = [name for name in _SERVER_SETTINGS if name in url.settings]
+    if given and (engine is not None or url.scheme == "sqlite"):
+        reason = "SQLite has no server" if engine is None else "the engine says how to connect"
+        raise ConfigError(f"{given[0]}: {reason}; leave it out")
     if engine is None:
         return _dialect(url, _database(url), names, clock, pool)
     return _dialect(
@@ -148,16 +155,36 @@ def _database(url: QueueUrl) -> sqlalchemy.URL:
         return sqlalchemy.URL.create("sqlite", database=url.path[1:])
     if not url.path.strip("/"):
         raise ConfigError(f"queue url: it names no database; write it like {url.scheme}://host/database")
-    check_addresses(url.address, "queue url", "host:5432")
-    host, port = _host_and_port(url.address)
     return sqlalchemy.URL.create(
         url.scheme,
         username=url.user,
         password=url.password,
-        host=host,
-        port=port,
         database=url.path.removeprefix("/"),
+        **_place(url),
     )
+
+
+def _place(url: QueueUrl) -> dict[str, Any]:
+    """Where the server is, as arguments of sqlalchemy.URL; its query is given to the driver."""
+    socket = url.settings.get("unix_socket")
+    if socket is not None:
+        if url.address:
+            raise ConfigError(
+                f"unix_socket: the url has an address, too; write it like {url.scheme}:///database"
+            )
+        if url.scheme == "mariadb":
+            return {"query": {"unix_socket": socket}}
+        folder, is_file, port = socket.partition("/.s.PGSQL.")  # libpq wants the folder and the port
+        return {"host": folder, "port": int(port) if is_file and port.isdecimal() else None}
+    check_addresses(url.address, "queue url", "host:5432")
+    hosts, ports = zip(*map(_host_and_port, url.address.split(",")), strict=True)
+    if len(hosts) == 1:
+        return {"host": hosts[0], "port": ports[0]}
+    if url.scheme != "postgresql":
+        raise ConfigError("queue url: a MariaDB has one address")
+    numbers = ",".join(str(port or 5432) for port in ports)
+    several = {"host": ",".join(hosts), "port": numbers, "target_session_attrs": "read-write"}
+    return {"query": several}
 
 
 def _dialect(
@@ -165,14 +192,15 @@ def _dialect(
 ) -> Dialect:
     if url.scheme == "sqlite":
         return Sqlite(where, names, clock, **pool)
+    application = url.settings.get("application_name")
     try:
         if url.scheme == "postgresql":
             from kmqpy.storages.sql.postgresql import PostgreSql
 
-            return PostgreSql(where, names, **pool)
+            return PostgreSql(where, names, tls_of(url), application, **pool)
         from kmqpy.storages.sql.mariadb import MariaDb
 
-        return MariaDb(where, names, **pool)
+        return MariaDb(where, names, tls_of(url), application, **pool)
     except ImportError as error:  # pragma: no cover
         if (error.name or "").startswith("kmqpy"):
             raise
@@ -180,8 +208,6 @@ def _dialect(
 
 
 def _host_and_port(address: str) -> tuple[str, int | None]:
-    if "," in address:
-        raise ConfigError("queue url: a database has one address")
     host, colon, port = address.rpartition(":")
     if not colon or address.endswith("]"):
         host, port = address, ""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import psycopg
 import sqlalchemy
 from psycopg.rows import tuple_row
 
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.sockets import KEEPALIVE_COUNT, KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, is_readable
+from kmqpy.errors import MessageError
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import NewRow, TakeRef
 from kmqpy.storages.sql.dialect import (
@@ -23,6 +27,7 @@ from kmqpy.storages.sql.dialect import (
 )
 from kmqpy.storages.sql.statements import Names, statements
 from kmqpy.storages.sql.tables import DialectName
+from kmqpy.storages.tls import Tls, is_refusal
 
 SESSION = (
     "SET enable_seqscan = off",  # a queue's statistics are always old, and plans are kept
@@ -30,6 +35,9 @@ SESSION = (
     "SET plan_cache_mode = force_generic_plan",
     "SET jit = off",
 )
+MAX_STATEMENT_BYTES = 2**30 - 2**20
+"""The server closes the connection when it gets a statement of 1 GiB; the rest is for what else is in it."""
+_ROW_BYTES = 64
 # SQLSTATEs of errors, or how these begin, by the Fate that they imply.
 _UNDONE_STATES = ("40", "53", "55P03", "57P03")
 _MISPLACED_STATES = ("25006",)  # read-only: a standby, or a session made while the server was one
@@ -94,7 +102,16 @@ class PostgreSql:
     is_one_statement = True
     waits_ms = 2_000
 
-    def __init__(self, url: sqlalchemy.URL, names: Names, **pool: Any) -> None:
+    def __init__(
+        self,
+        url: sqlalchemy.URL,
+        names: Names,
+        tls: Tls | None = None,
+        application_name: str | None = None,
+        **pool: Any,
+    ) -> None:
+        self._tls = tls
+        self._application_name = application_name
         self._url = url.set(drivername="postgresql+psycopg")
         self._pool = pool
         self.channel = f"{names.schema}.{names.prefix}ready" if names.schema else f"{names.prefix}ready"
@@ -109,14 +126,27 @@ class PostgreSql:
                 "connect_timeout": max(2, min(5, int(timeout_s))),  # at least 2 s, as libpq wants it
                 # Else the kernel waits for 15 minutes for a machine or network that is gone without a word.
                 "tcp_user_timeout": min(int(timeout_s * 1000), 2**31 - 1),  # libpq refuses larger ones
-                "keepalives_idle": 10,
-                "keepalives_interval": 5,
-                "keepalives_count": 3,
+                "keepalives_idle": KEEPALIVE_IDLE_S,
+                "keepalives_interval": KEEPALIVE_INTERVAL_S,
+                "keepalives_count": KEEPALIVE_COUNT,
+                **self._settings(),
             },
             **self._pool,
         )
         sqlalchemy.event.listen(made, "connect", _prepare)
         return made
+
+    def _settings(self) -> dict[str, str]:
+        """Settings of libpq for TLS and the name."""
+        found = {} if self._application_name is None else {"application_name": self._application_name}
+        if self._tls is None:
+            return found  # libpq's default: TLS if the server has it
+        found["sslmode"] = "verify-full" if self._tls.verify else "require"
+        if self._tls.verify:
+            found["sslrootcert"] = self._tls.ca_certs or "system"
+        if self._tls.certfile is not None:
+            found |= {"sslcert": self._tls.certfile, "sslkey": self._tls.keyfile or self._tls.certfile}
+        return found
 
     def cursor(self, connection: Any) -> Cursor:
         """See Dialect."""
@@ -129,6 +159,26 @@ class PostgreSql:
         if not isinstance(connection, psycopg.AsyncConnection):
             raise TypeError
         return psycopg.AsyncCursor(connection, row_factory=tuple_row)
+
+    def fileno(self, connection: Any) -> int | None:
+        """See Dialect."""
+        found: int = connection.fileno()
+        return found
+
+    def check(self, connection: Any, seconds: float) -> None:
+        """See Dialect. By libpq's own functions: execute() of psycopg has no time-out."""
+        server, until = connection.pgconn, SYSTEM_CLOCK.monotonic() + seconds
+        server.send_query(b"SELECT 1")
+        while True:
+            while server.is_busy():
+                if not is_readable(server.socket, max(0, until - SYSTEM_CLOCK.monotonic())):
+                    raise psycopg.OperationalError("the connection was idle, and the server is silent now")
+                server.consume_input()
+            result = server.get_result()
+            if result is None:
+                return
+            if result.status != psycopg.pq.ExecStatus.TUPLES_OK:
+                raise psycopg.OperationalError(result.get_error_message())
 
     def keeps(self, cursor: Cursor) -> bool:
         """See Dialect. A cursor is kept because it knows how types are converted; its result is freed."""
@@ -145,8 +195,11 @@ class PostgreSql:
             return None
         state = error.sqlstate
         if state is None:
-            if "authentication failed" in str(error) or "no password supplied" in str(error):
+            text = str(error)
+            if "authentication failed" in text or "no password supplied" in text or is_refusal(error):
                 return Fate.DENIED
+            if "does not exist" in text or "no pg_hba.conf entry" in text:
+                return Fate.REFUSED  # libpq has no SQLSTATE for what it met while it connected
             return Fate.UNKNOWN if isinstance(error, psycopg.OperationalError) else Fate.REFUSED
         if state.startswith(_DENIED_STATES):
             return Fate.DENIED
@@ -206,12 +259,23 @@ class PostgreSql:
 
 
 def _columns(rows: Sequence[NewRow]) -> tuple[list[bytes] | list[bytes | None] | str | None, ...]:
-    """The fields of rows as arrays, one per column; None for a column of defaults: unnest() gives NULL."""
+    """The fields of rows as arrays, one per column; None for a column of defaults: unnest() gives NULL.
+
+    Raises MessageError for more bytes than the server takes at once.
+    """
     bodies, keys, headers, delays, priorities, digests = zip(*rows, strict=True)
+    stored_headers = [headers_bytes(one) for one in headers] if any(headers) else None
+    variable = (bodies, filter(None, keys), filter(None, stored_headers or ()))
+    total = len(rows) * _ROW_BYTES + sum(map(len, chain.from_iterable(variable)))
+    if total > MAX_STATEMENT_BYTES:
+        raise MessageError(
+            f"messages: {total} bytes at once are more than PostgreSQL takes, {MAX_STATEMENT_BYTES}; "
+            "send fewer of them"
+        )
     return (
         list(bodies),
         list(keys) if any(key is not None for key in keys) else None,
-        [headers_bytes(one) for one in headers] if any(headers) else None,
+        stored_headers,
         _array(delays) if any(delays) else None,
         _array(priorities) if any(priorities) else None,
         list(digests) if any(digests) else None,

@@ -98,6 +98,12 @@ class Sqlite:
         made.row_factory = None
         return made
 
+    def fileno(self, connection: Any) -> int | None:
+        """See Dialect."""
+
+    def check(self, connection: Any, seconds: float) -> None:
+        """See Dialect; a file is always there."""
+
     def keeps(self, cursor: Cursor) -> bool:  # noqa: ARG002
         """See Dialect."""
         return False

@@ -29,7 +29,7 @@ from kmqpy.zookeeper.containers import ensure_path
 from kmqpy.zookeeper.curator.item_format import decode_items, encode_items
 from kmqpy.zookeeper.curator.item_names import PLAIN, PREFIX, ItemNames
 from kmqpy.zookeeper.packets import check_create
-from kmqpy.zookeeper.session import address, failure, unavailable
+from kmqpy.zookeeper.session import address, failure, has_ended, unavailable
 from kmqpy.zookeeper.watched_children import WatchedChildren
 
 if TYPE_CHECKING:
@@ -316,6 +316,8 @@ class DistributedQueue(Generic[T]):
             try:
                 pause = self._consume_once()
             except (KazooException, KazooTimeoutError) as error:
+                if has_ended(self._zk):
+                    return  # the process ends
                 log.debug("queue %s: %r", self._path, error)
                 pause = _ERROR_PAUSE_S
                 self._closed.wait(pause)
@@ -375,7 +377,8 @@ class DistributedQueue(Generic[T]):
             self._warn_once(name, "we may not read or delete it; it is left alone")
             return False
         except (KazooException, UnknownOutcome) as error:
-            log.warning("queue %s: %s: %r", self._path, name, error)
+            if not has_ended(self._zk):
+                log.warning("queue %s: %s: %r", self._path, name, error)
             return False
 
     def _without_lock(self, name: str) -> bool:
@@ -404,9 +407,10 @@ class DistributedQueue(Generic[T]):
                 self._unlock(lock, token, session)
                 return False
             if self._lost_sessions != session:
-                log.warning(
-                    "queue %s: %s: its lock was lost meanwhile; it is consumed again", self._path, name
-                )
+                if not has_ended(self._zk):
+                    log.warning(
+                        "queue %s: %s: its lock was lost meanwhile; it is consumed again", self._path, name
+                    )
                 return False
             multi = self._zk.transaction()
             multi.delete(item)

@@ -13,7 +13,7 @@ from kazoo.recipe.lock import Lock
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.zookeeper.curator.distributed_queue import DistributedQueue
-from kmqpy.zookeeper.session import unavailable
+from kmqpy.zookeeper.session import has_ended, unavailable
 
 log = logging.getLogger(__name__)
 _RETRY_PAUSE_S = 0.2
@@ -79,6 +79,8 @@ class SingleConsumer:
             except CancelledError:
                 log.debug("single consumer of %s: closed while it waited for the lock", self._path)
             except Exception as error:
+                if has_ended(self._zk):
+                    return  # the process ends
                 log.warning("single consumer of %s: %r; it tries again", self._path, error)
             finally:
                 self._release(lock)

@@ -2,8 +2,8 @@
 
 from kmqpy.zookeeper.queue.dead_letters import DeadItem, DeadItems
 from kmqpy.zookeeper.queue.listener import Listener, MessageConsumer
-from kmqpy.zookeeper.queue.policies import AtLeastOnce, ConsumeOnce, ConsumeTimes
-from kmqpy.zookeeper.queue.queue import ZkQueue, ZkQueueSettings
+from kmqpy.zookeeper.queue.policies import AtLeastOnce, ConsumeOnce, ConsumeTimes, Meta, Policy, Refusal
+from kmqpy.zookeeper.queue.queue import ZkQueue, ZkQueueSettings, ZkQueueStats
 from kmqpy.zookeeper.queue.takes import Item
 from kmqpy.zookeeper.queue.transaction import Transaction, TransactionOutcome
 
@@ -16,8 +16,12 @@ __all__ = [
     "Item",
     "Listener",
     "MessageConsumer",
+    "Meta",
+    "Policy",
+    "Refusal",
     "Transaction",
     "TransactionOutcome",
     "ZkQueue",
     "ZkQueueSettings",
+    "ZkQueueStats",
 ]

@@ -11,7 +11,7 @@ from kazoo.exceptions import NoAuthError, NoNodeError
 from kmqpy.core.settings import check_limit
 from kmqpy.errors import ConfigError
 from kmqpy.zookeeper.multi_read import DENIED, MISSING
-from kmqpy.zookeeper.queue.layout import QueuePaths, in_order, is_item, missing_queue
+from kmqpy.zookeeper.queue.layout import DeadName, QueuePaths, is_item, missing_queue
 from kmqpy.zookeeper.queue.reads import Reads
 from kmqpy.zookeeper.queue.sessions import SessionWatch
 from kmqpy.zookeeper.session import failure, unavailable
@@ -24,6 +24,8 @@ _REQUESTS_AT_ONCE = 100
 class DeadItem:
     """An item that was handed out as often as the policy allows.
 
+    name     the name that the item had in its queue; redrive() and purge() take it
+    taken    how often it was handed out; None if that is not known
     died_ms  when the item became a dead letter, in ms since 1970 UTC by ZooKeeper's clock
     """
 
@@ -31,6 +33,7 @@ class DeadItem:
     name: str
     body: bytes
     died_ms: int
+    taken: int | None = None
 
 
 class DeadItems:
@@ -59,10 +62,17 @@ class DeadItems:
         with unavailable(self._zk):
             for names in _groups(self._names()[:limit]):
                 for name, body, stat in self._read(names, denied):
-                    found.append(DeadItem(queue=queue, name=name, body=body, died_ms=stat.ctime))
+                    found.append(
+                        DeadItem(queue=queue, name=name.item, body=body, died_ms=stat.ctime, taken=name.taken)
+                    )
             if denied and not found:
                 raise NoAuthError
         return found
+
+    def size(self) -> int:
+        """Return the number of dead letters."""
+        with unavailable(self._zk):
+            return len(self._names())
 
     def redrive(self, names: Iterable[str] | None = None) -> int:
         """Put dead letters, by default all, back as new items of the same priority; their takes count from 0.
@@ -82,42 +92,45 @@ class DeadItems:
             groups = _groups(self._chosen(names))
             return self._committed([self._removal(name) for name in some] for some in groups)
 
-    def _redrives(self, names: Sequence[str], denied: set[str]) -> Sequence[Any]:
+    def _redrives(self, names: Sequence[DeadName], denied: set[str]) -> Sequence[Any]:
         multis = []
         for name, body, _ in self._read(names, denied):
             multi = self._removal(name)
-            multi.create(self._paths.new_item_like(name), body, sequence=True)
+            multi.create(self._paths.new_item_like(name.item), body, sequence=True)
             multis.append(multi)
         return multis
 
-    def _chosen(self, names: Iterable[str] | None) -> Sequence[str]:
+    def _chosen(self, names: Iterable[str] | None) -> Sequence[DeadName]:
         if names is None:
             return self._names()
+        if isinstance(names, str):  # its letters are no names
+            names = [names]
         chosen = list(names)
         for name in chosen:
             if not isinstance(name, str) or not is_item(name):
                 raise ConfigError(f"names: {name!r} is not the name of a dead letter, like item-0000000001")
-        return chosen
+        wanted = set(chosen)
+        return [one for one in self._names() if one.item in wanted]
 
-    def _names(self) -> Sequence[str]:
+    def _names(self) -> Sequence[DeadName]:
         try:
             names = self._zk.get_children(self._paths.dead_letters)
         except NoNodeError:
             raise missing_queue(self._paths, self._paths.dead_letters) from None
-        return in_order(filter(is_item, names), ())
+        return sorted(filter(None, map(DeadName.read, names)), key=lambda name: name.place)
 
-    def _read(self, names: Sequence[str], denied: set[str]) -> Iterator[tuple[str, bytes, Any]]:
+    def _read(self, names: Sequence[DeadName], denied: set[str]) -> Iterator[tuple[DeadName, bytes, Any]]:
         """Yield name, body and stat of dead letters that exist; add names of unreadable ones to `denied`."""
-        found = self._reads.send([self._paths.dead_letter(name) for name in names])()
+        found = self._reads.send([self._paths.dead_letter(name.znode) for name in names])()
         for name, one in zip(names, found, strict=True):
             if one is DENIED:
-                denied.add(name)
+                denied.add(name.znode)
             elif one is not MISSING:
                 yield name, *one
 
-    def _removal(self, name: str) -> Any:
+    def _removal(self, name: DeadName) -> Any:
         multi = self._zk.transaction()
-        multi.delete(self._paths.dead_letter(name))
+        multi.delete(self._paths.dead_letter(name.znode))
         return multi
 
     def _committed(self, groups: Iterable[Sequence[Any]]) -> int:
@@ -140,6 +153,6 @@ class DeadItems:
         return done
 
 
-def _groups(names: Sequence[str]) -> Iterator[Sequence[str]]:
+def _groups(names: Sequence[DeadName]) -> Iterator[Sequence[DeadName]]:
     for start in range(0, len(names), _REQUESTS_AT_ONCE):
         yield names[start : start + _REQUESTS_AT_ONCE]

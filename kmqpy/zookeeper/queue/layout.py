@@ -7,7 +7,9 @@ The default root of queues is /zms:
 /zms/<queue>/locks/lock-0000000001        ephemeral: the item is taken; holds a UUID of its own
 /zms/<queue>/locks/lock-0000000001.<uuid> ephemeral: made with the lock, and named by its UUID
 /zms/<queue>/meta/meta-0000000001         JSON, where a policy counts takes: see policies.py
-/zms/<queue>/dlq/item-0000000001          an item that a policy refused, with a new number and its priority
+/zms/<queue>/dlq/item-0000000001-t3-0000000000
+                                          an item that a policy refused: the name that it had, how often it
+                                          was taken, and a number of its own
 
 A process names each commit record that it makes by a new UUID, and its commits use the record one after the
 other. A process that lost the answer to a commit reads there whether the commit happened (commit_records.py).
@@ -24,6 +26,8 @@ from dataclasses import dataclass
 from kmqpy.errors import ConfigError, QueueNotFound
 
 _ITEM_NAME = re.compile(r"item-(?:p([1-9])-)?(-?[0-9]{10})")
+_DEAD_NAME = re.compile(rf"({_ITEM_NAME.pattern})(?:-t([0-9]+)-(-?[0-9]{{10}}))?")
+"""Earlier versions numbered dead letters anew: those have no further number."""
 _LOCK_NAME = re.compile(r"lock-(-?[0-9]{10})")
 _QUEUE_NAME = re.compile(r"[^./\x00-\x1f\x7f][^/\x00-\x1f\x7f]*")
 
@@ -76,13 +80,13 @@ class QueuePaths:
         """Return new_item() for the priority of the item or dead letter `name`."""
         return self.new_item(_priority_of(name))
 
-    def dead_letter(self, name: str) -> str:
-        """Return the path of the dead letter `name`."""
-        return f"{self.dead_letters}/{name}"
+    def dead_letter(self, znode: str) -> str:
+        """Return the path of a dead letter."""
+        return f"{self.dead_letters}/{znode}"
 
-    def new_dead_letter(self, name: str) -> str:
+    def new_dead_letter(self, name: str, taken: int) -> str:
         """Return the path to which ZooKeeper appends a number when item `name` becomes a dead letter."""
-        return self.dead_letter(_item_prefix(_priority_of(name)))
+        return self.dead_letter(f"{name}-t{taken}-")
 
     def lock(self, name: str) -> str:
         """Return the path of the lock of item `name`."""
@@ -95,6 +99,36 @@ class QueuePaths:
     def meta(self, name: str) -> str:
         """Return the path of the znode in which a policy counts the takes of item `name`."""
         return f"{self.base}/meta/meta-{sequence_of(name)}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadName:
+    """The name of a dead letter's znode.
+
+    znode   the name itself
+    item    the name that the item had in its queue
+    taken   how often it was taken; None if the name does not tell it
+    number  ZooKeeper's number: the order in which items became dead letters
+    """
+
+    znode: str
+    item: str
+    taken: int | None
+    number: int
+
+    @classmethod
+    def read(cls, znode: str) -> DeadName | None:
+        """Return what the name of a znode tells; None if it is no dead letter."""
+        found = _DEAD_NAME.fullmatch(znode)
+        if found is None:
+            return None
+        item, _, sequence, taken, number = found.groups()
+        return cls(znode, item, None if taken is None else int(taken), int(number or sequence))
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The key that sorts dead letters: higher priorities first, then the oldest."""
+        return -_priority_of(self.item), self.number
 
 
 def missing_queue(paths: QueuePaths, parent: str) -> QueueNotFound:
@@ -110,6 +144,16 @@ def transactions_path(root: str) -> str:
 def is_item(name: str) -> bool:
     """Return True if `name` is the name of an item."""
     return _ITEM_NAME.fullmatch(name) is not None
+
+
+def is_lock(name: str) -> bool:
+    """Return True if `name` is the name of a lock; each lock has another znode, which does not count."""
+    return _LOCK_NAME.fullmatch(name) is not None
+
+
+def is_queue_name(name: str) -> bool:
+    """Return True if a queue can have this name."""
+    return _QUEUE_NAME.fullmatch(name) is not None
 
 
 def sequence_of(name: str) -> str:

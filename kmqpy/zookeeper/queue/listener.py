@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import Self
 
 from kmqpy.core.backoff import Backoff
-from kmqpy.errors import Closed, KmqError
+from kmqpy.core.settings import check_limit
+from kmqpy.errors import Closed, ConfigError, KmqError, shown
 from kmqpy.zookeeper.queue.queue import ZkQueue
 from kmqpy.zookeeper.queue.takes import Item
 from kmqpy.zookeeper.queue.transaction import Transaction
+from kmqpy.zookeeper.session import has_ended
 
 log = logging.getLogger(__name__)
 _LOOK_AGAIN_AFTER_S = 1.0
@@ -24,7 +26,7 @@ class MessageConsumer:
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
 
-    def put_on_commit(self, target: str, body: bytes, *, priority: int = 0) -> None:
+    def put_on_commit(self, target: str, body: bytes | str, *, priority: int = 0) -> None:
         """Put an item to queue `target` in the commit that removes the item being processed."""
         self._transaction.put(target, body, priority=priority)
 
@@ -35,6 +37,10 @@ class Listener:
     When the function returns, one commit removes the item and stores the items that the function put on
     commit. After an exception of the function, or trouble with ZooKeeper, the worker rolls back, and the item
     is handed out again as the policy says. The worker then pauses for `backoff`.
+
+    start  False: nothing is taken before start() is called
+
+    Raises ConfigError for arguments that are wrong.
     """
 
     def __init__(
@@ -45,7 +51,22 @@ class Listener:
         *,
         workers: int = 1,
         backoff: Backoff | None = None,
+        start: bool = True,
     ) -> None:
+        if not isinstance(queue, ZkQueue):
+            raise ConfigError(f"queue: {shown(queue)} is no ZkQueue")
+        if not isinstance(source, str):
+            raise ConfigError(
+                f"source: {shown(source)} is not the name of a queue; make a Listener for each queue"
+            )
+        queue.paths(source)
+        if not callable(listener):
+            raise ConfigError(f"listener: {shown(listener)} can't be called")
+        check_limit(workers, "workers")
+        if backoff is not None and not isinstance(backoff, Backoff):
+            raise ConfigError(
+                f"backoff: {shown(backoff)} is no Backoff; give one like Backoff(0.1, maximum=5)"
+            )
         self._queue = queue
         self._source = source
         self._listener = listener
@@ -55,10 +76,23 @@ class Listener:
             threading.Thread(target=self._work, name=f"zk-listener-{source}-{n}", daemon=True)
             for n in range(workers)
         ]
-        for thread in self._threads:
-            thread.start()
+        self._started = False
+        self._mutex = threading.Lock()
+        if start:
+            self.start()
+
+    def start(self) -> None:
+        """Begin to take items; does nothing if they are taken already. Raises Closed after close()."""
+        with self._mutex:
+            if self._stopped.is_set():
+                raise Closed("the listener is closed; make another one")
+            if not self._started:
+                self._started = True
+                for thread in self._threads:
+                    thread.start()
 
     def __enter__(self) -> Self:
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -66,9 +100,10 @@ class Listener:
 
     def close(self) -> None:
         """Stop each worker after its present item, and wait for that; the connection stays open."""
-        self._stopped.set()
+        with self._mutex:
+            self._stopped.set()
         for thread in self._threads:
-            if thread is not threading.current_thread():
+            if self._started and thread is not threading.current_thread():
                 thread.join()
 
     def _work(self) -> None:
@@ -82,6 +117,8 @@ class Listener:
                 if self._queue.session.closed:
                     return
             except KmqError as error:
+                if has_ended(self._queue.session.zk):
+                    return  # the process ends
                 failures += 1
                 log.warning("listener of queue %s: %s", self._source, error)
                 self._stopped.wait(self._backoff.delay(failures))

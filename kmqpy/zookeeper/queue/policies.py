@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.durations import duration_ms
@@ -26,7 +26,11 @@ from kmqpy.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
-    """The content of a meta znode."""
+    """The content of a meta znode: what a Policy remembers of an item.
+
+    taken          how often the item was handed out
+    not_before_ms  the item waits until then, in ms since 1970 UTC
+    """
 
     taken: int = 0
     not_before_ms: int = 0
@@ -54,8 +58,9 @@ class Refusal(Enum):
     """The back-off of the item is not over."""
 
 
+@runtime_checkable
 class Policy(Protocol):
-    """Decides whether an item is handed out."""
+    """Decides whether an item is handed out; threads share it."""
 
     @property
     def counts(self) -> bool:

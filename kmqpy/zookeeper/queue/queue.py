@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -18,7 +19,13 @@ from kmqpy.zookeeper.packets import MAX_PACKET_BYTES
 from kmqpy.zookeeper.queue.candidates import Candidates
 from kmqpy.zookeeper.queue.commit_records import CommitRecords
 from kmqpy.zookeeper.queue.dead_letters import DeadItems
-from kmqpy.zookeeper.queue.layout import QueuePaths, missing_queue, transactions_path
+from kmqpy.zookeeper.queue.layout import (
+    QueuePaths,
+    is_lock,
+    is_queue_name,
+    missing_queue,
+    transactions_path,
+)
 from kmqpy.zookeeper.queue.policies import AtLeastOnce, Policy
 from kmqpy.zookeeper.queue.reads import Reads
 from kmqpy.zookeeper.queue.sessions import SessionWatch
@@ -40,7 +47,9 @@ class ZkQueueSettings:
     """The settings of a ZkQueue; all processes that share a queue should use the same settings.
 
     root                the parent of all queues
-    policy              how often an item is handed out: AtLeastOnce, ConsumeTimes, ConsumeOnce
+    policy              how often an item is handed out: AtLeastOnce, ConsumeTimes, ConsumeOnce, or a Policy
+                        of your own
+    policies            the policies of single queues, by name; all others have `policy`
     strict_fifo         whether no item is handed out while another transaction has an earlier item
     session_timeout_ms  ZooKeeper removes the locks of a killed process after this many ms
     max_packet_bytes    the jute.maxbuffer of the servers; a commit that is not a little smaller
@@ -49,6 +58,7 @@ class ZkQueueSettings:
 
     root: str = "/zms"
     policy: Policy = field(default_factory=AtLeastOnce)
+    policies: Mapping[str, Policy] = field(default_factory=dict)
     strict_fifo: bool = False
     session_timeout_ms: int = 6_000
     max_packet_bytes: int = MAX_PACKET_BYTES
@@ -56,6 +66,36 @@ class ZkQueueSettings:
     def __post_init__(self) -> None:
         if not self.root.startswith("/") or self.root.endswith("/"):
             raise ConfigError(f"root: {self.root!r} must be the path of a znode, like /zms")
+        _check_policy("policy", self.policy)
+        if not isinstance(self.policies, Mapping):
+            raise ConfigError(f"policies: {self.policies!r} must be a dict of queues and their policies")
+        for queue, policy in self.policies.items():
+            QueuePaths(self.root, queue)
+            _check_policy(f"policies[{queue!r}]", policy)
+
+    def policy_of(self, queue: str) -> Policy:
+        """Return the policy of a queue."""
+        return self.policies.get(queue, self.policy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZkQueueStats:
+    """How many items a queue has.
+
+    items  all that are not dead letters, taken ones included
+    taken  those that transactions have taken
+    dead   the dead letters
+    """
+
+    queue: str
+    items: int
+    taken: int
+    dead: int
+
+
+def _check_policy(name: str, policy: object) -> None:
+    if isinstance(policy, type) or not isinstance(policy, Policy):
+        raise ConfigError(f"{name}: {policy!r} is no policy; give one like AtLeastOnce() or ConsumeTimes(3)")
 
 
 class ZkQueue:
@@ -118,6 +158,27 @@ class ZkQueue:
         if stat is None:
             raise missing_queue(self.paths(queue), self.paths(queue).items)
         return int(stat.numChildren)
+
+    def queues(self) -> list[str]:
+        """Return the names of the queues below `root`, sorted; none without `root`. Raises Unavailable."""
+        zk = self.session.zk
+        with unavailable(zk):
+            try:
+                names = filter(is_queue_name, zk.get_children(self.settings.root))
+            except NoNodeError:
+                return []
+            return [name for name in sorted(names) if zk.exists(self.paths(name).items) is not None]
+
+    def stats(self, queue: str) -> ZkQueueStats:
+        """Return how many items a queue has. Raises Unavailable, QueueNotFound."""
+        paths, zk = self.paths(queue), self.session.zk
+        with unavailable(zk):
+            try:
+                taken = sum(map(is_lock, zk.get_children(paths.locks)))
+            except NoNodeError:
+                raise missing_queue(paths, paths.locks) from None
+        dead = self.dead_letters(queue).size()
+        return ZkQueueStats(queue=queue, items=self.size(queue), taken=taken, dead=dead)
 
     def dead_letters(self, queue: str) -> DeadItems:
         """Return the dead letters of a queue: the items that the policy handed out too often."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -93,7 +93,9 @@ class Takes:
     Its methods raise Closed, SessionExpired, and kazoo's errors.
     """
 
-    def __init__(self, session: SessionWatch, reads: Reads, policy: Policy, number: int) -> None:
+    def __init__(
+        self, session: SessionWatch, reads: Reads, policy_of: Callable[[str], Policy], number: int
+    ) -> None:
         self.locks: list[Lock] = []
         """The locks that may be ours."""
         self.number = number
@@ -101,7 +103,7 @@ class Takes:
         self._session = session
         self._zk = session.zk
         self._reads = reads
-        self._policy = policy
+        self._policy_of = policy_of
 
     def take(self, paths: QueuePaths, names: Sequence[str]) -> list[TakeResult]:
         """Lock items, by one request if possible; return for each name its item, or why it was not taken.
@@ -124,16 +126,17 @@ class Takes:
 
         Moves items that were handed out too often to the dlq.
         """
-        counts = self._policy.counts
+        policy = self._policy_of(paths.queue)
+        counts = policy.counts
         metas = self._reads.send([paths.meta(name) for name in names])() if counts else [MISSING] * len(names)
         found: list[_Wanted | NotTaken | KmqError] = []
         for name, (data, stat) in zip(names, metas, strict=True):
             if (unusable := _unusable(paths.meta(name), stat)) is not None:
                 found.append(unusable)
                 continue
-            decision = self._policy.next(Meta.decode(data), SYSTEM_CLOCK.wall_ms())
+            decision = policy.next(Meta.decode(data), SYSTEM_CLOCK.wall_ms())
             if decision is Refusal.TOO_OFTEN:
-                found.append(self._move_to_dlq(paths, name, stat))
+                found.append(self._move_to_dlq(paths, name, Meta.decode(data).taken, stat))
             elif isinstance(decision, Meta):
                 lock = Lock(paths, name, uuid.uuid4().hex, counts)
                 found.append(_Wanted(lock, decision, None if stat is None else stat.version))
@@ -248,8 +251,11 @@ class Takes:
             self._session.check(self.number)
             return None if found is not None else NodeExistsError()
 
-    def _move_to_dlq(self, paths: QueuePaths, name: str, stat: Any) -> NotTaken | KmqError:
-        """Move an item to the dlq, unless another taker has locked it; return why it was not taken."""
+    def _move_to_dlq(self, paths: QueuePaths, name: str, taken: int, stat: Any) -> NotTaken | KmqError:
+        """Move an item to the dlq, unless another taker has locked it; return why it was not taken.
+
+        stat  that of its meta znode; None if there is none, or the policy does not count
+        """
         [(body, item_stat)] = self._reads.send([paths.item(name)])()
         if item_stat is None:
             return NotTaken.GONE
@@ -258,8 +264,9 @@ class Takes:
         multi = self._zk.transaction()
         multi.create(paths.lock(name), ephemeral=True)
         multi.delete(paths.item(name))
-        multi.delete(paths.meta(name), stat.version)
-        multi.create(paths.new_dead_letter(name), body, sequence=True)
+        if stat is not None:
+            multi.delete(paths.meta(name), stat.version)
+        multi.create(paths.new_dead_letter(name, taken), body, sequence=True)
         multi.delete(paths.lock(name))
         error = failure(self._session.get(multi.commit_async()))
         if error is None:

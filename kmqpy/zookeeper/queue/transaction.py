@@ -11,7 +11,15 @@ from kazoo.exceptions import KazooException, NoNodeError, NotEmptyError
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.settings import check_limit
-from kmqpy.errors import Closed, ConfigError, KmqError, RolledBack, SessionExpired, UnknownOutcome
+from kmqpy.errors import (
+    Closed,
+    ConfigError,
+    KmqError,
+    MessageError,
+    RolledBack,
+    SessionExpired,
+    UnknownOutcome,
+)
 from kmqpy.message import MAX_PRIORITY
 from kmqpy.zookeeper.multi_read import MISSING
 from kmqpy.zookeeper.packets import check_multi
@@ -51,7 +59,7 @@ class Transaction:
         self._zk = queue.session.zk
         self._number = queue.session.number
         self._id = uuid.uuid4().hex
-        self._takes = Takes(queue.session, queue.reads, queue.settings.policy, self._number)
+        self._takes = Takes(queue.session, queue.reads, queue.settings.policy_of, self._number)
         self._puts: list[tuple[str, bytes]] = []
         self._record: CommitRecord | None = None
         self._committing = False
@@ -89,13 +97,15 @@ class Transaction:
                 return self._take_in_order(source, limit)
             return self._take_free(source, limit)
 
-    def put(self, target: str, body: bytes, *, priority: int = 0) -> None:
+    def put(self, target: str, body: bytes | str, *, priority: int = 0) -> None:
         """Store an item in queue `target` when the transaction is committed; makes no network call.
 
+        body      text is stored as UTF-8; Item.body is bytes
         priority  0 to 9; a higher one is handed out first
+
+        Raises ConfigError and MessageError for arguments that are wrong, Closed, SessionExpired.
         """
-        if not isinstance(body, bytes):
-            raise ConfigError(f"body: {type(body).__name__} is not bytes")
+        body = _bytes_of(body)
         if not 0 <= priority <= MAX_PRIORITY:
             raise ConfigError(f"priority: {priority} is not from 0 to {MAX_PRIORITY}")
         with self._mutex:
@@ -115,7 +125,10 @@ class Transaction:
             if self.outcome is TransactionOutcome.COMMITTED:
                 return
             if self.outcome is not None or not self._committing:
-                self._check_open()
+                try:
+                    self._check_open()
+                except SessionExpired as error:
+                    raise self._expired(error) from error
             self._record = self._record or self._queue.records.borrow()
             multi = self._multi(self._record)
             check_multi(multi, self._queue.settings.max_packet_bytes, "commit")
@@ -129,8 +142,7 @@ class Transaction:
                     # The commit did not happen: sending it again does no harm.
                     resumed, multi = False, self._multi(self._record)
             except SessionExpired as error:
-                self._end(TransactionOutcome.ROLLED_BACK)
-                raise RolledBack(f"nothing was committed: {error}") from error
+                raise self._expired(error) from error
             except LOST_ANSWER as error:
                 raise UnknownOutcome(
                     f"commit: ZooKeeper at {address(self._zk)} did not answer for "
@@ -180,6 +192,11 @@ class Transaction:
         for source, taken in names.items():
             self._queue.source(source).give_back(taken, free=outcome is not TransactionOutcome.COMMITTED)
         return outcome
+
+    def _expired(self, error: SessionExpired) -> RolledBack:
+        """End the transaction, whose session has ended before its commit; return the error of commit()."""
+        self._end(TransactionOutcome.ROLLED_BACK)
+        return RolledBack(f"nothing was committed: {error}")
 
     def _check_open(self) -> None:
         if self.outcome is not None:
@@ -286,3 +303,15 @@ class Transaction:
         if isinstance(error, NoNodeError):
             return "a lock or an item of it is gone, or a queue that it puts to; make queues with init()"
         return f"{type(error).__name__} {error}".strip()
+
+
+def _bytes_of(body: bytes | str) -> bytes:
+    """Return a body as bytes; raise MessageError if it is neither text nor bytes."""
+    if isinstance(body, str):
+        try:
+            return body.encode()
+        except UnicodeEncodeError as error:
+            raise MessageError(f"body: this text can't be stored as UTF-8: {error}") from None
+    if not isinstance(body, bytes):
+        raise MessageError(f"body: {type(body).__name__} is neither bytes nor text; encode it, say as JSON")
+    return body

@@ -152,6 +152,13 @@ class TestFlow:
         assert kmq.json("queue", "describe", name)["partitions"] == 2
         assert "fewer than the 2" in kmq.error("queue", "alter", name, "--partitions", 1)
 
+    def test_a_queue_that_collapses(self, kmq, queue_name):
+        assert kmq.json("queue", "create", queue_name, "--collapse")["collapse"] is True
+        kmq("queue", "create", queue_name)  # its name alone changes nothing
+        assert kmq.json("queue", "describe", queue_name)["settings"]["collapse"] is True
+        kmq("send", queue_name, '{"a": 1}', '{"a":1}', "x")
+        assert [one["body"] for one in kmq.lines("receive", queue_name, "--max", 3)] == ['{"a": 1}', "x"]
+
     def test_of_the_issue_a_create_with_other_settings_prints_the_whole_alter(self, kmq, name):
         settings = (
             "--lease 7s --max-lease 2h --max-delay 1h --max-redeliveries none --markers jvm --late-acks"

@@ -4,8 +4,10 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from types import SimpleNamespace
 from typing import Any
 
+import pymysql
 import pytest
 from sql_support import Place
 
@@ -130,3 +132,14 @@ def test_who_listens_connects_anew_after_a_failover(place: Place, queue: Queue) 
         (message,) = received.result(60)
         message.ack()
         assert listened.acquire(timeout=30)
+
+
+@pytest.mark.parametrize("place", ["mariadb"], indirect=True)
+def test_errors_are_known_beside_django_which_makes_a_copy_of_pymysql(
+    place: Place, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With install_as_MySQLdb() it imports `MySQLdb.err`, which becomes the attribute `pymysql.err`."""
+    assert place.name == "mariadb"
+    monkeypatch.setattr(pymysql, "err", SimpleNamespace(Error=KeyError, InterfaceError=KeyError))
+    turn_read_only(queue)
+    queue.send("a")

@@ -12,6 +12,7 @@ from sql_support import Place
 
 from kmqpy.errors import ConfigError, MessageError, Unavailable
 from kmqpy.queue import Queue, queue_for, storage_for
+from kmqpy.storages.sql import postgresql
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,20 @@ def test_a_file_that_was_deleted_takes_no_messages(tmp_path: Path, replaced: boo
             queue.send("y")
         with pytest.raises(Unavailable, match=r"queues.db was deleted or replaced"):
             queue.receive()
+
+
+@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
+def test_more_bytes_at_once_than_the_server_takes_are_told(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real server takes 1,022 messages of 1 MiB, and closes the connection at 1,024."""
+    monkeypatch.setattr(postgresql, "MAX_STATEMENT_BYTES", 1_000_000)
+    bodies = [b"x" * 100_000] * 10
+    for options in ({}, {"key": "k" * 20_000}, {"headers": {"h": b"h" * 20_000}}):
+        with pytest.raises(MessageError, match=r"messages: 1\d{6} bytes at once .*, 1000000; send fewer"):
+            queue.send_many(bodies, **options)
+        assert len(queue.send_many(bodies[:8], **options)) == 8
+    assert queue.size() == 24
 
 
 def test_a_message_that_is_too_large_with_its_headers_is_told(queue: Queue, place: Place) -> None:

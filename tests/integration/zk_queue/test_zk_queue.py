@@ -511,6 +511,52 @@ def test_a_listener_commits_with_what_it_puts_and_rolls_back_failures(make):
     assert queue.session.zk.connected
 
 
+def test_a_listener_puts_text(make):
+    queue = make()
+    with Listener(queue, "in", lambda consumer, item: consumer.put_on_commit("out", "größer")):
+        put(queue, b"a")
+        until(lambda: queue.size("out") == 1)
+    assert drained(queue, "out") == ["größer".encode()]
+
+
+@pytest.mark.parametrize("body", [5, None, bytearray(b"x"), {"a": 1}, "\ud800"])
+def test_what_is_neither_text_nor_bytes_is_no_body(make, body):
+    with make().transaction() as tx, pytest.raises(MessageError, match=r"^body: "):
+        tx.put("out", body)
+
+
+def test_a_listener_takes_nothing_before_its_start(make):
+    queue = make()
+    seen = threading.Event()
+    listener = Listener(queue, "in", lambda _consumer, _item: seen.set(), start=False)
+    put(queue, b"a")
+    assert not seen.wait(0.3)
+    listener.start()
+    listener.start()
+    assert seen.wait(10)
+    listener.close()
+    with pytest.raises(Closed):
+        listener.start()
+    Listener(queue, "in", print, start=False).close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((["in", "out"], print), r"^source: .*'in', 'out'"),
+        (("a/b", print), r"^queue: 'a/b'"),
+        (("in", "print"), r"^listener: 'print' can't be called"),
+        (("in", print, {"workers": 0}), r"^workers: 0"),
+        (("in", print, {"workers": 1.5}), r"^workers: 1.5"),
+        (("in", print, {"backoff": 3}), r"^backoff: 3"),
+    ],
+)
+def test_arguments_of_a_listener_are_checked(make, arguments, error):
+    source, listener, *more = arguments
+    with pytest.raises(ConfigError, match=error):
+        Listener(make(), source, listener, **(more[0] if more else {}))
+
+
 def test_names_of_commits_of_dead_clients_are_removed_after_a_day(make, zk, monkeypatch):
     queue = make()
     left = f"{queue.settings.root}/.transactions/left"

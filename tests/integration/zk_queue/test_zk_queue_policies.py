@@ -9,6 +9,8 @@ from kmqpy.zookeeper.queue import (
     AtLeastOnce,
     ConsumeOnce,
     ConsumeTimes,
+    Meta,
+    Refusal,
     dead_letters,
 )
 
@@ -24,9 +26,15 @@ def dead(make):
     return queue, queue.dead_letters("in")
 
 
+def first_dead(zk, queue):
+    """The path of a queue's first dead letter."""
+    parent = queue.paths("in").dead_letters
+    return f"{parent}/{min(zk.get_children(parent))}"
+
+
 def test_a_dead_letter_with_znodes_of_others_below_it_holds_up_no_other(dead, zk, monkeypatch):
     queue, dead = dead
-    put_below(zk, queue.paths("in").dead_letter(dead.list()[0].name))
+    put_below(zk, first_dead(zk, queue))
     monkeypatch.setattr(dead_letters, "_REQUESTS_AT_ONCE", 1)
     for call in dead.redrive, dead.purge:
         with pytest.raises(ConfigError, match="znodes of others below it"):
@@ -38,7 +46,7 @@ def test_a_dead_letter_with_znodes_of_others_below_it_holds_up_no_other(dead, zk
 def test_a_dead_letter_that_we_may_not_read_holds_up_no_other(dead, zk, monkeypatch, together):
     monkeypatch.setattr(dead_letters, "_REQUESTS_AT_ONCE", together)
     queue, dead = dead
-    forbid(zk, queue.paths("in").dead_letter(dead.list()[0].name))
+    forbid(zk, first_dead(zk, queue))
     assert (len(dead.list()), dead.redrive(), queue.size("in")) == (2, 2, 2)
     for call in dead.list, dead.redrive:
         with pytest.raises(AccessDenied):
@@ -78,6 +86,7 @@ def test_dead_letters_are_listed_redriven_and_purged(make):
     dead = queue.dead_letters("in")
     first, second = dead.list(2)
     assert (first.queue, first.body, second.body) == ("in", b"urgent", b"0")
+    assert (first.name, first.taken, second.name) == ("item-p5-0000000150", 1, "item-0000000000")
     assert queue.session.zk.exists(queue.paths("in").items).mtime <= first.died_ms
     assert dead.redrive([first.name, first.name, "item-0000009999"]) == 1
     assert dead.purge([first.name, second.name]) == 1
@@ -95,6 +104,42 @@ def test_what_is_no_name_of_a_dead_letter_is_refused(make, name):
     for call in dead.redrive, dead.purge:
         with pytest.raises(ConfigError, match=r"names: .* is not the name of a dead letter"):
             call([name])
+
+
+def test_dead_letters_that_were_numbered_anew_are_read_too(make, zk, dead):
+    queue, letters = dead
+    zk.create(f"{queue.paths('in').dead_letters}/item-p5-0000000007", b"old")
+    old = letters.list()[0]
+    assert (old.name, old.body, old.taken) == ("item-p5-0000000007", b"old", None)
+    assert (letters.size(), letters.redrive(["item-p5-0000000007"]), letters.size()) == (4, 1, 3)
+
+
+def test_each_queue_has_its_own_policy(make):
+    queue = make(policy=ConsumeTimes(2), policies={"in": ConsumeOnce(), "other": AtLeastOnce()})
+    for name in ("in", "out", "other"):
+        put(queue, b"a", target=name)
+        for _ in range(3):
+            with queue.transaction() as tx:
+                tx.try_take(name)
+    dead = [[(one.name, one.taken) for one in queue.dead_letters(q).list()] for q in ("in", "out", "other")]
+    assert dead == [[("item-0000000000", 1)], [("item-0000000000", 2)], []]
+
+
+class Refuses:
+    """A policy of a user: never hands out, and counts nothing."""
+
+    counts = False
+
+    def next(self, meta, now_ms):
+        assert isinstance(meta, Meta)
+        return Refusal.TOO_OFTEN
+
+
+def test_a_policy_of_the_user_may_refuse_without_a_count(make):
+    queue = make(policies={"in": Refuses()})
+    put(queue, b"a")
+    assert drained(queue) == []
+    assert [(one.body, one.taken) for one in queue.dead_letters("in").list()] == [(b"a", 0)]
 
 
 def test_dead_letters_of_a_queue_that_is_missing(make):
