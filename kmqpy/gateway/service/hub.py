@@ -167,16 +167,17 @@ class Hub:
 
     async def watch(self, storage: Storage, answer: Awaitable[T]) -> T:
         """Await a short call of a storage, which shows whether that answers, as requests of clients do."""
-        pulse, call = self._pulse_of(storage), object()
+        pulse = self._pulse_of(storage)
+        call = object()
         pulse.begin(call, self._clock.monotonic())
         try:
             result = await answer
         except Unavailable:
-            pulse.fail(self._clock.monotonic())
+            self.note(storage, answered=False)
             raise
         finally:
             pulse.end(call)
-        pulse.answer(self._clock.monotonic())
+        self.note(storage, answered=True)
         return result
 
     def _pulse_of(self, storage: Storage) -> Pulse:

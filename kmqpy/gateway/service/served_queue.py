@@ -15,7 +15,7 @@ from kmqpy.core.durations import MIN_LEASE_MS
 from kmqpy.gateway.service.claims import Claims, Said
 from kmqpy.gateway.service.estimate import Estimate
 from kmqpy.gateway.service.ids import WireIds
-from kmqpy.gateway.service.patience import be_patient, current_patience
+from kmqpy.gateway.service.patience import be_patient
 from kmqpy.gateway.service.shelf import Shelf
 from kmqpy.message import Headers, Message, OutgoingMessage
 from kmqpy.queue import Queue
@@ -170,9 +170,7 @@ class ServedQueue:
         messages = await self.take_here(limit, lease_s)
         if messages or self._elsewhere is None:
             return messages, ""
-        if (patience := current_patience.get()) is not None:
-            patience.be_long()  # it is no longer our storage that is waited for
-        be_patient()
+        be_patient()  # it is no longer our storage that is waited for
         found, why_none = await self._elsewhere.take(self.unique_id, limit, lease_s)
         self._note_handed_out(found, lease_s)
         return found, why_none
