@@ -70,7 +70,7 @@ class Acknowledger(StreamingQueryListener):
         queue: QueueSettings,
         connection: KafkaConnection,
         ids: TopicIds,
-        skipped: SkippedMessages,
+        skipped: SkippedMessages | None = None,
     ) -> None:
         self._spark = spark
         self._queue = queue
@@ -207,6 +207,8 @@ class Acknowledger(StreamingQueryListener):
     # --------------------------------------------------------------------------------------------------
 
     def _report_skipped(self, progress: StreamingQueryProgress) -> None:
+        if self.skipped is None:
+            return
         if self._run_of_metric.keys() & progress.observedMetrics.keys():  # other queries may be of others
             self.skipped.report(progress.sources)
 

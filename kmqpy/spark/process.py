@@ -240,7 +240,8 @@ class Processing:
         topic = Topics(self.connection).check(self.queue).queue
         bind_checkpoint(self.spark, checkpoint, _QUEUE_FILE, self.queue.name, {"topic_id": topic.topic_id})
         if self._acknowledger is not None:
-            self._acknowledger.skipped.look()
+            if self._acknowledger.skipped is not None:
+                self._acknowledger.skipped.look()
             self._acknowledger.split_failed(backoff, RememberedFailures(self.spark, checkpoint))
         if ok is not None:
             policy = FailurePolicy(queue=self.queue, backoff=backoff)

@@ -1,5 +1,6 @@
 """Iceberg tables of a SQLite catalog: each row once, for pyiceberg and Arrow. Kafka is not needed."""
 
+import datetime as dt
 import sys
 from datetime import date
 from pathlib import Path
@@ -274,9 +275,14 @@ def test_without_the_extra(monkeypatch, capsys):
     ]
 
 
-def test_a_session_without_the_setting(spark, options):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(target := target_of(sink_of(options), NOWHERE)), "settings", {"spark.x": "y"})
-        spark.conf.set("spark.x", "z")
-        with pytest.raises(ConfigError, match=r"Spark: spark\.x is z; an Iceberg table needs y"):
-            target.check(spark, parse_schema(spark, "id int"))
+def test_a_session_that_writes_other_timestamps(spark, options):
+    spark.conf.set("spark.sql.parquet.outputTimestampType", "INT96")  # no type of Iceberg
+    try:
+        target, schema = target_of(sink_of(options), NOWHERE), parse_schema(spark, "at timestamp")
+        target.check(spark, with_origin(schema))
+        at = dt.datetime(9999, 12, 31, tzinfo=dt.UTC)
+        target.write(spark.createDataFrame([(at, 0, 0, 0, False)], with_copy(schema)), 0, "a")
+        (row,) = target.read(spark, with_origin(schema)).selectExpr("unix_micros(at) at").collect()
+        assert row["at"] == round(at.timestamp() * 10**6)
+    finally:
+        spark.conf.unset("spark.sql.parquet.outputTimestampType")

@@ -280,3 +280,34 @@ def test_the_command_prints_the_cause_of_a_failure(spark, tmp_path, monkeypatch)
     done = CliRunner().invoke(kmq, ["pipeline", "q", "--schema", "id int", "--out", str(tmp_path)])
     assert done.exit_code != 0
     assert "Spark: IOException: full" in done.output
+
+
+@pytest.mark.parametrize("by_function", [False, True])
+def test_values_that_a_sink_cant_hold_are_refused_and_the_batch_goes_on(
+    spark, make_queue, tmp_path, by_function
+):
+    queue = make_queue(1)
+    bodies = [
+        rb'{"day": "__HIVE_DEFAULT_PARTITION__"}',
+        json.dumps({"day": "x" * 252}).encode(),
+        b'{"day": null}',
+    ]
+    bodies += [b'{"day": "a"}', rb'{"day": "\ud800"}', *([] if by_function else [b'{"day": "\xff"}'])]
+    for body in bodies:
+        queue.producer().send(body)
+    function = (
+        (lambda frame: frame.assign(day=frame["value"].map(lambda one: json.loads(one)["day"])))
+        if by_function
+        else None
+    )
+    sink = Sink(path=str(tmp_path / "rows"), partition_by=("day",))
+    assert run_pipeline(
+        spark, queue.settings, queue.connection, schema="day string", sink=sink, function=function
+    )
+    assert {path.name for path in (tmp_path / "rows").iterdir()} == {
+        "day=a",
+        "day=__HIVE_DEFAULT_PARTITION__",
+    }
+    assert spark.read.parquet(str(tmp_path / "rows")).count() == 2
+    # A function's text that is no text may be another one the next time.
+    assert pipeline.dead_letters(queue.connection, queue.settings) == (2 if by_function else 4)
