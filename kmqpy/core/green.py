@@ -27,7 +27,7 @@ def green_library() -> str | None:
 
 
 def tell_once() -> None:
-    """Log, once in a process whose threads are greenlets, what that means for clients of Kafka and ZooKeeper."""
+    """Log, once in a process whose threads are greenlets, what that means for Kafka and ZooKeeper."""
     library = green_library()
     if library is None or _told:
         return
