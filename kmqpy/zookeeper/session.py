@@ -36,6 +36,7 @@ from kazoo.security import ACL, CREATOR_ALL_ACL, Id, Permissions
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.first_contact import Service, note_answer, patience_s
 from kmqpy.core.forks import ForkGuard
+from kmqpy.core.green import green_library, tell_once
 from kmqpy.errors import AccessDenied, ConfigError, MissingExtra, Unavailable
 from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity, check_zookeeper
 
@@ -299,6 +300,8 @@ def new_client(zookeeper: ZooKeeperConnection, session_timeout_ms: int = 6_000) 
     Raises ConfigError if a file of `zookeeper.security` can't be used, and MissingExtra if its scheme is
     "sasl" and the extra kmqpy[sasl] is not installed.
     """
+    if green_library() == "eventlet":
+        tell_once()
     hosts, security = check_zookeeper(zookeeper).hosts, zookeeper.security
     if _kazoo_log.level == logging.NOTSET:
         _kazoo_log.setLevel(logging.ERROR)

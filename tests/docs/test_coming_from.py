@@ -10,7 +10,7 @@ from kmqpy import KmqClient, Message, Queue, QueueSettings, Retry, Worker
 from kmqpy.core import foreign_names
 from kmqpy.kafka.client.client_options import ClientOptions
 from kmqpy.kafka.storage import KafkaStorage
-from kmqpy.queue import Capabilities, DeadLetters, Storage
+from kmqpy.queue import Capabilities, DeadLetters, Storage, storage_for
 from kmqpy.storages.settings import StoredQueueSettings
 from tracker.settings import TrackerSettings
 
@@ -81,6 +81,7 @@ def test_the_settings_exist():
         *inspect.signature(KafkaStorage.alter).parameters,
         *ClientOptions.__annotations__,
         *Capabilities.__dataclass_fields__,
+        storage_for.__name__,
     }
     assert settings - known == set()
 

@@ -11,6 +11,7 @@ from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import Duration, duration_ms, lease_duration_ms
 from kmqpy.core.forks import ForkGuard
+from kmqpy.core.green import tell_once
 from kmqpy.core.settings import check_limit
 from kmqpy.errors import Closed, ConfigError, Unavailable
 from kmqpy.kafka.client.housekeeper import Housekeeper
@@ -82,6 +83,7 @@ class QueueConsumer:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         check_limit(max_in_flight, "max_in_flight")
+        tell_once()
         self._connection = connection
         self._queue = queue
         self._guard = ForkGuard(f"the client of queue {self._queue.name!r}")

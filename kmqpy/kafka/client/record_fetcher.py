@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from kmqpy.core.green import wait_for
 from kmqpy.core.int64 import INT64_MAX
 
 
@@ -35,7 +37,7 @@ class RecordFetcher:
         # Two calls, because consume(n, t) waits for n records, or until t is over.
         records, self._ahead = self._ahead[:max_records], self._ahead[max_records:]
         if not records:
-            records = self._consumer.consume(1, wait_s)
+            records = wait_for(partial(self._consumer.consume, 1), wait_s)
         if records and max_records > len(records):
             records += self._consumer.consume(max_records - len(records), 0)
         return records
