@@ -3,12 +3,11 @@
 import json
 import re
 import sqlite3
-from contextlib import contextmanager
 
 import pytest
 import sqlalchemy
 
-from kmqpy.errors import ConfigError, QueueNotFound, Unavailable
+from kmqpy.errors import ConfigError, QueueNotFound
 from kmqpy.queue import queue_for, storage_for
 from kmqpy.storages.sql.connections import Connections
 from kmqpy.storages.sql.dialect import Picked
@@ -58,14 +57,17 @@ def test_a_path_without_its_slash_is_not_cut_short(tmp_path, monkeypatch):
 
 
 def test_a_file_that_another_process_is_just_making_is_waited_for(tmp_path, monkeypatch):
-    real, busy = Connections.inspect, [Unavailable("database is locked")]
+    locked = sqlite3.OperationalError("database is locked")
+    locked.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    real, busy = Connections.inspect, [locked]
 
-    @contextmanager
-    def inspect(connections):
-        if busy:
-            raise busy.pop()
-        with real(connections) as found:
-            yield found
+    def inspect(connections, work):
+        def look(found):
+            if busy:
+                raise busy.pop()
+            return work(found)
+
+        return real(connections, look)
 
     monkeypatch.setattr(Connections, "inspect", inspect)
     storage_for(f"sqlite:///{tmp_path}/x.db").close()

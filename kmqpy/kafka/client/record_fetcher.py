@@ -8,7 +8,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from kmqpy.core.green import wait_for
+from kmqpy.core.green import green_library, wait_for
 from kmqpy.core.int64 import INT64_MAX
 
 
@@ -36,8 +36,10 @@ class RecordFetcher:
         """Return up to `max_records` records and errors; waits at most `wait_s` for the first."""
         # Two calls, because consume(n, t) waits for n records, or until t is over.
         records, self._ahead = self._ahead[:max_records], self._ahead[max_records:]
-        if not records:
+        if not records and green_library() is not None:
             records = wait_for(partial(self._consumer.consume, 1), wait_s)
+        elif not records:
+            records = self._consumer.consume(1, wait_s)
         if records and max_records > len(records):
             records += self._consumer.consume(max_records - len(records), 0)
         return records

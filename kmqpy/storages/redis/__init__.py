@@ -54,7 +54,7 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None, *, engine: A
         raise
 
 
-def _server_settings(url: QueueUrl, *, secure: bool, engine: Any) -> ServerSettings:
+def _server_settings(url: QueueUrl, *, secure: bool, engine: Any = None) -> ServerSettings:
     from kmqpy.storages.redis.server import ServerSettings
 
     more = _limits(url)
