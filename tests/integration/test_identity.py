@@ -8,8 +8,8 @@ import time
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import NewPartitions, NewTopic
-from support import bodies, collect, delete_topic, until
+from confluent_kafka.admin import NewPartitions
+from support import bodies, collect, delete_topic, make_topic, until
 
 from kmqpy.cli.app import run
 from kmqpy.core.backoff import Backoff
@@ -205,8 +205,7 @@ def test_r24_a_markers_topic_made_anew_alone_costs_no_message(queue):
     taken = collect(client, 5, lease=LEASE_S)
     until(lambda: queue.committed() == 5)
     markers = queue.settings.markers_topic
-    queue.topics._admin.delete_topics([markers])[markers].result(60)
-    until(lambda: not queue.topics.describe([markers]))
+    delete_topic(queue.topics, markers)
     queue.topics.create(queue.settings, 1)
     queue.send("m5", "m6")
     taken += collect(client, 2, lease=LEASE_S)
@@ -308,8 +307,7 @@ def test_r19_partitions_that_a_tracker_can_not_add_are_named(make_queue, monkeyp
 def make_alone_anew(queue, topic, partitions=1):
     """As with Kafka's own tools; whatever else is of the queue stays."""
     delete_topic(queue.topics, topic)
-    queue.topics._admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(60)
-    until(lambda: topic in queue.topics.describe([topic]))
+    make_topic(queue.topics, topic, partitions)
 
 
 def knows_topics(queue):
