@@ -9,7 +9,7 @@ import time
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import NewPartitions
-from support import bodies, collect, delete_topic, make_topic, until
+from support import bodies, collect, delete_topic, make_topic, until, value
 
 from kmqpy.cli.app import run
 from kmqpy.core.backoff import Backoff
@@ -21,6 +21,7 @@ from kmqpy.kafka.admin.findings import Kind
 from kmqpy.kafka.client.offset_commits import Commit, commit_metadata
 from kmqpy.kafka.dead_letters import KafkaDeadLetters
 from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.settings import SETTINGS_TOPIC, QueueSettings
 from kmqpy.kafka.settings_mirror import SettingsMirror, check_topics, settings_of
 from kmqpy.kafka.topic_identity import TopicIds
@@ -139,6 +140,43 @@ def test_r24_receipts_are_of_the_topic_also_to_a_client_that_only_acknowledges(q
         with pytest.raises(ReceiptError, match="deleted since"):
             finish(old.receipt)
     assert queue.ended() == {0}
+
+
+@pytest.mark.parametrize("late_acks", [False, True])
+def test_r24_an_old_receipt_ends_no_message_also_of_a_client_that_can_not_know(
+    make_queue, monkeypatch, late_acks
+):
+    """Neither one that is in flight, nor its copy."""
+    queue = make_queue(markers="range", late_acks=late_acks)
+    sent = [f"m{number}" for number in range(4)]
+    queue.send(*sent)
+    unaware = queue.client(instance_id="unaware")
+    with queue.client() as client:
+        old = [one.receipt for one in collect(client, 4, lease=LEASE_S)]
+    unaware.ack()  # from now on, it knows the topic
+    monkeypatch.setattr(unaware._consumer.current._topics, "look", lambda: None)
+    make_anew(queue)
+    queue.send(*sent)
+    client = queue.client()
+    new = collect(client, 4, lease=1.0 if late_acks else LEASE_S)
+    client.ack(new[3].receipt, confirmed=True)
+    tracker = queue.tracker()
+    if late_acks:
+        until(lambda: sum(queue.copies().values()) == 7, what=queue.copies)
+    unaware.ack(old[0], confirmed=True)
+    unaware.dead_letter(old[1], confirmed=True)
+    unaware.nack(old[2], confirmed=True)
+    if late_acks:
+        assert sorted(bodies(collect(client, 3))) == sent[:3]
+    else:
+        part = tracker._partitions[queue.name, 0]
+        until(lambda: len(part.state) == 3)
+        assert [(entry.offset, entry.state) for entry in part.state.in_order()] == [
+            (offset, EntryState.LEASED) for offset in range(3)
+        ]
+        assert value(tracker, queue.name, "undecodable_markers") == 0
+        found = stats.queue_stats(queue.connection, queue.settings)
+        assert (found.depth, found.in_flight) == (0, 3)
 
 
 @pytest.mark.parametrize("as_receipts", [False, True])

@@ -68,7 +68,7 @@ class FakeWriter:
         for place in places:
             self.put_one(Marker(*place, Op.NACK, counts=False))
 
-    def put(self, items):
+    def put(self, items, **_):
         for item in items:
             self.put_one(item)
 
