@@ -240,6 +240,8 @@ class KmqClient:
 
     def _opened_sender(self) -> QueueSender:
         self._consumer.check_open()  # before the lock, which may be held for ever in a child
+        if (opened := self._sender) is not None:  # a handler of a signal may send while its thread does
+            return opened
         with self._opening:
             self._consumer.check_open()
             if self._sender is None:
@@ -247,7 +249,7 @@ class KmqClient:
                 self._sender = QueueSender(
                     settings,
                     self._connection,
-                    self._shared.producer(),
+                    self._shared.producer,
                     self._limits,
                     partitions=lambda: topics.check(settings).partitions,
                     telemetry=self._telemetry,

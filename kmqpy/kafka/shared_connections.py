@@ -21,9 +21,9 @@ _FLUSH_TIMEOUT_S = 5
 
 
 class SharedConnections:
-    """The producer, the Topics and the Admin of several queues; for any thread.
+    """The producers, the Topics and the Admin of several queues; for any thread.
 
-    The producer and the Topics connect when they are first asked for, the Admin in its first call.
+    Producers and the Topics connect when they are first asked for, the Admin in its first call.
     """
 
     def __init__(
@@ -39,18 +39,20 @@ class SharedConnections:
         self._limits = limits
         self._guard = ForkGuard("the connections of a storage")
         self._opening = threading.Lock()
-        self._producer: RenewedProducer | None = None
+        self._producers: dict[bool, RenewedProducer] = {}
+        """That of single messages, and (True) that of batches."""
         self._topics: Topics | None = None
         self._administering = threading.RLock()
         self._admin = Admin(connection, zookeeper, clock=clock)
 
-    def producer(self) -> RenewedProducer:
-        """The producer that sends the messages of all queues."""
+    def producer(self, messages: int) -> RenewedProducer:
+        """The producer that sends so many messages at once, of all queues."""
         self._guard.raise_if_inherited()  # before the lock, which may be held for ever in a child
         with self._opening:
-            if self._producer is None:
-                self._producer = new_producer(self.connection, self._limits)
-            return self._producer
+            lingers = messages > 1
+            if lingers not in self._producers:
+                self._producers[lingers] = new_producer(self.connection, self._limits, lingers=lingers)
+            return self._producers[lingers]
 
     def topics(self) -> Topics:
         """The Topics that describe the topics of all queues."""
@@ -75,8 +77,8 @@ class SharedConnections:
         if self._guard.inherited:
             return
         with self._opening:
-            producer, self._producer = self._producer, None
-        if producer is not None:
+            producers, self._producers = self._producers, {}
+        for producer in producers.values():
             producer.flush(_FLUSH_TIMEOUT_S)
         with self._administering:
             self._admin.close()
