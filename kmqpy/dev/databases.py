@@ -10,14 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
-from kmqpy.dev import mariadb, postgresql, redis, watchdog
+from kmqpy.dev import mariadb, mysql, postgresql, redis, watchdog
 from kmqpy.dev.database_kind import DatabaseKind
 from kmqpy.dev.ports import free_ports, is_free
 from kmqpy.dev.programs import hand_over, process_owner
 from kmqpy.dev.server import Server, check_platform
 from kmqpy.errors import ClusterError, ConfigError
 
-KINDS = {kind.name: kind for kind in (postgresql.KIND, redis.REDIS, redis.VALKEY, mariadb.KIND)}
+KINDS = {kind.name: kind for kind in (postgresql.KIND, redis.REDIS, redis.VALKEY, mariadb.KIND, mysql.KIND)}
 PORT_ATTEMPTS = 3
 """The most ports that start() tries for a server while other processes take them; then it fails."""
 

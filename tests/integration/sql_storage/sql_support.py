@@ -11,6 +11,7 @@ DRIVERS = {
     "sqlite": "sqlite+pysqlite",
     "postgresql": "postgresql+psycopg",
     "mariadb": "mariadb+pymysql",
+    "mysql": "mysql+pymysql",
 }
 
 
