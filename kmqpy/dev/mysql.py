@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,12 +14,10 @@ from kmqpy.dev.programs import hand_over, made_once, on_path, process_owner
 INSTALL_ADVICE = "install MySQL so that `mysqld` is on the PATH"
 _PACKAGE = "mysql-server-core"
 _PROGRAM = "usr/sbin/mysqld"
-# The creation and each start have the same options, as with MariaDB; keys for TLS would cost a second.
+# The creation and each start have the same options, as with MariaDB.
 _OPTIONS = {
     "secure-file-priv": "NULL",
     "innodb-redo-log-capacity": "16M",
-    "auto-generate-certs": "OFF",
-    "caching-sha2-password-auto-generate-rsa-keys": "OFF",
     "mysqlx": "OFF",
     "skip-log-bin": "",
     "performance-schema": "OFF",
@@ -48,7 +47,8 @@ def _create(programs: Sequence[Path], folder: Path, group: int) -> None:
     (server,) = programs
     data = folder / "data"
     status = server.resolve().stat()
-    kept = f"mysql-data-{status.st_size}-{status.st_mtime_ns}-{os.geteuid()}"
+    made_by = (status.st_size, status.st_mtime_ns, os.geteuid(), _OPTIONS)
+    kept = f"mysql-data-{zlib.crc32(repr(made_by).encode()):08x}"
 
     def make(target: Path) -> None:
         first = folder / "first.sql"

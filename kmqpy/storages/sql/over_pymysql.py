@@ -42,8 +42,10 @@ _CONNECT_CODES = {2003, 2013, 2026}  # among them TLS that one end refuses
 _UNDONE_CODES = {1020, 1040, 1203, 1205, 1213, 2002, 2003, 2005, 3101}  # 3101: Group Replication
 _MISPLACED_CODES = {1047, 1290, 1792, 1836}  # read-only; 1047: a node that has left its Galera cluster
 _BROKEN_CODES = {0, 1053, 1152, 1153, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 2014, 4031}
-_MAX_INSERT_BYTES, _MAX_INSERT_ROWS = 2**20, 1_000
+_MAX_INSERT_BYTES, _MAX_INSERT_ROWS = 3 * 2**20, 1_000
 """The most bytes and rows of one INSERT; put() sends the rest by others. A larger row has its own INSERT."""
+_ROW_BYTES, _MARGIN_BYTES = 640, 2**16
+"""What a row's statement has beside its values, and what a packet is to have beside the rows."""
 MAX_MESSAGE_BYTES = 7 * 2**20
 """The largest message, in packets of 16 MiB (max_allowed_packet): a body is sent as hexadecimal digits."""
 _DIGESTS_PER_QUERY = 500
@@ -68,6 +70,7 @@ class OverPyMySql(ServerDialect):
     is_one_statement = False
     waits_ms = 200
     sql_mode: str
+    _packet_bytes = 2**24
 
     def engine(self) -> sqlalchemy.Engine:
         """See Dialect."""
@@ -164,7 +167,7 @@ class OverPyMySql(ServerDialect):
             return []
         _, step = cursor.fetchone()
         ids: list[int] = []
-        for some in _portions(rows, self.name):
+        for some in _portions(rows, self.name, self._packet_bytes):
             values = [
                 cursor.mogrify(
                     self.sql["put_row"],
@@ -234,22 +237,29 @@ class OverPyMySql(ServerDialect):
         with connection.cursor() as cursor:
             cursor.execute(_ISOLATION)
             cursor.execute(_SESSION, (self.sql_mode,))
+            cursor.execute("SELECT @@max_allowed_packet")
+            (self._packet_bytes,) = cursor.fetchone()
         answer_s = max(_ANSWER_TIMEOUT_S, self._pool["pool_timeout"])
         connection._read_timeout = connection._write_timeout = answer_s
 
 
-def _portions(rows: Sequence[NewRow], name: str) -> Iterator[list[NewRow]]:
+def _portions(rows: Sequence[NewRow], name: str, packet_bytes: int) -> Iterator[list[NewRow]]:
     """The rows in groups, one for each INSERT; raises MessageError for a row that is too large."""
+    packet_bytes -= _MARGIN_BYTES
+    most = min(MAX_MESSAGE_BYTES, (packet_bytes - _ROW_BYTES) // 2)
     portion: list[NewRow] = []
     size = 0
     for row in rows:
         more = len(row.body) + len(row.key or b"") + len(headers_bytes(row.headers) or b"")
-        if more > MAX_MESSAGE_BYTES:
+        if more > most:
+            advice = "" if most == MAX_MESSAGE_BYTES else "; its max_allowed_packet may be raised"
             raise MessageError(
-                f"message: {more} bytes with key and headers are more than {name} takes, {MAX_MESSAGE_BYTES}"
+                f"message: {more} bytes with key and headers are more than {name} takes, {most}{advice}"
             )
-        if portion and (len(portion) >= _MAX_INSERT_ROWS or size + more > _MAX_INSERT_BYTES):
-            yield portion
+        more = 2 * more + _ROW_BYTES
+        if len(portion) >= _MAX_INSERT_ROWS or size + more > min(_MAX_INSERT_BYTES, packet_bytes):
+            if portion:
+                yield portion
             portion, size = [], 0
         portion.append(row)
         size += more
