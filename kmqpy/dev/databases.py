@@ -30,8 +30,8 @@ class Databases:
     data and logs stay there; the next start with this folder uses them again, and also the same ports if they
     are free.
 
-    Data that a server acknowledged survives a kill of this server: PostgreSQL and MariaDB sync each commit,
-    Redis and Valkey write an append-only file, which they sync each second. `settings` has options for the
+    Data that a server acknowledged survives a kill of this server: PostgreSQL, MariaDB and MySQL sync each
+    commit, Redis and Valkey write an append-only file, which they sync each second. `settings` has options for the
     command lines of servers, by the names of the servers; these options override the defaults:
     `{"redis": {"appendfsync": "always"}}`.
     """

@@ -44,7 +44,7 @@ def _is_wanted(member: str) -> bool:
 
 def _create(programs: Sequence[Path], folder: Path, group: int) -> None:
     """Copy the empty database of an earlier start, which takes MySQL 10 s to make; make it the first time."""
-    (server,) = programs
+    server, *_ = programs
     data = folder / "data"
     status = server.resolve().stat()
     made_by = (status.st_size, status.st_mtime_ns, os.geteuid(), _OPTIONS)
@@ -64,7 +64,7 @@ def _create(programs: Sequence[Path], folder: Path, group: int) -> None:
 
 
 def _command(programs: Sequence[Path], folder: Path, port: int, settings: Mapping[str, str]) -> list[str]:
-    (server,) = programs
+    server, *_ = programs
     config = {
         "datadir": str(folder / "data"),
         "bind-address": "127.0.0.1",
