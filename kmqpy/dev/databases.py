@@ -31,8 +31,8 @@ class Databases:
     are free.
 
     Data that a server acknowledged survives a kill of this server: PostgreSQL, MariaDB and MySQL sync each
-    commit, Redis and Valkey write an append-only file, which they sync each second. `settings` has options for the
-    command lines of servers, by the names of the servers; these options override the defaults:
+    commit, Redis and Valkey write an append-only file, which they sync each second. `settings` has options
+    for the command lines of servers, by the names of the servers; these options override the defaults:
     `{"redis": {"appendfsync": "always"}}`.
     """
 
