@@ -43,8 +43,8 @@ from kmqpy.gateway.keys.access import Access
 from kmqpy.gateway.keys.stores import KeyStore
 from kmqpy.gateway.limits import Limits
 from kmqpy.gateway.metrics import DEFAULT, GatewayMetrics
-from kmqpy.gateway.service.hub import Hub, make_queue
-from kmqpy.gateway.service.moves import MOVES_QUEUE, Moves
+from kmqpy.gateway.service.hub import Hub
+from kmqpy.gateway.service.moves import DEFAULT_ROOT, Moves
 from kmqpy.gateway.service.pulse import QUICK_S
 from kmqpy.gateway.tls import check_tls
 from kmqpy.gateway.tracker_process import TrackerProcess
@@ -80,7 +80,7 @@ class GatewaySettings:
     cluster        the name of the cluster in the names of services, for discovery
     discovery      ZooKeeper, where the gateway registers; None: it does not
     peers          ZooKeeper, where gateways of the same queues on Kafka find each other; None: they do not
-    root           the znode of kmqpy's there
+    roots          kmqpy's znode of each storage on Kafka, by the storage's name; the first is that of peers
     advertise      host name that clients and gateways find there; None: `host`, or the machine's name
     drain_s        seconds from the withdrawal to the end of serving
     quick_s        requests are given up when their storage has answered nobody for so many seconds
@@ -95,7 +95,7 @@ class GatewaySettings:
     cluster: str = ""
     discovery: ZooKeeperConnection | None = None
     peers: ZooKeeperConnection | None = None
-    root: str = "/kmq"
+    roots: Mapping[str, str] = field(default_factory=dict)
     advertise: str | None = None
     drain_s: float = 2.0
     quick_s: float = QUICK_S
@@ -150,6 +150,7 @@ class Gateway:
         self._moves = Moves(
             self._hub,
             list(dict.fromkeys(storages.values())),
+            roots={storages[name]: root for name, root in settings.roots.items()},
             on_end=lambda outcome: self._metrics.moves.labels(outcome).inc(),
         )
         access = Access(
@@ -238,13 +239,11 @@ class Gateway:
         (self._hurry if self._stop.is_set() else self._stop).set()
 
     def _warm_up(self) -> None:
-        """Open what the first send would have to wait for: KMQ.moves is made, and a producer connects."""
+        """Open what the first send would have to wait for."""
         for storage in self._storages.values():
             if not storage.capabilities.immediate:
                 try:
-                    make_queue(storage, MOVES_QUEUE, {"max_redeliveries": None})
-                    with storage.open(MOVES_QUEUE) as queue:
-                        queue.send_many([])
+                    self._moves.warm_up(storage)
                     self._hub.note(storage, answered=True)
                 except KmqError as error:
                     self._hub.note(storage, answered=not isinstance(error, Unavailable))
@@ -268,7 +267,7 @@ class Gateway:
             return None
         return Peers(
             settings.peers,
-            settings.root,
+            next(iter(settings.roots.values()), DEFAULT_ROOT),
             f"{self._advertised}:{self.admin_port}",
             self._threads,
             on_asked=lambda outcome: self._metrics.asked.labels(outcome).inc(),
