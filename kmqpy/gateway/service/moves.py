@@ -167,6 +167,17 @@ class Moves:
         """Make the queue of jobs, and what a send needs; called in a thread."""
         self._jobs(storage, make=True).send_many([])
 
+    async def probe(self) -> bool:
+        """Return when all storages have answered; False if one can't."""
+
+        def ask(storage: Storage) -> None:
+            with contextlib.suppress(QueueNotFound):
+                self._jobs(storage).size(1)
+
+        asked = (self._run(storage, ask, storage) for storage in self._storages)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return not any(isinstance(one, BaseException) for one in answers)
+
     def close(self) -> None:
         """Wait for running calls; called in a thread, when run() has ended."""
         for threads in self._threads.values():
