@@ -511,13 +511,20 @@ def test_a_number_that_takes_long_is_answered_in_time():
             await gate.wait()
             return 7
 
-        number = Estimate(count, lambda: 3)
+        number = Estimate(count)
+        number.change(5)
+        number.change(-2)
         assert await asyncio.gather(number.get(), number.get(), number.get(10)) == [3, 3, 3]
         assert counted == [None, 10]
         gate.set()
         assert await number.get() == 7
         gate.clear()
         assert await number.get() == 7  # the last one
+        number.change(2)
+        assert await number.get() == 9
+        number.become(0)
+        number.change(-1)
+        assert await number.get() == 0
         gate.set()
         assert await number.get() == 7
 
@@ -534,7 +541,7 @@ def test_however_many_limits_are_asked_for_few_counts_run():
             await answer.wait()
             return 7
 
-        size = Estimate(count, lambda: 0)
+        size = Estimate(count)
         assert await asyncio.gather(*(size.get(limit) for limit in (20, 10, 20, 30, 40, 50, 60))) == [0] * 7
         assert limits == [20, 10, 30]
         answer.set()
@@ -548,7 +555,7 @@ def test_a_number_that_can_t_be_counted_is_an_error_and_counted_again():
         async def count(_limit):
             raise Unavailable("away")
 
-        number = Estimate(count, lambda: 3)
+        number = Estimate(count)
         for _ in range(2):
             with pytest.raises(Unavailable):
                 await number.get()
