@@ -100,11 +100,12 @@ class LeaseKeeper:
         with self._changed:
             return list(self._leased)
 
-    def run(self, between: Callable[[], None] = lambda: None) -> None:
-        """Extend leases when they are due, until close(); calls `between` before each look."""
+    def run(self, before_each: Callable[[], None] | None = None) -> None:
+        """Extend leases when they are due, until close(); `before_each` is called before each look."""
         pause_s = min(1.0, max(0.005, self._lease_s / 30))
         while not self._closed.wait(pause_s):
-            between()
+            if before_each is not None:
+                before_each()
             self.extend_due()
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ class TakingAhead:
     def __init__(self, least: int, lease_s: float, now: float, *, grows: bool) -> None:
         self._least = least
         self._horizon_s = min(HORIZON_S, lease_s * _MAX_LEASE_SHARE)
-        self._grows = grows
+        self.grows = grows
         self._number = least
         self._most = _MAX_AHEAD
         self._handled = 0
@@ -48,18 +48,21 @@ class TakingAhead:
     def number(self, handled: int, now: float) -> int:
         """The number at the monotonic time `now`, when `handled` messages were handled in all."""
         elapsed = now - self._since
-        if self._grows and elapsed >= self._horizon_s:
+        if self.grows and elapsed >= self._horizon_s:
             quick = (handled - self._handled) * self._horizon_s / elapsed
             self._number = max(self._least, min(round(quick), self._most))
             self._handled, self._since = handled, now
         return self._number
 
-    def note(self, messages: Sequence[Message]) -> None:
-        """Note what a receive has returned: large messages and those that come again are held in few."""
-        if not self._grows or not messages:
-            return
+    def note(self, messages: Sequence[Message]) -> bool:
+        """Note what a receive has returned; True if most of it comes again, and `least` are to be held."""
+        if not self.grows or not messages:
+            return False
         sample = messages[:: len(messages) // _SAMPLE + 1]
+        again = 2 * sum(message.attempts > 1 for message in sample) > len(sample)
         size = sum(len(message.body) for message in sample) // len(sample)
-        again = sum(message.attempts > 1 for message in sample)
-        self._most = 0 if again > len(sample) / 2 else min(_MAX_AHEAD, _MAX_BYTES // max(1, size))
+        # After those that come again, it grows by degrees: they may be mixed with others.
+        most = min(max(2 * self._most, 2 * self._least), _MAX_AHEAD, _MAX_BYTES // max(1, size))
+        self._most = 0 if again else most
         self._number = max(self._least, min(self._number, self._most))
+        return again

@@ -150,7 +150,7 @@ class Worker:
             prefetch = 0 if self._at_most_once else 10 * concurrency if self._by_key else concurrency
         self._lease_s = _lease_s(queue, lease)
         self._ahead = TakingAhead(prefetch, self._lease_s, clock.monotonic(), grows=grows)
-        self._surplus_from = prefetch if grows else None
+        self._least_ahead = prefetch
         self._backoff = backoff
         # For more than TIMEOUT_MAX, waits of threads raise OverflowError.
         self._drain_s = min(duration_ms(drain_timeout, "drain_timeout") / 1000, threading.TIMEOUT_MAX)
@@ -323,28 +323,28 @@ class Worker:
 
     def _accept(self, messages: Sequence[Message]) -> None:
         leased = self._leases.add(messages, lambda message: message.key if self._by_key else None)
-        self._ahead.note(messages)
+        again = self._ahead.note(messages)
         with self._changed:
             self._unfinished += len(leased)
         with self._ready_changed:
             for one in leased:
                 self._ready.add(one.key, one)
+            surplus = self._ready.cut(self._concurrency + self._least_ahead) if again else []
+        self._release(surplus)
         self._wake_handlers(len(leased))
         self._tell_in_flight()
         if self._stopping.is_set():
             self._release_waiting()
 
     def _keep_leases(self) -> None:
-        self._leases.run(self._give_back_surplus)
+        self._leases.run(self._give_back_surplus if self._ahead.grows else None)
 
     def _give_back_surplus(self) -> None:
         """Give back what was taken ahead for quick handlers, if they are slow now: others may be idle."""
-        if self._surplus_from is None:
-            return
         with self._ready_changed:
             oldest = self._ready.first()
             late = oldest is not None and self._clock.monotonic() > oldest.taken_at + _MAX_WAIT_S
-            surplus = self._ready.cut(self._surplus_from) if late else []
+            surplus = self._ready.cut(self._least_ahead) if late else []
         self._release(surplus)
 
     # --- handling ---------------------------------------------------------------------------------

@@ -72,8 +72,18 @@ class TestNumber:
         ahead.note(messages)
         assert ahead.number(500, 1 / 16) == expected
         assert ahead.number(1_000, 2 / 16) == expected
-        ahead.note(taken(20))
+        for _ in range(6):
+            assert not ahead.note(taken(20))
         assert ahead.number(1_500, 3 / 16) == 400
+
+    def test_after_those_that_come_again_it_grows_by_degrees(self):
+        ahead, handled = TakingAhead(8, 30.0, 0.0, grows=True), 0
+        numbers = []
+        for number, attempts in enumerate([1, 2, 1, 1, 1, 2, 1], 1):
+            handled += 500
+            assert ahead.note(taken(20, attempts=attempts)) == (attempts == 2)
+            numbers.append(ahead.number(handled, number / 16))
+        assert numbers == [400, 8, 16, 32, 64, 8, 16]
 
 
 def test_a_worker_with_quick_handlers_takes_hundreds_at_once():
@@ -96,6 +106,19 @@ def test_what_was_taken_for_quick_handlers_is_given_back_when_they_are_slow(monk
         assert all(how["count"] is False for how in queue.arguments("nack"))
         gate.set()
     assert queue.taken == {}
+
+
+def test_of_many_messages_that_come_again_all_but_a_few_are_given_back(monkeypatch):
+    """One of them may kill the process, which would cost the others an attempt, too."""
+    monkeypatch.setattr(TakingAhead, "number", lambda *_: 50)
+    queue, gate = FakeQueue(), threading.Event()
+    for _ in range(52):
+        queue.put("x", attempts=2)
+    with Worker(queue, lambda message: gate.wait(60), concurrency=2):
+        queue.wait_until_finished(48)
+        assert sorted(queue.taken) == ["r1", "r2", "r3", "r4"]
+        assert all(how["count"] is False for how in queue.arguments("nack"))
+        gate.set()
 
 
 def test_a_number_of_messages_that_was_asked_for_is_kept_even_by_slow_handlers():
