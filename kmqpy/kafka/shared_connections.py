@@ -5,16 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.forks import ForkGuard
-from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.client.client_options import DEFAULT_LIMITS, SendLimits
 from kmqpy.kafka.client.sender import new_producer
 from kmqpy.kafka.cut_off import RenewedProducer
 from kmqpy.kafka.settings import KafkaConnection, check_connection
 from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.settings import ZooKeeperConnection
+
+if TYPE_CHECKING:
+    from kmqpy.kafka.admin.admin import Admin
 
 _FLUSH_TIMEOUT_S = 5
 """Seconds that close() waits for messages that are still to be sent."""
@@ -43,7 +46,8 @@ class SharedConnections:
         """That of single messages, and (True) that of batches."""
         self._topics: Topics | None = None
         self._administering = threading.RLock()
-        self._admin = Admin(connection, zookeeper, clock=clock)
+        self._clock = clock
+        self._admin: Admin | None = None
 
     def producer(self, messages: int) -> RenewedProducer:
         """The producer that sends so many messages at once, of all queues."""
@@ -66,7 +70,11 @@ class SharedConnections:
     def admin(self) -> Iterator[Admin]:
         """Yield the Admin; other threads wait until the block has ended."""
         self._guard.raise_if_inherited()
+        from kmqpy.kafka.admin.admin import Admin  # who only sends needs none
+
         with self._administering:
+            if self._admin is None:
+                self._admin = Admin(self.connection, self.zookeeper, clock=self._clock)
             yield self._admin
 
     def close(self) -> None:
@@ -81,4 +89,5 @@ class SharedConnections:
         for producer in producers.values():
             producer.flush(_FLUSH_TIMEOUT_S)
         with self._administering:
-            self._admin.close()
+            if self._admin is not None:
+                self._admin.close()
