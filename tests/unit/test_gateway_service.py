@@ -501,6 +501,17 @@ def test_the_pulse_of_a_storage():
     assert not pulse.is_away(4026), "nobody has asked it since"
 
 
+def test_a_process_that_is_held_up_does_not_take_its_storage_to_be_away():
+    async def main():
+        async with a_hub() as (hub, _):
+            sending = asyncio.ensure_future(hub.with_made(JOBS, lambda queue: queue.send([b"x"])))
+            await asyncio.sleep(0)
+            time.sleep(0.6)
+            assert len(await sending) == 1
+
+    asyncio.run(main())
+
+
 def test_a_number_that_takes_long_is_answered_in_time():
     async def main():
         gate = asyncio.Event()
