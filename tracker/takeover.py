@@ -238,6 +238,8 @@ class Takeover:
             if not part.reading:
                 self._start_reading(part, result)
             part.catch_up_to(result.tick, result.queue_end, result.existed, result.known_end)
+            if result.begin.markers_cut:
+                self._cuts.markers_cut_away(part, str(result.begin.problem))
             self._cuts.end_told(part, result.queue_end)
             if 0 <= result.begin.at.queue_epoch < result.queue_end.epoch and result.known_end.offset:
                 self._cuts.is_there(part, result.known_end.offset - 1)
