@@ -71,6 +71,18 @@ def default_url() -> str:
     help="At SIGTERM, go on for --drain with Connection: close, out of discovery.",
 )
 @click.option("--drain", type=DURATION, default="2s", show_default=True, help="See --graceful.")
+@click.option(
+    "--public-url", default="", metavar="URL", help="What SQS's queue URLs begin with [the request's]."
+)
+@click.option("--region", default="us-east-1", show_default=True, help="In SQS's ARNs.")
+@click.option("--account", default="000000000000", show_default=True, help="In SQS's ARNs and queue URLs.")
+@click.option(
+    "--sqs-rest",
+    type=DURATION,
+    default="60s",
+    show_default=True,
+    help="Of SQS: between purges, and until a deleted queue is made again.",
+)
 @click.option("--no-tracker", is_flag=True, help="Start no tracker beside queues on Kafka.")
 @click.option("--access-log/--no-access-log", default=True, show_default=True, help="Log each request.")
 @click.option(
@@ -103,13 +115,17 @@ def gateway(
     *,
     graceful: bool,
     drain: timedelta,
+    public_url: str,
+    region: str,
+    account: str,
+    sqs_rest: timedelta,
     no_tracker: bool,
     access_log: bool,
     max_message_bytes: int,
     log_level: str,
     log_format: str,
 ) -> None:
-    """Serve queues over HTTP to clients of EmoDB, until SIGTERM or Ctrl-C.
+    """Serve queues over HTTP to clients of EmoDB and SQS, until SIGTERM or Ctrl-C.
 
     URL is a storage, or NAME=URL for further ones, whose queues clients call NAME:queue. Without one, queues
     are in a file in your data folder. URLs with passwords: in KMQ_QUEUE_URL, each in a line of its own.
@@ -141,6 +157,10 @@ def gateway(
         discovery=None if discovery is None else _zookeeper(discovery),
         advertise=advertise,
         drain_s=drain.total_seconds() if graceful else 0.0,
+        public_url=public_url,
+        region=region,
+        account=account,
+        sqs_rest_s=sqs_rest.total_seconds(),
         limits=limits_type(max_message_bytes=max_message_bytes),
     )
     _warn_of_address(settings)

@@ -26,7 +26,7 @@ from starlette.routing import Route
 from kmqpy.errors import ConfigError, KmqError, Unavailable
 from kmqpy.gateway.app import GatewayApp, admin_app
 from kmqpy.gateway.connections import guarded
-from kmqpy.gateway.dialects import emodb
+from kmqpy.gateway.dialects import emodb, sqs
 from kmqpy.gateway.discovery.ostrich import end_points
 from kmqpy.gateway.discovery.peers import (
     SAID_PATH,
@@ -60,6 +60,9 @@ _PAIR_TRIES = 50
 """How often any free port is asked for until the next one is free, too."""
 _BACKLOG = 2_048
 _CLUSTER = re.compile(r"[A-Za-z0-9._:-]{1,200}")
+_ACCOUNT = re.compile(r"[0-9]{12}")
+_REGION = re.compile(r"[a-z0-9-]{1,50}")
+_URL = re.compile(r"https?://[A-Za-z0-9.:_\[\]-]+/?")
 _MAX_DRAIN_S = 3_600
 _WARM_S = 3.0
 """Seconds until clients are told of a gateway that has not reached Kafka yet."""
@@ -88,6 +91,10 @@ class GatewaySettings:
     advertise      host name that clients and gateways find there; None: `host`, or the machine's name
     drain_s        seconds from the withdrawal to the end of serving
     quick_s        requests are given up when their storage has answered nobody for so many seconds
+    region         of SQS, in ARNs
+    account        of SQS, in ARNs and queue URLs: 12 digits
+    public_url     what SQS's queue URLs begin with; empty: scheme, host and port of the request
+    sqs_rest_s     for SQS's clients: seconds between two purges, and until a deleted queue can be made again
     limits         what it takes on
     """
 
@@ -103,6 +110,10 @@ class GatewaySettings:
     advertise: str | None = None
     drain_s: float = 2.0
     quick_s: float = QUICK_S
+    region: str = "us-east-1"
+    account: str = "000000000000"
+    public_url: str = ""
+    sqs_rest_s: float = sqs.REST_S
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -110,6 +121,12 @@ class GatewaySettings:
             raise ConfigError(f"cluster name: {self.cluster!r} may have letters, digits and . _ : - only")
         if not 0 <= self.drain_s <= _MAX_DRAIN_S:
             raise ConfigError(f"drain: {self.drain_s:g} s must be from 0 to {_MAX_DRAIN_S} s")
+        if not _ACCOUNT.fullmatch(self.account):
+            raise ConfigError(f"account: {self.account!r} must have 12 digits")
+        if not _REGION.fullmatch(self.region):
+            raise ConfigError(f"region: {self.region!r} may have small letters, digits and - only")
+        if self.public_url and not _URL.fullmatch(self.public_url):
+            raise ConfigError(f"public_url: {self.public_url!r} must be http://HOST[:PORT], or https")
 
 
 class Gateway:
@@ -164,11 +181,20 @@ class Gateway:
             own_names=[settings.host, settings.advertise or settings.host],
         )
         dialect = emodb.EmoDialect(self._hub, self._moves, access)
+        self._sqs = sqs.SqsDialect(
+            self._hub,
+            access,
+            region=settings.region,
+            account=settings.account,
+            public_url=settings.public_url,
+            rest_s=settings.sqs_rest_s,
+        )
         self._app = GatewayApp(
             dict.fromkeys(emodb.BASES, ("emodb", dialect.answer)),
             limits=settings.limits,
             metrics=self._metrics,
-            busy={"emodb": emodb.BUSY},
+            busy={"emodb": emodb.BUSY, "sqs": sqs.BUSY},
+            spoken=[("sqs", self._sqs.answer, sqs.speaks)],
         )
         self._registration: Registration | None = None
         self._probing: asyncio.Task[bool] | None = None
@@ -235,6 +261,7 @@ class Gateway:
     ) -> None:
         """Let requests and batches of moves finish; operators are answered until then."""
         self._moves.stop()
+        self._sqs.stop()
         for server, task in zip(servers, serving, strict=True):
             server.should_exit = True
             await asyncio.wait([task])

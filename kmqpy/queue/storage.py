@@ -18,7 +18,7 @@ from kmqpy.queue_policy import QueuePolicy
 QUEUE_SETTINGS = frozenset(
     {
         *(field.name for field in dataclasses.fields(QueuePolicy) if field.name != "name"),
-        *("requeue_to", "order", "redelivery", "delivery", "collapse", "create"),
+        *("requeue_to", "order", "redelivery", "delivery", "collapse", "notes", "create"),
     }
 )
 """Settings that belong to a queue, in any storage; storage_for() refuses them in the url of a storage."""
@@ -101,6 +101,8 @@ class Storage(Protocol):
 
     def alter(self, name: str, **changes: Any) -> None:
         """Change settings of a queue: max_redeliveries, lease_ms, max_delay_ms, max_lease_ms.
+
+        Storages other than Kafka also change `notes`, and take functions of present values for values.
 
         Queues that are open keep the settings with which they were opened, except where the storage itself
         applies them. Raises QueueNotFound, and ConfigError for a wrong setting and one that can't be changed.

@@ -13,6 +13,7 @@ from kmqpy.errors import ConfigError, NotSupported, shown
 from kmqpy.queue import Capabilities
 from kmqpy.queue_policy import QueuePolicy
 
+MAX_NOTES = 200_000
 _CHOICES = {
     "requeue_to": ("back", "front"),
     "order": ("fifo", "any"),
@@ -36,6 +37,8 @@ class StoredQueueSettings(QueuePolicy):
                         `at-most-once`: it deletes a message when it is taken
     collapse            True: of equal messages that nobody has taken yet, a take hands out the first one, and
                         deletes the others. kmqpy/queue/canonical.py says which messages are equal
+    notes               text that a program keeps with the queue, at most MAX_NOTES characters. The gateway
+                        keeps there what SQS's clients set
 
     QueuePolicy describes the other settings.
     """
@@ -45,6 +48,7 @@ class StoredQueueSettings(QueuePolicy):
     redelivery: str = "automatic"
     delivery: str = "at-least-once"
     collapse: bool = False
+    notes: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,6 +59,8 @@ class StoredQueueSettings(QueuePolicy):
                 raise ConfigError(f"{key}: {shown(value)} is neither {choices[0]!r} nor {choices[1]!r}")
         if not isinstance(self.collapse, bool):
             raise ConfigError(f"collapse: {shown(self.collapse)} is neither true nor false")
+        if not isinstance(self.notes, str) or len(self.notes) > MAX_NOTES or "\0" in self.notes:
+            raise ConfigError(f"notes: expected text of at most {MAX_NOTES} characters, without NUL")
 
     @property
     def to_front(self) -> bool:

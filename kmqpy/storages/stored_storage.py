@@ -24,6 +24,7 @@ from kmqpy.telemetry.base import Telemetry
 
 URL_SETTINGS = (*SETTING_NAMES, "create")
 """The settings of a queue that a url may have, besides the settings of the storage."""
+_ALTERABLE = (*POLICY, "notes")
 
 
 class StoredStorage(Closeable):
@@ -71,8 +72,9 @@ class StoredStorage(Closeable):
         altered = False
         while not altered:  # others may alter other settings meanwhile
             queue = self._find(name)
-            refuse_unalterable(changes, POLICY)
-            settings = {**dataclasses.asdict(queue.settings), **changes}
+            refuse_unalterable(changes, _ALTERABLE)
+            settings = dataclasses.asdict(queue.settings)
+            settings |= {key: new(settings[key]) if callable(new) else new for key, new in changes.items()}
             altered = self._engine.alter_queue(queue, StoredQueueSettings.of(settings.pop("name"), settings))
 
     def list(self) -> builtins.list[str]:

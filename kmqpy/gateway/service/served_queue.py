@@ -52,18 +52,33 @@ _EXACT_SIZE = 10_000
 
 
 class Taken(NamedTuple):
-    """A message that was taken, perhaps by another gateway for us: then we have no receipt of that take."""
+    """A message that was taken, perhaps by another gateway for us: then we have no receipt of that take.
+
+    Then `attempts`, and when it was sent and queued last (ms since 1970), are not known, either.
+    """
 
     id: str
     body: bytes
     receipt: str | None = None
     key: bytes | None = None
     headers: Headers = ()
+    attempts: int = 1
+    sent_ms: int = 0
+    queued_ms: int = 0
 
     @classmethod
     def of(cls, message: Message) -> Taken:
         """A message that this gateway has taken, or sees."""
-        return cls(message.id, message.body, message.receipt, message.key, message.headers)
+        return cls(
+            message.id,
+            message.body,
+            message.receipt,
+            message.key,
+            message.headers,
+            message.attempts,
+            message.first_enqueued_ms,
+            message.enqueued_ms,
+        )
 
 
 class Elsewhere(Protocol):
@@ -224,6 +239,24 @@ class ServedQueue:
                 ids = self._claims.shorter_than(ids, self._clock.monotonic() + lease_s)
             await self._extensions.submit(_Extension(ids, lease_s))
             await self._say(Said(ids, lease_s))
+
+    async def change(self, receipt: str, lease_s: float) -> bool:
+        """Let the lease of one take end `lease_s` from now; 0: give the message back, as an attempt.
+
+        Returns False if the message is no longer in flight, or taken anew; always True for 0.
+        """
+        if lease_s:
+            return not await self._call(lambda: self._queue.extend(receipt, lease=lease_s, confirmed=True))
+        await self._call(lambda: self._queue.nack(receipt, confirmed=True))
+        return True
+
+    def receipt(self, message_id: str) -> str:
+        """A receipt for whoever has the message, for one that another gateway has taken for us."""
+        return self._queue.receipt(message_id)
+
+    async def is_ready(self) -> bool:
+        """True if a take would find a message now."""
+        return bool(await self._call(lambda: self._queue.peek(1)))
 
     async def release(self, ids: Sequence[str]) -> None:
         """Give messages back at once, uncounted."""
