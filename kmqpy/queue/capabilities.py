@@ -24,7 +24,10 @@ class Capabilities:
 
     Where one of the others is missing, a promise is weaker, but nothing raises NotSupported:
 
-    durable            sends and acknowledgements that the storage confirmed survive a kill -9 of the server
+    durable            sends and acknowledgements that the storage confirmed survive a kill -9 of the server, and
+                       a power cut too where settings of the server decide that (on Kafka replicas do)
+    lossy_setting      the setting of the server that decides against that, `name=value`, asked when the storage
+                       is opened; "" if there is none, or (ZooKeeper's forceSync) the server does not tell
     shared             other processes that open the same url find the same queues
     blocking_take      the storage tells a waiting receive() of a new message at once. Otherwise receive()
                        asks the storage again and again
@@ -56,6 +59,7 @@ class Capabilities:
     manual_redelivery: bool = True
     at_most_once: bool = True
     durable: bool = True
+    lossy_setting: str = ""
     shared: bool = True
     collapse: bool = False
     transactions: bool = False

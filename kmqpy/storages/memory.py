@@ -22,7 +22,9 @@ from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.stored_storage import URL_SETTINGS, StoredStorage
 from kmqpy.telemetry.base import Telemetry
 
-_CAPABILITIES = Capabilities(durable=False, shared=False, collapse=True, blocking_take=True)
+_CAPABILITIES = Capabilities(
+    durable=False, lossy_setting="memory", shared=False, collapse=True, blocking_take=True
+)
 
 
 class MemoryEngine:

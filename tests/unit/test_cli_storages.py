@@ -16,7 +16,6 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.queue import opening, storage_for
 
 KAFKA_ONLY = [
-    "doctor",
     "spark-jars",
     "spark-state q --table x",
     "pipeline q --out x --schema y",

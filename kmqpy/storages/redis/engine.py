@@ -53,8 +53,10 @@ class RedisEngine:
         self._arrivals = ArrivalSubscriber(server.connection)
         facts = _checked_info(server)
         self._storage_id = self._open()
+        lossy = _lossy_setting(facts, server)
         self._capabilities = Capabilities(
-            durable=facts.get("aof_enabled") == "1" and _appendfsync(server) == "always",
+            durable=not lossy,
+            lossy_setting=lossy,
             collapse=True,
             blocking_take=True,
             max_body_bytes=_MAX_BODY_BYTES,
@@ -375,6 +377,13 @@ def _checked_info(server: Server) -> dict[str, str]:
             "set maxmemory-policy to noeviction"
         )
     return facts
+
+
+def _lossy_setting(facts: dict[str, str], server: Server) -> str:
+    if facts.get("aof_enabled") != "1":
+        return "appendonly=no"
+    synced = _appendfsync(server)
+    return "" if synced == "always" else f"appendfsync={synced or 'unknown'}"
 
 
 def _appendfsync(server: Server) -> str:

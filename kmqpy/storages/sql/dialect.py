@@ -101,6 +101,13 @@ class Dialect(Protocol):
         """Ask the server for a sign of life; raises an error of the driver if none comes within `seconds`."""
         ...
 
+    def lossy_setting(self, cursor: Cursor) -> str:
+        """See Capabilities.lossy_setting.
+
+        Raises ConfigError for a server that loses confirmed writes even without a crash.
+        """
+        ...
+
     def keeps(self, cursor: Cursor) -> bool:
         """Return True if the next transaction on the connection is to use this cursor, not a new one."""
         ...

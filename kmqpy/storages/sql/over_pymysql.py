@@ -17,7 +17,7 @@ from pymysql.cursors import Cursor as PlainCursor
 from pymysql.err import Error, InterfaceError
 
 from kmqpy.core.sockets import keep_alive
-from kmqpy.errors import MessageError
+from kmqpy.errors import ConfigError, MessageError
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import NewRow, TakeRef
 from kmqpy.storages.sql.dialect import (
@@ -35,6 +35,10 @@ from kmqpy.storages.sql.dialect import (
 from kmqpy.storages.tls import is_refusal
 
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+_DURABILITY = (
+    "SHOW GLOBAL VARIABLES WHERE Variable_name IN "
+    "('innodb_flush_log_at_trx_commit', 'log_bin', 'sync_binlog', 'wsrep_on')"
+)
 _SESSION = "SET SESSION sql_mode = %s, innodb_lock_wait_timeout = 5"
 # The numbers of errors, of the server and of the client, by the Fate that they imply.
 _DENIED_CODES = {1044, 1045, 1142, 1143, 1227, 1370, 1698, 3159}
@@ -112,6 +116,22 @@ class OverPyMySql(ServerDialect):
         usual_s, connection._read_timeout = connection._read_timeout, seconds
         connection.ping(reconnect=False)  # a connection that fails is not used any more
         connection._read_timeout = usual_s
+
+    def lossy_setting(self, cursor: Cursor) -> str:
+        """See Dialect."""
+        cursor.execute(_DURABILITY)
+        found = {name.lower(): str(value).upper() for name, value in cursor.fetchall()}
+        if found.get("wsrep_on") == "ON":
+            raise ConfigError(
+                "queue url: the server is a node of a Galera cluster, where two writers lose each other's "
+                "updates; use a server outside of it, or one with replicas"
+            )
+        if (flush := found.get("innodb_flush_log_at_trx_commit", "1")) != "1":
+            return f"innodb_flush_log_at_trx_commit={flush}"
+        # A commit that the binary log lacks after a crash is rolled back.
+        if found.get("log_bin") == "ON" and (sync := found.get("sync_binlog", "1")) != "1":
+            return f"sync_binlog={sync}"
+        return ""
 
     def keeps(self, cursor: Cursor) -> bool:  # noqa: ARG002
         """See Dialect."""

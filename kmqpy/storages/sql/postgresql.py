@@ -127,6 +127,14 @@ class PostgreSql(ServerDialect):
         sqlalchemy.event.listen(made, "connect", _prepare)
         return made
 
+    def lossy_setting(self, cursor: Cursor) -> str:
+        """See Dialect. Servers that only speak PostgreSQL's language may not have all these settings."""
+        for name in ("synchronous_commit", "fsync", "full_page_writes"):
+            cursor.execute("SELECT current_setting(%(name)s, true)", {"name": name})
+            if cursor.fetchone()[0] == "off":
+                return f"{name}=off"
+        return ""
+
     def _settings(self) -> dict[str, str]:
         """Settings of libpq for TLS and the name."""
         found = {} if self._application_name is None else {"application_name": self._application_name}
