@@ -82,5 +82,5 @@ def test_the_binary_log_counts_where_there_is_one(variables: dict[str, str], sai
 
 
 def test_a_node_of_a_galera_cluster_is_refused() -> None:
-    with pytest.raises(ConfigError, match="Galera cluster.* use a server outside"):
+    with pytest.raises(ConfigError, match=r"Galera cluster.* use a server outside"):
         OverPyMySql.lossy_setting(MariaDb.__new__(MariaDb), Answers(wsrep_on="ON"))
