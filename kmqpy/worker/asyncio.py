@@ -361,14 +361,19 @@ class _TaskWorker(Worker):
     """A Worker whose handlers are tasks of an event loop."""
 
     _loop: asyncio.AbstractEventLoop
-    # Changed on the loop only:
-    _tasks: dict[asyncio.Task[Outcome], LeasedMessage]
-    _ended: list[tuple[LeasedMessage, Outcome]]
+
+    def __init__(
+        self, queue: Queue, handler: Callable[[Message], Awaitable[object]], **options: Unpack[WorkerOptions]
+    ) -> None:
+        super().__init__(queue, handler, **options)
+        # Changed on the loop only:
+        self._tasks: dict[asyncio.Task[Outcome], LeasedMessage] = {}
+        self._ended: list[tuple[LeasedMessage, Outcome]] = []
 
     def start_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start, with handlers on this loop."""
-        self._loop = loop
-        self._tasks, self._ended = {}, []
+        """Start, with handlers on this loop; raises KmqError if the worker was started before."""
+        if not self._started:
+            self._loop = loop
         self.start()
 
     def cancel_handlers(self) -> None:
