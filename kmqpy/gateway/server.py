@@ -217,7 +217,7 @@ class Gateway:
             asyncio.ensure_future(server.serve([listener]))
             for server, listener in zip(servers, self._sockets, strict=True)
         ]
-        moving = asyncio.ensure_future(self._moves.run())
+        moving = asyncio.ensure_future(asyncio.gather(self._moves.run(), self._sqs.run()))
         warming = asyncio.wrap_future(self._threads.submit(self._warm_up))
         with _stopped_by_signals(self._on_signal) if handle_signals else contextlib.nullcontext():
             try:
@@ -248,7 +248,7 @@ class Gateway:
         self,
         servers: Sequence[uvicorn.Server],
         serving: Sequence[asyncio.Future[None]],
-        moving: asyncio.Future[None],
+        moving: asyncio.Future[Any],
     ) -> None:
         """Let requests and batches of moves finish; operators are answered until then."""
         self._moves.stop()

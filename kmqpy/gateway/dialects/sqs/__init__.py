@@ -34,6 +34,7 @@ from kmqpy.gateway.dialects.sqs.errors import (
     missing,
 )
 from kmqpy.gateway.dialects.sqs.message_actions import MessageActions
+from kmqpy.gateway.dialects.sqs.move_tasks import MoveTasks
 from kmqpy.gateway.dialects.sqs.polls import Polls
 from kmqpy.gateway.dialects.sqs.queue_actions import QueueActions
 from kmqpy.gateway.dialects.sqs.shapes import REQUESTS
@@ -88,8 +89,10 @@ class SqsDialect:
         self._polls = Polls(hub)
         queues = QueueActions(hub, catalog, clock, rest_s)
         messages = MessageActions(hub, catalog, self._polls, clock)
+        self._tasks = tasks = MoveTasks(hub, catalog, self._polls, clock)
         self._actions: dict[str, _Action] = {
             "AddPermission": queues.permit,
+            "CancelMessageMoveTask": tasks.cancel,
             "ChangeMessageVisibility": messages.change,
             "ChangeMessageVisibilityBatch": messages.change_batch,
             "CreateQueue": queues.create,
@@ -99,6 +102,7 @@ class SqsDialect:
             "GetQueueAttributes": queues.attributes,
             "GetQueueUrl": queues.url,
             "ListDeadLetterSourceQueues": queues.sources,
+            "ListMessageMoveTasks": tasks.list,
             "ListQueues": queues.urls,
             "ListQueueTags": queues.tags,
             "PurgeQueue": queues.purge,
@@ -107,13 +111,19 @@ class SqsDialect:
             "SendMessage": messages.send,
             "SendMessageBatch": messages.send_batch,
             "SetQueueAttributes": queues.set_attributes,
+            "StartMessageMoveTask": tasks.start,
             "TagQueue": queues.tag,
             "UntagQueue": queues.untag,
         }
 
+    async def run(self) -> None:
+        """Run move tasks, until stop()."""
+        await self._tasks.run()
+
     def stop(self) -> None:
-        """Let long polls end now."""
+        """Let long polls end now, and move tasks after their batch."""
         self._polls.stop()
+        self._tasks.stop()
 
     async def answer(self, call: Call, _: str) -> Response:
         """Answer a request; see speaks()."""
@@ -146,11 +156,8 @@ class SqsDialect:
         spend = partial(self._authenticate.spend_bytes, sender)
         action, given = await wire.read(call, spend)
         call.verb = action
-        do = self._actions.get(action)
-        if do is None:
-            raise SqsError(UNSUPPORTED, f"{action} is not there yet.")
         asked = Asked(call, Addresses(self._base(call), self._region, self._account), spend)
-        return wire.result(action, await do(asked, given))
+        return wire.result(action, await self._actions[action](asked, given))
 
     def _base(self, call: Call) -> str:
         if self._public_url:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from kmqpy.core.clock import Clock
 from kmqpy.errors import ConfigError, QueueNotFound
+from kmqpy.gateway.dialects.sqs.addresses import queue_of_arn
 from kmqpy.gateway.dialects.sqs.attributes import Sheet, check_same, is_name, read_sheet
 from kmqpy.gateway.dialects.sqs.errors import DELETED_RECENTLY, UNSUPPORTED, SqsError, no_such_queue
 from kmqpy.gateway.service.hub import Hub, QueueName, make_queue
@@ -75,6 +76,16 @@ class Catalog:
 
         found = await self._hub.administer(QueueName("all"), listed, patience_s=_LONG_S)
         return [name for name in found if is_name(name)]
+
+    async def sources_of(self, target: str) -> list[str]:
+        """The names of the queues whose dead letters go to `target`."""
+        found = []
+        for name in await self.names():
+            sheet = await self.find(name)
+            redrive = None if sheet is None else sheet.redrive
+            if redrive is not None and queue_of_arn(redrive.arn, "RedrivePolicy") == target:
+                found.append(name)
+        return found
 
     async def describe(self, name: str) -> QueueDescription:
         """A queue with its sizes; raises SqsError if it does not exist."""

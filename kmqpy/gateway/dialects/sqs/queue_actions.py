@@ -155,18 +155,8 @@ class QueueActions:
         """The queues whose dead letters go to a queue."""
         name = asked.queue(given.QueueUrl)
         await self._catalog.read(name)
-        found = await self.sources_of(name)
+        found = await self._catalog.sources_of(name)
         return {"queueUrls": [], **_page(asked, "queueUrls", found, given.MaxResults, given.NextToken)}
-
-    async def sources_of(self, target: str) -> list[str]:
-        """The names of the queues whose dead letters go to `target`."""
-        found = []
-        for name in await self._catalog.names():
-            sheet = await self._catalog.find(name)
-            redrive = None if sheet is None else sheet.redrive
-            if redrive is not None and queue_of_arn(redrive.arn, "RedrivePolicy") == target:
-                found.append(name)
-        return found
 
     # --- tags -------------------------------------------------------------------------------------
 
