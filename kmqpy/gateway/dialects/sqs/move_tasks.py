@@ -84,8 +84,8 @@ class MoveTasks:
             raise invalid(
                 rate, "MaxNumberOfMessagesPerSecond", f"Must be between 1 and {_MAX_RATE}, if provided."
             )
-        name = asked.call.queue = await self._existing(source, "SourceArn")
-        if target and await self._existing(target, "DestinationArn") == name:
+        name = await self._existing(asked, source, "SourceArn")
+        if target and await self._existing(asked, target, "DestinationArn", "post") == name:
             raise SqsError(INVALID_VALUE, "Source queue arn and destination queue arn cannot be the same.")
         if not await self._catalog.sources_of(name):
             raise SqsError(INVALID_VALUE, "Source queue must be configured as a Dead Letter Queue.")
@@ -117,7 +117,7 @@ class MoveTasks:
     async def cancel(self, asked: Asked, given: shapes.CancelMessageMoveTaskRequest) -> dict[str, Any]:
         """Let a task end soon."""
         task_id, source = _parse_handle(given.TaskHandle or "")
-        name = asked.call.queue = await self._existing(source, "SourceArn")
+        name = await self._existing(asked, source, "SourceArn")
         found = await self._change(name, task_id, {"status": "CANCELLING"}, must_run=True)
         return {"ApproximateNumberOfMessagesMoved": found["moved"]}
 
@@ -127,13 +127,13 @@ class MoveTasks:
         if not 1 <= most <= _KEPT:
             raise invalid(most, "MaxResults", f"Must be between 1 and {_KEPT}, if provided.")
         source = given.SourceArn or ""
-        name = asked.call.queue = await self._existing(source, "SourceArn")
+        name = await self._existing(asked, source, "SourceArn")
         sheet = await self._catalog.read(name)
         found = [_shown(one, source) for one in sheet.tasks[:most]]
         return {"Results": found} if found else {}
 
-    async def _existing(self, arn: str, parameter: str) -> str:
-        name = queue_of_arn(arn, parameter)
+    async def _existing(self, asked: Asked, arn: str, parameter: str, needs: str = "") -> str:
+        name = asked.about(queue_of_arn(arn, parameter), needs)
         if await self._catalog.find(name) is None:
             raise SqsError(
                 RESOURCE_NOT_FOUND,

@@ -65,7 +65,7 @@ class QueueActions:
 
     async def create(self, asked: Asked, given: shapes.CreateQueueRequest) -> dict[str, Any]:
         """Make a queue, unless it is there with the same attributes."""
-        name = asked.call.queue = given.QueueName or ""
+        name = asked.about(given.QueueName or "")
         wanted = given.Attributes or {}
         attributes.check_name(name, wanted)
         checked = attributes.checked(wanted)
@@ -77,14 +77,14 @@ class QueueActions:
 
     async def url(self, asked: Asked, given: shapes.GetQueueUrlRequest) -> dict[str, Any]:
         """The URL of a queue."""
-        name = asked.call.queue = given.QueueName or ""
+        name = asked.about(given.QueueName or "")
         await self._catalog.get(name)
         return {"QueueUrl": asked.addresses.url(name)}
 
     async def urls(self, asked: Asked, given: shapes.ListQueuesRequest) -> dict[str, Any]:
         """The URLs of queues."""
         prefix = given.QueueNamePrefix or ""
-        names = [name for name in await self._catalog.names() if name.startswith(prefix)]
+        names = [name for name in await self._catalog.names() if name.startswith(prefix) and asked.may(name)]
         return _page(asked, "QueueUrls", names, given.MaxResults, given.NextToken)
 
     async def delete(self, asked: Asked, given: shapes.DeleteQueueRequest) -> None:
