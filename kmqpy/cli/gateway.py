@@ -149,7 +149,7 @@ def gateway(
     logs.setup(log_level, log_format)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("kmqpy.gateway.access").setLevel(logging.INFO if access_log else logging.WARNING)
-    peers, root = _peers(_given(urls))
+    peers, roots = _peers(_given(urls))
 
     def opened(url: str) -> Storage:
         storage: Storage = late(lambda: storage_for(url))
@@ -157,7 +157,7 @@ def gateway(
 
     settings = settings_type(
         peers=peers,
-        root=root,
+        roots=roots,
         host=host,
         port=port,
         admin_port=admin_port,
@@ -478,10 +478,11 @@ def _refuse_secret(url: str) -> None:
         raise ConfigError(f"URL: a secret must not stand on a command line; give it as {URL_VARIABLE}")
 
 
-def _peers(urls: tuple[str, ...]) -> tuple[Any, str]:
-    """ZooKeeper and kmqpy's root there, of the first storage on Kafka; None without one."""
-    for text in urls:
-        in_url = StorageUrl.of(_split(text)[1], on_command_line=False).kafka_connection()
+def _peers(urls: tuple[str, ...]) -> tuple[Any, dict[str, str]]:
+    """ZooKeeper of the first storage on Kafka, None without one; kmqpy's root of each, by its name."""
+    zookeepers, roots = [], {}
+    for name, url in map(_split, urls):
+        in_url = StorageUrl.of(url, on_command_line=False).kafka_connection()
         if in_url is not None:
             environment = connections_in_environment()
             connection, zookeeper = build_connections(environment, in_url)
@@ -490,8 +491,9 @@ def _peers(urls: tuple[str, ...]) -> tuple[Any, str]:
                     "URL: queues on Kafka are registered in ZooKeeper; write "
                     "kafka://host:9092?zookeeper=host:2181"
                 )
-            return zookeeper, connection.root
-    return None, "/kmq"
+            zookeepers.append(zookeeper)
+            roots[name] = connection.root
+    return next(iter(zookeepers), None), roots
 
 
 def _zookeeper(hosts: str) -> Any:

@@ -43,8 +43,8 @@ from kmqpy.gateway.keys.access import Access
 from kmqpy.gateway.keys.stores import KeyStore
 from kmqpy.gateway.limits import Limits
 from kmqpy.gateway.metrics import DEFAULT, GatewayMetrics
-from kmqpy.gateway.service.hub import Hub, make_queue
-from kmqpy.gateway.service.moves import MOVES_QUEUE, Moves
+from kmqpy.gateway.service.hub import Hub
+from kmqpy.gateway.service.moves import DEFAULT_ROOT, Moves
 from kmqpy.gateway.service.pulse import QUICK_S
 from kmqpy.gateway.tls import check_tls
 from kmqpy.gateway.tracker_process import TrackerProcess
@@ -68,6 +68,10 @@ _WARM_S = 3.0
 """Seconds until clients are told of a gateway that has not reached Kafka yet."""
 _MOVES_END_S = 5.0
 """Moves get so many seconds to finish their batches; one that is cut is sent again by the next gateway."""
+_CLOSE_S = 20.0
+"""Seconds for storages and trackers to close."""
+_AWAY_MOVES_S, _AWAY_CLOSE_S = 0.1, 0.5
+"""The same if a storage does not answer; what is not done then, the end of claims and sessions will do."""
 _HANDSHAKE_S = 0.5
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
 
@@ -83,7 +87,7 @@ class GatewaySettings:
     cluster        the name of the cluster in the names of services, for discovery
     discovery      ZooKeeper, where the gateway registers; None: it does not
     peers          ZooKeeper, where gateways of the same queues on Kafka find each other; None: they do not
-    root           the znode of kmqpy's there
+    roots          kmqpy's znode of each storage on Kafka, by the storage's name; the first is that of peers
     advertise      host name that clients and gateways find there; None: `host`, or the machine's name
     drain_s        seconds from the withdrawal to the end of serving
     quick_s        requests are given up when their storage has answered nobody for so many seconds
@@ -103,7 +107,7 @@ class GatewaySettings:
     cluster: str = ""
     discovery: ZooKeeperConnection | None = None
     peers: ZooKeeperConnection | None = None
-    root: str = "/kmq"
+    roots: Mapping[str, str] = field(default_factory=dict)
     advertise: str | None = None
     drain_s: float = 2.0
     quick_s: float = QUICK_S
@@ -169,6 +173,7 @@ class Gateway:
         self._moves = Moves(
             self._hub,
             list(dict.fromkeys(storages.values())),
+            roots={storages[name]: root for name, root in settings.roots.items()},
             on_end=lambda outcome: self._metrics.moves.labels(outcome).inc(),
         )
         access = Access(
@@ -195,6 +200,7 @@ class Gateway:
             spoken=[("sqs", self._sqs.answer, sqs.speaks)],
         )
         self._registration: Registration | None = None
+        self._probing: asyncio.Task[bool] | None = None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -209,10 +215,11 @@ class Gateway:
         """Let run() end gracefully; called on the event loop."""
         self._stop.set()
 
-    async def run(self, *, on_ready: Callable[[], None] = lambda: None, handle_signals: bool = False) -> None:
+    async def run(self, *, on_ready: Callable[[], None] = lambda: None, handle_signals: bool = False) -> bool:
         """Serve until request_stop(), or with `handle_signals` SIGTERM or SIGINT; then drain and close.
 
-        A second signal ends the drain; what runs is finished all the same. Raises what a server could not
+        A second signal ends the drain; requests that run are finished all the same. Returns False if threads
+        are left that wait for a storage: then the caller ends the process. Raises what a server could not
         start for.
         """
         servers = self._servers()
@@ -234,14 +241,16 @@ class Gateway:
                 await self._drain()
             finally:
                 await self._end(servers, serving, moving)
-        await asyncio.to_thread(self._close)
+                is_closed = await self._close()
         await asyncio.gather(*serving)
+        return is_closed
 
     async def _drain(self) -> None:
         """Tell clients to go elsewhere, and serve those that have not heard of it yet."""
         _log.info("draining")
         self._app.draining = True
         self._moves.stop()
+        self._probing = asyncio.ensure_future(self._moves.probe())
         registered = [one for one in (self._registration, self._peers) if one is not None]
         await asyncio.gather(*(asyncio.to_thread(one.close) for one in registered))
         with contextlib.suppress(TimeoutError):
@@ -259,7 +268,7 @@ class Gateway:
         for server, task in zip(servers, serving, strict=True):
             server.should_exit = True
             await asyncio.wait([task])
-            await asyncio.wait([moving], timeout=_MOVES_END_S)
+            await self._wait_for(moving, _MOVES_END_S, _AWAY_MOVES_S)
             moving.cancel()
         for listener in self._sockets:  # of a server that has not started
             listener.close()
@@ -268,23 +277,43 @@ class Gateway:
         (self._hurry if self._stop.is_set() else self._stop).set()
 
     def _warm_up(self) -> None:
-        """Open what the first send would have to wait for: KMQ.moves is made, and a producer connects."""
+        """Open what the first send would have to wait for."""
         for storage in self._storages.values():
             if not storage.capabilities.immediate:
                 try:
-                    make_queue(storage, MOVES_QUEUE, {"max_redeliveries": None})
-                    with storage.open(MOVES_QUEUE) as queue:
-                        queue.send_many([])
+                    self._moves.warm_up(storage)
                     self._hub.note(storage, answered=True)
                 except KmqError as error:
                     self._hub.note(storage, answered=not isinstance(error, Unavailable))
                     _log.warning("not warm yet", extra={"error": str(error)})
 
-    def _close(self) -> None:
+    async def _close(self) -> bool:
+        """Close all, also the trackers, which nobody needs any more; False if that takes too long."""
+        closes = [self._close_storages, *(tracker.close for tracker in self._trackers.values())]
+        # Not in the loop's executor, for which asyncio waits.
+        threads = ThreadPoolExecutor(len(closes), "kmq-gateway-close")
+        closing = asyncio.gather(*(asyncio.wrap_future(threads.submit(close)) for close in closes))
+        await self._wait_for(closing, _CLOSE_S, _AWAY_CLOSE_S)
+        if closing.done():
+            closing.result()
+        else:
+            _log.warning("not all is closed: a storage does not answer")
+        return closing.done()
+
+    def _close_storages(self) -> None:
         for threads in (self._threads, self._key_threads):
             threads.shutdown()
         self._moves.close()
         self._hub.close()
+
+    async def _wait_for(self, task: asyncio.Future[Any], most_s: float, away_s: float) -> None:
+        """Wait for a task, only for `away_s` seconds if a storage is silent, or somebody is in a hurry."""
+        await asyncio.wait([task], timeout=away_s)
+        is_away = self._probing is not None and not (self._probing.done() and self._probing.result())
+        if not task.done() and not is_away:
+            hurrying = asyncio.ensure_future(self._hurry.wait())
+            await asyncio.wait([task, hurrying], timeout=most_s, return_when=asyncio.FIRST_COMPLETED)
+            hurrying.cancel()
 
     @property
     def _advertised(self) -> str:
@@ -298,7 +327,7 @@ class Gateway:
             return None
         return Peers(
             settings.peers,
-            settings.root,
+            next(iter(settings.roots.values()), DEFAULT_ROOT),
             f"{self._advertised}:{self.admin_port}",
             self._threads,
             on_asked=lambda outcome: self._metrics.asked.labels(outcome).inc(),

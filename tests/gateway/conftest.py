@@ -53,7 +53,6 @@ def _url(kind: str, request: pytest.FixtureRequest, folders: pytest.TempPathFact
         return f"sqlite:///{folders.mktemp('gateway') / 'queues.db'}"
     if kind == "kafka":
         cluster = request.getfixturevalue("cluster")
-        # One root for all: the queue of moves, too, is one topic for all gateways on this Kafka.
-        return f"kafka://{cluster.bootstrap}?zookeeper={cluster.zookeeper}&root=/gateways"
+        return f"kafka://{cluster.bootstrap}?zookeeper={cluster.zookeeper}&root=/{prefix}"
     url = request.getfixturevalue("database_url")(kind)
     return f"{url}?prefix={prefix}"

@@ -8,6 +8,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -257,10 +258,13 @@ class Hub:
             entry.queue.stop_taking()
         for threads in self._threads.values():
             threads.shutdown()
-        for entry in self._entries.values():
-            entry.queue.close()
-        for storage in self._storages.values():
-            storage.close()
+        with ThreadPoolExecutor(_THREADS, "kmq-gateway-close") as threads:  # each leaves a group on Kafka
+            closing = [threads.submit(entry.queue.close) for entry in self._entries.values()]
+        with ExitStack() as all_of_them:
+            for storage in self._storages.values():
+                all_of_them.callback(storage.close)
+            for closed in closing:
+                closed.result()
 
     async def _find(self, name: QueueName, *, make: bool) -> ServedQueue | None:
         place = self._place(name)
