@@ -261,7 +261,7 @@ def test_a_move_task_is_cancelled_or_goes_on_at_another_gateway(tmp_path, name):
 def test_messages_end_with_their_retention(sqs, queue, sqs_served, name):
     sqs.send_message(QueueUrl=queue, MessageBody="old")
     sqs.set_queue_attributes(QueueUrl=queue, Attributes={"MessageRetentionPeriod": "60"})
-    actions = sqs_served.gateway._sqs._actions["ReceiveMessage"].__self__
+    actions = sqs_served.gateway._sqs._actions["ReceiveMessage"][1].__self__
     clock = actions._clock
     try:
         actions._clock = Later(clock, 61_000)

@@ -159,6 +159,8 @@ class SqsDialect:
             return wire.error(INVALID_VALUE, str(error))
 
     async def _answer(self, call: Call, wire: _Wire) -> Response:
+        if call.request.method not in {"GET", "POST"}:
+            raise SqsError(INVALID_ACTION, "Ask by GET or POST.")
         sender, signature = await self._authenticate.of_id(None), None
         if sender is None:  # not everybody may come
             signature = signature_of(call.header, call.parameters(), _SERVICE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -37,6 +38,7 @@ class Catalog:
         self._clock = clock
         self._rest_s = rest_s
         self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._reading: dict[str, asyncio.Task[Sheet | None]] = {}
         self._deleted_s: OrderedDict[str, float] = OrderedDict()
 
     async def get(self, name: str) -> Sheet:
@@ -44,14 +46,15 @@ class Catalog:
         known = self._known.get(name)
         if known is not None and self._clock.monotonic() - known.read_s < _FRESH_S:
             return known.sheet
-        return await self.read(name)
+        reading = self._reading.get(name)  # one reads for all who ask meanwhile
+        if reading is None:
+            reading = self._reading[name] = asyncio.ensure_future(self.find(name))
+            reading.add_done_callback(lambda _: self._reading.pop(name, None))
+        return _found(await asyncio.shield(reading))
 
     async def read(self, name: str) -> Sheet:
         """The same, as it is in the storage at this moment."""
-        found = await self.find(name)
-        if found is None:
-            raise no_such_queue()
-        return found
+        return _found(await self.find(name))
 
     async def find(self, name: str) -> Sheet | None:
         """The same; None if the queue does not exist."""
@@ -163,6 +166,12 @@ class Catalog:
         self._deleted_s.move_to_end(name)
         if len(self._deleted_s) > _MOST:
             self._deleted_s.popitem(last=False)
+
+
+def _found(sheet: Sheet | None) -> Sheet:
+    if sheet is None:
+        raise no_such_queue()
+    return sheet
 
 
 def _sheet(storage: Storage, stored: str) -> Sheet:

@@ -102,9 +102,9 @@ class QueueActions:
                 PURGE_IN_PROGRESS,
                 f"Only one PurgeQueue operation on {name} is allowed every {self._rest_s:g} seconds.",
             )
-        self._purged_s[name] = now_s
         purge = methodcaller("purge")
         await self._hub.with_queue(QueueName(name), purge, missing=_raise_missing, patience_s=_LONG_S)
+        self._purged_s[name] = now_s
 
     # --- attributes -------------------------------------------------------------------------------
 
