@@ -94,6 +94,7 @@ class GatewaySettings:
     region         of SQS, in ARNs
     account        of SQS, in ARNs and queue URLs: 12 digits
     public_url     what SQS's queue URLs begin with; empty: scheme, host and port of the request
+    aws_key        the operator's key, of which secrets for AWS's signatures are made; None: there are none
     sqs_rest_s     for SQS's clients: seconds between two purges, and until a deleted queue can be made again
     limits         what it takes on
     """
@@ -113,6 +114,7 @@ class GatewaySettings:
     region: str = "us-east-1"
     account: str = "000000000000"
     public_url: str = ""
+    aws_key: bytes | None = field(default=None, repr=False)
     sqs_rest_s: float = sqs.REST_S
     limits: Limits = field(default_factory=Limits)
 
@@ -179,6 +181,7 @@ class Gateway:
             self._key_threads,
             may_be_open=is_local,
             own_names=[settings.host, settings.advertise or settings.host],
+            operator_key=settings.aws_key,
         )
         dialect = emodb.EmoDialect(self._hub, self._moves, access)
         self._sqs = sqs.SqsDialect(
@@ -224,7 +227,7 @@ class Gateway:
             asyncio.ensure_future(server.serve([listener]))
             for server, listener in zip(servers, self._sockets, strict=True)
         ]
-        moving = asyncio.ensure_future(self._moves.run())
+        moving = asyncio.ensure_future(asyncio.gather(self._moves.run(), self._sqs.run()))
         warming = asyncio.wrap_future(self._threads.submit(self._warm_up))
         with _stopped_by_signals(self._on_signal) if handle_signals else contextlib.nullcontext():
             try:
@@ -257,7 +260,7 @@ class Gateway:
         self,
         servers: Sequence[uvicorn.Server],
         serving: Sequence[asyncio.Future[None]],
-        moving: asyncio.Future[None],
+        moving: asyncio.Future[Any],
     ) -> None:
         """Let requests and batches of moves finish; operators are answered until then."""
         self._moves.stop()

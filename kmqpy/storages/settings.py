@@ -13,7 +13,7 @@ from kmqpy.errors import ConfigError, NotSupported, shown
 from kmqpy.queue import Capabilities
 from kmqpy.queue_policy import QueuePolicy
 
-MAX_NOTES = 200_000
+MAX_NOTES = 100_000
 _CHOICES = {
     "requeue_to": ("back", "front"),
     "order": ("fifo", "any"),

@@ -194,10 +194,74 @@ def arn(name):
     return f"arn:aws:sqs:us-east-1:{ACCOUNT}:{name}"
 
 
+def buried(sqs, queue, dead, count):
+    """Let messages become dead letters of `queue` in `dead`; returns the ARNs of both."""
+    arns = [arn(one.rpartition("/")[2]) for one in (queue, dead)]
+    policy = json.dumps({"deadLetterTargetArn": arns[1], "maxReceiveCount": 1})
+    sqs.set_queue_attributes(QueueUrl=queue, Attributes={"RedrivePolicy": policy})
+    for n in range(count):
+        sqs.send_message(QueueUrl=queue, MessageBody=str(n))
+    for _ in range(2):
+        received(sqs, queue, MaxNumberOfMessages=10, VisibilityTimeout=0)
+    assert counts(sqs, dead)[0] == count
+    return arns
+
+
+def task(sqs, source):
+    (found,) = sqs.list_message_move_tasks(SourceArn=source)["Results"]
+    return found
+
+
+def test_a_move_task_puts_dead_letters_back(sqs, queue, name):
+    dead = sqs.create_queue(QueueName=f"{name}-dead")["QueueUrl"]
+    _, source = buried(sqs, queue, dead, 5)
+    handle = sqs.start_message_move_task(SourceArn=source)["TaskHandle"]
+    assert wait_until(lambda: task(sqs, source)["Status"] == "COMPLETED", 20)
+    assert task(sqs, source)["ApproximateNumberOfMessagesMoved"] == 5
+    assert (counts(sqs, queue), counts(sqs, dead)) == ((5, 0, 0), (0, 0, 0))
+    with pytest.raises(ClientError) as error:
+        sqs.cancel_message_move_task(TaskHandle=handle)
+    assert code(error) == f"{SERVICE}.UnsupportedOperation"
+    sqs.send_message(QueueUrl=dead, MessageBody="of nowhere")
+    sqs.start_message_move_task(SourceArn=source)
+    assert wait_until(lambda: task(sqs, source)["Status"] == "FAILED", 20)
+    assert task(sqs, source)["FailureReason"] == "CouldNotDetermineMessageSource"
+    assert counts(sqs, dead) == (1, 0, 0)
+    other = sqs.create_queue(QueueName=f"{name}-other")["QueueUrl"]
+    sqs.start_message_move_task(SourceArn=source, DestinationArn=arn(f"{name}-other"))
+    assert bodies(received(sqs, other, WaitTimeSeconds=20)) == ["of nowhere"]
+    for wrong in (arn(f"{name}-none"), arn(f"{name}-other")):
+        with pytest.raises(ClientError) as error:
+            sqs.start_message_move_task(SourceArn=wrong)
+        assert code(error) in {"ResourceNotFoundException", "InvalidParameterValue"}
+
+
+def test_a_move_task_is_cancelled_or_goes_on_at_another_gateway(tmp_path, name):
+    url = f"sqlite:///{tmp_path / 'queues.db'}"
+    with running(storage_for(url)) as one:
+        sqs = client(one)
+        queue, dead = (sqs.create_queue(QueueName=f"{name}{end}")["QueueUrl"] for end in ("", "-dead"))
+        _, source = buried(sqs, queue, dead, 6)
+        handle = sqs.start_message_move_task(SourceArn=source, MaxNumberOfMessagesPerSecond=1)["TaskHandle"]
+        with pytest.raises(ClientError) as error:
+            sqs.start_message_move_task(SourceArn=source)
+        assert code(error) == f"{SERVICE}.UnsupportedOperation"
+        assert wait_until(lambda: task(sqs, source)["ApproximateNumberOfMessagesMoved"] > 0, 10)
+        sqs.cancel_message_move_task(TaskHandle=handle)
+        assert wait_until(lambda: task(sqs, source)["Status"] == "CANCELLED", 10)
+        left = counts(sqs, dead)[0]
+        assert 0 < left < 6
+        sqs.start_message_move_task(SourceArn=source, MaxNumberOfMessagesPerSecond=1)
+    with running(storage_for(url)) as other:
+        sqs = client(other)
+        assert wait_until(lambda: task(sqs, source)["Status"] == "COMPLETED", 20)
+        assert (counts(sqs, queue)[0], counts(sqs, dead)) == (6, (0, 0, 0))
+
+
 def test_messages_end_with_their_retention(sqs, queue, sqs_served, name):
     sqs.send_message(QueueUrl=queue, MessageBody="old")
     sqs.set_queue_attributes(QueueUrl=queue, Attributes={"MessageRetentionPeriod": "60"})
-    actions = sqs_served.gateway._sqs._actions["ReceiveMessage"].__self__
+    actions = sqs_served.gateway._sqs._actions["ReceiveMessage"][1].__self__
     clock = actions._clock
     try:
         actions._clock = Later(clock, 61_000)
@@ -286,11 +350,7 @@ def test_other_gateways_see_what_one_changes(tmp_path, name):
         assert wait_until(
             lambda: there.send_message(QueueUrl=queue, MessageBody="b") and counts(here, queue)[0] > 0, 10
         )
-        poll = []
-        waiting = threading.Thread(target=lambda: poll.extend(received(there, queue, WaitTimeSeconds=20)))
-        waiting.start()
-        waiting.join()
-        assert bodies(poll) == ["b"]
+        assert bodies(received(there, queue, WaitTimeSeconds=20)) == ["b"]
         there.delete_queue(QueueUrl=queue)
         with pytest.raises(ClientError):
             here.get_queue_attributes(QueueUrl=queue, AttributeNames=["All"])

@@ -337,6 +337,7 @@ def test_malformed_json(served, raw):
 def test_what_is_not_for_sqs_is_not_found(served):
     assert served.ask("POST", "/", {"a": 1}).status == 404
     assert served.ask("GET", "/000000000000/q").status == 404
+    assert served.ask("HEAD", "/?Action=PurgeQueue&QueueUrl=q").status == 400
 
 
 def test_web_pages_are_kept_out(served):

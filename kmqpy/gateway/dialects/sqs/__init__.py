@@ -7,6 +7,7 @@ clients of SQS depend on codes and shapes of errors. shapes.py is made of AWS's 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
@@ -21,10 +22,13 @@ from kmqpy.gateway.dialects.sqs.asked import Asked
 from kmqpy.gateway.dialects.sqs.catalog import Catalog
 from kmqpy.gateway.dialects.sqs.errors import (
     ACCESS_DENIED,
+    INCOMPLETE_SIGNATURE,
     INVALID_ACTION,
     INVALID_TOKEN,
     INVALID_VALUE,
     MALFORMED,
+    MISSING_TOKEN,
+    SIGNATURE_MISMATCH,
     THROTTLED,
     TOO_LARGE,
     UNAVAILABLE,
@@ -34,17 +38,21 @@ from kmqpy.gateway.dialects.sqs.errors import (
     missing,
 )
 from kmqpy.gateway.dialects.sqs.message_actions import MessageActions
+from kmqpy.gateway.dialects.sqs.move_tasks import MoveTasks
 from kmqpy.gateway.dialects.sqs.polls import Polls
 from kmqpy.gateway.dialects.sqs.queue_actions import QueueActions
 from kmqpy.gateway.dialects.sqs.shapes import REQUESTS
 from kmqpy.gateway.http import Call, Response
 from kmqpy.gateway.keys.keyring import Principal
+from kmqpy.gateway.keys.sigv4 import BadSignature, Signature, canonical_request, signature_of
 from kmqpy.gateway.limits import BadEncoding, Held, Overloaded, TooLarge
 from kmqpy.gateway.service.hub import Hub
 
 _TARGET = "AmazonSQS."
 _JSON = "application/x-amz-json-1.0"
 _FORM = "application/x-www-form-urlencoded"
+_SERVICE = "sqs"
+_UNKNOWN_KEY = "The security token included in the request is invalid."
 _MAX_FIELDS = 5_000
 REST_S = 60.0
 """AWS's seconds between two purges, and between a queue's end and the next one of its name."""
@@ -55,7 +63,9 @@ _Action = Callable[[Asked, Any], Awaitable[dict[str, Any] | None]]
 class Authenticator(Protocol):
     """Finds out who sends a request."""
 
-    async def __call__(self, secret: str | None) -> Principal | None: ...  # noqa: D102
+    async def of_id(self, key_id: str | None) -> Principal | None: ...  # noqa: D102
+    def spend_request(self, sender: Principal) -> None: ...  # noqa: D102
+    def aws_secrets(self, sender: Principal) -> list[str]: ...  # noqa: D102
     def objection(self, sender: Principal, header: Callable[[str], str]) -> str: ...  # noqa: D102
     def spend_bytes(self, sender: Principal, count: int) -> None: ...  # noqa: D102
     def held_by(self, sender: Principal, most: int) -> Held: ...  # noqa: D102
@@ -81,6 +91,7 @@ class SqsDialect:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._authenticate = authenticate
+        self._clock = clock
         self._region = region
         self._account = account
         self._public_url = public_url.rstrip("/")
@@ -88,32 +99,41 @@ class SqsDialect:
         self._polls = Polls(hub)
         queues = QueueActions(hub, catalog, clock, rest_s)
         messages = MessageActions(hub, catalog, self._polls, clock)
-        self._actions: dict[str, _Action] = {
-            "AddPermission": queues.permit,
-            "ChangeMessageVisibility": messages.change,
-            "ChangeMessageVisibilityBatch": messages.change_batch,
-            "CreateQueue": queues.create,
-            "DeleteMessage": messages.delete,
-            "DeleteMessageBatch": messages.delete_batch,
-            "DeleteQueue": queues.delete,
-            "GetQueueAttributes": queues.attributes,
-            "GetQueueUrl": queues.url,
-            "ListDeadLetterSourceQueues": queues.sources,
-            "ListQueues": queues.urls,
-            "ListQueueTags": queues.tags,
-            "PurgeQueue": queues.purge,
-            "ReceiveMessage": messages.receive,
-            "RemovePermission": queues.forbid,
-            "SendMessage": messages.send,
-            "SendMessageBatch": messages.send_batch,
-            "SetQueueAttributes": queues.set_attributes,
-            "TagQueue": queues.tag,
-            "UntagQueue": queues.untag,
+        self._tasks = tasks = MoveTasks(hub, catalog, self._polls, clock)
+        self._actions: dict[str, tuple[str, _Action]] = {
+            "AddPermission": ("manage", queues.permit),
+            "CancelMessageMoveTask": ("manage", tasks.cancel),
+            "ChangeMessageVisibility": ("poll", messages.change),
+            "ChangeMessageVisibilityBatch": ("poll", messages.change_batch),
+            "CreateQueue": ("post", queues.create),
+            "DeleteMessage": ("poll", messages.delete),
+            "DeleteMessageBatch": ("poll", messages.delete_batch),
+            "DeleteQueue": ("manage", queues.delete),
+            "GetQueueAttributes": ("get_status", queues.attributes),
+            "GetQueueUrl": ("get_status", queues.url),
+            "ListDeadLetterSourceQueues": ("get_status", queues.sources),
+            "ListMessageMoveTasks": ("get_status", tasks.list),
+            "ListQueues": ("get_status", queues.urls),
+            "ListQueueTags": ("get_status", queues.tags),
+            "PurgeQueue": ("poll", queues.purge),
+            "ReceiveMessage": ("poll", messages.receive),
+            "RemovePermission": ("manage", queues.forbid),
+            "SendMessage": ("post", messages.send),
+            "SendMessageBatch": ("post", messages.send_batch),
+            "SetQueueAttributes": ("manage", queues.set_attributes),
+            "StartMessageMoveTask": ("manage", tasks.start),
+            "TagQueue": ("manage", queues.tag),
+            "UntagQueue": ("manage", queues.untag),
         }
 
+    async def run(self) -> None:
+        """Run move tasks, until stop()."""
+        await self._tasks.run()
+
     def stop(self) -> None:
-        """Let long polls end now."""
+        """Let long polls end now, and move tasks after their batch."""
         self._polls.stop()
+        self._tasks.stop()
 
     async def answer(self, call: Call, _: str) -> Response:
         """Answer a request; see speaks()."""
@@ -122,6 +142,8 @@ class SqsDialect:
             return await self._answer(call, wire)
         except SqsError as error:
             return wire.error(error.fault, str(error))
+        except BadSignature as error:
+            return wire.error(INCOMPLETE_SIGNATURE if error.is_incomplete else SIGNATURE_MISMATCH, str(error))
         except Overloaded as error:
             call.refused = error.why
             return wire.error(THROTTLED if error.why == "key" else UNAVAILABLE, str(error))
@@ -137,20 +159,53 @@ class SqsDialect:
             return wire.error(INVALID_VALUE, str(error))
 
     async def _answer(self, call: Call, wire: _Wire) -> Response:
-        sender = await self._authenticate(None)
-        if sender is None:  # signatures are not checked yet
-            raise SqsError(INVALID_TOKEN, "The security token included in the request is invalid.")
+        if call.request.method not in {"GET", "POST"}:
+            raise SqsError(INVALID_ACTION, "Ask by GET or POST.")
+        sender, signature = await self._authenticate.of_id(None), None
+        if sender is None:  # not everybody may come
+            signature = signature_of(call.header, call.parameters(), _SERVICE)
+            if signature is None:
+                raise SqsError(MISSING_TOKEN, "Request is missing Authentication Token")
+            sender = await self._authenticate.of_id(signature.key_id)
+        if sender is None:
+            raise SqsError(INVALID_TOKEN, _UNKNOWN_KEY)
         if why := self._authenticate.objection(sender, call.header):
             raise SqsError(ACCESS_DENIED, why)
         call.key_id = sender.id
+        if sender.key is not None:
+            call.share.join(self._authenticate.held_by(sender, call.limits.max_key_bytes))
+        body = await call.body()
+        if sender.key is not None and signature is not None:
+            self._check(call, sender, signature, body)
+        self._authenticate.spend_request(sender)
         spend = partial(self._authenticate.spend_bytes, sender)
-        action, given = await wire.read(call, spend)
+        spend(len(body))
+        action, given = wire.read(call, body)
         call.verb = action
-        do = self._actions.get(action)
-        if do is None:
-            raise SqsError(UNSUPPORTED, f"{action} is not there yet.")
-        asked = Asked(call, Addresses(self._base(call), self._region, self._account), spend)
-        return wire.result(action, await do(asked, given))
+        needs, do = self._actions[action]
+        addresses = Addresses(self._base(call), self._region, self._account)
+        return wire.result(action, await do(Asked(call, addresses, sender, needs, spend), given))
+
+    def _check(self, call: Call, sender: Principal, signature: Signature, body: bytes) -> None:
+        """Raise SqsError unless the sender has signed the request."""
+        secrets = self._authenticate.aws_secrets(sender)
+        if not secrets:  # a key of another kind, or the gateway has no operator's key
+            raise SqsError(INVALID_TOKEN, _UNKNOWN_KEY)
+        signature.check_time(datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC))
+        scope = call.request.scope
+        text = canonical_request(
+            signature,
+            scope["method"],
+            (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0].decode("latin-1"),
+            scope["query_string"].decode("latin-1"),
+            call.header,
+            body,
+        )
+        if not any(signature.check(secret, text) for secret in secrets):
+            raise BadSignature(
+                "The request signature we calculated does not match the signature you provided. Check your "
+                "AWS Secret Access Key and signing method. Consult the service documentation for details."
+            )
 
     def _base(self, call: Call) -> str:
         if self._public_url:
@@ -173,7 +228,7 @@ def speaks(headers: Mapping[str, str], query_string: bytes) -> bool:
 class _Wire(Protocol):
     """Reads requests and writes answers, of one request."""
 
-    async def read(self, call: Call, spend: Callable[[int], None]) -> tuple[str, Any]:
+    def read(self, call: Call, body: bytes) -> tuple[str, Any]:
         """The action and its values; raises SqsError."""
 
     def result(self, action: str, result: dict[str, Any] | None) -> Response:
@@ -193,10 +248,8 @@ class _Json:
     def __init__(self, request_id: str) -> None:
         self._headers = {"content-type": _JSON, "x-amzn-requestid": request_id}
 
-    async def read(self, call: Call, spend: Callable[[int], None]) -> tuple[str, Any]:
+    def read(self, call: Call, body: bytes) -> tuple[str, Any]:
         action = _known(call.header("x-amz-target").removeprefix(_TARGET))
-        body = await call.body()
-        spend(len(body))
         try:
             given = _DECODERS[action].decode(body or b"{}")
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -218,9 +271,7 @@ class _Query:
     def __init__(self, request_id: str) -> None:
         self._request_id = request_id
 
-    async def read(self, call: Call, spend: Callable[[int], None]) -> tuple[str, Any]:
-        body = await call.body()
-        spend(len(body))
+    def read(self, call: Call, body: bytes) -> tuple[str, Any]:
         parameters = [*_pairs(call.request.scope["query_string"]), *_pairs(body)]
         action = _known(next((value for name, value in parameters if name == "Action"), ""))
         try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from kmqpy.core.clock import Clock
 from kmqpy.errors import ConfigError, QueueNotFound
+from kmqpy.gateway.dialects.sqs.addresses import queue_of_arn
 from kmqpy.gateway.dialects.sqs.attributes import Sheet, check_same, is_name, read_sheet
 from kmqpy.gateway.dialects.sqs.errors import DELETED_RECENTLY, UNSUPPORTED, SqsError, no_such_queue
 from kmqpy.gateway.service.hub import Hub, QueueName, make_queue
@@ -36,6 +38,7 @@ class Catalog:
         self._clock = clock
         self._rest_s = rest_s
         self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._reading: dict[str, asyncio.Task[Sheet | None]] = {}
         self._deleted_s: OrderedDict[str, float] = OrderedDict()
 
     async def get(self, name: str) -> Sheet:
@@ -43,14 +46,15 @@ class Catalog:
         known = self._known.get(name)
         if known is not None and self._clock.monotonic() - known.read_s < _FRESH_S:
             return known.sheet
-        return await self.read(name)
+        reading = self._reading.get(name)  # one reads for all who ask meanwhile
+        if reading is None:
+            reading = self._reading[name] = asyncio.ensure_future(self.find(name))
+            reading.add_done_callback(lambda _: self._reading.pop(name, None))
+        return _found(await asyncio.shield(reading))
 
     async def read(self, name: str) -> Sheet:
         """The same, as it is in the storage at this moment."""
-        found = await self.find(name)
-        if found is None:
-            raise no_such_queue()
-        return found
+        return _found(await self.find(name))
 
     async def find(self, name: str) -> Sheet | None:
         """The same; None if the queue does not exist."""
@@ -75,6 +79,16 @@ class Catalog:
 
         found = await self._hub.administer(QueueName("all"), listed, patience_s=_LONG_S)
         return [name for name in found if is_name(name)]
+
+    async def sources_of(self, target: str) -> list[str]:
+        """The names of the queues whose dead letters go to `target`."""
+        found = []
+        for name in await self.names():
+            sheet = await self.find(name)
+            redrive = None if sheet is None else sheet.redrive
+            if redrive is not None and queue_of_arn(redrive.arn, "RedrivePolicy") == target:
+                found.append(name)
+        return found
 
     async def describe(self, name: str) -> QueueDescription:
         """A queue with its sizes; raises SqsError if it does not exist."""
@@ -152,6 +166,12 @@ class Catalog:
         self._deleted_s.move_to_end(name)
         if len(self._deleted_s) > _MOST:
             self._deleted_s.popitem(last=False)
+
+
+def _found(sheet: Sheet | None) -> Sheet:
+    if sheet is None:
+        raise no_such_queue()
+    return sheet
 
 
 def _sheet(storage: Storage, stored: str) -> Sheet:

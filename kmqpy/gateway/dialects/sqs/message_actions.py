@@ -13,7 +13,7 @@ from kmqpy.errors import NotSupported, ReceiptError
 from kmqpy.gateway.dialects.sqs import batches, shapes, values
 from kmqpy.gateway.dialects.sqs.addresses import queue_of_arn
 from kmqpy.gateway.dialects.sqs.asked import Asked
-from kmqpy.gateway.dialects.sqs.attributes import NUMBERS, VISIBILITY, Sheet
+from kmqpy.gateway.dialects.sqs.attributes import NUMBERS, VISIBILITY, Redrive, Sheet
 from kmqpy.gateway.dialects.sqs.catalog import Catalog
 from kmqpy.gateway.dialects.sqs.errors import (
     BATCH_TOO_LONG,
@@ -160,7 +160,7 @@ class MessageActions:
                 raise
             finally:
                 if good and not terms.visibility:
-                    await asyncio.gather(*(served.change(one.taken.receipt or "", 0) for one in good))
+                    await asyncio.gather(*(served.change(_receipt(served, one.taken), 0) for one in good))
 
         return await self._hub.with_queue(QueueName(name), take, missing=_raise_missing)
 
@@ -170,30 +170,34 @@ class MessageActions:
         """The messages to hand out; without those that are too old, or were received too often."""
         now_ms = self._clock.wall_ms()
         oldest_ms = now_ms - sheet.number("MessageRetentionPeriod") * 1000
-        received = [Received.of(one, served.unique_id) for one in messages]
+        redrive = sheet.redrive
         good: list[Received] = []
-        for one in received:
-            is_old = 0 < one.sent_ms < oldest_ms
-            if is_old or await self._is_buried(asked, name, sheet, one):
-                await served.ack([one.taken.id])
+        old: list[Received] = []
+        dead: list[Received] = []
+        for one in (Received.of(taken, served.unique_id) for taken in messages):
+            if 0 < one.sent_ms < oldest_ms:
+                old.append(one)
+            elif redrive is not None and one.taken.attempts > redrive.most:
+                dead.append(one)
             else:
                 good.append(one)
+        if dead and redrive is not None and not await self._bury(asked, name, redrive, dead):
+            good, dead = [*dead, *good], []  # there is no queue for them
+        await served.ack([one.taken.id for one in (*old, *dead)])
         return good
 
-    async def _is_buried(self, asked: Asked, name: str, sheet: Sheet, one: Received) -> bool:
-        """Send a message that was received too often to the queue for dead letters; True if that is done."""
-        redrive = sheet.redrive
-        if redrive is None or one.taken.attempts <= redrive.most:
-            return False
+    async def _bury(self, asked: Asked, name: str, redrive: Redrive, dead: Sequence[Received]) -> bool:
+        """Send messages to the queue for dead letters; returns False if there is none."""
         target = queue_of_arn(redrive.arn, "RedrivePolicy")
-        headers = [(key, value) for key, value in one.taken.headers if key != values.MOVED]
-        origin = Origin(one.id, one.sent_ms, one.count - 1, asked.addresses.arn(name))
-        message = OutgoingMessage(one.taken.body, key=one.taken.key, headers=[*headers, origin.header()])
-        sent = await self._hub.with_queue(
-            QueueName(target), methodcaller("send", [message]), missing=lambda: None
-        )
+        messages = []
+        for one in dead:
+            headers = [(key, value) for key, value in one.taken.headers if key != values.MOVED]
+            headers.append(Origin(one.id, one.sent_ms, one.count - 1, asked.addresses.arn(name)).header())
+            messages.append(OutgoingMessage(one.taken.body, key=one.taken.key, headers=headers))
+        send = methodcaller("send", messages)
+        sent = await self._hub.with_queue(QueueName(target), send, missing=lambda: None)
         if sent is not None:
-            self._polls.note(target)
+            self._polls.note(target, len(dead))
         return sent is not None
 
     def _shown(
@@ -205,8 +209,7 @@ class MessageActions:
             first_ms = self._first_takes.note(
                 one.id, is_first=one.taken.attempts == 1, now_ms=now_ms, else_ms=one.taken.queued_ms
             )
-            receipt = one.taken.receipt or served.receipt(one.taken.id)
-            handle = Handle(served.ids.make(one.taken.id), receipt, now_ms).text()
+            handle = Handle(served.ids.make(one.taken.id), _receipt(served, one.taken), now_ms).text()
             sender = asked.addresses.account
             found.append(one.shown(handle, terms.system, terms.names, first_ms=first_ms, sender=sender))
         size = sum(len(one.taken.body) for one in messages)
@@ -309,6 +312,10 @@ async def _delete(served: ServedQueue, handle: Handle) -> None:
     if id_ is None:  # of an earlier queue of this name
         raise invalid_handle(handle.text())
     await served.ack([id_])
+
+
+def _receipt(served: ServedQueue, taken: Taken) -> str:
+    return taken.receipt or served.receipt(taken.id)
 
 
 def _raise_missing() -> Any:

@@ -65,7 +65,7 @@ class QueueActions:
 
     async def create(self, asked: Asked, given: shapes.CreateQueueRequest) -> dict[str, Any]:
         """Make a queue, unless it is there with the same attributes."""
-        name = asked.call.queue = given.QueueName or ""
+        name = asked.about(given.QueueName or "")
         wanted = given.Attributes or {}
         attributes.check_name(name, wanted)
         checked = attributes.checked(wanted)
@@ -77,14 +77,14 @@ class QueueActions:
 
     async def url(self, asked: Asked, given: shapes.GetQueueUrlRequest) -> dict[str, Any]:
         """The URL of a queue."""
-        name = asked.call.queue = given.QueueName or ""
+        name = asked.about(given.QueueName or "")
         await self._catalog.get(name)
         return {"QueueUrl": asked.addresses.url(name)}
 
     async def urls(self, asked: Asked, given: shapes.ListQueuesRequest) -> dict[str, Any]:
         """The URLs of queues."""
         prefix = given.QueueNamePrefix or ""
-        names = [name for name in await self._catalog.names() if name.startswith(prefix)]
+        names = [name for name in await self._catalog.names() if name.startswith(prefix) and asked.may(name)]
         return _page(asked, "QueueUrls", names, given.MaxResults, given.NextToken)
 
     async def delete(self, asked: Asked, given: shapes.DeleteQueueRequest) -> None:
@@ -102,9 +102,9 @@ class QueueActions:
                 PURGE_IN_PROGRESS,
                 f"Only one PurgeQueue operation on {name} is allowed every {self._rest_s:g} seconds.",
             )
-        self._purged_s[name] = now_s
         purge = methodcaller("purge")
         await self._hub.with_queue(QueueName(name), purge, missing=_raise_missing, patience_s=_LONG_S)
+        self._purged_s[name] = now_s
 
     # --- attributes -------------------------------------------------------------------------------
 
@@ -155,18 +155,8 @@ class QueueActions:
         """The queues whose dead letters go to a queue."""
         name = asked.queue(given.QueueUrl)
         await self._catalog.read(name)
-        found = await self.sources_of(name)
+        found = await self._catalog.sources_of(name)
         return {"queueUrls": [], **_page(asked, "queueUrls", found, given.MaxResults, given.NextToken)}
-
-    async def sources_of(self, target: str) -> list[str]:
-        """The names of the queues whose dead letters go to `target`."""
-        found = []
-        for name in await self._catalog.names():
-            sheet = await self._catalog.find(name)
-            redrive = None if sheet is None else sheet.redrive
-            if redrive is not None and queue_of_arn(redrive.arn, "RedrivePolicy") == target:
-                found.append(name)
-        return found
 
     # --- tags -------------------------------------------------------------------------------------
 
