@@ -18,7 +18,8 @@ from kmqpy.queue_policy import QueuePolicy
 QUEUE_SETTINGS = frozenset(
     {
         *(field.name for field in dataclasses.fields(QueuePolicy) if field.name != "name"),
-        *("requeue_to", "order", "redelivery", "delivery", "collapse", "create"),
+        *("requeue_to", "order", "redelivery", "delivery", "collapse", "on_dead_letter", "create"),
+        *("retry_delays", "retry_max_ms", "retry_jitter", "dedup_window_ms", "dedup_until", "dedup_by"),
     }
 )
 """Settings that belong to a queue, in any storage; storage_for() refuses them in the url of a storage."""
@@ -102,6 +103,7 @@ class Storage(Protocol):
     def alter(self, name: str, **changes: Any) -> None:
         """Change settings of a queue: max_redeliveries, lease_ms, max_delay_ms, max_lease_ms.
 
+        Storages with the capability change retry_delays, retry_max_ms, retry_jitter and dedup_window_ms, too.
         Queues that are open keep the settings with which they were opened, except where the storage itself
         applies them. Raises QueueNotFound, and ConfigError for a wrong setting and one that can't be changed.
         """

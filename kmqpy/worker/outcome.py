@@ -51,7 +51,7 @@ class Acknowledge:
 class GiveBack:
     """The outcome of a message that the queue redelivers; the fields are arguments of Queue.nack()."""
 
-    delay: Duration = 0
+    delay: Duration | None = 0
     count: bool = True
     reason: str | None = None
 

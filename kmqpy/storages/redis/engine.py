@@ -172,13 +172,13 @@ class RedisEngine:
         queue: QueueRow,
         takes: Sequence[TakeRef],
         *,
-        delay_ms: int,
+        delay_ms: int | None,
         count: bool,
         reason: str | None,
         gone: Sequence[MessageRow] = (),
     ) -> int:
         """See Engine."""
-        how = (delay_ms, int(count), int(reason is not None), reason or "")
+        how = (delay_ms or 0, int(count), int(reason is not None), reason or "")
         rows = _checked_bytes(gone_rows(gone))
         return int(self._call(queue, "give_back", take_refs(takes), *how, *rows, repeatable=not gone))
 

@@ -23,6 +23,7 @@ from kmqpy.storages.sql.dialect import (
     Fate,
     Parameters,
     Picked,
+    group_id,
     headers_bytes,
     just_taken,
     message_rows,
@@ -65,7 +66,14 @@ class MariaDb:
 
     name: DialectName = "mariadb"
     driver = "PyMySQL (with asyncio asyncmy)"
-    capabilities = Capabilities(collapse=True, transactions=True, max_body_bytes=MAX_MESSAGE_BYTES)
+    capabilities = Capabilities(
+        collapse=True,
+        groups=True,
+        dedup=True,
+        retry_delays=True,
+        transactions=True,
+        max_body_bytes=MAX_MESSAGE_BYTES,
+    )
     is_one_statement = False
     waits_ms = 200
 
@@ -166,7 +174,7 @@ class MariaDb:
             "order": ",".join(map(str, ids)),
         }
 
-    def ids(self, ids: Sequence[int]) -> Any:
+    def ids(self, ids: Sequence[int | str]) -> Any:
         """See Dialect."""
         return tuple(ids) or (0,)
 
@@ -187,6 +195,8 @@ class MariaDb:
                         "headers": headers_bytes(row.headers),
                         "body": row.body,
                         "digest": row.digest,
+                        "group_id": group_id(parameters, row),
+                        "group": row.group,
                     },
                 )
                 for row in some

@@ -172,13 +172,13 @@ class ZooKeeperEngine:
         queue: QueueRow,
         takes: Sequence[TakeRef],
         *,
-        delay_ms: int,
+        delay_ms: int | None,
         count: bool,
         reason: str | None,
         gone: Sequence[MessageRow] = (),
     ) -> int:
         """See Engine."""
-        delay_ms = min(delay_ms, _MOST_DELAY_MS)
+        delay_ms = min(delay_ms or 0, _MOST_DELAY_MS)
 
         def give_back(draft: Draft, row: Row) -> None:
             draft.requeue(row, draft.now.high, delay_ms=delay_ms, count=count, reason=reason)
