@@ -270,7 +270,12 @@ class KmqClient:
     # --- receiving and finishing --------------------------------------------------------------------
 
     def receive(
-        self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
+        self,
+        max_messages: int = 100,
+        *,
+        wait: Duration = 1.0,
+        lease: Duration | None = None,
+        one_per_group: bool = False,  # noqa: ARG002 - there are no groups
     ) -> list[KafkaMessage]:
         """Take up to `max_messages`; returns as soon as there are some, and [] after `wait` seconds.
 

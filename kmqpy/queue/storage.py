@@ -69,6 +69,7 @@ class QueueDescription:
     delayed     messages whose delay is not over
     in_flight   messages that are taken and not finished
     dead        dead letters
+    held_groups groups that wait for their dead letters (on_dead_letter="hold")
     """
 
     name: str
@@ -78,6 +79,7 @@ class QueueDescription:
     delayed: int
     in_flight: int
     dead: int
+    held_groups: int = 0
 
 
 class Storage(Protocol):

@@ -175,12 +175,13 @@ class Taken(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """The numbers of a queue's rows in each state."""
+    """The numbers of a queue's rows in each state, and of groups that dead ones hold (without a limit)."""
 
     ready: int
     delayed: int
     in_flight: int
     dead: int
+    held_groups: int = 0
 
 
 class Engine(Protocol):
@@ -228,8 +229,10 @@ class Engine(Protocol):
         """
         ...
 
-    def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:
+    def take(self, queue: QueueRow, limit: int, lease_ms: int, *, one_per_group: bool = False) -> Taken:
         """Take up to `limit` ready rows for `lease_ms`; does not wait.
+
+        one_per_group  in a queue with order `group`, not more than one row of a group
 
         Several takers at a time get different rows. In an at-most-once queue the engine deletes the rows that
         it returns.

@@ -131,7 +131,7 @@ class MemoryEngine:
                 found.enter(row, RowState.DELAYED if new.delay_ms else RowState.READY)
             return ids
 
-    def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:
+    def take(self, queue: QueueRow, limit: int, lease_ms: int, *, one_per_group: bool = False) -> Taken:
         """See Engine."""
         with self._locked(queue) as (found, now_ms):
             rows: list[MemoryRow] = []
@@ -143,7 +143,7 @@ class MemoryEngine:
                 taken.append(row.shown())
                 if queue.settings.at_most_once:
                     found.remove(row)
-                elif queue.settings.in_groups:
+                elif queue.settings.in_groups and not one_per_group:
                     rows.append(row)
             due = found.due.first()
             return Taken(taken, now_ms, None if due is None else due[0][0], found.arrivals)
@@ -218,6 +218,9 @@ class MemoryEngine:
                 delayed=found.counts[RowState.DELAYED],
                 in_flight=found.counts[RowState.TAKEN],
                 dead=found.counts[RowState.DEAD],
+                held_groups=sum(bool(group.dead) for group in found.groups.values())
+                if queue.settings.holds
+                else 0,
             )
 
     def taken_rows(

@@ -235,12 +235,19 @@ class StoredQueue(Closeable):
     # --- taking -----------------------------------------------------------------------------------
 
     def receive(
-        self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
+        self,
+        max_messages: int = 100,
+        *,
+        wait: Duration = 1.0,
+        lease: Duration | None = None,
+        one_per_group: bool = False,
     ) -> list[Message]:
         """See Queue.receive; a wait of more than a day ends after a day."""
         check_limit(max_messages, "max_messages")
         # Every operating system and driver can wait for a day.
         wait_ms = min(duration_ms(wait, "wait"), DAY_MS)
+        check_flag(one_per_group, "one_per_group")
+        how = {"one_per_group": True} if one_per_group and self._settings.in_groups else {}
         deadline = self._clock.monotonic() + wait_ms / 1000
         lease_ms = self._settings.lease_ms
         if lease is not None:
@@ -248,7 +255,7 @@ class StoredQueue(Closeable):
         while True:
             self._check_open()
             asked_ms, asked_s = self._clock.wall_ms(), self._clock.monotonic()
-            taken = self._engine.take(self._queue, max_messages, lease_ms)
+            taken = self._engine.take(self._queue, max_messages, lease_ms, **how)
             now = self._clock.monotonic()
             if taken.rows and not self.at_most_once and (now - asked_s) * 2000 > lease_ms:
                 # The answer took so long that less than half of the lease is left.

@@ -58,7 +58,7 @@ class SendsAgain(MemoryEngine):
     def give_back(self, queue, takes, *, gone=(), **how):
         if not gone:
             return super().give_back(queue, takes, **how)
-        put = [NewRow(row.body, row.key, row.headers, how["delay_ms"], row.priority) for row in gone]
+        put = [NewRow(row.body, row.key, row.headers, how["delay_ms"] or 0, row.priority) for row in gone]
         return len(self.put(queue, put))
 
 
@@ -85,12 +85,12 @@ class OneRow(MemoryEngine):
 
     busy = threading.Lock()
 
-    def take(self, queue, limit, lease_ms):
+    def take(self, queue, limit, lease_ms, **how):
         if not self.busy.acquire(blocking=False):
             return Taken([], 0)
         try:
             SYSTEM_CLOCK.sleep(0.002)
-            return super().take(queue, limit, lease_ms)
+            return super().take(queue, limit, lease_ms, **how)
         finally:
             self.busy.release()
 
@@ -162,9 +162,9 @@ class CollapsesWhatIsTaken(MemoryEngine):
 class ShortTake(MemoryEngine):
     """Returns less where messages collapse, although others wait."""
 
-    def take(self, queue, limit, lease_ms):
+    def take(self, queue, limit, lease_ms, **how):
         first = self.peek(queue, limit)
-        return super().take(queue, len({row.body for row in first}) or 1, lease_ms)
+        return super().take(queue, len({row.body for row in first}) or 1, lease_ms, **how)
 
 
 class CStrings(MemoryEngine):
@@ -195,8 +195,8 @@ class OldRedrive(MemoryEngine):
 class DoubleTake(MemoryEngine):
     """Two takers can take one row."""
 
-    def take(self, queue, limit, lease_ms):
-        taken = super().take(queue, limit, lease_ms)
+    def take(self, queue, limit, lease_ms, **how):
+        taken = super().take(queue, limit, lease_ms, **how)
         if taken.rows and taken.rows[0].id % 100 == 0:
             self.give_back(queue, [TakeRef(taken.rows[0].id, 1)], delay_ms=0, count=False, reason=None)
         return taken

@@ -157,7 +157,14 @@ class RedisEngine:
         first = int(self._call(queue, "put", *how, *stored, repeatable=False))
         return list(range(first, first + len(rows)))
 
-    def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:
+    def take(
+        self,
+        queue: QueueRow,
+        limit: int,
+        lease_ms: int,
+        *,
+        one_per_group: bool = False,  # noqa: ARG002
+    ) -> Taken:
         """See Engine."""
         wakes = self._arrivals.wakes
         now_ms, due_ms, arrivals, rows = self._call(queue, "take", limit, lease_ms)

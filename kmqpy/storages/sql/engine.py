@@ -26,8 +26,8 @@ from kmqpy.storages.sql.dialect import (
     take_collapsed,
 )
 from kmqpy.storages.sql.groups import (
+    change_grouped,
     go_on,
-    groups_of,
     held_groups,
     look_grouped,
     pass_time_grouped,
@@ -182,19 +182,18 @@ class SqlEngine:
         self._arrived(queue)
         return ids
 
-    def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:
+    def take(self, queue: QueueRow, limit: int, lease_ms: int, *, one_per_group: bool = False) -> Taken:
         """See Engine."""
         seen = self._arrivals.seen(queue.generation)
-        picked = self._pick(queue, limit, lease_ms, late=False)
+        pick = partial(self._pick, queue, limit, lease_ms, one_per_group=one_per_group)
+        picked = pick(late=False)
         if picked.is_due:
             self._pass_time(queue)
         if picked.is_due or picked.has_ready:
             # A lease that ends only now is left to the next take: in a busy queue some lease always ends.
-            picked = self._pick(queue, limit, lease_ms, late=True)
+            picked = pick(late=True)
         while queue.settings.in_groups and picked.has_ready and not picked.rows:
-            picked = self._pick(
-                queue, limit, lease_ms, late=True
-            )  # each finds out of many more that they wait
+            picked = pick(late=True)  # each finds out of many more that they wait
         return Taken(picked.rows, picked.now_ms, picked.due_ms, seen)
 
     def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:
@@ -258,7 +257,9 @@ class SqlEngine:
         def count(cursor: Cursor, parameters: dict[str, Any]) -> Counts:
             cursor.execute(self._sql["counts" if limit is None else "some_counts"], parameters)
             ready, delayed, taken, dead, behind = cursor.fetchone()
-            return Counts(ready + behind, delayed, taken, dead)
+            is_held = queue.settings.holds and limit is None
+            held = len(held_groups(self._dialect, cursor, parameters)) if is_held else 0
+            return Counts(ready + behind, delayed, taken, dead, held)
 
         return self._after_passing_time(queue, count, limit=min(limit or 0, NO_LIMIT))
 
@@ -386,7 +387,7 @@ class SqlEngine:
             **more,
         }
 
-    def _pick(self, queue: QueueRow, limit: int, lease_ms: int, *, late: bool) -> Picked:
+    def _pick(self, queue: QueueRow, limit: int, lease_ms: int, *, late: bool, one_per_group: bool) -> Picked:
         parameters = self._parameters(
             queue, limit=min(limit, NO_LIMIT), lease_ms=min(lease_ms, NO_LIMIT), late=int(late)
         )
@@ -396,7 +397,7 @@ class SqlEngine:
         if queue.settings.collapse:
             take = partial(take_collapsed, self._dialect)
         elif queue.settings.in_groups:
-            take = partial(take_grouped, self._dialect)
+            take = partial(take_grouped, self._dialect, one_per_group=one_per_group)
 
         def pick(cursor: Cursor) -> Picked:
             picked = take(cursor, parameters, for_good=for_good, late=late)
@@ -422,8 +423,12 @@ class SqlEngine:
         def change(cursor: Cursor) -> int:
             if gone:
                 self._add_again(cursor, queue, gone)
-            groups = groups_of(self._dialect, cursor, [one.id for one in takes]) if in_groups else ()
-            done = self._dialect.change(cursor, name, parameters)
+            groups: list[int] = []
+            if in_groups:
+                ids = [one.id for one in takes]
+                done, groups = change_grouped(self._dialect, cursor, name, parameters, ids)
+            else:
+                done = self._dialect.change(cursor, name, parameters)
             if done < len(takes):  # others were faster, or the queue is gone
                 self._check_exists(cursor, queue)
             if groups and go_on(self._dialect, cursor, groups) and connection is not None:

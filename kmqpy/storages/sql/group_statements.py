@@ -36,6 +36,7 @@ _AROUND = ", ".join(
 )
 _PICK = f"""SELECT m.id, m.place, m.group_id, {_AROUND} FROM {{messages}} AS m
 WHERE m.queue = :queue AND m.state = 0 AND m.minus_priority = 0 AND m.place > :after
+    AND {{nothing_due}}
 ORDER BY m.minus_priority, m.place LIMIT :limit"""
 _FIRST_BEHIND = (
     "(SELECT f.id FROM {messages} AS f WHERE f.group_id = given.group_id AND f.state = 4 "
@@ -44,8 +45,8 @@ _FIRST_BEHIND = (
 
 _SHARED = {
     "look_grouped": _PICK,
-    "behind": """SELECT id, place, until_ms FROM {messages} WHERE group_id = :group_id AND state = 4
-ORDER BY place LIMIT :limit""",
+    "behind": """SELECT id, place, CASE WHEN until_ms > {now} THEN 1 ELSE 0 END FROM {messages}
+WHERE group_id = :group_id AND state = 4 ORDER BY place LIMIT :limit""",
     "lock_behind": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 = 4{lock_some}",
     "lock_witnesses": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 <> 4{lock_some}",
     "rows": "SELECT {columns} FROM {messages} WHERE {by_ids}",
@@ -87,7 +88,6 @@ _OWN: Mapping[str, Mapping[str, str]] = {
     "postgresql": {
         "keep_keys": f"UPDATE {{dedup}} AS d SET {_KEEP_KEYS} FROM unnest(CAST(:keys AS text[]), "
         f"CAST(:ids AS bigint[])) AS given(dedup_key, message) WHERE {_SAME_KEY}",
-        "pass_time_in_groups": "RETURNING group_id",
         "pick_grouped": f"{_PICK}{{lock_some}}",
         "isolation": "SELECT current_setting('transaction_isolation')",
     },
@@ -98,7 +98,6 @@ _OWN: Mapping[str, Mapping[str, str]] = {
     SELECT json_extract(value, '$[0]') AS dedup_key, json_extract(value, '$[1]') AS message
     FROM json_each(:listed)
 ) AS given WHERE {_SAME_KEY}""",
-        "pass_time_in_groups": "RETURNING group_id",
     },
 }
 _BY_LIST = {
@@ -134,18 +133,27 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def group_statements(dialect: str, columns: str, pass_time: str | None) -> dict[str, str]:
+_RETURNING = ("postgresql", "sqlite")
+"""The dialects that return what they have changed."""
+
+
+def group_statements(
+    dialect: str, own: Mapping[str, str], *, columns: str, nothing_due: str, take: str
+) -> dict[str, str]:
     """The statements of a dialect by name; `{…}` that all statements have are left to statements.py.
 
-    columns    those of a message
-    pass_time  the statement of this name, where it can return the groups of the messages
+    own          the dialect's other statements
+    columns      those of a message
+    nothing_due  the condition that no delay or lease has ended, unless :late
+    take         what a take sets
     """
     texts = {**_SHARED, **_OWN[dialect]}
+    if dialect in _RETURNING:
+        texts |= {f"{name}_in_groups": f"{own[name]} RETURNING group_id" for name in ("pass_time", "finish")}
+        texts["take_chosen"] = f"UPDATE {{messages}} SET {take} WHERE {{by_ids}} RETURNING {{columns}}"
     for name, text in texts.items():
-        filled = text.replace("{columns}", columns)
+        filled = text.replace("{columns}", columns).replace("{nothing_due}", nothing_due)
         for part, value in _PARTS[dialect].items():
             filled = filled.replace(f"{{{part}}}", value)
         texts[name] = filled
-    if "pass_time_in_groups" in texts:
-        texts["pass_time_in_groups"] = f"{pass_time} {texts['pass_time_in_groups']}"
     return texts

@@ -78,6 +78,7 @@ class _Take:
 
     limit: int
     holds: bool
+    one_per_group: bool
     chosen: list[int] = field(default_factory=list)
     own: dict[int, int | None] = field(default_factory=dict)
     waiting: dict[int, list[int]] = field(default_factory=dict)
@@ -112,7 +113,7 @@ class _Take:
             self._stopped[group] = witness
             self.waiting.setdefault(witness, []).append(row.id)
         elif group in self.own:
-            if row.is_behind_others:
+            if row.is_behind_others or self.one_per_group:
                 self.waiting.setdefault(0, []).append(row.id)
             elif self.room:
                 self.chosen.append(row.id)
@@ -132,6 +133,7 @@ def take_grouped(
     *,
     for_good: bool,  # noqa: ARG001 - no such queue is at-most-once
     late: bool,
+    one_per_group: bool,
 ) -> Picked:
     """Take rows in order of each group. One taker at a time decides; it finds out which rows must wait.
 
@@ -139,10 +141,10 @@ def take_grouped(
     """
     sql = dialect.sql
     cursor.execute(sql["take_turn"], parameters)
-    now = situation(cursor, sql, parameters)
-    if not late and now.is_due:
+    now = None if "take_chosen" in sql else situation(cursor, sql, parameters)
+    if now is not None and now.is_due and not late:
         return now
-    take = _Take(parameters["limit"], bool(parameters["holds"]))
+    take = _Take(parameters["limit"], bool(parameters["holds"]), one_per_group)
     after, size, looked = -1, min(take.limit, _MOST_PICKED), 0
     is_end = False
     while take.room and looked < CHUNK and not is_end:
@@ -156,21 +158,22 @@ def take_grouped(
         looked += len(found)
         after = found[-1].place if found else after
         size = min(2 * size, _MOST_PICKED)
-    for group in [*take.own][:_MOST_FILLED]:
-        _follow(dialect, cursor, take, group, now_ms=now.now_ms, up_to=None if is_end else after)
-    rows = _take_rows(dialect, cursor, parameters, take.chosen)
+    for group in () if one_per_group else [*take.own][:_MOST_FILLED]:
+        _follow(dialect, cursor, take, group, up_to=None if is_end else after)
+    rows = _take_rows(dialect, cursor, parameters, take.chosen, now)
     _let_wait(dialect, cursor, take)
     healed = go_on(dialect, cursor, take.healed)
     if not rows:
+        now = situation(cursor, sql, parameters)
         return now._replace(has_ready=healed > 0 or not is_end)
-    return Picked(just_taken(rows, now, parameters), now.now_ms)
+    return Picked(rows, rows[0].since_ms)
 
 
 def look_grouped(dialect: Dialect, cursor: Cursor, parameters: Parameters) -> list[MessageRow]:
     """The first rows that a take would find, at most :limit."""
     after, ids = -1, list[int]()
     while len(ids) < parameters["limit"]:
-        given = {**parameters, "after": after, "limit": _MOST_PICKED}
+        given = {**parameters, "after": after, "limit": _MOST_PICKED, "late": 1}
         found = _ready_rows(cursor, dialect.sql["look_grouped"], given)
         ids += [row.id for row in found if row.is_first(holds=bool(parameters["holds"]))]
         if len(found) < _MOST_PICKED:
@@ -183,6 +186,18 @@ def groups_of(dialect: Dialect, cursor: Cursor, ids: Sequence[int]) -> list[int]
     """The groups of rows; they never change."""
     cursor.execute(dialect.sql["groups_of"], {"ids": dialect.ids(ids)})
     return [group for (group,) in cursor.fetchall()]
+
+
+def change_grouped(
+    dialect: Dialect, cursor: Cursor, name: str, parameters: Parameters, ids: Sequence[int]
+) -> tuple[int, list[int]]:
+    """As Dialect.change(); also returns the groups of the rows with these ids."""
+    if f"{name}_in_groups" in dialect.sql:
+        cursor.execute(dialect.sql[f"{name}_in_groups"], parameters)
+        found = [group for (group,) in cursor.fetchall()]
+        return len(found), found
+    groups = groups_of(dialect, cursor, ids)
+    return dialect.change(cursor, name, parameters), groups
 
 
 def held_groups(dialect: Dialect, cursor: Cursor, parameters: Parameters) -> list[int]:
@@ -229,9 +244,7 @@ def _ready_rows(cursor: Cursor, statement: str, parameters: Parameters) -> list[
     return sorted((_Ready(*one) for one in cursor.fetchall()), key=lambda row: row.place)
 
 
-def _follow(
-    dialect: Dialect, cursor: Cursor, take: _Take, group: int, *, now_ms: int, up_to: int | None
-) -> None:
+def _follow(dialect: Dialect, cursor: Cursor, take: _Take, group: int, *, up_to: int | None) -> None:
     """Choose rows that wait behind those of their group that are chosen.
 
     up_to  ready rows behind this place were not looked at; None: all were
@@ -241,8 +254,8 @@ def _follow(
     cursor.execute(dialect.sql["behind"], {**dialect.defaults(), "group_id": group, "limit": take.room})
     bounds = [bound for bound in (take.own[group], up_to) if bound is not None]
     ids = []
-    for row_id, place, until_ms in cursor.fetchall():
-        if until_ms > now_ms or any(place > bound for bound in bounds):
+    for row_id, place, is_delayed in cursor.fetchall():
+        if is_delayed or any(place > bound for bound in bounds):
             break
         ids.append(row_id)
     locked = _locked(dialect, cursor, "lock_behind", ids)
@@ -259,13 +272,17 @@ def _let_wait(dialect: Dialect, cursor: Cursor, take: _Take) -> None:
 
 
 def _take_rows(
-    dialect: Dialect, cursor: Cursor, parameters: Parameters, ids: Sequence[int]
+    dialect: Dialect, cursor: Cursor, parameters: Parameters, ids: Sequence[int], now: Picked | None
 ) -> list[MessageRow]:
     if not ids:
         return []
+    given = {**parameters, "ids": dialect.ids(ids)}
+    if now is None:
+        cursor.execute(dialect.sql["take_chosen"], given)
+        return message_rows(cursor.fetchall())
     rows = _rows(dialect, cursor, ids)
-    dialect.change(cursor, "take_picked", {**parameters, "ids": dialect.ids(ids)})
-    return rows
+    dialect.change(cursor, "take_picked", given)
+    return just_taken(rows, now, parameters)
 
 
 def _rows(dialect: Dialect, cursor: Cursor, ids: Sequence[int]) -> list[MessageRow]:

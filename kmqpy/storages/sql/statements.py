@@ -154,10 +154,11 @@ _ONE_IS_DUE = (
     "AND until_ms <= {{now}})"
 )
 # Finds no rows if a delay or lease has ended (unless :late): pass_time comes first.
-_NEXT_READY = f"""{_READY} AND (:late = 1 OR NOT (
+_NOTHING_DUE = f"""(:late = 1 OR NOT (
         {_ONE_IS_DUE.format(state=1)}
         OR (:automatic = 1 AND {_ONE_IS_DUE.format(state=2)})
-    )) ORDER BY minus_priority, place LIMIT :limit"""
+    ))"""
+_NEXT_READY = f"""{_READY} AND {_NOTHING_DUE} ORDER BY minus_priority, place LIMIT :limit"""
 # `+ 0` keeps the database from reading all ready rows instead.
 _TWINS = "FROM {messages} WHERE queue = :queue AND state + 0 = 0 AND digest IS NOT NULL AND digest"
 _COUNT = "(SELECT count(*) FROM {{messages}} WHERE queue = :queue AND {state})"
@@ -471,8 +472,12 @@ _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 def statements(dialect: DialectName, names: Names) -> dict[str, str]:
     """All statements of a dialect by name, with parameters in the form of its driver."""
     own = _OWN[dialect]
-    texts = {**_SHARED, **group_statements(dialect, COLUMNS, own["pass_time"]), **own}
+    texts = {**_SHARED, **_groups(dialect), **own}
     return {name: _driver_text(dialect, _filled(dialect, names, text)) for name, text in texts.items()}
+
+
+def _groups(dialect: DialectName) -> dict[str, str]:
+    return group_statements(dialect, _OWN[dialect], columns=COLUMNS, nothing_due=_NOTHING_DUE, take=_TAKE)
 
 
 def schema(dialect: DialectName, names: Names) -> list[str]:

@@ -119,7 +119,14 @@ class ZooKeeperEngine:
         rows = [row._replace(delay_ms=min(row.delay_ms, _MOST_DELAY_MS)) for row in rows]
         return self._live(queue).change(lambda draft: draft.put(rows), ids=len(rows))[0] if rows else []
 
-    def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:
+    def take(
+        self,
+        queue: QueueRow,
+        limit: int,
+        lease_ms: int,
+        *,
+        one_per_group: bool = False,  # noqa: ARG002
+    ) -> Taken:
         """See Engine."""
         live = self._live(queue)
         lease_ms = min(lease_ms, _MOST_DELAY_MS)

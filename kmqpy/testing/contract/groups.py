@@ -117,6 +117,17 @@ def test_what_waits_behind_comes_in_the_same_batch(grouped: MakeQueue) -> None:
     assert _bodies(_take(queue, 3)) == ["a2", "a3", "a4"]
 
 
+def test_a_taker_can_have_one_message_of_each_group(grouped: MakeQueue) -> None:
+    queue = grouped()
+    _send(queue, "a1", "a2", "b1", "a3")
+    queue.send_many(["alone"] * 2)
+    messages = queue.receive(9, wait=0, lease=60, one_per_group=True)
+    assert sorted(_bodies(messages)) == ["a1", "alone", "alone", "b1"]
+    assert queue.receive(9, wait=0, one_per_group=True) == []
+    queue.ack(messages, confirmed=True)
+    assert _bodies(queue.receive(9, wait=0, one_per_group=True)) == ["a2"]
+
+
 @pytest.mark.parametrize("how", ["lease", "nack", "release"])
 def test_a_message_that_failed_comes_again_before_its_successors(
     kmq_target: Target, grouped: MakeQueue, how: str
@@ -198,7 +209,9 @@ def test_a_dead_letter_lets_its_group_go_on(kmq_target: Target, grouped: MakeQue
     assert _bodies(_take(queue, 9)) == ["a1", "a5"]
 
 
-def test_a_dead_letter_holds_its_group_where_that_is_asked_for(grouped: MakeQueue) -> None:
+def test_a_dead_letter_holds_its_group_where_that_is_asked_for(
+    kmq_storage: Storage, grouped: MakeQueue
+) -> None:
     queue = grouped(on_dead_letter="hold", max_redeliveries=0)
     _send(queue, "a1", "a2", "a3")
     a1, a2 = _take(queue, 2)
@@ -210,6 +223,7 @@ def test_a_dead_letter_holds_its_group_where_that_is_asked_for(grouped: MakeQueu
     queue.nack([one for one in others if one.group == "c"], confirmed=True)
     _send(queue, "a4", "c3")
     assert _take(queue, 9) == []
+    assert kmq_storage.describe(queue.name).held_groups == 2
     assert queue.dead_letters.redrive([a2.id]) == 1
     again = _take(queue, 9)
     assert [(one.body, one.attempts) for one in again] == [(b"a2", 1), (b"a3", 1), (b"a4", 1)]
