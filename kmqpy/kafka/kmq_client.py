@@ -172,6 +172,11 @@ class KmqClient:
         return self._settings.max_lease_ms / 1000
 
     @property
+    def in_groups(self) -> bool:
+        """See Queue.in_groups; False: a queue on Kafka has no groups."""
+        return False
+
+    @property
     def delays_retries(self) -> bool:
         """See Queue.delays_retries; False: a queue on Kafka has no setting `retry_delays`."""
         return False

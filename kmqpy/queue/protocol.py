@@ -150,6 +150,11 @@ class Queue(Protocol):
         ...
 
     @property
+    def in_groups(self) -> bool:
+        """True if the messages of a group are handed out in order (`order="group"`)."""
+        ...
+
+    @property
     def dead_letters(self) -> DeadLetters:
         """Operations on the messages that failed too often or were rejected."""
         ...

@@ -117,6 +117,11 @@ class StoredQueue(Closeable):
         return bool(self._settings.retry_delays)
 
     @property
+    def in_groups(self) -> bool:
+        """See Queue.in_groups."""
+        return self._settings.in_groups
+
+    @property
     def dead_letters(self) -> DeadLetters:
         """See Queue.dead_letters."""
         return self._dead_letters

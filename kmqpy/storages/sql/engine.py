@@ -426,7 +426,9 @@ class SqlEngine:
             groups: list[int] = []
             if in_groups:
                 ids = [one.id for one in takes]
-                done, groups = change_grouped(self._dialect, cursor, name, parameters, ids)
+                done, groups = change_grouped(
+                    self._dialect, cursor, name, parameters, ids, within=connection is not None
+                )
             else:
                 done = self._dialect.change(cursor, name, parameters)
             if done < len(takes):  # others were faster, or the queue is gone

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from kmqpy.errors import ConfigError
 from kmqpy.storages.engine import MessageRow
 from kmqpy.storages.sql.dialect import (
     CHUNK,
@@ -189,9 +190,17 @@ def groups_of(dialect: Dialect, cursor: Cursor, ids: Sequence[int]) -> list[int]
 
 
 def change_grouped(
-    dialect: Dialect, cursor: Cursor, name: str, parameters: Parameters, ids: Sequence[int]
+    dialect: Dialect, cursor: Cursor, name: str, parameters: Parameters, ids: Sequence[int], *, within: bool
 ) -> tuple[int, list[int]]:
-    """As Dialect.change(); also returns the groups of the rows with these ids."""
+    """As Dialect.change(); also returns the groups of the rows with these ids.
+
+    within  True: in a transaction of the application's
+    """
+    if within and "isolation" in dialect.sql:
+        cursor.execute(dialect.sql["isolation"])
+        (found,) = cursor.fetchone()
+        if found != "read committed":  # it would not see what a taker lets wait meanwhile
+            raise ConfigError(f"transaction: its isolation level is {found}; groups need read committed")
     if f"{name}_in_groups" in dialect.sql:
         cursor.execute(dialect.sql[f"{name}_in_groups"], parameters)
         found = [group for (group,) in cursor.fetchall()]
