@@ -159,7 +159,14 @@ class RedisEngine:
         first = int(self._call(queue, "put", *how, *stored, repeatable=False))
         return list(range(first, first + len(rows)))
 
-    def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:
+    def take(
+        self,
+        queue: QueueRow,
+        limit: int,
+        lease_ms: int,
+        *,
+        one_per_group: bool = False,  # noqa: ARG002
+    ) -> Taken:
         """See Engine."""
         wakes = self._arrivals.wakes
         now_ms, due_ms, arrivals, rows = self._call(queue, "take", limit, lease_ms)
@@ -174,13 +181,13 @@ class RedisEngine:
         queue: QueueRow,
         takes: Sequence[TakeRef],
         *,
-        delay_ms: int,
+        delay_ms: int | None,
         count: bool,
         reason: str | None,
         gone: Sequence[MessageRow] = (),
     ) -> int:
         """See Engine."""
-        how = (delay_ms, int(count), int(reason is not None), reason or "")
+        how = (delay_ms or 0, int(count), int(reason is not None), reason or "")
         rows = _checked_bytes(gone_rows(gone))
         return int(self._call(queue, "give_back", take_refs(takes), *how, *rows, repeatable=not gone))
 

@@ -27,6 +27,7 @@ from kmqpy.storages.sql.dialect import (
     Parameters,
     Picked,
     ServerDialect,
+    group_id,
     headers_bytes,
     just_taken,
     message_rows,
@@ -70,7 +71,14 @@ class OverPyMySql(ServerDialect):
     """
 
     driver = "PyMySQL (with asyncio asyncmy)"
-    capabilities = Capabilities(collapse=True, transactions=True, max_body_bytes=MAX_MESSAGE_BYTES)
+    capabilities = Capabilities(
+        collapse=True,
+        groups=True,
+        dedup=True,
+        retry_delays=True,
+        transactions=True,
+        max_body_bytes=MAX_MESSAGE_BYTES,
+    )
     is_one_statement = False
     waits_ms = 200
     sql_mode: str
@@ -177,7 +185,7 @@ class OverPyMySql(ServerDialect):
             "order": ",".join(map(str, ids)),
         }
 
-    def ids(self, ids: Sequence[int]) -> Any:
+    def ids(self, ids: Sequence[int | str]) -> Any:
         """See Dialect."""
         return tuple(ids) or (0,)
 
@@ -200,6 +208,8 @@ class OverPyMySql(ServerDialect):
                         "headers": headers_bytes(row.headers),
                         "body": row.body,
                         "digest": row.digest,
+                        "group_id": group_id(parameters, row),
+                        "group": row.group,
                     },
                 )
                 for at, row in enumerate(some)

@@ -25,6 +25,7 @@ from kmqpy.storages.sql.dialect import (
     Fate,
     Parameters,
     Picked,
+    group_id,
     headers_bytes,
     picked,
 )
@@ -53,7 +54,13 @@ class Sqlite:
     name: DialectName = "sqlite"
     driver = "sqlite3 (with asyncio aiosqlite)"
     capabilities = Capabilities(
-        collapse=True, transactions=True, blocking_take=True, max_body_bytes=MAX_BODY_BYTES
+        collapse=True,
+        groups=True,
+        dedup=True,
+        retry_delays=True,
+        transactions=True,
+        blocking_take=True,
+        max_body_bytes=MAX_BODY_BYTES,
     )
     is_one_statement = False
     waits_ms = 2_000
@@ -135,7 +142,7 @@ class Sqlite:
         """See Dialect."""
         return {"refs": json.dumps(takes)}
 
-    def ids(self, ids: Sequence[int]) -> Any:
+    def ids(self, ids: Sequence[int | str]) -> Any:
         """See Dialect."""
         return json.dumps([*ids])
 
@@ -155,6 +162,8 @@ class Sqlite:
                     "headers": headers_bytes(row.headers),
                     "body": row.body,
                     "digest": row.digest,
+                    "group_id": group_id(parameters, row),
+                    "group": row.group,
                 }
                 for row_id, row in zip(ids, rows, strict=True)
             ],
