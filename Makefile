@@ -17,7 +17,7 @@ SHELL := bash
 # Of pip's lines, those that say what takes time; errors it writes elsewhere.
 PROGRESS := awk '/Downloading .* MB/ { print; fflush() } /^Installing/ { print "  Installing"; fflush() }'
 
-.PHONY: help demo test test-quick test-failed test-unit test-docs lint format bench bench-table chaos mutants fuzz model diagrams docs lock clean
+.PHONY: help demo test test-quick test-failed test-unit test-docs lint format bench bench-table chaos test-brokers mutants fuzz model diagrams docs lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -68,6 +68,9 @@ test-unit: $(READY) ## the tests that need no server
 
 test-docs: $(READY) ## the code blocks of docs/spark.md, which take a minute or two
 	KMQ_TEST_SLOW_PAGES=1 $(BIN)/python -m pytest tests/docs -k "blocks_of_a_page and spark" $(ARGS)
+
+test-brokers: $(READY) ## the core suite on each Kafka that README names, 15 minutes; ARGS="2.8.2" for one
+	$(BIN)/python -m tests.brokers $(ARGS)
 
 lint: $(READY) ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .

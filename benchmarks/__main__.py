@@ -33,6 +33,7 @@ from benchmarks import (
     spark_tracker,
     storage_speed,
     waiting,
+    workers,
     zookeeper_speed,
 )
 from benchmarks import scale as scale_work
@@ -58,6 +59,7 @@ WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "latency": latency.cases,
     "sends": sends.cases,
     "first-message": first_message.cases,
+    "workers": workers.cases,
     "waiting-acks": waiting.cases,
     "lateness": lateness.cases,
     "bulk": bulk.cases,
