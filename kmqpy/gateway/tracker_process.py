@@ -59,6 +59,12 @@ class TrackerProcess(Closeable):
             self._process.terminate()
         self._thread.join()
 
+    def kill(self) -> None:
+        """End the tracker at once."""
+        self._closing.set()
+        if self._process is not None:
+            self._process.kill()
+
     def _keep_running(self) -> None:
         failures = 0
         while not self._closing.is_set():

@@ -21,6 +21,7 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.first_contact import Service, note_answer, patience_s
 from kmqpy.core.forks import keep_in_children
+from kmqpy.core.poll_turns import PollTurns
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import (
     AccessDenied,
@@ -200,10 +201,15 @@ class Producer(confluent_kafka.Producer):
     fatal_error    the error that has ended this producer, once poll() or flush() has met it
     may_end_again  True: Kafka may get the request that has ended a transaction of this producer once more,
                    and would end the next transaction by it (rule R36 of docs/rules.md)
+    turns          for threads that wait for delivery reports: which of them polls
     """
 
     fatal_error: KafkaError | None = None
     may_end_again = False
+
+    def __init__(self, *settings: Any, **more: Any) -> None:
+        super().__init__(*settings, **more)
+        self.turns = PollTurns()
 
     def poll(self, timeout: float = -1) -> int:
         """Call the callbacks of delivery reports, waiting at most `timeout` seconds for the first."""

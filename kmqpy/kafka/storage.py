@@ -42,11 +42,15 @@ _log = logging.getLogger(__name__)
 _QUEUE_FIELDS = tuple(field.name for field in dataclasses.fields(QueueSettings) if field.name != "name")
 _FIXED_ON_KAFKA = {
     "requeue_to": ("back", "front"),
-    "order": ("any", "fifo"),
+    "order": ("any", "fifo", "group"),
     "redelivery": ("automatic", "manual"),
     "delivery": ("at-least-once", "at-most-once"),
+    "on_dead_letter": ("continue", "hold"),
+    "dedup_until": ("window", "acknowledged"),
+    "dedup_by": ("id", "body"),
+    "retry_delays": ("", ...),
 }
-"""Settings of queues on other storages: the value of each on Kafka, and the value that Kafka refuses."""
+"""Settings of queues on other storages: the value of each on Kafka, and what Kafka refuses (...: any)."""
 _TOPIC_SETTINGS = {"partitions": int | None, "replication": int | None, "retention_ms": int | None}
 """Settings of the topics of a new queue, with their types."""
 _NEW_QUEUE_SETTINGS = (*_QUEUE_FIELDS, *_FIXED_ON_KAFKA, *_TOPIC_SETTINGS, "adopt")
@@ -185,7 +189,7 @@ class KafkaStorage:
             generation=next((one.topic_id for one in found.topics if one.name == name), ""),
             settings={
                 **dataclasses.asdict(found.settings),
-                **{key: value for key, (value, _) in _FIXED_ON_KAFKA.items()},
+                **{key: value for key, (value, *_) in _FIXED_ON_KAFKA.items() if value},
                 "partitions": found.partitions,
             },
             ready=counted.depth - counted.delayed,
@@ -387,12 +391,16 @@ def _select(settings: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, An
 
 
 def _check_fixed(key: str, value: Any) -> None:
-    here, other = _FIXED_ON_KAFKA[key]
-    value = convert(key, value, type(here))
-    if value == other:
+    here, *others = _FIXED_ON_KAFKA[key]
+    if others == [...]:
+        if value not in (here, (), []):
+            raise NotSupported(f"{key}: Kafka can't do {value!r}; leave it out")
+        return
+    value = convert(key, value, str)
+    if value in others:
         raise NotSupported(f"{key}: Kafka can't do {value!r}; there it is always {here!r}")
     if value != here:
-        raise ConfigError(f"{key}: {value!r} is neither {here!r} nor {other!r}")
+        raise ConfigError(f"{key}: {value!r} is none of {', '.join(map(repr, (here, *others)))}")
 
 
 def _check_name(name: object) -> None:

@@ -8,6 +8,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -151,6 +152,20 @@ class Hub:
 
         return await self._within(name, do, patience_s)
 
+    async def administer(
+        self, name: QueueName, do: Callable[[Storage, str], T], *, patience_s: float = PATIENCE_S
+    ) -> T:
+        """The result of `do`, called in a thread with the queue's storage and its name there.
+
+        Raises QueueNotFound when `do` does, and Unavailable as with_queue().
+        """
+        storage, stored = self.storage_of(name), self.stored_name(name)
+
+        async def run(_: Patience) -> T:
+            return await self._run(storage, do, storage, stored)
+
+        return await self._within(name, run, patience_s)
+
     def silent_storages(self) -> list[str]:
         """The names of the storages that do not answer."""
         now_s = self._clock.monotonic()
@@ -243,10 +258,13 @@ class Hub:
             entry.queue.stop_taking()
         for threads in self._threads.values():
             threads.shutdown()
-        for entry in self._entries.values():
-            entry.queue.close()
-        for storage in self._storages.values():
-            storage.close()
+        with ThreadPoolExecutor(_THREADS, "kmq-gateway-close") as threads:  # each leaves a group on Kafka
+            closing = [threads.submit(entry.queue.close) for entry in self._entries.values()]
+        with ExitStack() as all_of_them:
+            for storage in self._storages.values():
+                all_of_them.callback(storage.close)
+            for closed in closing:
+                closed.result()
 
     async def _find(self, name: QueueName, *, make: bool) -> ServedQueue | None:
         place = self._place(name)
@@ -304,7 +322,7 @@ class Hub:
         has_owners = not storage.capabilities.immediate  # of its partitions: on Kafka
         claims = self._claims_of(queue.unique_id) if has_owners else None
         if claims is not None:
-            claims.collapses = getattr(getattr(queue, "settings", None), "collapse", False)
+            claims.collapses = getattr(queue.settings, "collapse", False)
         served = ServedQueue(
             watched_queue(queue, pulse, self._clock),
             self._threads[storage],

@@ -110,7 +110,9 @@ class Receiver:
         self._look_for_topics = look_for_topics
         self._telemetry = telemetry
         self._clock = clock
-        self._copy_check = LateAckCheck(connection, queue, clock) if queue.late_acks else None
+        self._copy_check: LateAckCheck | None = None
+        if queue.late_acks:
+            self._copy_check = LateAckCheck(connection, queue, clock, lambda: topics.ids.queue)
         self._collapsing = Collapsing(connection, queue, telemetry) if queue.collapse else None
         self._cut_off = CutOffCheck(connection, self._queue.markers_topic, clock)
         self._hanging = HangingWatch(connection, queue.name, clock)
