@@ -52,18 +52,26 @@ _EXACT_SIZE = 10_000
 
 
 class Taken(NamedTuple):
-    """A message that was taken, perhaps by another gateway for us: then we have no receipt of that take."""
+    """A message that was taken, perhaps by another gateway for us: then we have no receipt of that take.
+
+    message  the same as our storage gave it; None: it is from another gateway
+    """
 
     id: str
     body: bytes
-    receipt: str | None = None
+    message: Message | None = None
     key: bytes | None = None
     headers: Headers = ()
 
     @classmethod
     def of(cls, message: Message) -> Taken:
         """A message that this gateway has taken, or sees."""
-        return cls(message.id, message.body, message.receipt, message.key, message.headers)
+        return cls(message.id, message.body, message, message.key, message.headers)
+
+    @property
+    def receipt(self) -> str | None:
+        """The receipt of our take, which few need; on Kafka it is work to make one."""
+        return None if self.message is None else self.message.receipt
 
 
 class Elsewhere(Protocol):
