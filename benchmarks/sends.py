@@ -4,7 +4,7 @@ The peer sends with confluent-kafka's Producer, idempotent and without lingering
 report. Where several threads share it, a thread of its own polls for them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
