@@ -54,8 +54,8 @@ _EXACT_SIZE = 10_000
 class Taken(NamedTuple):
     """A message that was taken, perhaps by another gateway for us: then we have no receipt of that take.
 
-    message  the same as our storage gave it; None: it is from another gateway. Then `attempts`, and when it was
-             sent and queued last (ms since 1970), are not known, either
+    message  the same as our storage gave it; None: it is from another gateway. Then `attempts`, and when it
+             was sent and queued last (ms since 1970), are not known, either
     """
 
     id: str
