@@ -35,6 +35,7 @@ def send(options: dict[str, Any]) -> None:
 def confirmed(options: dict[str, Any]) -> dict[str, float]:
     """Send `at_once` messages after the other from each of `threads` threads, each time until confirmed."""
     send, bodies = _CLIENTS[options["client"]](options), [b"x" * 100] * options["at_once"]
+    send(bodies)  # connects
     begin = time.monotonic() + _WARM_UP_S
 
     def send_on(_: int) -> int:
