@@ -12,6 +12,7 @@ from kmqpy.kafka.client.client_options import ClientOptions
 from kmqpy.kafka.storage import KafkaStorage
 from kmqpy.queue import Capabilities, DeadLetters, Storage, storage_for
 from kmqpy.storages.settings import StoredQueueSettings
+from kmqpy.storages.sql.opening import SETTINGS as SQL_SETTINGS
 from tracker.settings import TrackerSettings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "coming-from.md").read_text()
@@ -81,6 +82,7 @@ def test_the_settings_exist():
         *inspect.signature(KafkaStorage.alter).parameters,
         *ClientOptions.__annotations__,
         *Capabilities.__dataclass_fields__,
+        *SQL_SETTINGS,
         storage_for.__name__,
     }
     assert settings - known == set()

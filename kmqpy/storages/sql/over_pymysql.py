@@ -286,7 +286,7 @@ def _portions(rows: Sequence[NewRow], name: str, packet_bytes: int) -> Iterator[
             raise MessageError(
                 f"message: {more} bytes with key and headers are more than {name} takes, {most}{advice}"
             )
-        more = 2 * more + _ROW_BYTES
+        more = 2 * more + _ROW_BYTES + 4 * len(row.group or "")
         if len(portion) >= _MAX_INSERT_ROWS or size + more > min(_MAX_INSERT_BYTES, packet_bytes):
             if portion:
                 yield portion
