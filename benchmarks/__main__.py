@@ -32,6 +32,7 @@ from benchmarks import (
     spark_tracker,
     storage_speed,
     waiting,
+    workers,
     zookeeper_speed,
 )
 from benchmarks import scale as scale_work
@@ -56,6 +57,7 @@ WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "drain": drain.cases,
     "latency": latency.cases,
     "first-message": first_message.cases,
+    "workers": workers.cases,
     "waiting-acks": waiting.cases,
     "lateness": lateness.cases,
     "bulk": bulk.cases,

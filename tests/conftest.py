@@ -303,6 +303,14 @@ def _database_container(name: str) -> Iterator[str]:
             "mariadbd",
             "port: 3306",
         ),
+        "mysql": (
+            "mysql:8.4",
+            "mysql://root@{}:{}/kmq",
+            3306,
+            {"MYSQL_ALLOW_EMPTY_PASSWORD": "1", "MYSQL_DATABASE": "kmq"},
+            "mysqld",
+            "port: 3306 ",
+        ),
         "redis": ("redis:7.4", "redis://{}:{}/0", 6379, {}, f"redis-server {append}", "Ready to accept"),
         "valkey": (
             "valkey/valkey:9.0",

@@ -25,6 +25,8 @@ _access_log = logging.getLogger("kmqpy.gateway.access")
 
 Answer = Callable[[Call, str], Awaitable[Response]]
 """A dialect: answers a call below a path that it has."""
+Speaks = Callable[[Mapping[str, str], bytes], bool]
+"""Whether a dialect without a path of its own is meant, by the headers and the query string of a request."""
 
 _REQUEST_ID = "x-request-id"
 _MAX_REQUEST_ID = 100
@@ -39,6 +41,7 @@ class GatewayApp:
     """Answers clients: finds the dialect of a path, and holds limits, logs and metrics for all of them.
 
     dialects  by path: the dialect's name and what answers
+    spoken    of dialects without a path of their own: name, what answers, and whether they are meant
     busy      the answer of each dialect, by its name, when too many requests run
     """
 
@@ -49,9 +52,11 @@ class GatewayApp:
         limits: Limits,
         metrics: GatewayMetrics,
         busy: Mapping[str, Response],
+        spoken: Sequence[tuple[str, Answer, Speaks]] = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._dialects = dialects
+        self._spoken = spoken
         self._limits = limits
         self._metrics = metrics
         self._busy = busy
@@ -79,9 +84,9 @@ class GatewayApp:
             return
         started_s = self._clock.monotonic()
         request = Request(scope, receive)
-        call = Call(request, Share(self._held), self._limits, self._waiting)
-        base, dialect, answer = self._dialect(scope["path"])
         request_id = self._request_id(request)
+        call = Call(request, Share(self._held), self._limits, self._waiting, request_id)
+        base, dialect, answer = self._dialect(request)
         self._running += 1
         try:
             response = await self._answer(call, base, dialect, answer)
@@ -115,10 +120,14 @@ class GatewayApp:
         self._count += 1
         return f"{self._id_prefix}-{self._count}"
 
-    def _dialect(self, path: str) -> tuple[str, str, Answer | None]:
+    def _dialect(self, request: Request) -> tuple[str, str, Answer | None]:
+        path = request.scope["path"]
         for base, (name, answer) in self._dialects.items():
             if path.startswith(f"{base}/"):
                 return base, name, answer
+        for name, answer, speaks in self._spoken:
+            if speaks(request.headers, request.scope["query_string"]):
+                return "", name, answer
         return "", "none", None
 
     async def _answer(self, call: Call, base: str, dialect: str, answer: Answer | None) -> Response:

@@ -30,6 +30,7 @@ class Call:
     share    the bytes that it holds in memory
     limits   of the gateway
     waiting  entered while it waits for its client, so that it does not count as running; raises Overloaded
+    request_id  names it in logs
     verb     what it asks for, in the words of the dialect
     queue    the name of the queue, if it is about one
     key_id   whose key it has
@@ -41,6 +42,7 @@ class Call:
     share: Share
     limits: Limits
     waiting: Callable[[], AbstractContextManager[None]]
+    request_id: str
     verb: str = "unknown"
     queue: str = ""
     key_id: str = "-"

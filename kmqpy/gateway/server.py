@@ -26,7 +26,7 @@ from starlette.routing import Route
 from kmqpy.errors import ConfigError, KmqError, Unavailable
 from kmqpy.gateway.app import GatewayApp, admin_app
 from kmqpy.gateway.connections import guarded
-from kmqpy.gateway.dialects import emodb
+from kmqpy.gateway.dialects import emodb, sqs
 from kmqpy.gateway.discovery.ostrich import end_points
 from kmqpy.gateway.discovery.peers import (
     SAID_PATH,
@@ -60,6 +60,9 @@ _PAIR_TRIES = 50
 """How often any free port is asked for until the next one is free, too."""
 _BACKLOG = 2_048
 _CLUSTER = re.compile(r"[A-Za-z0-9._:-]{1,200}")
+_ACCOUNT = re.compile(r"[0-9]{12}")
+_REGION = re.compile(r"[a-z0-9-]{1,50}")
+_URL = re.compile(r"https?://[A-Za-z0-9.:_\[\]-]+/?")
 _MAX_DRAIN_S = 3_600
 _WARM_S = 3.0
 """Seconds until clients are told of a gateway that has not reached Kafka yet."""
@@ -88,6 +91,11 @@ class GatewaySettings:
     advertise      host name that clients and gateways find there; None: `host`, or the machine's name
     drain_s        seconds from the withdrawal to the end of serving
     quick_s        requests are given up when their storage has answered nobody for so many seconds
+    region         of SQS, in ARNs
+    account        of SQS, in ARNs and queue URLs: 12 digits
+    public_url     what SQS's queue URLs begin with; empty: scheme, host and port of the request
+    aws_key        the operator's key, of which secrets for AWS's signatures are made; None: there are none
+    sqs_rest_s     for SQS's clients: seconds between two purges, and until a deleted queue can be made again
     limits         what it takes on
     """
 
@@ -103,6 +111,11 @@ class GatewaySettings:
     advertise: str | None = None
     drain_s: float = 2.0
     quick_s: float = QUICK_S
+    region: str = "us-east-1"
+    account: str = "000000000000"
+    public_url: str = ""
+    aws_key: bytes | None = field(default=None, repr=False)
+    sqs_rest_s: float = sqs.REST_S
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -110,6 +123,12 @@ class GatewaySettings:
             raise ConfigError(f"cluster name: {self.cluster!r} may have letters, digits and . _ : - only")
         if not 0 <= self.drain_s <= _MAX_DRAIN_S:
             raise ConfigError(f"drain: {self.drain_s:g} s must be from 0 to {_MAX_DRAIN_S} s")
+        if not _ACCOUNT.fullmatch(self.account):
+            raise ConfigError(f"account: {self.account!r} must have 12 digits")
+        if not _REGION.fullmatch(self.region):
+            raise ConfigError(f"region: {self.region!r} may have small letters, digits and - only")
+        if self.public_url and not _URL.fullmatch(self.public_url):
+            raise ConfigError(f"public_url: {self.public_url!r} must be http://HOST[:PORT], or https")
 
 
 class Gateway:
@@ -162,13 +181,23 @@ class Gateway:
             self._key_threads,
             may_be_open=is_local,
             own_names=[settings.host, settings.advertise or settings.host],
+            operator_key=settings.aws_key,
         )
         dialect = emodb.EmoDialect(self._hub, self._moves, access)
+        self._sqs = sqs.SqsDialect(
+            self._hub,
+            access,
+            region=settings.region,
+            account=settings.account,
+            public_url=settings.public_url,
+            rest_s=settings.sqs_rest_s,
+        )
         self._app = GatewayApp(
             dict.fromkeys(emodb.BASES, ("emodb", dialect.answer)),
             limits=settings.limits,
             metrics=self._metrics,
-            busy={"emodb": emodb.BUSY},
+            busy={"emodb": emodb.BUSY, "sqs": sqs.BUSY},
+            spoken=[("sqs", self._sqs.answer, sqs.speaks)],
         )
         self._registration: Registration | None = None
         self._probing: asyncio.Task[bool] | None = None
@@ -198,7 +227,7 @@ class Gateway:
             asyncio.ensure_future(server.serve([listener]))
             for server, listener in zip(servers, self._sockets, strict=True)
         ]
-        moving = asyncio.ensure_future(self._moves.run())
+        moving = asyncio.ensure_future(asyncio.gather(self._moves.run(), self._sqs.run()))
         warming = asyncio.wrap_future(self._threads.submit(self._warm_up))
         with _stopped_by_signals(self._on_signal) if handle_signals else contextlib.nullcontext():
             try:
@@ -231,10 +260,11 @@ class Gateway:
         self,
         servers: Sequence[uvicorn.Server],
         serving: Sequence[asyncio.Future[None]],
-        moving: asyncio.Future[None],
+        moving: asyncio.Future[Any],
     ) -> None:
         """Let requests and batches of moves finish; operators are answered until then."""
         self._moves.stop()
+        self._sqs.stop()
         for server, task in zip(servers, serving, strict=True):
             server.should_exit = True
             await asyncio.wait([task])

@@ -24,6 +24,13 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield found
 
 
+@pytest.fixture(scope="module", params=("memory", "sqlite", "postgresql", "redis"))
+def sqs_served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A gateway for SQS's clients over the storage of this parameter."""
+    with running(storage_for(_url(request.param, request, tmp_path_factory))) as found:
+        yield found
+
+
 @pytest.fixture
 def calls(served: Served) -> Calls:
     """Calls of a queue that has never been used."""

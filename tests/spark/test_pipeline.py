@@ -104,7 +104,7 @@ def test_a_pipeline_whose_checkpoint_is_refused_stops_no_other(spark, make_queue
 def test_the_command_when_its_jvm_goes_first(spark, tmp_path, monkeypatch, signalled):
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     monkeypatch.setattr("kmqpy.cli.spark._stop_signal", lambda: lambda: signalled)
-    monkeypatch.setattr("kmqpy.cli.options.settings_of", lambda name, _: QueueSettings(name=name))
+    monkeypatch.setattr("kmqpy.kafka.settings_mirror.settings_of", lambda name, _: QueueSettings(name=name))
 
     def gone(*_, **__):
         raise ConnectionRefusedError(111, "Connection refused")
@@ -268,7 +268,7 @@ def test_it_goes_on_behind_messages_that_were_purged(spark, make_queue, tmp_path
 
 def test_the_command_prints_the_cause_of_a_failure(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
-    monkeypatch.setattr("kmqpy.cli.options.settings_of", lambda name, _: QueueSettings(name=name))
+    monkeypatch.setattr("kmqpy.kafka.settings_mirror.settings_of", lambda name, _: QueueSettings(name=name))
     monkeypatch.setattr(pipeline, "dead_letters", lambda *_: 0)
 
     def fail(*_, **__):

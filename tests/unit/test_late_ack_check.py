@@ -22,7 +22,9 @@ def check(monkeypatch):
         raise AssertionError("nothing is to be read")
 
     monkeypatch.setattr(RepeatedReader, "scan", scan)
-    return LateAckCheck(KafkaConnection(bootstrap="localhost:1"), QueueSettings(name="jobs"), SYSTEM_CLOCK)
+    return LateAckCheck(
+        KafkaConnection(bootstrap="localhost:1"), QueueSettings(name="jobs"), SYSTEM_CLOCK, str
+    )
 
 
 def test_while_another_thread_reads_nobody_knows(check):
@@ -107,4 +109,4 @@ def check_of_slow_claims(monkeypatch, each_s):
     monkeypatch.setattr(LateOperations, "_read_other", take_long)
     monkeypatch.setattr(RepeatedReader, "scan", scan)
     settings = QueueSettings(name="jobs")
-    return LateAckCheck(KafkaConnection(bootstrap="localhost:1"), settings, clock), read
+    return LateAckCheck(KafkaConnection(bootstrap="localhost:1"), settings, clock, str), read

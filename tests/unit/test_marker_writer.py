@@ -11,7 +11,15 @@ from kmqpy.kafka.client import marker_writer
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.client.start_markers import StartBatch, StartOutcome
 from kmqpy.kafka.client.unconfirmed_starts import UnconfirmedStarts
-from kmqpy.kafka.markers.codec import Marker, Op, assignment_tick, decode, decode_key, encode_key
+from kmqpy.kafka.markers.codec import (
+    Marker,
+    Op,
+    assignment_tick,
+    decode,
+    decode_key,
+    encode_key,
+    topic_tag,
+)
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 
 SINGLE = QueueSettings(name="q", markers_topic="m", markers="jvm")
@@ -60,6 +68,10 @@ class TinyProducer:
         self.log.append(record)
         self.queue.append((record, on_delivery))
         self.written += 1
+
+    def list_topics(self, *_):
+        if not self.answers.is_set():
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
     def produce_batch(self, topic, messages, partition, on_delivery):
         for count, message in enumerate(messages):
@@ -125,6 +137,24 @@ def test_a_full_queue_is_no_dead_lock_once_kafka_answers_again(producer, queue):
     assert writer.flush(5) == 0
     assert producer.written == (30 if queue is SINGLE else 10)
     assert writer.close() == 0
+
+
+@pytest.mark.parametrize("queue", [SINGLE, RANGES])
+def test_r24_markers_by_receipt_name_the_topic(producer, queue):
+    producer.LIMIT = 100
+    producer.answers.set()
+    writer = MarkerWriter(KafkaConnection(), queue, topic_id="T")
+    writer.put([(0, [1]), (0, [2])])
+    writer.put([(0, [5])], by_receipt=True)
+    writer.put([(0, [4]), Marker(0, 7, Op.NACK)], by_receipt=True)
+    assert writer.write([(0, [6])], 5.0, by_receipt=True) == 0
+    assert writer.close() == 0
+    written = [decode(one.key(), one.value(), one.sent_headers) for one in producer.log]
+    named = {one.op: set() for one in written}
+    for one in written:
+        named[one.op] |= set(one.offsets()) if one.topic == topic_tag("T") else set()
+    ends = set() if queue is SINGLE else {4, 5, 6}  # batches of librdkafka have no headers
+    assert named == {Op.END: ends, Op.NACK: {7}}
 
 
 def test_close_comes_back_while_nobody_answers_and_tells_what_is_left(producer):

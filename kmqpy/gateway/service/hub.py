@@ -156,6 +156,20 @@ class Hub:
 
         return await self._within(name, do, patience_s)
 
+    async def administer(
+        self, name: QueueName, do: Callable[[Storage, str], T], *, patience_s: float = PATIENCE_S
+    ) -> T:
+        """The result of `do`, called in a thread with the queue's storage and its name there.
+
+        Raises QueueNotFound when `do` does, and Unavailable as with_queue().
+        """
+        storage, stored = self.storage_of(name), self.stored_name(name)
+
+        async def run(_: Patience) -> T:
+            return await self._run(storage, do, storage, stored)
+
+        return await self._within(name, run, patience_s)
+
     def silent_storages(self) -> list[str]:
         """The names of the storages that do not answer."""
         now_s = self._clock.monotonic()
@@ -312,7 +326,7 @@ class Hub:
         has_owners = not storage.capabilities.immediate  # of its partitions: on Kafka
         claims = self._claims_of(queue.unique_id) if has_owners else None
         if claims is not None:
-            claims.collapses = getattr(getattr(queue, "settings", None), "collapse", False)
+            claims.collapses = getattr(queue.settings, "collapse", False)
         served = ServedQueue(
             watched_queue(queue, pulse, self._clock),
             self._threads[storage],

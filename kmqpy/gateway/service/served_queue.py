@@ -52,7 +52,7 @@ _EXACT_SIZE = 10_000
 
 
 class Taken(NamedTuple):
-    """A message that was taken, perhaps by another gateway for us: then we have no receipt of that take.
+    """A message that was taken, perhaps by another gateway for us: then we know less of it.
 
     message  the same as our storage gave it; None: it is from another gateway
     """
@@ -68,10 +68,26 @@ class Taken(NamedTuple):
         """A message that this gateway has taken, or sees."""
         return cls(message.id, message.body, message, message.key, message.headers)
 
+    # What few need, and what is work on Kafka.
     @property
     def receipt(self) -> str | None:
-        """The receipt of our take, which few need; on Kafka it is work to make one."""
+        """The receipt of our take; None if it is another gateway's."""
         return None if self.message is None else self.message.receipt
+
+    @property
+    def attempts(self) -> int:
+        """Message.attempts; 1 if nobody knows."""
+        return 1 if self.message is None else self.message.attempts
+
+    @property
+    def sent_ms(self) -> int:
+        """When it was sent (ms since 1970); 0 if nobody knows."""
+        return 0 if self.message is None else self.message.first_enqueued_ms
+
+    @property
+    def queued_ms(self) -> int:
+        """When it was queued last (ms since 1970); 0 if nobody knows."""
+        return 0 if self.message is None else self.message.enqueued_ms
 
 
 class Elsewhere(Protocol):
@@ -232,6 +248,24 @@ class ServedQueue:
                 ids = self._claims.shorter_than(ids, self._clock.monotonic() + lease_s)
             await self._extensions.submit(_Extension(ids, lease_s))
             await self._say(Said(ids, lease_s))
+
+    async def change(self, receipt: str, lease_s: float) -> bool:
+        """Let the lease of one take end `lease_s` from now; 0: give the message back, as an attempt.
+
+        Returns False if the message is no longer in flight, or taken anew; always True for 0.
+        """
+        if lease_s:
+            return not await self._call(lambda: self._queue.extend(receipt, lease=lease_s, confirmed=True))
+        await self._call(lambda: self._queue.nack(receipt, confirmed=True))
+        return True
+
+    def receipt(self, message_id: str) -> str:
+        """A receipt for whoever has the message, for one that another gateway has taken for us."""
+        return self._queue.receipt(message_id)
+
+    async def is_ready(self) -> bool:
+        """True if a take would find a message now."""
+        return bool(await self._call(lambda: self._queue.peek(1)))
 
     async def release(self, ids: Sequence[str]) -> None:
         """Give messages back at once, uncounted."""

@@ -110,7 +110,9 @@ class Receiver:
         self._look_for_topics = look_for_topics
         self._telemetry = telemetry
         self._clock = clock
-        self._copy_check = LateAckCheck(connection, queue, clock) if queue.late_acks else None
+        self._copy_check: LateAckCheck | None = None
+        if queue.late_acks:
+            self._copy_check = LateAckCheck(connection, queue, clock, lambda: topics.ids.queue)
         self._collapsing = Collapsing(connection, queue, telemetry) if queue.collapse else None
         self._cut_off = CutOffCheck(connection, self._queue.markers_topic, clock)
         self._hanging = HangingWatch(connection, queue.name, clock)
@@ -233,14 +235,14 @@ class Receiver:
             if recreated:
                 self._topics.writer.starts.get_ready()
 
-    def close(self) -> None:
-        """Commit and leave the group."""
+    def close(self, *, is_away: bool = False) -> None:
+        """Commit and leave the group; with `is_away`, Kafka does not answer, so leave it at that."""
         if self._copy_check is not None:
             self._copy_check.close()
         if self._collapsing is not None:
             self._collapsing.close()
         if self._member is not None:
-            self._member.close()
+            self._member.close(is_away=is_away)
 
     def _clients(self) -> list[Client]:
         """The clients of librdkafka that are replaced only when they are known to be cut off."""

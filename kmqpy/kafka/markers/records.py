@@ -69,8 +69,8 @@ def have_headers(records: Sequence[Any]) -> bool:
         return True
 
 
-def read_marker(record: Any) -> Marker:
-    """The marker in a record of a markers topic.
+def read_marker(record: Any, topic: bytes | None = None) -> Marker:
+    """The marker in a record of a markers topic; `topic`: see codec.decode().
 
     Raises DecodeError, also for headers that can't be read and for a key that names another partition
     than the record's. Raises UnsupportedMarker for a marker of a newer version.
@@ -79,7 +79,7 @@ def read_marker(record: Any) -> Marker:
     key = record.key()
     if unreadable:
         raise DecodeError("marker headers: a name that is not UTF-8", key)
-    return codec.decode(key, record.value(), headers, partition=record.partition())
+    return codec.decode(key, record.value(), headers, partition=record.partition(), topic=topic)
 
 
 def _is_readable(headers: Headers) -> bool:
