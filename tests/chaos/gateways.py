@@ -343,7 +343,12 @@ def run_on(
 
 
 def _is_empty(port: int) -> bool:
+    """True if nothing is left; asks again: a gateway that counts for long answers the number before."""
     try:
-        return all(ask(port, "GET", f"{queue}/uncached_size")[1] == b"0" for queue in QUEUES)
+        for pause_s in (0, 1, 1):
+            time.sleep(pause_s)
+            if any(ask(port, "GET", f"{queue}/uncached_size")[1] != b"0" for queue in QUEUES):
+                return False
     except (OSError, http.client.HTTPException):
         return False
+    return True
