@@ -2,8 +2,10 @@
 
 Several gateways over one storage; some are killed (-9) once, and started again. On Kafka a broker is killed,
 too, and with each gateway its tracker; on PostgreSQL all connections are cut. Clients go to another gateway
-after each error, as EmoDB's do. In the end, what a gateway accepted must have been handed out, and nothing
-that it acknowledged may be handed out again more than a second later.
+after each error, as EmoDB's do. Half of them use a queue, half a dedup queue, to which they send each body
+several times. In the end, what a gateway accepted must have been handed out since, nothing that it
+acknowledged may be handed out again more than a second later, and no two equal messages that waited together
+were both handed out; on Kafka, unless a gateway had just come or gone.
 """
 
 import http.client
@@ -15,17 +17,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from kmqpy.core.clock import wait_until
 from kmqpy.dev import Cluster
 from kmqpy.dev.databases import Databases
 from kmqpy.dev.ports import free_ports
 
-QUEUE = "chaos"
+QUEUES = ("/queue/1/chaos", "/dedupq/1/chaos")
 STORAGES = ("postgresql", "kafka")
 _BATCH = 10
 _TTL_S = 4
@@ -34,6 +38,8 @@ _DRAIN_S = 120.0
 _AFTER_ACK_S = 1.0
 """A poll that began so much later, in seconds, must not show what was acknowledged."""
 _TIMEOUT_S = 3.0
+_TAKEOVER_S = 30.0
+"""So long after a fault, in seconds, a client of Kafka may take a partition over, and know no twins there."""
 
 
 @dataclass(frozen=True)
@@ -87,24 +93,78 @@ class Gateway:
             self.process.wait(60)
 
 
+class Span(NamedTuple):
+    """When something was asked for and answered; what has no answer may happen at any time."""
+
+    asked_s: float
+    answered_s: float = float("inf")
+
+
+@dataclass
+class Body:
+    """What became of one body: its sends, and the first time that each message of it was handed out."""
+
+    accepted_s: float = 0.0  # when the last one was asked for that was accepted
+    first_s: float = float("inf")
+    last_s: float = 0.0
+    shown_s: float = 0.0
+    messages: dict[str, Span] = field(default_factory=dict)
+
+
 @dataclass
 class Journal:
     """What clients were told. Times are those of the monotonic clock, in seconds."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    accepted: set[str] = field(default_factory=set)
-    delivered: dict[str, list[float]] = field(default_factory=dict)
+    bodies: defaultdict[str, Body] = field(default_factory=lambda: defaultdict(Body))
     acked: dict[str, float] = field(default_factory=dict)
     again: list[str] = field(default_factory=list)
+    faults: list[Span] = field(default_factory=list)
+    lost_polls: list[float] = field(default_factory=list)
+    accepted: int = 0
     errors: int = 0
-    twice: int = 0
 
-    def handed_out(self, body: str, asked_s: float) -> None:
+    def sent(self, bodies: Iterable[str], when: Span) -> None:
         with self.lock:
-            self.twice += body in self.delivered
-            self.delivered.setdefault(body, []).append(asked_s)
-            if body in self.acked and asked_s > self.acked[body] + _AFTER_ACK_S:
-                self.again.append(f"{body}: {asked_s - self.acked[body]:.1f} s after its acknowledgement")
+            for one in bodies:
+                body = self.bodies[one]
+                body.first_s, body.last_s = min(body.first_s, when.asked_s), max(body.last_s, when.answered_s)
+                if when.answered_s < float("inf"):
+                    self.accepted += 1
+                    body.accepted_s = max(body.accepted_s, when.asked_s)
+
+    def handed_out(self, messages: Iterable[dict], when: Span) -> None:
+        with self.lock:
+            for message in messages:
+                body, message_id = self.bodies[message["payload"]], message["id"]
+                body.shown_s = max(body.shown_s, when.answered_s)
+                body.messages.setdefault(message_id, when)
+                passed_s = when.asked_s - self.acked.get(message_id, float("inf"))
+                if passed_s > _AFTER_ACK_S:
+                    self.again.append(f"{message['payload']}: {passed_s:.1f} s after its acknowledgement")
+
+    def lost(self) -> list[str]:
+        """Bodies that were accepted, and not handed out since they were sent."""
+        return sorted(text for text, body in self.bodies.items() if body.accepted_s > body.shown_s)
+
+    def twins(self, *, exact: bool) -> list[str]:
+        """Bodies of which two messages waited when the first was taken, and the second came all the same."""
+        return sorted(text for text, body in self.bodies.items() if self._has_twins(body, exact))
+
+    def _has_twins(self, body: Body, exact: bool) -> bool:
+        shown = sorted(body.messages.values())
+        for first, second in itertools.pairwise(shown):
+            if body.last_s > first.asked_s or second.asked_s < first.answered_s:
+                continue  # it may have been sent later, or taken at the same time
+            if any(body.first_s - _TIMEOUT_S < asked_s < first.answered_s for asked_s in self.lost_polls):
+                continue  # that may have taken the second one before
+            if not exact and any(
+                fault.asked_s < second.answered_s and fault.answered_s + _TAKEOVER_S > body.first_s
+                for fault in self.faults
+            ):
+                continue
+            return True
+        return False
 
 
 class Client(threading.Thread):
@@ -113,6 +173,9 @@ class Client(threading.Thread):
     def __init__(self, number: int, ports: list[int], journal: Journal, seed: int) -> None:
         super().__init__(name=f"client-{number}", daemon=True)
         self._number = number
+        self._queue = QUEUES[number % len(QUEUES)]
+        self._is_dedup = self._queue == QUEUES[1]
+        self._last: list[str] = []
         self._journal = journal
         self._dice = random.Random(seed * 100 + number)
         self._ports = itertools.cycle(ports[number % len(ports) :] + ports[: number % len(ports)])
@@ -127,30 +190,34 @@ class Client(threading.Thread):
                 return
             if self.sending.is_set():
                 bodies = [f"{self._number}-{count}-{index}" for index in range(_BATCH)]
-                if self._ask("POST", "sendbatch", bodies) is not None:
-                    with self._journal.lock:
-                        self._journal.accepted.update(bodies)
+                asked_s = time.monotonic()
+                given = [*bodies, *bodies, *self._last] if self._is_dedup else bodies
+                is_sent = self._ask("POST", "sendbatch", given) is not None
+                self._journal.sent(given, Span(asked_s, *[time.monotonic()] * is_sent))
+                self._last = bodies
             self._take()
 
     def _take(self) -> None:
         asked_s = time.monotonic()
         found = self._ask("GET", f"poll?limit={2 * _BATCH}&ttl={_TTL_S}")
+        if found is None:
+            with self._journal.lock:
+                self._journal.lost_polls.append(asked_s)
         if not found:
             time.sleep(0 if self.sending.is_set() else 0.1)
             return
-        for message in found:
-            self._journal.handed_out(message["payload"], asked_s)
+        self._journal.handed_out(found, Span(asked_s, time.monotonic()))
         kept = [message for message in found if self._dice.random() > 0.05]
         if kept and self._ask("POST", "ack", [message["id"] for message in kept]) is not None:
             now_s = time.monotonic()
             with self._journal.lock:
                 for message in kept:
-                    self._journal.acked.setdefault(message["payload"], now_s)
+                    self._journal.acked.setdefault(message["id"], now_s)
 
     def _ask(self, method: str, call: str, body: object = None) -> list | dict | None:
         """The answer; None after an error, and the next call goes to another gateway."""
         try:
-            status, answer = ask(self._port, method, f"/queue/1/{QUEUE}/{call}", body)
+            status, answer = ask(self._port, method, f"{self._queue}/{call}", body)
             if status == 200:
                 return json.loads(answer)
         except (OSError, http.client.HTTPException):
@@ -227,6 +294,7 @@ def run_on(
     journal = Journal()
     clients = [Client(number, ports, journal, seed) for number in range(size.clients)]
     try:
+        journal.faults.append(Span(time.monotonic(), time.monotonic()))
         for gateway in gateways:
             gateway.start()
         for client in clients:
@@ -235,15 +303,17 @@ def run_on(
         dice.shuffle(faults)
         for index, fault in enumerate(faults, 1):
             wanted = count * index // (len(faults) + 1)
-            wait_until(lambda wanted=wanted: len(journal.accepted) >= wanted, 600, every_s=0.05)
-            tell(f"{len(journal.accepted)} accepted, {len(journal.acked)} acknowledged; fault {index}")
+            wait_until(lambda wanted=wanted: journal.accepted >= wanted, 600, every_s=0.05)
+            tell(f"{journal.accepted} accepted, {len(journal.acked)} acknowledged; fault {index}")
+            began_s = time.monotonic()
             if fault is None:
                 break_something()
             else:
                 fault.kill()
                 time.sleep(dice.uniform(0, 1))
                 fault.start()
-        wait_until(lambda: len(journal.accepted) >= count, 600, every_s=0.05)
+            journal.faults.append(Span(began_s, time.monotonic()))
+        wait_until(lambda: journal.accepted >= count, 600, every_s=0.05)
         for client in clients:
             client.sending.clear()
         quiet = wait_until(lambda: _is_empty(ports[0]), _DRAIN_S, every_s=0.5)
@@ -255,23 +325,30 @@ def run_on(
                 client.join(10)
         for gateway in gateways:
             gateway.stop()
+    twins = journal.twins(exact=not url.startswith("kafka:"))
     tell(
-        f"{len(journal.accepted)} accepted, {len(journal.delivered)} handed out ({journal.twice} again), "
-        f"{len(journal.acked)} acknowledged, {journal.errors} errors"
+        f"{journal.accepted} accepted of {len(journal.bodies)} bodies, {len(journal.acked)} acknowledged, "
+        f"{len(journal.twins(exact=True))} twins, {journal.errors} errors"
     )
     problems = [f"handed out again: {one}" for one in journal.again[:10]]
     if len(journal.again) > 10:
         problems.append(f"… and {len(journal.again) - 10} more")
-    lost = journal.accepted - journal.delivered.keys()
-    if lost:
-        problems.append(f"{len(lost)} accepted, and never handed out: {sorted(lost)[:10]}")
+    if lost := journal.lost():
+        problems.append(f"{len(lost)} accepted, and not handed out since: {lost[:10]}")
+    if twins:
+        problems.append(f"{len(twins)} handed out with a twin that waited: {twins[:10]}")
     if not quiet:
         problems.append(f"not empty after {_DRAIN_S} s")
     return problems
 
 
 def _is_empty(port: int) -> bool:
+    """True if nothing is left; asks again: a gateway that counts for long answers the number before."""
     try:
-        return ask(port, "GET", f"/queue/1/{QUEUE}/uncached_size")[1] == b"0"
+        for pause_s in (0, 1, 1):
+            time.sleep(pause_s)
+            if any(ask(port, "GET", f"{queue}/uncached_size")[1] != b"0" for queue in QUEUES):
+                return False
     except (OSError, http.client.HTTPException):
         return False
+    return True

@@ -97,8 +97,7 @@ class Hub:
         self._claims: OrderedDict[str, Claims] = OrderedDict()
         # Threads of its own for each storage, so that one that does not answer holds none of another's.
         self._threads = {storage: _executor(storage) for storage in storages.values()}
-        pulses = {storage: Pulse(quick_s) for storage in storages.values()}
-        self._pulses = {name: pulses[storage] for name, storage in storages.items()}
+        self._pulses = {storage: Pulse(quick_s) for storage in storages.values()}
         self._clock = clock
         self._entries: OrderedDict[Place, _Entry] = OrderedDict()
         self._places: dict[str, Place] = {}  # of the open queues on Kafka, by their unique ids
@@ -172,21 +171,20 @@ class Hub:
 
     def silent_storages(self) -> list[str]:
         """The names of the storages that do not answer."""
-        now_s = self._clock.monotonic()
-        return [name for name, pulse in self._pulses.items() if pulse.is_away(now_s)]
+        return [name for name, storage in self._storages.items() if self.is_silent(storage)]
 
     def note(self, storage: Storage, *, answered: bool) -> None:
         """Note that a storage has answered, or not; called in any thread."""
-        pulse = self._pulse_of(storage)
+        pulse = self._pulses[storage]
         (pulse.answer if answered else pulse.fail)(self._clock.monotonic())
 
     def is_silent(self, storage: Storage) -> bool:
         """True for a storage that does not answer."""
-        return any(self._storages[name] is storage for name in self.silent_storages())
+        return self._pulses[storage].is_away(self._clock.monotonic())
 
     async def watch(self, storage: Storage, answer: Awaitable[T]) -> T:
         """Await a short call of a storage, which shows whether that answers, as requests of clients do."""
-        pulse = self._pulse_of(storage)
+        pulse = self._pulses[storage]
         call = object()
         pulse.begin(call, self._clock.monotonic())
         try:
@@ -199,13 +197,10 @@ class Hub:
         self.note(storage, answered=True)
         return result
 
-    def _pulse_of(self, storage: Storage) -> Pulse:
-        return next(self._pulses[name] for name, one in self._storages.items() if one is storage)
-
     async def _within(
         self, name: QueueName, do: Callable[[Patience], Awaitable[T]], patience_s: float = PATIENCE_S
     ) -> T:
-        async with Patience(self._pulses[self._place(name)[0]], patience_s, self._clock) as patience:
+        async with Patience(self._pulses[self.storage_of(name)], patience_s, self._clock) as patience:
             return await do(patience)
 
     async def _use(
@@ -298,7 +293,7 @@ class Hub:
         queue = await self._open(place, settings)
         if queue is None and make:
             storage = self._storages[place[0]]
-            making = watched(make_queue, self._pulses[place[0]], self._clock, is_short=False)
+            making = watched(make_queue, self._pulses[storage], self._clock, is_short=False)
             await self._run(storage, making, storage, place[1], settings)
             queue = await self._open(place, settings)
         return queue
@@ -308,7 +303,8 @@ class Hub:
         return self._clock.monotonic() - entry.since_s < _REOPEN_AFTER_S or entry.queue.busy
 
     async def _open(self, place: Place, settings: Mapping[str, Any]) -> ServedQueue | None:
-        storage, stored, pulse = self._storages[place[0]], place[1], self._pulses[place[0]]
+        storage, stored = self._storages[place[0]], place[1]
+        pulse = self._pulses[storage]
         before = self._clock.monotonic()
         try:
             is_short = storage.capabilities.immediate

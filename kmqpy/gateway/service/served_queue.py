@@ -52,10 +52,9 @@ _EXACT_SIZE = 10_000
 
 
 class Taken(NamedTuple):
-    """A message that was taken, perhaps by another gateway for us: then we have no receipt of that take.
+    """A message that was taken, perhaps by another gateway for us: then we know less of it.
 
-    message  the same as our storage gave it; None: it is from another gateway. Then `attempts`, and when it
-             was sent and queued last (ms since 1970), are not known, either
+    message  the same as our storage gave it; None: it is from another gateway
     """
 
     id: str
@@ -69,24 +68,25 @@ class Taken(NamedTuple):
         """A message that this gateway has taken, or sees."""
         return cls(message.id, message.body, message, message.key, message.headers)
 
+    # What few need, and what is work on Kafka.
     @property
     def receipt(self) -> str | None:
-        """The receipt of our take, which few need; on Kafka it is work to make one."""
+        """The receipt of our take; None if it is another gateway's."""
         return None if self.message is None else self.message.receipt
 
     @property
     def attempts(self) -> int:
-        """How often it was handed out."""
+        """Message.attempts; 1 if nobody knows."""
         return 1 if self.message is None else self.message.attempts
 
     @property
     def sent_ms(self) -> int:
-        """When it was sent."""
+        """When it was sent (ms since 1970); 0 if nobody knows."""
         return 0 if self.message is None else self.message.first_enqueued_ms
 
     @property
     def queued_ms(self) -> int:
-        """When it was queued last."""
+        """When it was queued last (ms since 1970); 0 if nobody knows."""
         return 0 if self.message is None else self.message.enqueued_ms
 
 
