@@ -27,11 +27,13 @@ from benchmarks import (
     memory,
     report,
     restart,
+    sends,
     spark_processing,
     spark_state,
     spark_tracker,
     storage_speed,
     waiting,
+    workers,
     zookeeper_speed,
 )
 from benchmarks import scale as scale_work
@@ -55,7 +57,9 @@ IN_README = ("drain", "100 bytes, 4 partitions, acks in order")
 WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "drain": drain.cases,
     "latency": latency.cases,
+    "sends": sends.cases,
     "first-message": first_message.cases,
+    "workers": workers.cases,
     "waiting-acks": waiting.cases,
     "lateness": lateness.cases,
     "bulk": bulk.cases,

@@ -122,7 +122,7 @@ def _theirs(
         server.tidy_up()
         arguments = [other.name, server.peer_url(), *map(str, (takers, batch, seconds, depth))]
         done = subprocess.run(
-            [_python(other), str(other.script), *arguments],
+            [python_of(other), str(other.script), *arguments],
             check=False,
             capture_output=True,
             text=True,
@@ -136,7 +136,7 @@ def _theirs(
     return turn
 
 
-def _python(other: Peer) -> str:
+def python_of(other: Peer) -> str:
     """The Python that has the packages of a peer; they are installed when they are first needed."""
     if not other.package:
         return sys.executable

@@ -18,6 +18,7 @@ MODULES = {
     "spark-state": "benchmarks.peers.spark_state",
     "storage": "benchmarks.peers.storage_queues",
     "http": "benchmarks.peers.http_load",
+    "worker": "benchmarks.peers.worker",
     "zookeeper": "benchmarks.peers.zookeeper_queues",
 }
 

@@ -30,10 +30,8 @@ from kmqpy.cli.text import as_object
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.durations import MIN_LEASE_MS, Duration
 from kmqpy.errors import KmqError, MessageError
-from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.message import Message, MessagesLike, OutgoingMessage
-from kmqpy.zookeeper.session import connect
 
 _MAX_READ = 256 * 1024
 """The most bytes of standard input that `kmq send` reads at once."""
@@ -315,6 +313,9 @@ def _may_have_tracker(cli: Cli) -> bool:
     """False if the queue needs a tracker and ZooKeeper says that none runs."""
     if cli.url is not None or not cli.has_registry:
         return True
+    from kmqpy.kafka.admin.registry import Registry
+    from kmqpy.zookeeper.session import connect
+
     try:
         with connect(cli.zookeeper, timeout=2) as zookeeper:
             return bool(Registry(zookeeper, cli.connection.root).trackers())

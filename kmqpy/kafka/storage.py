@@ -344,9 +344,10 @@ class KafkaStorage:
 def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> Storage:
     """Open the storage of a kafka: url.
 
-    The url may set `zookeeper`, `root`, `idle_timeout_ms`, the options `max_in_flight`, `holder`,
-    and `instance_id` of KmqClient, and settings of librdkafka (names with a dot). The url of a
-    queue may also set fields of QueueSettings, and `create=true` with the settings of KafkaStorage.create.
+    The url may set `zookeeper`, `root`, `timeout_ms` (of sends, too), `idle_timeout_ms`, the options
+    `max_in_flight`, `holder`, and `instance_id` of KmqClient, and settings of librdkafka (names with a dot).
+    The url of a queue may also set fields of QueueSettings, and `create=true` with the settings of
+    KafkaStorage.create.
     Connection settings that the url leaves open come from the config file and the environment, as in
     KafkaConnection.from_environment(), but ZooKeeper has no default address.
     """
@@ -355,6 +356,8 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> Storage:
         {"zookeeper": NO_ZOOKEEPER.hosts}, *connection_layers(), connection_in(url)
     )
     options = ClientOptions(telemetry=telemetry)
+    if "timeout_ms" in own:
+        options["delivery_timeout"] = connection.timeout_s
     if "max_in_flight" in own:
         options["max_in_flight"] = convert("max_in_flight", own["max_in_flight"], int)
     if "holder" in own:
@@ -379,7 +382,7 @@ def connection_in(url: QueueUrl) -> dict[str, Any]:
     return {"bootstrap": url.address, "kafka": kafka, **_select(url.settings, _CONNECTION_SETTINGS)}
 
 
-_CONNECTION_SETTINGS = ("zookeeper", "root")
+_CONNECTION_SETTINGS = ("zookeeper", "root", "timeout_ms")
 _CLIENT_SETTINGS = ("max_in_flight", "holder", "instance_id")
 
 

@@ -28,7 +28,10 @@ class Capabilities:
 
     Where one of the others is missing, a promise is weaker, but nothing raises NotSupported:
 
-    durable            sends and acknowledgements that the storage confirmed survive a kill -9 of the server
+    durable            sends and acknowledgements that the storage confirmed survive a kill -9 of the server,
+                       and a power cut where settings of the server decide that (on Kafka replicas do)
+    lossy_setting      the setting of the server that decides against that, `name=value`, asked when the
+                       storage is opened; "": there is none, or (ZooKeeper's forceSync) the server keeps quiet
     shared             other processes that open the same url find the same queues
     blocking_take      the storage tells a waiting receive() of a new message at once. Otherwise receive()
                        asks the storage again and again
@@ -60,6 +63,7 @@ class Capabilities:
     manual_redelivery: bool = True
     at_most_once: bool = True
     durable: bool = True
+    lossy_setting: str = ""
     shared: bool = True
     collapse: bool = False
     groups: bool = False

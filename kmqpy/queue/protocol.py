@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self
 from kmqpy.core.durations import Duration
 from kmqpy.message import Headers, HeadersLike, Message, MessagesLike
 from kmqpy.queue.capabilities import Capabilities
+from kmqpy.queue_policy import QueuePolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +118,11 @@ class Queue(Protocol):
     @property
     def unique_id(self) -> str:
         """Text that names this queue and no other: none of another storage, none created later."""
+        ...
+
+    @property
+    def settings(self) -> QueuePolicy:
+        """The queue's settings when it was opened; those of a storage have more fields."""
         ...
 
     @property

@@ -23,7 +23,14 @@ from kmqpy.storages.stored_storage import URL_SETTINGS, StoredStorage
 from kmqpy.telemetry.base import Telemetry
 
 _CAPABILITIES = Capabilities(
-    durable=False, shared=False, collapse=True, groups=True, dedup=True, retry_delays=True, blocking_take=True
+    durable=False,
+    lossy_setting="memory",
+    shared=False,
+    collapse=True,
+    groups=True,
+    dedup=True,
+    retry_delays=True,
+    blocking_take=True,
 )
 
 

@@ -15,6 +15,7 @@ from kmqpy.queue import Capabilities
 from kmqpy.queue_policy import POLICY, QueuePolicy
 from kmqpy.storages.retries import Retries, normal
 
+MAX_NOTES = 100_000
 _CHOICES = {
     "requeue_to": ("back", "front"),
     "order": ("fifo", "any", "group"),
@@ -25,7 +26,7 @@ _CHOICES = {
     "dedup_by": ("id", "body"),
 }
 
-ALTERABLE = (*POLICY, "retry_delays", "retry_max_ms", "retry_jitter", "dedup_window_ms")
+ALTERABLE = (*POLICY, "retry_delays", "retry_max_ms", "retry_jitter", "dedup_window_ms", "notes")
 """The settings that can be changed while the queue is used."""
 
 
@@ -47,6 +48,8 @@ class StoredQueueSettings(QueuePolicy):
                         `at-most-once`: it deletes a message when it is taken
     collapse            True: of equal messages that nobody has taken yet, a take hands out the first one, and
                         deletes the others. kmqpy/queue/canonical.py says which messages are equal
+    notes               text that a program keeps with the queue, at most MAX_NOTES characters. The gateway
+                        keeps there what SQS's clients set
     on_dead_letter      with order `group`, when a message of a group becomes a dead letter. `continue`: those
                         behind it come next. `hold`: they wait until it was redriven, which puts it back in
                         its place, and acknowledged, or until the dead letters were purged
@@ -68,6 +71,7 @@ class StoredQueueSettings(QueuePolicy):
     redelivery: str = "automatic"
     delivery: str = "at-least-once"
     collapse: bool = False
+    notes: str = ""
     on_dead_letter: str = "continue"
     retry_delays: tuple[str, ...] = ()
     retry_max_ms: int | None = None
@@ -85,6 +89,8 @@ class StoredQueueSettings(QueuePolicy):
                 raise ConfigError(f"{key}: {shown(value)} is none of {', '.join(map(repr, choices))}")
         if not isinstance(self.collapse, bool):
             raise ConfigError(f"collapse: {shown(self.collapse)} is neither true nor false")
+        if not isinstance(self.notes, str) or len(self.notes) > MAX_NOTES or "\0" in self.notes:
+            raise ConfigError(f"notes: expected text of at most {MAX_NOTES} characters, without NUL")
         if self.in_groups and (self.at_most_once or self.collapse):
             raise ConfigError("order: 'group' goes neither with delivery='at-most-once' nor with collapse")
         if self.holds and not self.in_groups:

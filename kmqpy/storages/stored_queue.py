@@ -38,6 +38,7 @@ from kmqpy.queue_policy import bounded
 from kmqpy.storages.dedup import key_of_body, key_of_id
 from kmqpy.storages.engine import ANY_TAKE, Engine, MessageRow, NewRow, QueueRow, TakeRef
 from kmqpy.storages.receipts import Receipts, parse_number
+from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.stored_dead_letters import StoredDeadLetters
 from kmqpy.storages.stored_message import StoredMessage, TakeContext
 from kmqpy.telemetry.base import Telemetry
@@ -90,6 +91,11 @@ class StoredQueue(Closeable):
     def unique_id(self) -> str:
         """See Queue.unique_id."""
         return f"{self._engine.storage_id}/{self._queue.generation}"
+
+    @property
+    def settings(self) -> StoredQueueSettings:
+        """The queue's settings when it was opened."""
+        return self._settings
 
     @property
     def capabilities(self) -> Capabilities:

@@ -71,7 +71,8 @@ class StoredStorage(Closeable):
         while not altered:  # others may alter other settings meanwhile
             queue = self._find(name)
             refuse_unalterable(changes, ALTERABLE)
-            settings = {**dataclasses.asdict(queue.settings), **changes}
+            settings = dataclasses.asdict(queue.settings)
+            settings |= {key: new(settings[key]) if callable(new) else new for key, new in changes.items()}
             wanted = StoredQueueSettings.of(settings.pop("name"), settings)
             wanted.check_supported(self.capabilities)
             altered = self._engine.alter_queue(queue, wanted)

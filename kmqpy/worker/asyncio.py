@@ -1,4 +1,4 @@
-"""Queues and workers for asyncio, which call methods of Queue and Worker in threads.
+"""Queues and workers for asyncio, which call methods of queues in threads.
 
 async with AsyncQueue(queue_for(url)) as queue:
     async for message in queue:
@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from contextvars import Context, copy_context
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, Unpack
@@ -25,11 +26,13 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import check_limit
-from kmqpy.errors import Closed
+from kmqpy.errors import Closed, KmqError
 from kmqpy.message import HeadersLike, Message, MessagesLike, OutgoingMessage, each_of, headers_from
 from kmqpy.queue import Queue
 from kmqpy.queue.arguments import check_queue
 from kmqpy.worker.batches import Batches, each_result
+from kmqpy.worker.lease_keeper import LeasedMessage
+from kmqpy.worker.outcome import ACKNOWLEDGE, RELEASE, Outcome
 from kmqpy.worker.signals import called_at_signals
 from kmqpy.worker.worker import Worker, WorkerOptions
 
@@ -307,8 +310,9 @@ class _Ack(NamedTuple):
 class AsyncWorker:
     """Calls a coroutine function for each message of a queue, on the event loop that awaits `run()`.
 
-    AsyncWorker runs a Worker, and takes the same keyword arguments. Each of the `concurrency` threads of the
-    Worker waits for one running handler. A handler that still runs after `drain_timeout` is cancelled.
+    AsyncWorker is a Worker whose handlers are tasks, at most `concurrency` at a time, and takes the same
+    keyword arguments. Three threads receive messages, extend leases and write outcomes. A handler that still
+    runs after `drain_timeout` is cancelled.
 
     By default AsyncWorker leaves signals alone: the application calls stop() or cancels run(). With
     `handle_signals`, for programs that do nothing else, SIGTERM and SIGINT stop the worker while run() runs.
@@ -322,20 +326,17 @@ class AsyncWorker:
         handle_signals: bool = False,
         **options: Unpack[WorkerOptions],
     ) -> None:
-        self._handler = handler
         self._handle_signals = handle_signals
-        self._worker = Worker(queue, self._call, **options)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._running: set[Future[BaseException | None]] = set()
+        self._worker = _TaskWorker(queue, handler, **options)
 
     async def run(self) -> None:
         """Work until stop(), cancellation, a failure or (with `handle_signals`) a signal, then drain.
 
         Raises the error that ended the worker, if there was one; see Worker.run().
         """
-        self._loop = asyncio.get_running_loop()
-        with called_at_signals(self._loop, self._stop_at) if self._handle_signals else nullcontext():
-            self._worker.start()
+        loop = asyncio.get_running_loop()
+        with called_at_signals(loop, self._stop_at) if self._handle_signals else nullcontext():
+            self._worker.start_on(loop)
             try:
                 while not self._worker.stopping:
                     await asyncio.sleep(_STOP_POLL_S)
@@ -353,39 +354,101 @@ class AsyncWorker:
         try:
             await _in_thread(self._worker.stop)
         finally:
-            for future in list(self._running):
-                future.cancel()
-
-    def _call(self, message: Message) -> None:
-        assert self._loop is not None
-        handling = self._handle(message)
-        try:
-            # The task inherits the context of this thread, which holds the span of the message.
-            future = asyncio.run_coroutine_threadsafe(handling, self._loop)
-        except RuntimeError:  # the loop is closed
-            handling.close()
-            raise
-        self._running.add(future)
-        try:
-            error = future.result()
-        finally:
-            self._running.discard(future)
-        if error is not None:
-            raise error
-
-    async def _handle(self, message: Message) -> BaseException | None:
-        """Call the handler, and return its error: raised in a task, some errors would end the event loop."""
-        try:
-            await self._handler(message)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            return error
-        return None
+            self._worker.cancel_handlers()
 
     def _stop_at(self, number: signal.Signals) -> None:
         self._worker.log_signal(number)
         self.stop()
+
+
+class _TaskWorker(Worker):
+    """A Worker whose handlers are tasks of an event loop."""
+
+    _loop: asyncio.AbstractEventLoop
+
+    def __init__(
+        self, queue: Queue, handler: Callable[[Message], Awaitable[object]], **options: Unpack[WorkerOptions]
+    ) -> None:
+        super().__init__(queue, handler, **options)
+        # Changed on the loop only:
+        self._tasks: dict[asyncio.Task[Outcome], LeasedMessage] = {}
+        self._ended: list[tuple[LeasedMessage, Outcome]] = []
+
+    def start_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start, with handlers on this loop; raises KmqError if the worker was started before."""
+        if not self._started:
+            self._loop = loop
+        self.start()
+
+    def cancel_handlers(self) -> None:
+        """Cancel the handlers that run; their messages are given back already. Called on the loop."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _check_handler(self, handler: Callable[[Message], object]) -> None:
+        """Any function may return an awaitable."""
+
+    def _make_handler_threads(self) -> Sequence[threading.Thread]:
+        return ()
+
+    def _wake_handlers(self, count: int) -> None:
+        if not (count and self._started):
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._start_handlers)
+        except RuntimeError:  # its loop was closed without an end of run(): nobody handles messages any more
+            self._leases.close()
+            if not self._stopping.is_set():
+                self._fail(KmqError("the event loop of the worker is closed; await run() to its end"))
+
+    def _start_handlers(self) -> None:
+        while len(self._tasks) < self._concurrency and (one := self._next_if_ready()) is not None:
+            # As in a thread, a handler has no context but what the telemetry sets.
+            task = self._loop.create_task(self._handle_in_task(one), context=Context())
+            self._tasks[task] = one
+            task.add_done_callback(self._end_task)
+
+    def _next_if_ready(self) -> LeasedMessage | None:
+        with self._ready_changed:
+            return None if self._is_over() else self._ready.start()
+
+    def _end_task(self, task: asyncio.Task[Outcome]) -> None:
+        one = self._tasks.pop(task)
+        outcome: Outcome | None = None
+        if task.cancelled():  # before it began
+            outcome = RELEASE
+        elif (error := task.exception()) is not None:
+            self._report_own(error)
+        else:
+            outcome = task.result()
+        self._finish(one, outcome)
+        self._start_handlers()
+
+    def _put_outcome(self, one: LeasedMessage, outcome: Outcome) -> None:
+        if not self._ended:  # those of tasks that end together are put together
+            self._loop.call_soon(self._put_ended)
+        self._ended.append((one, outcome))
+
+    def _put_ended(self) -> None:
+        ended, self._ended = self._ended, []
+        self._outcomes.put(ended)
+
+    async def _handle_in_task(self, one: LeasedMessage) -> Outcome:
+        if self._is_stale(one):
+            return RELEASE
+        failure: BaseException | None = None
+        try:
+            with self._telemetry.processing(one.message):
+                one.context = copy_context()
+                try:
+                    await self._handler(one.message)
+                except BaseException as error:  # some, raised in a task, would end the event loop
+                    failure = error
+                    raise  # so that the telemetry sees the error
+        except BaseException as error:
+            if one.context is None:  # the telemetry failed before the handler was called
+                failure = error
+        return ACKNOWLEDGE if failure is None else self._outcome_of_failure(one.message, failure)
 
 
 async def _wait_for_end(work: Future[None]) -> None:

@@ -37,6 +37,14 @@ class KeyedFifo(Generic[T]):
         """Remove and return the next item that may start, or None. When the item ends, call done()."""
         return self._ready.popleft()[1] if self._ready else None
 
+    def first(self) -> T | None:
+        """The item that start() would return."""
+        return self._ready[0][1] if self._ready else None
+
+    def cut(self, keep: int) -> list[T]:
+        """Remove and return all items without a key but the first `keep` of those that may start."""
+        return [self._ready.pop()[1] for _ in range(len(self._ready) - keep)]
+
     def done(self, key: bytes | None) -> None:
         """Note that a started item of `key` has ended, so that the next item of the key may start."""
         if key is None:

@@ -19,6 +19,7 @@ class LeasedMessage:
     """A message that a worker has received and not finished. Times are seconds of Clock.monotonic().
 
     key         messages of one key are handled one at a time; None: no order
+    taken_at    when receive() returned it
     lease_ends  the lease certainly holds until this time; afterwards others may have the message
     extend_at   when the LeaseKeeper extends the lease next
     context     the context in which the handler runs, with the span of the message; None before it runs
@@ -27,6 +28,7 @@ class LeasedMessage:
 
     message: Message
     key: bytes | None
+    taken_at: float
     lease_ends: float
     extend_at: float
     context: Context | None = None
@@ -75,6 +77,7 @@ class LeaseKeeper:
             LeasedMessage(
                 message,
                 key_of(message),
+                taken_at=now,
                 lease_ends=now + self._lease_s / 2,
                 extend_at=now + self._lease_s / 3,
             )
@@ -97,10 +100,12 @@ class LeaseKeeper:
         with self._changed:
             return list(self._leased)
 
-    def run(self) -> None:
-        """Extend leases when they are due, until close()."""
+    def run(self, before_each: Callable[[], None] | None = None) -> None:
+        """Extend leases when they are due, until close(); `before_each` is called before each look."""
         pause_s = min(1.0, max(0.005, self._lease_s / 30))
         while not self._closed.wait(pause_s):
+            if before_each is not None:
+                before_each()
             self.extend_due()
 
     def close(self) -> None:

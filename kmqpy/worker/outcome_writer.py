@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from functools import partial
 
@@ -11,6 +11,9 @@ from kmqpy.queue import Queue
 from kmqpy.worker.failure_log import FailureLog
 from kmqpy.worker.lease_keeper import LeasedMessage, LeaseKeeper, call_for_all
 from kmqpy.worker.outcome import Acknowledge, Outcome
+
+_SMALL = 100
+"""Outcomes of a batch that is worth waiting for more of them."""
 
 
 class OutcomeWriter:
@@ -22,6 +25,8 @@ class OutcomeWriter:
     run() writes outcomes in batches, in the thread that calls it. While it writes a batch, further outcomes
     gather for the next one, so batches grow if the queue gets slower. The writer passes each message to
     `written` once, when its outcome is written, or could not be written (such a message is redelivered).
+
+    linger  the seconds that run() waits for more outcomes, before it writes a batch that is small
     """
 
     def __init__(
@@ -30,26 +35,28 @@ class OutcomeWriter:
         keeper: LeaseKeeper,
         failures: FailureLog,
         written: Callable[[Sequence[LeasedMessage]], None],
+        linger: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._queue = queue
         self._keeper = keeper
         self._failures = failures
         self._written = written
+        self._linger = linger
         self._changed = threading.Condition()
         self._waiting: list[tuple[LeasedMessage, Outcome]] = []
         self._closing = False
         self._ended = False
 
-    def put(self, messages: Iterable[LeasedMessage], outcome: Outcome) -> None:
-        """Have run() write this outcome of the messages, unless another outcome of a message came first.
+    def put(self, batch: Sequence[tuple[LeasedMessage, Outcome]]) -> None:
+        """Have run() write these outcomes, unless another outcome of a message came first.
 
-        After run() has ended, put() writes the outcome itself.
+        After run() has ended, put() writes the outcomes itself.
         """
-        batch = [(one, outcome) for one in messages]
         with self._changed:
             if not self._ended:
+                if not self._waiting:  # else run() does not wait
+                    self._changed.notify()
                 self._waiting += batch
-                self._changed.notify()
                 return
         self._write(batch)
 
@@ -72,6 +79,8 @@ class OutcomeWriter:
         """Wait for outcomes, and return all that wait; empty after close() if none waits."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
+            if len(self._waiting) < _SMALL and not self._closing and (linger_s := self._linger()):
+                self._changed.wait(linger_s)  # put() ends it not, since outcomes wait
             batch, self._waiting = self._waiting, []
             self._ended = not batch  # under the same lock: put() can add nothing between empty batch and end
             return batch

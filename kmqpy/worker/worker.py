@@ -2,6 +2,7 @@
 
 A worker uses only the Queue protocol. One thread receives messages, `concurrency` threads call the handler,
 one thread writes the outcomes of messages (outcome_writer), and one extends their leases (lease_keeper).
+Threads wait for what they need by conditions of their own: one for all would wake them in vain.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Literal, Self, TypedDict
+from typing import Any, Literal, Self, TypedDict
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
@@ -43,11 +44,14 @@ from kmqpy.worker.outcome import (
 )
 from kmqpy.worker.outcome_writer import OutcomeWriter
 from kmqpy.worker.signals import noted_signals
+from kmqpy.worker.taking_ahead import TakingAhead
 
 _log = logging.getLogger(__name__)
 
 _RECEIVE_WAIT_S = 0.5
 """Seconds that one receive() waits for messages; the receiving thread notices stop() only afterwards."""
+_MAX_WAIT_S = 1.0
+"""When a message has waited for its handler for so many seconds, handlers are not quick any more."""
 _SIGNAL_POLL_S = 0.1
 """Seconds between two checks of run() whether a signal came."""
 _GRACE_S = 1.5
@@ -84,8 +88,9 @@ class Worker:
     concurrency    handlers that run at the same time
     ordering       "key": messages of one key are handled one at a time, in the order received; a message
                    that failed comes later than its successors
-    prefetch       messages received ahead of the handlers; default: `concurrency`, with ordering ten
-                   times as many
+    prefetch       messages received ahead of the handlers; default: as many as they handled in the last
+                   1/20 s, at least `concurrency`, at most 1,000 or 16 MB; with ordering always ten times
+                   `concurrency`
     lease          the longest time until messages are redelivered if this process dies; at least 0.1 s, at
                    most the queue's `max_lease`; default: the queue's `default_lease`
     backoff        the delay of a redelivery after a failure; grows with the attempts of the message; default:
@@ -133,18 +138,20 @@ class Worker:
             raise ConfigError(f"handler: {shown(handler)} can't be called")
         if on_lost is not None and not callable(on_lost):
             raise ConfigError(f"on_lost: {shown(on_lost)} can't be called")
-        if inspect.iscoroutinefunction(handler):
-            raise ConfigError("handler: a coroutine function needs kmqpy.worker.asyncio.AsyncWorker")
+        self._check_handler(handler)
         self._guard = ForkGuard("the worker")
         self._queue = queue
-        self._handler = handler
+        self._handler: Callable[[Message], Any] = handler
         self._by_key = ordering == "key"
         self._at_most_once = queue.at_most_once
+        self._concurrency = concurrency
+        # By key, what a slow key holds up could not be given back without losing its order.
+        grows = prefetch is None and not (self._by_key or self._at_most_once)
         if prefetch is None:
-            prefetch = 0 if self._at_most_once else concurrency if ordering is None else 10 * concurrency
-        self._max_unfinished = concurrency + prefetch
-        self._refill_at = max(1, prefetch // 2)
+            prefetch = 0 if self._at_most_once else 10 * concurrency if self._by_key else concurrency
         self._lease_s = _lease_s(queue, lease)
+        self._ahead = TakingAhead(prefetch, self._lease_s, clock.monotonic(), grows=grows)
+        self._least_ahead = prefetch
         self._backoff = backoff or (None if queue.delays_retries else _DEFAULT_BACKOFF)
         # Handlers of several messages run at a time.
         self._how = {"one_per_group": True} if queue.in_groups else {}
@@ -155,21 +162,26 @@ class Worker:
         self._telemetry = telemetry or Telemetry()
         self._clock = clock
         self._failures = FailureLog(queue.name, self._telemetry)
-        self._changed = threading.Condition()
-        self._ready: KeyedFifo[LeasedMessage] = KeyedFifo()
+        self._changed = threading.Condition()  # guards the next three
         self._unfinished = 0
+        self._handled = 0
+        self._enough = 0  # the taking thread waits until no more than these are unfinished
+        self._ready_changed = threading.Condition()  # guards the next two
+        self._ready: KeyedFifo[LeasedMessage] = KeyedFifo()
         self._taking = True
         self._leases = LeaseKeeper(queue, self._lease_s, clock, self._failures, self._report_lost)
-        self._outcomes = OutcomeWriter(queue, self._leases, self._failures, self._count_finished)
+        self._outcomes = OutcomeWriter(
+            queue, self._leases, self._failures, self._count_finished, lambda: self._ahead.linger_s
+        )
         self._stopping = threading.Event()
         self._stop_asked = False
         self._draining = threading.Lock()
         self._drain_begun = False
         self._failure: KmqError | None = None
         self._taker = _thread("take", partial(self._guarded, self._take))
-        self._keeper = _thread("leases", partial(self._guarded, self._leases.run))
+        self._keeper = _thread("leases", partial(self._guarded, self._keep_leases))
         self._finisher = _thread("outcomes", partial(self._guarded, self._outcomes.run))
-        self._handler_threads = [_thread(str(number), self._run_handlers) for number in range(concurrency)]
+        self._handler_threads: Sequence[threading.Thread] = self._make_handler_threads()
         self._started = self._running = False
 
     @property
@@ -241,6 +253,7 @@ class Worker:
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()
+        self._wake_handlers(self._concurrency)
         if wait and self._started and threading.current_thread() not in self._handler_threads:
             with self._draining:
                 if self._running and not self._drain_begun:
@@ -280,9 +293,9 @@ class Worker:
         try:
             self._receive_until_stopped()
         finally:
-            with self._changed:
+            with self._ready_changed:
                 self._taking = False
-                self._changed.notify_all()
+            self._wake_handlers(self._concurrency)
 
     def _receive_until_stopped(self) -> None:
         failures = 0
@@ -302,24 +315,54 @@ class Worker:
     def _wait_for_room(self) -> int:
         with self._changed:
             while not self._stopping.is_set():
-                room = self._max_unfinished - self._unfinished
-                if room >= self._refill_at:
+                ahead = self._ahead.number(self._handled, self._clock.monotonic())
+                room = self._concurrency + ahead - self._unfinished
+                refill_at = max(1, ahead // 2)
+                if room >= refill_at:
                     return room
+                self._enough = self._concurrency + ahead - refill_at
                 self._changed.wait()
         return 0
 
     def _accept(self, messages: Sequence[Message]) -> None:
         leased = self._leases.add(messages, lambda message: message.key if self._by_key else None)
+        again = self._ahead.note(messages)
         with self._changed:
             self._unfinished += len(leased)
+        with self._ready_changed:
             for one in leased:
                 self._ready.add(one.key, one)
-            self._changed.notify_all()
+            surplus = self._ready.cut(self._concurrency + self._least_ahead) if again else []
+        self._release(surplus)
+        self._wake_handlers(len(leased))
         self._tell_in_flight()
         if self._stopping.is_set():
             self._release_waiting()
 
+    def _keep_leases(self) -> None:
+        self._leases.run(self._give_back_surplus if self._ahead.grows else None)
+
+    def _give_back_surplus(self) -> None:
+        """Give back what was taken ahead for quick handlers, if they are slow now: others may be idle."""
+        with self._ready_changed:
+            oldest = self._ready.first()
+            late = oldest is not None and self._clock.monotonic() > oldest.taken_at + _MAX_WAIT_S
+            surplus = self._ready.cut(self._least_ahead) if late else []
+        self._release(surplus)
+
     # --- handling ---------------------------------------------------------------------------------
+
+    def _make_handler_threads(self) -> Sequence[threading.Thread]:
+        return [_thread(str(number), self._run_handlers) for number in range(self._concurrency)]
+
+    def _check_handler(self, handler: Callable[[Message], object]) -> None:
+        if inspect.iscoroutinefunction(handler):
+            raise ConfigError("handler: a coroutine function needs kmqpy.worker.asyncio.AsyncWorker")
+
+    def _wake_handlers(self, count: int) -> None:
+        """Let up to `count` handlers look for messages, or for the end."""
+        with self._ready_changed:
+            self._ready_changed.notify(count)
 
     def _run_handlers(self) -> None:
         while True:
@@ -327,37 +370,51 @@ class Worker:
                 while (one := self._next()) is not None:
                     self._handle_and_finish(one)
             except BaseException as error:  # this thread must not end while the worker runs
-                self._failures.report("worker thread", "a worker thread failed; it goes on", error)
+                self._report_own(error)
             else:
                 return
 
     def _next(self) -> LeasedMessage | None:
-        with self._changed:
-            while not self._stopping.is_set() or (self._at_most_once and (self._taking or self._ready)):
+        with self._ready_changed:
+            while not self._is_over():
                 one = self._ready.start()
                 if one is not None:
                     return one
-                self._changed.wait()
+                self._ready_changed.wait()
+            self._ready_changed.notify_all()  # what is over for one is over for all
         return None
+
+    def _is_over(self) -> bool:
+        """True if no handler is called any more; the caller holds `_ready_changed`."""
+        return self._stopping.is_set() and not (self._at_most_once and (self._taking or self._ready))
 
     def _handle_and_finish(self, one: LeasedMessage) -> None:
         outcome: Outcome | None = None
         try:
-            if one.lost:
-                outcome = RELEASE
-            elif self._at_most_once or self._clock.monotonic() < one.lease_ends:
-                outcome = self._handle(one)
-            else:  # its lease was not extended in time: others may have the message
-                self._failures.count("stale leases")
-                outcome = RELEASE
+            outcome = RELEASE if self._is_stale(one) else self._handle(one)
         finally:
-            if outcome is None:  # an error of the worker itself; the message is redelivered after its lease
-                self._count_finished(self._leases.finish([one]))
-            else:
-                self._outcomes.put([one], outcome)
-            with self._changed:
+            self._finish(one, outcome)
+
+    def _is_stale(self, one: LeasedMessage) -> bool:
+        """True for a message that others may have: it is lost, or its lease was not extended in time."""
+        if one.lost:
+            return True
+        if self._at_most_once or self._clock.monotonic() < one.lease_ends:
+            return False
+        self._failures.count("stale leases")
+        return True
+
+    def _finish(self, one: LeasedMessage, outcome: Outcome | None) -> None:
+        if outcome is None:  # an error of the worker itself; the message is redelivered after its lease
+            self._count_finished(self._leases.finish([one]))
+        else:
+            self._put_outcome(one, outcome)
+        if one.key is not None:
+            with self._ready_changed:  # the caller looks for a message next: nobody need be woken
                 self._ready.done(one.key)
-                self._changed.notify_all()
+
+    def _put_outcome(self, one: LeasedMessage, outcome: Outcome) -> None:
+        self._outcomes.put([(one, outcome)])
 
     def _handle(self, one: LeasedMessage) -> Outcome:
         failure: BaseException | None = None
@@ -366,7 +423,7 @@ class Worker:
                 one.context = contextvars.copy_context()
                 try:
                     result = self._handler(one.message)
-                    if inspect.isawaitable(result):
+                    if result is not None and inspect.isawaitable(result):
                         return self._refuse_awaitable(result)
                 except BaseException as error:
                     failure = error
@@ -384,6 +441,9 @@ class Worker:
             ConfigError("handler: it returns an awaitable, which needs kmqpy.worker.asyncio.AsyncWorker")
         )
         return RELEASE
+
+    def _report_own(self, error: BaseException) -> None:
+        self._failures.report("worker thread", "a worker thread failed; it goes on", error)
 
     def _report_lost(self, messages: Sequence[Message]) -> None:
         """Report lost messages to log, telemetry and on_lost, in the thread that extends leases."""
@@ -412,7 +472,9 @@ class Worker:
     def _count_finished(self, messages: Sequence[LeasedMessage]) -> None:
         with self._changed:
             self._unfinished -= len(messages)
-            self._changed.notify_all()
+            self._handled += sum(one.context is not None for one in messages)
+            if self._unfinished <= self._enough:
+                self._changed.notify_all()
         self._tell_in_flight()
 
     def _tell_in_flight(self) -> None:
@@ -440,7 +502,7 @@ class Worker:
                 "handlers did not end in time; their messages are given back",
                 extra={"queue": self._queue.name, "count": len(unfinished)},
             )
-            self._outcomes.put(unfinished, RELEASE)
+            self._release(unfinished)
         self._outcomes.close()
         self._finisher.join(max(0.0, deadline + _GRACE_S - self._clock.monotonic()))
         if self._finisher.is_alive():
@@ -456,9 +518,13 @@ class Worker:
     def _release_waiting(self) -> None:
         if self._at_most_once:
             return  # no other consumer could get them
-        with self._changed:
+        with self._ready_changed:
             waiting = self._ready.clear()
-        self._outcomes.put(waiting, RELEASE)
+        self._release(waiting)
+
+    def _release(self, messages: Sequence[LeasedMessage]) -> None:
+        if messages:
+            self._outcomes.put([(one, RELEASE) for one in messages])
 
 
 def _thread(name: str, target: Callable[[], None]) -> threading.Thread:

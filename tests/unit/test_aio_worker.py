@@ -12,7 +12,7 @@ from fake_queue import FakeQueue
 from worker_support import eventually
 
 from kmqpy.core.backoff import Backoff
-from kmqpy.errors import ConfigError
+from kmqpy.errors import ConfigError, KmqError
 from kmqpy.worker.asyncio import AsyncWorker
 from kmqpy.worker.outcome import Reject
 
@@ -190,6 +190,150 @@ class TestWorker:
             return seen
 
         assert asyncio.run(main()) == ["m1"]
+
+    def test_what_a_handler_sets_in_its_context_is_gone_with_it(self):
+        current = contextvars.ContextVar("current", default="none")
+
+        async def main():
+            current.set("of the application")
+            fake, seen = FakeQueue("x", "x"), []
+
+            async def handler(message):
+                seen.append(current.get())
+                current.set(message.id)
+
+            worker = AsyncWorker(fake, handler, concurrency=1)
+            running = asyncio.ensure_future(worker.run())
+            await eventually(lambda: len(seen) == 2)
+            worker.stop()
+            await running
+            return seen
+
+        assert asyncio.run(main()) == ["none", "none"]
+
+    def test_a_hundred_handlers_take_no_thread_each_and_no_more_run_than_asked_for(self):
+        async def main():
+            fake, gate, running_now, most = FakeQueue(*["x"] * 300), asyncio.Event(), 0, 0
+
+            async def handler(message):
+                nonlocal running_now, most
+                running_now += 1
+                most = max(most, running_now)
+                await gate.wait()
+                running_now -= 1
+
+            worker = AsyncWorker(fake, handler, concurrency=100)
+            before = threading.active_count()
+            running = asyncio.ensure_future(worker.run())
+            await eventually(lambda: running_now == 100)
+            threads = threading.active_count() - before
+            gate.set()
+            await eventually(lambda: len(fake.of("ack")) == 300)
+            worker.stop()
+            await running
+            return threads, most
+
+        threads, most = asyncio.run(main())
+        assert threads <= 3
+        assert most == 100
+
+    def test_one_of_a_key_at_a_time_in_order(self):
+        async def main():
+            fake, seen, busy, together = FakeQueue(), [], set(), []
+            for number in range(30):
+                fake.put(str(number), key="abc"[number % 3])
+
+            async def handler(message):
+                together.append(message.key in busy)
+                busy.add(message.key)
+                await asyncio.sleep(0.001)
+                busy.discard(message.key)
+                seen.append((message.key, int(message.body)))
+
+            worker = AsyncWorker(fake, handler, concurrency=8, ordering="key")
+            running = asyncio.ensure_future(worker.run())
+            await eventually(lambda: len(fake.of("ack")) == 30)
+            worker.stop()
+            await running
+            return seen, together
+
+        seen, together = asyncio.run(main())
+        assert not any(together)
+        for key in (b"a", b"b", b"c"):
+            order = [number for one, number in seen if one == key]
+            assert order == sorted(order)
+            assert len(order) == 10
+
+    def test_at_most_once_what_was_taken_is_handled_before_run_returns(self):
+        async def main():
+            fake, handled = FakeQueue(*["x"] * 12), []
+            fake.at_most_once = True
+
+            async def handler(message):
+                worker.stop()
+                await asyncio.sleep(0.01)
+                handled.append(message.receipt)
+
+            worker = AsyncWorker(fake, handler, concurrency=2, prefetch=8)
+            await worker.run()
+            return fake, handled
+
+        fake, handled = asyncio.run(main())
+        assert len(handled) == 12 - len(fake.ready) >= 10
+        assert fake.of("nack") == []
+
+    def test_a_handler_that_is_cancelled_before_it_began_gives_back_uncounted(self):
+        async def main():
+            fake, worker = FakeQueue("x"), None
+
+            async def handler(message):
+                """Not called."""
+
+            worker = AsyncWorker(fake, handler, drain_timeout=60)
+            running = asyncio.ensure_future(worker.run())
+            ours = {asyncio.current_task(), running}
+            while not fake.calls:
+                for task in asyncio.all_tasks() - ours:
+                    task.cancel()
+                await asyncio.sleep(0)
+            worker.stop()
+            await running
+            return fake
+
+        fake = asyncio.run(main())
+        assert fake.arguments("nack") == [{"delay": 0, "count": False, "reason": None}]
+
+    def test_on_a_loop_that_was_closed_the_worker_ends_and_gives_back(self):
+        fake, loop = FakeQueue(), asyncio.new_event_loop()
+
+        async def handler(message):
+            """Not called."""
+
+        worker = AsyncWorker(fake, handler)._worker
+        worker.start_on(loop)
+        loop.close()
+        fake.put("x")
+        fake.wait_until_finished(1)
+        assert fake.arguments("nack") == [{"delay": 0, "count": False, "reason": None}]
+        assert "closed" in str(worker.failure)
+        worker.stop()
+
+    def test_a_second_run_is_refused_and_leaves_the_first_alone(self):
+        async def main():
+            fake, worker = FakeQueue("x", "x"), None
+
+            async def handler(message):
+                if message.receipt == "r1":
+                    with pytest.raises(KmqError, match="started before"):
+                        await asyncio.to_thread(asyncio.run, worker.run())
+
+            worker = AsyncWorker(fake, handler, concurrency=1)
+            running = asyncio.ensure_future(worker.run())
+            await eventually(lambda: len(fake.of("ack")) == 2)
+            worker.stop()
+            await running
+
+        asyncio.run(main())
 
     def test_no_thread_is_left(self):
         before = set(threading.enumerate())  # those of other tests are their own matter

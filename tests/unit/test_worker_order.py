@@ -43,6 +43,14 @@ class TestKeyedFifo:
         lanes.done(b"a")
         assert lanes.start() == 2
 
+    def test_cut_returns_the_last_and_leaves_the_first(self):
+        lanes: KeyedFifo[int] = KeyedFifo()
+        assert (lanes.first(), lanes.cut(1)) == (None, [])
+        for item in range(5):
+            lanes.add(None, item)
+        assert (lanes.first(), lanes.cut(2), lanes.cut(2)) == (0, [4, 3, 2], [])
+        assert (lanes.start(), lanes.start(), lanes.start()) == (0, 1, None)
+
     def test_clear_returns_what_was_not_started(self):
         lanes: KeyedFifo[int] = KeyedFifo()
         for key, item in ((b"a", 1), (b"a", 2), (b"b", 3), (b"b", 4), (None, 5)):

@@ -55,8 +55,10 @@ class RedisEngine:
         self._arrivals = ArrivalSubscriber(server.connection)
         facts = _checked_info(server)
         self._storage_id = self._open()
+        lossy = _lossy_setting(facts, server)
         self._capabilities = Capabilities(
-            durable=facts.get("aof_enabled") == "1" and _appendfsync(server) == "always",
+            durable=not lossy,
+            lossy_setting=lossy,
             collapse=True,
             groups=True,
             dedup=True,
@@ -390,6 +392,13 @@ def _checked_info(server: Server) -> dict[str, str]:
             "set maxmemory-policy to noeviction"
         )
     return facts
+
+
+def _lossy_setting(facts: dict[str, str], server: Server) -> str:
+    if facts.get("aof_enabled") != "1":
+        return "appendonly=no"
+    synced = _appendfsync(server)
+    return "" if synced == "always" else f"appendfsync={synced or 'unknown'}"
 
 
 def _appendfsync(server: Server) -> str:

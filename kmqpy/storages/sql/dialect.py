@@ -16,7 +16,9 @@ from kmqpy.message import Headers
 from kmqpy.queue import Capabilities
 from kmqpy.storages.damage import replace_unreadable_headers
 from kmqpy.storages.engine import MessageRow, NewRow, TakeRef
+from kmqpy.storages.sql.statements import Names, statements
 from kmqpy.storages.sql.tables import DialectName
+from kmqpy.storages.tls import Tls
 
 Cursor = Any
 """A DB-API cursor, whose rows are tuples."""
@@ -101,6 +103,13 @@ class Dialect(Protocol):
         """Ask the server for a sign of life; raises an error of the driver if none comes within `seconds`."""
         ...
 
+    def lossy_setting(self, cursor: Cursor) -> str:
+        """See Capabilities.lossy_setting.
+
+        Raises ConfigError for a server that loses confirmed writes even without a crash.
+        """
+        ...
+
     def keeps(self, cursor: Cursor) -> bool:
         """Return True if the next transaction on the connection is to use this cursor, not a new one."""
         ...
@@ -147,6 +156,27 @@ class Dialect(Protocol):
     def change(self, cursor: Cursor, name: str, parameters: Parameters) -> int:
         """Execute the statement `name`, which changes rows; returns how many it changed."""
         ...
+
+
+class ServerDialect:
+    """What the dialects of databases with a server share: where it is, and how connections to it are made."""
+
+    name: DialectName
+    drivername: str
+
+    def __init__(
+        self,
+        url: sqlalchemy.URL,
+        names: Names,
+        tls: Tls | None = None,
+        application_name: str | None = None,
+        **pool: Any,
+    ) -> None:
+        self._tls = tls
+        self._application_name = application_name
+        self._url = url.set(drivername=self.drivername)
+        self._pool = pool
+        self.sql: Mapping[str, str] = statements(self.name, names)
 
 
 def picked(cursor: Cursor, sql: Mapping[str, str], parameters: Parameters, *, for_good: bool) -> Picked:

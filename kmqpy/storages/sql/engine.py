@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -69,6 +70,8 @@ class SqlEngine:
             self._watcher = Watcher(self._connections, self._sql["changes"], self._arrivals)
         try:
             self._storage_id = Schema(self._connections, names).prepare()
+            lossy = self._run(dialect.lossy_setting)
+            self._capabilities = replace(dialect.capabilities, durable=not lossy, lossy_setting=lossy)
         except BaseException:
             self._connections.close()
             raise
@@ -81,7 +84,7 @@ class SqlEngine:
     @property
     def capabilities(self) -> Capabilities:
         """See Engine."""
-        return self._dialect.capabilities
+        return self._capabilities
 
     # --- queues -----------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -22,13 +22,14 @@ from kmqpy.storages.sql.dialect import (
     Fate,
     Parameters,
     Picked,
+    ServerDialect,
     group_id,
     headers_bytes,
     picked,
 )
-from kmqpy.storages.sql.statements import Names, statements
+from kmqpy.storages.sql.statements import Names
 from kmqpy.storages.sql.tables import DialectName
-from kmqpy.storages.tls import Tls, is_refusal
+from kmqpy.storages.tls import is_refusal
 
 SESSION = (
     "SET enable_seqscan = off",  # a queue's statistics are always old, and plans are kept
@@ -92,10 +93,11 @@ class _CursorPerStatement:
         return made
 
 
-class PostgreSql:
+class PostgreSql(ServerDialect):
     """Implements Dialect for PostgreSQL."""
 
     name: DialectName = "postgresql"
+    drivername = "postgresql+psycopg"
     driver = "psycopg 3"
     capabilities = Capabilities(
         collapse=True,
@@ -109,20 +111,9 @@ class PostgreSql:
     is_one_statement = True
     waits_ms = 2_000
 
-    def __init__(
-        self,
-        url: sqlalchemy.URL,
-        names: Names,
-        tls: Tls | None = None,
-        application_name: str | None = None,
-        **pool: Any,
-    ) -> None:
-        self._tls = tls
-        self._application_name = application_name
-        self._url = url.set(drivername="postgresql+psycopg")
-        self._pool = pool
+    def __init__(self, url: sqlalchemy.URL, names: Names, *settings: Any, **pool: Any) -> None:
+        super().__init__(url, names, *settings, **pool)
         self.channel = f"{names.schema}.{names.prefix}ready" if names.schema else f"{names.prefix}ready"
-        self.sql: Mapping[str, str] = statements(self.name, names)
 
     def engine(self) -> sqlalchemy.Engine:
         """See Dialect."""
@@ -142,6 +133,14 @@ class PostgreSql:
         )
         sqlalchemy.event.listen(made, "connect", _prepare)
         return made
+
+    def lossy_setting(self, cursor: Cursor) -> str:
+        """See Dialect. Servers that only speak PostgreSQL's language may not have all these settings."""
+        for name in ("synchronous_commit", "fsync", "full_page_writes"):
+            cursor.execute("SELECT current_setting(%(name)s, true)", {"name": name})
+            if cursor.fetchone()[0] == "off":
+                return f"{name}=off"
+        return ""
 
     def _settings(self) -> dict[str, str]:
         """Settings of libpq for TLS and the name."""

@@ -111,6 +111,10 @@ class Sqlite:
     def check(self, connection: Any, seconds: float) -> None:
         """See Dialect; a file is always there."""
 
+    def lossy_setting(self, cursor: Cursor) -> str:  # noqa: ARG002
+        """See Dialect. Each connection is set so that commits are synced."""
+        return ""
+
     def keeps(self, cursor: Cursor) -> bool:  # noqa: ARG002
         """See Dialect."""
         return False

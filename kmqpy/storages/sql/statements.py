@@ -9,7 +9,8 @@ until_ms  of a delayed row, when it is due; of a taken one, when its lease ends;
           buried; of a ready one, 0. One index serves the first three
 digest    of a row of a queue that collapses, while nobody has taken it; else NULL
 
-Ids and places come from one sequence of numbers, so a row that is put has its id as its place.
+Ids and places come from one sequence of numbers, so a row that is put has its id as its place. MySQL has no
+sequences: ids come from AUTO_INCREMENT, places from the server's clock.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kmqpy.errors import ConfigError
 from kmqpy.storages.sql.group_statements import group_statements
 from kmqpy.storages.sql.tables import MIGRATIONS, SCHEMA_VERSION, SCHEMAS, DialectName
 
-DIALECTS: tuple[DialectName, ...] = ("postgresql", "mariadb", "sqlite")
+DIALECTS: tuple[DialectName, ...] = ("postgresql", "mariadb", "mysql", "sqlite")
 
 NO_LIMIT = 2**62
 """As a parameter, it means no limit: there are never as many rows, redeliveries or ms."""
@@ -137,10 +138,18 @@ _GIVE_BACK = f"""
     place       = CASE WHEN :to_front = 0 AND NOT (:counted = 1 AND {_OVER_THE_LIMIT})
                        THEN {{number}} ELSE place END"""
 _RELEASE = """
-    state = 0, since_ms = 0, until_ms = 0, place = CASE WHEN :to_front = 0 THEN {number} ELSE place END"""
+    state    = 0,
+    since_ms = 0,
+    until_ms = 0,
+    place    = CASE WHEN :to_front = 0 THEN {number} ELSE place END"""
 _REDRIVE = """
-    state = 0, since_ms = 0, until_ms = 0, requeues = 0, enqueued_ms = {now}, reason = NULL,
-    place = CASE WHEN :holds = 1 THEN place ELSE {number} END"""
+    state       = 0,
+    since_ms    = 0,
+    until_ms    = 0,
+    requeues    = 0,
+    enqueued_ms = {now},
+    reason      = NULL,
+    place       = CASE WHEN :holds = 1 THEN place ELSE {number} END"""
 
 _NEXT_DUE = """(SELECT min(at_ms) FROM (
         SELECT min(until_ms) AS at_ms FROM {messages} WHERE queue = :queue AND {not_ready}state = 1
@@ -325,7 +334,7 @@ def _by_list(text: str) -> str:
 
 _MARIADB = {
     "create_queue": "INSERT IGNORE INTO {queues} (id, name, settings) VALUES (:queue, :name, :settings)",
-    "lock_queue": "SELECT id FROM {queues} WHERE id = :queue LOCK IN SHARE MODE",
+    "lock_queue": "SELECT id, @@auto_increment_increment FROM {queues} WHERE id = :queue LOCK IN SHARE MODE",
     "lock_settings": "SELECT settings FROM {queues} WHERE id = :queue FOR UPDATE",
     "put": """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms,
     take, requeues, state, minus_priority, message_key, headers, body, digest, group_id, group_name)
@@ -368,6 +377,47 @@ ON DUPLICATE KEY UPDATE value = value""",
     ),
     "lock_schema": "SELECT get_lock(:lock, 60)",
     "unlock_schema": "SELECT release_lock(:lock)",
+}
+
+# --- MySQL: as MariaDB, but for what has a number -----------------------------------------------------
+
+# Microseconds, and room for the rows of one statement. They need not be unique: rows of one place are equals.
+_PLACE = "timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6)) * 2048"
+_TARGET_OR_COLUMN = re.compile(
+    r"(?m)^    (\w+)(?= *=)|(?<![:.\w'])(id|take|since_ms|until_ms|enqueued_ms|"
+    r"requeues|state|reason|place)\b"
+)
+
+
+def _from_old(change: str, order: str, rows: str) -> str:
+    """An UPDATE whose right sides see rows as they were; else MySQL has changed what stands further left."""
+    assignments = _TARGET_OR_COLUMN.sub(
+        lambda one: f"    m.{one[1]}" if one[1] else f"old.{one[2]}", _by_list(change)
+    )
+    return (
+        "UPDATE (SELECT id, take, since_ms, until_ms, enqueued_ms, requeues, state, reason, place, "
+        f"row_number() OVER (ORDER BY {order}) AS number FROM {{messages}} {_by_list(rows)} "
+        f"FOR UPDATE) AS old STRAIGHT_JOIN {{messages}} AS m ON m.id = old.id SET "
+        + assignments.replace("{number}", f"{_PLACE} + old.number")
+    )
+
+
+_MYSQL = {
+    **_MARIADB,
+    "put": _MARIADB["put"].replace("(id, ", "(").replace(" RETURNING id", ""),
+    "put_row": _MARIADB["put_row"]
+    .replace("NEXT VALUE FOR {numbers}, ", "")
+    .replace("PREVIOUS VALUE FOR {numbers}", f"{_PLACE} + :at"),
+    "pass_time": _from_old(_PASS_TIME, "until_ms, place", "WHERE id IN :ids"),
+    "extend": _from_old(_EXTEND, "id", f"WHERE id IN :ids AND {_CAN_EXTEND}"),
+    "give_back": _from_old(
+        _GIVE_BACK, "find_in_set(id, :order)", f"WHERE id IN :ids AND {_IS_NAMED} AND {_STILL_TAKEN}"
+    ),
+    "release_all": _from_old(_RELEASE, "place", "WHERE queue = :queue AND state = 2"),
+    "redrive": _from_old(
+        _REDRIVE, "until_ms, id", "WHERE queue = :queue AND state = 3 ORDER BY until_ms, id LIMIT :limit"
+    ),
+    "redrive_ids": _from_old(_REDRIVE, "until_ms, id", "WHERE queue = :queue AND state = 3 AND id IN :ids"),
 }
 
 # --- SQLite -------------------------------------------------------------------------------------------
@@ -449,23 +499,26 @@ FROM {queues} WHERE id = :queue""",
 
 # --- the texts ----------------------------------------------------------------------------------------
 
-_NOW = {
+_NOW: Mapping[str, str] = {
     # The time of the statement, not of the transaction; a subquery is worked out once, not for each row.
     "postgresql": "(SELECT CAST(floor(extract(epoch FROM statement_timestamp()) * 1000) AS bigint))",
     # Of no time zone: those of sessions differ, and have hours that come twice.
-    "mariadb": "(timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(3)) DIV 1000)",
+    **dict.fromkeys(
+        ("mariadb", "mysql"), "(timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(3)) DIV 1000)"
+    ),
     "sqlite": ":now_ms",
 }
 # SQLite uses a partial index only for statements that have its very condition, and with `state > 0` it
 # would not look for one state in it.
-_NOT_READY = {"postgresql": "", "mariadb": "", "sqlite": "state <> 0 AND "}
-_OR_NOTHING = {
-    "postgresql": "ON CONFLICT (id) DO NOTHING",
-    "mariadb": "ON DUPLICATE KEY UPDATE id = id",
-    "sqlite": "ON CONFLICT (id) DO NOTHING",
+_NOT_READY = {"sqlite": "state <> 0 AND "}
+_OR_NOTHING = dict.fromkeys(("mariadb", "mysql"), "ON DUPLICATE KEY UPDATE id = id")
+_OWN: Mapping[str, Mapping[str, str]] = {
+    "postgresql": _POSTGRESQL,
+    "mariadb": _MARIADB,
+    "mysql": _MYSQL,
+    "sqlite": _SQLITE,
 }
-_INTEGER = {"postgresql": "bigint", "mariadb": "SIGNED", "sqlite": "integer"}
-_OWN: Mapping[str, Mapping[str, str]] = {"postgresql": _POSTGRESQL, "mariadb": _MARIADB, "sqlite": _SQLITE}
+_INTEGER = {"postgresql": "bigint", "sqlite": "integer"}
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 
@@ -505,9 +558,9 @@ def _filled(dialect: DialectName, names: Names, text: str) -> str:
     values = {
         **names.qualified,
         "now": _NOW[dialect],
-        "not_ready": _NOT_READY[dialect],
-        "or_nothing": _OR_NOTHING[dialect],
-        "integer": _INTEGER[dialect],
+        "not_ready": _NOT_READY.get(dialect, ""),
+        "or_nothing": _OR_NOTHING.get(dialect, "ON CONFLICT (id) DO NOTHING"),
+        "integer": _INTEGER.get(dialect, "SIGNED"),
         "messages_index": names.tables["messages"],
         "dedup_index": names.tables["dedup"],
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-DialectName = Literal["postgresql", "mariadb", "sqlite"]
+DialectName = Literal["postgresql", "mariadb", "mysql", "sqlite"]
 
 SCHEMA_VERSION = 3
 
@@ -73,7 +73,7 @@ _POSTGRESQL_SCHEMA = (
 )
 
 _OUR_COMMENT = "COMMENT = 'kmqpy'"
-"""Marks tables of kmqpy, also while they are being created, which is no transaction in MariaDB."""
+"""Marks tables of kmqpy, also while they are being created, which is no transaction in MariaDB and MySQL."""
 _MARIADB_DEDUP = f"""CREATE TABLE IF NOT EXISTS {{dedup}} (
     queue bigint NOT NULL,
     dedup_key char(22) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
@@ -117,6 +117,14 @@ _MARIADB_SCHEMA = (
     f"""CREATE TABLE IF NOT EXISTS {{meta}} (
     name varchar(100) CHARACTER SET ascii PRIMARY KEY, value varchar(100) CHARACTER SET ascii NOT NULL
 ) ENGINE = InnoDB {_OUR_COMMENT}""",
+)
+
+_MYSQL_SCHEMA = tuple(
+    text.replace("utf8mb4_nopad_bin", "utf8mb4_0900_bin").replace(
+        "{messages} (\n    id bigint PRIMARY KEY", "{messages} (\n    id bigint AUTO_INCREMENT PRIMARY KEY"
+    )
+    for text in _MARIADB_SCHEMA
+    if "SEQUENCE" not in text
 )
 
 # STRICT: without it SQLite stores text in a column of numbers, where another program writes it.
@@ -164,10 +172,11 @@ _SQLITE_SCHEMA = (
 SCHEMAS: Mapping[DialectName, Sequence[str]] = {
     "postgresql": _POSTGRESQL_SCHEMA,
     "mariadb": _MARIADB_SCHEMA,
+    "mysql": _MYSQL_SCHEMA,
     "sqlite": _SQLITE_SCHEMA,
 }
 
-# To the next version, by version. In MariaDB these are no transaction, so they may begin again halfway.
+# To the next version, by version. In MariaDB and MySQL they are no transaction, so may begin again halfway.
 MIGRATIONS: Mapping[int, Mapping[DialectName, Sequence[str]]] = {
     1: {
         "postgresql": ("ALTER TABLE {messages} ADD COLUMN digest bytea", _DIGEST_INDEX),
@@ -175,6 +184,7 @@ MIGRATIONS: Mapping[int, Mapping[DialectName, Sequence[str]]] = {
             """ALTER TABLE {messages} ADD COLUMN IF NOT EXISTS digest binary(16),
     ADD INDEX IF NOT EXISTS {messages_index}_digest (digest, queue)""",
         ),
+        "mysql": (),  # it came with version 3
         "sqlite": ("ALTER TABLE {messages} ADD COLUMN digest blob", _DIGEST_INDEX),
     },
     2: {
@@ -188,6 +198,7 @@ MIGRATIONS: Mapping[int, Mapping[DialectName, Sequence[str]]] = {
             "ALTER TABLE {messages} ADD INDEX IF NOT EXISTS {messages_index}_group (group_id, state, place)",
             _MARIADB_DEDUP,
         ),
+        "mysql": (),
         "sqlite": (
             "ALTER TABLE {messages} ADD COLUMN group_id integer",
             "ALTER TABLE {messages} ADD COLUMN group_name text",

@@ -31,6 +31,9 @@ DRAW = {
 }
 
 
+pytestmark = pytest.mark.parametrize("place", DRAW, indirect=True)  # MySQL came with version 3
+
+
 @pytest.fixture(params=[1, 2])
 def old(request: pytest.FixtureRequest, place: Place) -> Place:
     """A place with the tables of an older version, and a message in each state."""
@@ -124,9 +127,7 @@ def test_migrated_tables_are_those_that_are_made_today(old: Place) -> None:
     try:
         assert shape(old) == shape(new)
     finally:
-        kind = "TABLE" if new.name == "sqlite" else "SEQUENCE"
-        new.execute(*(f"DROP TABLE {new.prefix}{what}" for what in ("meta", "queues", "messages", "dedup")))
-        new.execute(f"DROP {kind} {new.prefix}numbers")
+        new.drop()
 
 
 def test_many_processes_migrate_it_at_once(old: Place) -> None:
