@@ -80,6 +80,11 @@ def test_a_message_is_sent_received_and_deleted(sqs, queue):
     sqs.delete_message(QueueUrl=queue, ReceiptHandle=one["ReceiptHandle"])  # the older handle
     sqs.delete_message(QueueUrl=queue, ReceiptHandle=again["ReceiptHandle"])
     assert counts(sqs, queue) == (0, 0, 0)
+    with pytest.raises(ClientError) as error:
+        sqs.change_message_visibility(
+            QueueUrl=queue, ReceiptHandle=again["ReceiptHandle"], VisibilityTimeout=9
+        )
+    assert code(error) == "InvalidParameterValue"
 
 
 def test_visibility_is_changed_from_now_and_0_gives_back(sqs, queue):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from operator import methodcaller
@@ -49,6 +50,8 @@ _SHOWN_LEASE_S = 5.0
 """The lease of messages that are received with a visibility timeout of 0, until they are given back."""
 _TRIES = 100
 """A receive that only finds messages whose time is over, or dead letters, tries so often."""
+_REMEMBERED = 100_000
+"""So many deleted messages are remembered, for the right error."""
 _GONE = "Message does not exist or is not available for visibility timeout change."
 
 
@@ -71,6 +74,7 @@ class MessageActions:
         self._polls = polls
         self._clock = clock
         self._first_takes = FirstTakes()
+        self._deleted: OrderedDict[str, None] = OrderedDict()
 
     # --- sending ----------------------------------------------------------------------------------
 
@@ -223,15 +227,24 @@ class MessageActions:
     async def delete(self, asked: Asked, given: shapes.DeleteMessageRequest) -> None:
         """Delete a message, by the handle of any of its receives."""
         name = asked.queue(given.QueueUrl)
-        await self._on_handle(asked, name, given.ReceiptHandle, _delete)
+        await self._on_handle(asked, name, given.ReceiptHandle, self._delete)
 
     async def delete_batch(self, asked: Asked, given: shapes.DeleteMessageBatchRequest) -> dict[str, Any]:
         """Delete messages."""
         name = asked.queue(given.QueueUrl)
         entries = batches.checked("DeleteMessageBatchRequestEntry", given.Entries or ())
         return await self._each(
-            asked, name, {id_: (one.ReceiptHandle, _delete) for id_, one in entries.items()}
+            asked, name, {id_: (one.ReceiptHandle, self._delete) for id_, one in entries.items()}
         )
+
+    async def _delete(self, served: ServedQueue, handle: Handle) -> None:
+        id_ = served.ids.parse(handle.wire_id)
+        if id_ is None:  # of an earlier queue of this name
+            raise invalid_handle(handle.text())
+        await served.ack([id_])
+        self._deleted[handle.wire_id] = None
+        if len(self._deleted) > _REMEMBERED:
+            self._deleted.popitem(last=False)
 
     async def change(self, asked: Asked, given: shapes.ChangeMessageVisibilityRequest) -> None:
         """Let a message be hidden for so long from now."""
@@ -265,6 +278,8 @@ class MessageActions:
                     f"Total VisibilityTimeout for the message is beyond the limit [{most} seconds]",
                 )
             if not await served.change(handle.receipt, given_s):
+                if handle.wire_id in self._deleted:
+                    raise invalid(handle.text(), "ReceiptHandle", _GONE)
                 raise SqsError(NOT_IN_FLIGHT, f"Value {handle.text()} is invalid. Reason: {_GONE}")
             if not given_s:
                 self._polls.note(name)
@@ -305,13 +320,6 @@ _Doing = Callable[[ServedQueue, Handle], Awaitable[None]]
 
 async def _with(do: _Doing, handle: Handle, served: ServedQueue) -> None:
     await do(served, handle)
-
-
-async def _delete(served: ServedQueue, handle: Handle) -> None:
-    id_ = served.ids.parse(handle.wire_id)
-    if id_ is None:  # of an earlier queue of this name
-        raise invalid_handle(handle.text())
-    await served.ack([id_])
 
 
 def _receipt(served: ServedQueue, taken: Taken) -> str:
