@@ -177,6 +177,16 @@ class KmqClient:
         return self._settings.max_lease_ms / 1000
 
     @property
+    def in_groups(self) -> bool:
+        """See Queue.in_groups; False: a queue on Kafka has no groups."""
+        return False
+
+    @property
+    def delays_retries(self) -> bool:
+        """See Queue.delays_retries; False: a queue on Kafka has no setting `retry_delays`."""
+        return False
+
+    @property
     def at_most_once(self) -> bool:
         """See Queue.at_most_once; a queue on Kafka never is."""
         return False
@@ -196,6 +206,8 @@ class KmqClient:
         headers: HeadersLike | None = None,
         delay: Duration = 0,
         priority: int = 0,
+        group: str | None = None,
+        dedup_id: str | None = None,
         transaction: Any = None,
         partition: int | None = None,
     ) -> str:
@@ -207,10 +219,12 @@ class KmqClient:
 
         Returns the message id. Raises MessageError (too large, delay above the queue's max_delay_ms, a key,
         header or body that is neither bytes nor text), ConfigError for a partition that the queue does not
-        have, NotSupported for a `priority` or `transaction`, and Unavailable. After Unavailable the message
-        may have been sent.
+        have, NotSupported for a `priority`, `group`, `dedup_id` or `transaction`, and Unavailable. After
+        Unavailable the message may have been sent.
         """
-        message = OutgoingMessage(body, key=key, headers=headers, delay=delay, priority=priority)
+        message = OutgoingMessage(
+            body, key=key, headers=headers, delay=delay, priority=priority, group=group, dedup_id=dedup_id
+        )
         return self.send_many([message], transaction=transaction, partition=partition)[0]
 
     def send_many(
@@ -221,6 +235,7 @@ class KmqClient:
         headers: HeadersLike | None = None,
         delay: Duration = 0,
         priority: int = 0,
+        group: str | None = None,
         transaction: Any = None,
         partition: int | None = None,
     ) -> list[str]:
@@ -233,6 +248,8 @@ class KmqClient:
         """
         if transaction is not None:
             raise NotSupported("transaction: Kafka takes no part in a transaction of yours (transactions)")
+        if group is not None:
+            raise NotSupported("group: queues on Kafka have none; a key keeps messages in one partition")
         check_bodies(bodies)
         encoded = bodies if self._codec is None else [_encoded(self._codec, body) for body in bodies]
         return self._opened_sender().send_many(
@@ -265,7 +282,12 @@ class KmqClient:
     # --- receiving and finishing --------------------------------------------------------------------
 
     def receive(
-        self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
+        self,
+        max_messages: int = 100,
+        *,
+        wait: Duration = 1.0,
+        lease: Duration | None = None,
+        one_per_group: bool = False,  # noqa: ARG002 - there are no groups
     ) -> list[KafkaMessage]:
         """Take up to `max_messages`; returns as soon as there are some, and [] after `wait` seconds.
 
@@ -323,7 +345,7 @@ class KmqClient:
     def nack(
         self,
         *messages: MessagesLike,
-        delay: Duration = 0,
+        delay: Duration | None = None,
         count: bool = True,
         reason: str | None = None,
         confirmed: bool = False,
@@ -336,7 +358,7 @@ class KmqClient:
         for a few seconds at most.
         """
         with self._consumer.use() as consumer:
-            consumer.nack(*messages, delay=delay, count=count, reason=reason, confirmed=confirmed)
+            consumer.nack(*messages, delay=delay or 0, count=count, reason=reason, confirmed=confirmed)
 
     def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:
         """Let the leases of messages end `lease` seconds from now, be that later or earlier than before.

@@ -60,11 +60,10 @@ class _ThrottleFilter(logging.Filter):
 
 _log.addFilter(_ThrottleFilter())
 
-REQUEST_TIMEOUT_S = 10.0
-"""Seconds for which a request is tried, by default, before it fails because Kafka does not answer."""
-
 _METADATA_TIMEOUT_S = 2.0
 """Seconds that refresh_partition() waits for the partitions of a topic."""
+_AWAY_AFTER_S = 2.0
+"""Seconds that answers() waits for Kafka."""
 _ONE_LOOK_S = 0.5
 """Seconds that has_no_topic() waits for an answer; its caller has waited for long already."""
 _FIRST_TRY_S = 2.0
@@ -448,6 +447,16 @@ def has_no_topic(client: confluent_kafka.Producer | confluent_kafka.Consumer, to
         return is_unknown_topic(error_of(exception))
 
 
+def answers(client: confluent_kafka.Producer | confluent_kafka.Consumer, topic: str) -> bool:
+    """False if Kafka is away: it says nothing to a simple question within 2 s."""
+    try:
+        client.list_topics(topic, _AWAY_AFTER_S)
+    except KafkaException as exception:
+        error = error_of(exception)
+        return error is None or error.code() not in _NOT_ANSWERING
+    return True
+
+
 def watermarks(
     client: confluent_kafka.Consumer, topic: str, partition: int, timeout_s: float
 ) -> tuple[int, int]:
@@ -531,7 +540,8 @@ def _settings(connection: KafkaConnection, defaults: KafkaSettings) -> dict[str,
         elif error.code() == KafkaError._RESOLVE and before is None:  # a refusal says more
             _reported_errors[key] = _ReportedError(error, now, now)
 
-    return connection.kafka_settings({"error_cb": note_error, **defaults})
+    # TCP keep-alive: load balancers and firewalls forget idle connections without a word.
+    return connection.kafka_settings({"socket.keepalive.enable": True, "error_cb": note_error, **defaults})
 
 
 def connection_key(connection: KafkaConnection) -> tuple[str, int]:

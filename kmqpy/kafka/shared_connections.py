@@ -19,7 +19,7 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 if TYPE_CHECKING:
     from kmqpy.kafka.admin.admin import Admin
 
-_FLUSH_TIMEOUT_S = 5
+_FLUSH_TIMEOUT_S = 2
 """Seconds that close() waits for messages that are still to be sent."""
 
 
@@ -78,7 +78,7 @@ class SharedConnections:
             yield self._admin
 
     def close(self) -> None:
-        """Send the messages that are still to be sent, for up to 5 s, and close the Admin.
+        """Send the messages that are still to be sent, for up to 2 s, and close the Admin.
 
         Does nothing in a child process.
         """

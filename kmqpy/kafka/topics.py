@@ -115,12 +115,12 @@ class Topics:
     def __init__(
         self,
         connection: KafkaConnection,
-        timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
+        timeout_s: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._guard = ForkGuard("what administers topics")
         self._connection = check_connection(connection)
-        self._timeout = timeout_s
+        self._timeout = connection.timeout_s if timeout_s is None else timeout_s
         self._clock = clock
         self._changed_at: dict[str, float] = {}  # by topic: when it was created or got more partitions here
         self._admin = librdkafka.new_admin(connection)

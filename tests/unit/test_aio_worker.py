@@ -12,7 +12,7 @@ from fake_queue import FakeQueue
 from worker_support import eventually
 
 from kmqpy.core.backoff import Backoff
-from kmqpy.errors import ConfigError
+from kmqpy.errors import ConfigError, KmqError
 from kmqpy.worker.asyncio import AsyncWorker
 from kmqpy.worker.outcome import Reject
 
@@ -317,6 +317,23 @@ class TestWorker:
         assert fake.arguments("nack") == [{"delay": 0, "count": False, "reason": None}]
         assert "closed" in str(worker.failure)
         worker.stop()
+
+    def test_a_second_run_is_refused_and_leaves_the_first_alone(self):
+        async def main():
+            fake, worker = FakeQueue("x", "x"), None
+
+            async def handler(message):
+                if message.receipt == "r1":
+                    with pytest.raises(KmqError, match="started before"):
+                        await asyncio.to_thread(asyncio.run, worker.run())
+
+            worker = AsyncWorker(fake, handler, concurrency=1)
+            running = asyncio.ensure_future(worker.run())
+            await eventually(lambda: len(fake.of("ack")) == 2)
+            worker.stop()
+            await running
+
+        asyncio.run(main())
 
     def test_no_thread_is_left(self):
         before = set(threading.enumerate())  # those of other tests are their own matter

@@ -16,7 +16,6 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.queue import opening, storage_for
 
 KAFKA_ONLY = [
-    "doctor",
     "spark-jars",
     "spark-state q --table x",
     "pipeline q --out x --schema y",
@@ -65,6 +64,8 @@ def test_a_queue_is_altered(kmq_at):
     assert {"lease                     7s", "max_redeliveries          none"} <= {
         *kmq_at("queue", "describe", "jobs")[1]
     }
+    assert kmq_at("queue", "alter", "jobs", "--set", "retry_delays=1000ms,1m")[0] == 0
+    assert "retry_delays              1s,1m" in kmq_at("queue", "describe", "jobs")[1]
     assert kmq_at("queue", "alter", "jobs")[0] == 2
     assert "did you mean jobs" in kmq_at("queue", "alter", "jbos", "--lease", "7s")[2]
 

@@ -45,10 +45,6 @@ _TOPIC_IDS_POLL_S = 0.01
 _LATE_ACK_LOOK_SHARE = 1 / 4
 """extend() spends at most this part of the new lease on reading whether earlier consumers have acknowledged
 the messages."""
-_CONFIRM_TIMEOUT_S = 10.0
-"""A method with confirmed=True raises Unavailable if its markers are not confirmed after this time."""
-_CLOSE_TIMEOUT_S = 10.0
-"""close() waits for markers that are not confirmed for at most this time."""
 
 T = TypeVar("T")
 
@@ -239,8 +235,9 @@ class QueueConsumer:
         with self._receiving:
             self._topics.writer.give_back(self._read_ahead.pop_all())
             self._receiver.give_back_interrupted()
-            self._topics.writer.close(_CLOSE_TIMEOUT_S)
-            self._receiver.close()
+            writer = self._topics.writer
+            writer.close(self._connection.timeout_s)
+            self._receiver.close(is_away=writer.is_away)
 
     def __enter__(self) -> Self:
         return self
@@ -335,7 +332,7 @@ class QueueConsumer:
         by_receipt = some_are_receipts(named)
         try:
             if confirmed:
-                self._check_confirmed(writer.write(items, _CONFIRM_TIMEOUT_S, by_receipt=by_receipt))
+                self._check_confirmed(writer.write(items, self._connection.timeout_s, by_receipt=by_receipt))
             else:
                 writer.put(items, by_receipt=by_receipt)
         except Unavailable:

@@ -51,6 +51,8 @@ _SEND_AGAIN_AFTER_S = 0.2
 """A marker that failed is sent again after this time."""
 _REPLACE_EVERY_S = 1.0
 """The writer makes at most one new producer in this time; markers wait meanwhile."""
+_SILENCE_S = 0.5
+"""When close() has waited this long and nothing was confirmed, it asks whether Kafka is there at all."""
 _WARN_EVERY_S = 10.0
 """The writer logs at most one warning of failed markers in this time."""
 
@@ -169,6 +171,7 @@ class MarkerWriter(Closeable):
         self._groups = [self._group]
         """The groups that flush() waits for; some may be confirmed."""
         self._waiters: list[_Waiter] = []
+        self.is_away = False
         self._work = threading.Event()  # wakes the writer's own thread
         self._stop_collecting = threading.Event()  # set while a thread waits, and when the writer closes
         self._closing = threading.Event()
@@ -303,21 +306,27 @@ class MarkerWriter(Closeable):
     def close(self, timeout_s: float = 10.0) -> int:
         """Flush and stop; returns how many markers stay unconfirmed. Their messages are redelivered.
 
-        For the thread that uses `starts`. Does nothing in a forked child: the markers are the parent's.
+        Gives up, and sets `is_away`, when nothing is confirmed and Kafka does not answer, see
+        librdkafka.answers(). For the thread that uses `starts`. Does nothing in a forked child: the markers
+        are the parent's.
         """
         if self._guard.inherited:
             return 0
         deadline = self._clock.monotonic() + timeout_s
-        left = self.flush(timeout_s)
+        left, left_s = sum(group.left for group in self._groups), timeout_s
+        while left and left_s > 0 and not self.is_away:
+            before, left = left, self.flush(min(_SILENCE_S, left_s))
+            self.is_away = 0 < before <= left and not librdkafka.answers(self._producer, self._topic)
+            left_s = deadline - self._clock.monotonic()
         # The next owner reads the start markers, which must all be in the log by then.
-        while not self._starts.all_outcomes_known() and self._clock.monotonic() < deadline:
+        while not (self.is_away or self._starts.all_outcomes_known()) and self._clock.monotonic() < deadline:
             self._clock.sleep(POLL_S)
         self._stop_thread()
         if left:
             self._producer.purge()
             _log.error("end markers unconfirmed at close", extra={"topic": self._topic, "count": left})
         for producer in (self._producer, *self._starts.producers()):
-            producer.flush(1)
+            producer.flush(0 if self.is_away else 1)
         return left
 
     def abandon(self) -> None:

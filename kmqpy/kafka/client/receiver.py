@@ -235,14 +235,14 @@ class Receiver:
             if recreated:
                 self._topics.writer.starts.get_ready()
 
-    def close(self) -> None:
-        """Commit and leave the group."""
+    def close(self, *, is_away: bool = False) -> None:
+        """Commit and leave the group; with `is_away`, Kafka does not answer, so leave it at that."""
         if self._copy_check is not None:
             self._copy_check.close()
         if self._collapsing is not None:
             self._collapsing.close()
         if self._member is not None:
-            self._member.close()
+            self._member.close(is_away=is_away)
 
     def _clients(self) -> list[Client]:
         """The clients of librdkafka that are replaced only when they are known to be cut off."""

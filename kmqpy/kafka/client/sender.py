@@ -147,6 +147,9 @@ class QueueSender:
             raise NotSupported(
                 f"priority: queues on Kafka have none; that of queue {self._queue.name!r} is 0"
             )
+        if message.group is not None or message.dedup_id is not None:
+            name = "dedup_id" if message.group is None else "group"
+            raise NotSupported(f"{name}: queues on Kafka have none; a key keeps messages in one partition")
         delay_ms = duration_ms(message.delay, "delay")
         if delay_ms > self._queue.max_delay_ms:
             raise MessageError(

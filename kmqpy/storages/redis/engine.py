@@ -53,8 +53,10 @@ class RedisEngine:
         self._arrivals = ArrivalSubscriber(server.connection)
         facts = _checked_info(server)
         self._storage_id = self._open()
+        lossy = _lossy_setting(facts, server)
         self._capabilities = Capabilities(
-            durable=facts.get("aof_enabled") == "1" and _appendfsync(server) == "always",
+            durable=not lossy,
+            lossy_setting=lossy,
             collapse=True,
             blocking_take=True,
             max_body_bytes=_MAX_BODY_BYTES,
@@ -157,7 +159,14 @@ class RedisEngine:
         first = int(self._call(queue, "put", *how, *stored, repeatable=False))
         return list(range(first, first + len(rows)))
 
-    def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:
+    def take(
+        self,
+        queue: QueueRow,
+        limit: int,
+        lease_ms: int,
+        *,
+        one_per_group: bool = False,  # noqa: ARG002
+    ) -> Taken:
         """See Engine."""
         wakes = self._arrivals.wakes
         now_ms, due_ms, arrivals, rows = self._call(queue, "take", limit, lease_ms)
@@ -172,13 +181,13 @@ class RedisEngine:
         queue: QueueRow,
         takes: Sequence[TakeRef],
         *,
-        delay_ms: int,
+        delay_ms: int | None,
         count: bool,
         reason: str | None,
         gone: Sequence[MessageRow] = (),
     ) -> int:
         """See Engine."""
-        how = (delay_ms, int(count), int(reason is not None), reason or "")
+        how = (delay_ms or 0, int(count), int(reason is not None), reason or "")
         rows = _checked_bytes(gone_rows(gone))
         return int(self._call(queue, "give_back", take_refs(takes), *how, *rows, repeatable=not gone))
 
@@ -375,6 +384,13 @@ def _checked_info(server: Server) -> dict[str, str]:
             "set maxmemory-policy to noeviction"
         )
     return facts
+
+
+def _lossy_setting(facts: dict[str, str], server: Server) -> str:
+    if facts.get("aof_enabled") != "1":
+        return "appendonly=no"
+    synced = _appendfsync(server)
+    return "" if synced == "always" else f"appendfsync={synced or 'unknown'}"
 
 
 def _appendfsync(server: Server) -> str:

@@ -17,7 +17,7 @@ from pymysql.cursors import Cursor as PlainCursor
 from pymysql.err import Error, InterfaceError
 
 from kmqpy.core.sockets import keep_alive
-from kmqpy.errors import MessageError
+from kmqpy.errors import ConfigError, MessageError
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import NewRow, TakeRef
 from kmqpy.storages.sql.dialect import (
@@ -27,6 +27,7 @@ from kmqpy.storages.sql.dialect import (
     Parameters,
     Picked,
     ServerDialect,
+    group_id,
     headers_bytes,
     just_taken,
     message_rows,
@@ -35,6 +36,10 @@ from kmqpy.storages.sql.dialect import (
 from kmqpy.storages.tls import is_refusal
 
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+_DURABILITY = (
+    "SHOW GLOBAL VARIABLES WHERE Variable_name IN "
+    "('innodb_flush_log_at_trx_commit', 'log_bin', 'sync_binlog', 'wsrep_on')"
+)
 _SESSION = "SET SESSION sql_mode = %s, innodb_lock_wait_timeout = 5"
 # The numbers of errors, of the server and of the client, by the Fate that they imply.
 _DENIED_CODES = {1044, 1045, 1142, 1143, 1227, 1370, 1698, 3159}
@@ -66,7 +71,14 @@ class OverPyMySql(ServerDialect):
     """
 
     driver = "PyMySQL (with asyncio asyncmy)"
-    capabilities = Capabilities(collapse=True, transactions=True, max_body_bytes=MAX_MESSAGE_BYTES)
+    capabilities = Capabilities(
+        collapse=True,
+        groups=True,
+        dedup=True,
+        retry_delays=True,
+        transactions=True,
+        max_body_bytes=MAX_MESSAGE_BYTES,
+    )
     is_one_statement = False
     waits_ms = 200
     sql_mode: str
@@ -113,6 +125,22 @@ class OverPyMySql(ServerDialect):
         connection.ping(reconnect=False)  # a connection that fails is not used any more
         connection._read_timeout = usual_s
 
+    def lossy_setting(self, cursor: Cursor) -> str:
+        """See Dialect."""
+        cursor.execute(_DURABILITY)
+        found = {name.lower(): str(value).upper() for name, value in cursor.fetchall()}
+        if found.get("wsrep_on") == "ON":
+            raise ConfigError(
+                "queue url: the server is a node of a Galera cluster, where two writers lose each other's "
+                "updates; use a server outside of it, or one with replicas"
+            )
+        if (flush := found.get("innodb_flush_log_at_trx_commit", "1")) != "1":
+            return f"innodb_flush_log_at_trx_commit={flush}"
+        # A commit that the binary log lacks after a crash is rolled back.
+        if found.get("log_bin") == "ON" and (sync := found.get("sync_binlog", "1")) != "1":
+            return f"sync_binlog={sync}"
+        return ""
+
     def keeps(self, cursor: Cursor) -> bool:  # noqa: ARG002
         """See Dialect."""
         return False
@@ -157,7 +185,7 @@ class OverPyMySql(ServerDialect):
             "order": ",".join(map(str, ids)),
         }
 
-    def ids(self, ids: Sequence[int]) -> Any:
+    def ids(self, ids: Sequence[int | str]) -> Any:
         """See Dialect."""
         return tuple(ids) or (0,)
 
@@ -180,6 +208,8 @@ class OverPyMySql(ServerDialect):
                         "headers": headers_bytes(row.headers),
                         "body": row.body,
                         "digest": row.digest,
+                        "group_id": group_id(parameters, row),
+                        "group": row.group,
                     },
                 )
                 for at, row in enumerate(some)

@@ -23,6 +23,7 @@ from kmqpy.storages.sql.dialect import (
     Parameters,
     Picked,
     ServerDialect,
+    group_id,
     headers_bytes,
     picked,
 )
@@ -99,7 +100,13 @@ class PostgreSql(ServerDialect):
     drivername = "postgresql+psycopg"
     driver = "psycopg 3"
     capabilities = Capabilities(
-        collapse=True, transactions=True, blocking_take=True, max_body_bytes=MAX_BODY_BYTES
+        collapse=True,
+        groups=True,
+        dedup=True,
+        retry_delays=True,
+        transactions=True,
+        blocking_take=True,
+        max_body_bytes=MAX_BODY_BYTES,
     )
     is_one_statement = True
     waits_ms = 2_000
@@ -126,6 +133,14 @@ class PostgreSql(ServerDialect):
         )
         sqlalchemy.event.listen(made, "connect", _prepare)
         return made
+
+    def lossy_setting(self, cursor: Cursor) -> str:
+        """See Dialect. Servers that only speak PostgreSQL's language may not have all these settings."""
+        for name in ("synchronous_commit", "fsync", "full_page_writes"):
+            cursor.execute("SELECT current_setting(%(name)s, true)", {"name": name})
+            if cursor.fetchone()[0] == "off":
+                return f"{name}=off"
+        return ""
 
     def _settings(self) -> dict[str, str]:
         """Settings of libpq for TLS and the name."""
@@ -209,13 +224,15 @@ class PostgreSql(ServerDialect):
         ids, numbers = zip(*takes, strict=True) if takes else ((), ())
         return {"ids": _array(ids), "takes": _array(numbers)}
 
-    def ids(self, ids: Sequence[int]) -> Any:
+    def ids(self, ids: Sequence[int | str]) -> Any:
         """See Dialect."""
         return _array(ids)
 
     def put(self, cursor: Cursor, parameters: Parameters, rows: Sequence[NewRow]) -> list[int]:
         """See Dialect."""
         bodies, keys, headers, delays, priorities, digests = _columns(rows)
+        groups = [row.group for row in rows] if any(row.group for row in rows) else None
+        numbers = groups and parameters["in_groups"]
         cursor.execute(
             self.sql["put"],
             {
@@ -226,6 +243,8 @@ class PostgreSql(ServerDialect):
                 "delays": delays,
                 "priorities": priorities,
                 "digests": digests,
+                "group_ids": [group_id(parameters, row) for row in rows] if numbers else None,
+                "groups": groups,
             },
         )
         return [one for (one,) in cursor.fetchall()]
@@ -254,7 +273,7 @@ def _columns(rows: Sequence[NewRow]) -> tuple[list[bytes] | list[bytes | None] |
 
     Raises MessageError for more bytes than the server takes at once.
     """
-    bodies, keys, headers, delays, priorities, digests = zip(*rows, strict=True)
+    bodies, keys, headers, delays, priorities, digests, *_ = zip(*rows, strict=True)
     stored_headers = [headers_bytes(one) for one in headers] if any(headers) else None
     variable = (bodies, filter(None, keys), filter(None, stored_headers or ()))
     total = len(rows) * _ROW_BYTES + sum(map(len, chain.from_iterable(variable)))
@@ -273,7 +292,7 @@ def _columns(rows: Sequence[NewRow]) -> tuple[list[bytes] | list[bytes | None] |
     )
 
 
-def _array(numbers: Iterable[int]) -> str:
+def _array(numbers: Iterable[int | str]) -> str:
     """An array as text, which is made faster than the binary form, and has one type for all numbers."""
     return f"{{{','.join(map(str, numbers))}}}"
 
