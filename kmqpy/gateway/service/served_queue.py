@@ -65,6 +65,7 @@ class Taken(NamedTuple):
     attempts: int = 1
     sent_ms: int = 0
     queued_ms: int = 0
+    group: str | None = None
 
     @classmethod
     def of(cls, message: Message) -> Taken:
@@ -78,6 +79,7 @@ class Taken(NamedTuple):
             message.attempts,
             message.first_enqueued_ms,
             message.enqueued_ms,
+            message.group,
         )
 
 
@@ -122,6 +124,8 @@ class ServedQueue:
     ) -> None:
         self.unique_id = queue.unique_id
         self.ids = WireIds(queue.name, queue.unique_id)
+        self.is_grouped = getattr(queue.settings, "order", "") == "group"
+        """True if messages of a group go out in order: then takers don't share a receive()."""
         self._queue = queue
         self._threads = threads
         self._elsewhere = elsewhere
@@ -338,7 +342,11 @@ class ServedQueue:
         for index, take in enumerate(takes):
             by_lease[take.lease_s].append(index)
         results: dict[int, list[Message] | BaseException] = {}
-        for lease_s, indexes in by_lease.items():
+        if self.is_grouped:  # messages of one group must not be shared out
+            together = [(takes[index].lease_s, [index]) for index in range(len(takes))]
+        else:
+            together = list(by_lease.items())
+        for lease_s, indexes in together:
             limits = [takes[index].limit for index in indexes]
             try:
                 shares: Sequence[list[Message] | BaseException] = dealt(

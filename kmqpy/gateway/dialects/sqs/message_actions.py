@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import methodcaller
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from kmqpy.errors import NotSupported, ReceiptError
 from kmqpy.gateway.dialects.sqs import batches, shapes, values
 from kmqpy.gateway.dialects.sqs.addresses import queue_of_arn
 from kmqpy.gateway.dialects.sqs.asked import Asked
-from kmqpy.gateway.dialects.sqs.attributes import NUMBERS, VISIBILITY, Redrive, Sheet
+from kmqpy.gateway.dialects.sqs.attributes import FIFO_SUFFIX, NUMBERS, VISIBILITY, Redrive, Sheet
 from kmqpy.gateway.dialects.sqs.catalog import Catalog
 from kmqpy.gateway.dialects.sqs.errors import (
     BATCH_TOO_LONG,
@@ -35,6 +36,7 @@ from kmqpy.gateway.dialects.sqs.messages import (
     message_id,
     parse_handle,
     prepared,
+    sequence_number,
     size_of,
 )
 from kmqpy.gateway.dialects.sqs.polls import Polls
@@ -83,8 +85,8 @@ class MessageActions:
         name = asked.queue(given.QueueUrl)
         one = prepared(given, await self._catalog.get(name))
         asked.call.count = 1
-        (id_,) = await self._send(name, [one])
-        return {**one.answer, "MessageId": id_}
+        (ids,) = await self._send(name, [one])
+        return {**one.answer, **ids}
 
     async def send_batch(self, asked: Asked, given: shapes.SendMessageBatchRequest) -> dict[str, Any]:
         """Send messages, of which some may be refused."""
@@ -103,20 +105,28 @@ class MessageActions:
         ids = dict(zip(good, await self._send(name, list(good.values())), strict=True)) if good else {}
         return batches.outcome(
             {
-                id_: one if isinstance(one, SqsError) else {"MessageId": ids[id_], **one.answer}
+                id_: one if isinstance(one, SqsError) else {**ids[id_], **one.answer}
                 for id_, one in found.items()
             }
         )
 
-    async def _send(self, name: str, messages: Sequence[Prepared]) -> list[str]:
-        """Send messages; returns their ids for clients."""
+    async def _send(self, name: str, messages: Sequence[Prepared]) -> list[dict[str, str]]:
+        """Send messages; returns their ids for clients, and in FIFO queues their numbers."""
 
-        async def send(served: ServedQueue) -> list[str]:
+        async def send(served: ServedQueue) -> list[dict[str, str]]:
             ids = await served.send([one.message for one in messages])
-            return [message_id(served.unique_id, one) for one in ids]
+            found = [{"MessageId": message_id(served.unique_id, one)} for one in ids]
+            if name.endswith(FIFO_SUFFIX):
+                found = [
+                    {**one, "SequenceNumber": sequence_number(id_)}
+                    for one, id_ in zip(found, ids, strict=True)
+                ]
+            return found
 
         try:
-            ids: list[str] = await self._hub.with_queue(QueueName(name), send, missing=_raise_missing)
+            ids: list[dict[str, str]] = await self._hub.with_queue(
+                QueueName(name), send, missing=_raise_missing
+            )
         except NotSupported as error:
             raise SqsError(UNSUPPORTED, str(error)) from None
         self._polls.note(name, sum(not one.message.delay for one in messages))
@@ -197,7 +207,9 @@ class MessageActions:
         for one in dead:
             headers = [(key, value) for key, value in one.taken.headers if key != values.MOVED]
             headers.append(Origin(one.id, one.sent_ms, one.count - 1, asked.addresses.arn(name)).header())
-            messages.append(OutgoingMessage(one.taken.body, key=one.taken.key, headers=headers))
+            group, dedup_id = one.taken.group, one.id if name.endswith(FIFO_SUFFIX) else None
+            message = OutgoingMessage(one.taken.body, key=one.taken.key, headers=headers)
+            messages.append(replace(message, group=group, dedup_id=dedup_id))
         send = methodcaller("send", messages)
         sent = await self._hub.with_queue(QueueName(target), send, missing=lambda: None)
         if sent is not None:
@@ -241,6 +253,10 @@ class MessageActions:
         id_ = served.ids.parse(handle.wire_id)
         if id_ is None:  # of an earlier queue of this name
             raise invalid_handle(handle.text())
+        may_be_late = served.is_grouped and handle.wire_id not in self._deleted
+        if may_be_late and not await served.change(handle.receipt, _SHOWN_LEASE_S):
+            # What is behind it in its group may be with others: the message must be received again.
+            raise invalid(handle.text(), "ReceiptHandle", "The receipt handle has expired.")
         await served.ack([id_])
         self._deleted[handle.wire_id] = None
         if len(self._deleted) > _REMEMBERED:
