@@ -315,6 +315,11 @@ def test_a_fifo_queue_knows_duplicates_also_after_they_were_deleted(sqs, fifo, n
     with pytest.raises(ClientError) as error:
         sqs.send_message(QueueUrl=fifo, MessageBody="3", MessageDeduplicationId="a")
     assert code(error) == "MissingParameter"
+    good = {"Id": "a", "MessageBody": "3", "MessageGroupId": "a", "MessageDeduplicationId": "3"}
+    with pytest.raises(ClientError) as error:
+        sqs.send_message_batch(QueueUrl=fifo, Entries=[good, {"Id": "b", "MessageBody": "4"}])
+    assert code(error) == "MissingParameter"
+    assert counts(sqs, fifo) == (0, 0, 0)
     with pytest.raises(ClientError) as error:
         sent(sqs, fifo, "3", "a", DelaySeconds=1)
     assert code(error) == "InvalidParameterValue"

@@ -31,6 +31,7 @@ from kmqpy.gateway.dialects.sqs.messages import (
     Origin,
     Prepared,
     Received,
+    check_ids,
     check_visibility,
     invalid_handle,
     message_id,
@@ -99,6 +100,9 @@ class MessageActions:
                 BATCH_TOO_LONG,
                 f"Batch requests cannot be longer than {_MAX_BATCH_BYTES} bytes. You have sent {size} bytes.",
             )
+        if sheet.is_fifo:
+            for one in entries.values():
+                check_ids(one, sheet)
         found = {id_: _tried(one, sheet) for id_, one in entries.items()}
         good = {id_: one for id_, one in found.items() if isinstance(one, Prepared)}
         asked.call.count = len(good)

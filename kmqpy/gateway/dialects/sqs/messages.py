@@ -82,6 +82,12 @@ def prepared(given: Given, sheet: Sheet) -> Prepared:
     return Prepared(message, answer)
 
 
+def check_ids(given: Given, sheet: Sheet) -> None:
+    """Raise SqsError if a message lacks what a FIFO queue needs: in a batch that fails the whole call."""
+    _group(given, sheet)
+    _dedup_id(given, sheet)
+
+
 def _group(given: Given, sheet: Sheet) -> str | None:
     """The group of a message, which standard queues keep, too; raises SqsError."""
     if given.MessageGroupId is None and sheet.is_fifo:
