@@ -80,6 +80,11 @@ def test_a_message_is_sent_received_and_deleted(sqs, queue):
     sqs.delete_message(QueueUrl=queue, ReceiptHandle=one["ReceiptHandle"])  # the older handle
     sqs.delete_message(QueueUrl=queue, ReceiptHandle=again["ReceiptHandle"])
     assert counts(sqs, queue) == (0, 0, 0)
+    with pytest.raises(ClientError) as error:
+        sqs.change_message_visibility(
+            QueueUrl=queue, ReceiptHandle=again["ReceiptHandle"], VisibilityTimeout=9
+        )
+    assert code(error) == "InvalidParameterValue"
 
 
 def test_visibility_is_changed_from_now_and_0_gives_back(sqs, queue):
@@ -256,6 +261,77 @@ def test_a_move_task_is_cancelled_or_goes_on_at_another_gateway(tmp_path, name):
         sqs = client(other)
         assert wait_until(lambda: task(sqs, source)["Status"] == "COMPLETED", 20)
         assert (counts(sqs, queue)[0], counts(sqs, dead)) == (6, (0, 0, 0))
+
+
+@pytest.fixture
+def fifo(sqs, sqs_served, name):
+    """The URL of a new FIFO queue."""
+    if not sqs_served.storage.capabilities.groups:
+        pytest.skip("the storage says that it can't: groups")
+    return sqs.create_queue(QueueName=f"{name}.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
+
+
+def sent(sqs, queue, body, group, dedup=None, **options):
+    return sqs.send_message(
+        QueueUrl=queue,
+        MessageBody=body,
+        MessageGroupId=group,
+        MessageDeduplicationId=dedup or uuid.uuid4().hex,
+        **options,
+    )
+
+
+def test_a_fifo_queue_hands_out_each_group_in_order(sqs, fifo):
+    numbers = [sent(sqs, fifo, f"{group}{n}", group)["SequenceNumber"] for n in (1, 2, 3) for group in "ab"]
+    assert numbers == sorted(numbers)
+    assert {len(one) for one in numbers} == {20}
+    first = received(sqs, fifo, MaxNumberOfMessages=3, MessageSystemAttributeNames=["All"])
+    assert bodies(first) == ["a1", "b1", "a2"]
+    assert first[0]["Attributes"]["SequenceNumber"] == numbers[0]
+    assert first[1]["Attributes"]["MessageGroupId"] == "b"
+    assert received(sqs, fifo, MaxNumberOfMessages=10) == []  # both groups are in flight
+    sqs.change_message_visibility(QueueUrl=fifo, ReceiptHandle=first[1]["ReceiptHandle"], VisibilityTimeout=0)
+    again = received(sqs, fifo, MaxNumberOfMessages=10)
+    assert bodies(again) == ["b1", "b2", "b3"]
+    with pytest.raises(ClientError) as error:
+        sqs.delete_message(QueueUrl=fifo, ReceiptHandle=first[1]["ReceiptHandle"])  # it has ended
+    assert code(error) == "InvalidParameterValue"
+    for one in (first[0], first[2], again[0]):
+        sqs.delete_message(QueueUrl=fifo, ReceiptHandle=one["ReceiptHandle"])
+        sqs.delete_message(QueueUrl=fifo, ReceiptHandle=one["ReceiptHandle"])
+    assert bodies(received(sqs, fifo, MaxNumberOfMessages=10)) == ["a3"]
+
+
+def test_a_fifo_queue_knows_duplicates_also_after_they_were_deleted(sqs, fifo, name):
+    one = sent(sqs, fifo, "1", "a", "same")
+    (message,) = received(sqs, fifo)
+    sqs.delete_message(QueueUrl=fifo, ReceiptHandle=message["ReceiptHandle"])
+    other = sent(sqs, fifo, "2", "b", "same")
+    assert (other["MessageId"], other["SequenceNumber"]) == (one["MessageId"], one["SequenceNumber"])
+    assert counts(sqs, fifo) == (0, 0, 0)
+    with pytest.raises(ClientError) as error:
+        sqs.send_message(QueueUrl=fifo, MessageBody="3", MessageGroupId="a")
+    assert code(error) == "InvalidParameterValue"
+    with pytest.raises(ClientError) as error:
+        sqs.send_message(QueueUrl=fifo, MessageBody="3", MessageDeduplicationId="a")
+    assert code(error) == "MissingParameter"
+    good = {"Id": "a", "MessageBody": "3", "MessageGroupId": "a", "MessageDeduplicationId": "3"}
+    with pytest.raises(ClientError) as error:
+        sqs.send_message_batch(QueueUrl=fifo, Entries=[good, {"Id": "b", "MessageBody": "4"}])
+    assert code(error) == "MissingParameter"
+    assert counts(sqs, fifo) == (0, 0, 0)
+    with pytest.raises(ClientError) as error:
+        sent(sqs, fifo, "3", "a", DelaySeconds=1)
+    assert code(error) == "InvalidParameterValue"
+    attributes = {
+        "FifoQueue": "true",
+        "ContentBasedDeduplication": "true",
+        "DeduplicationScope": "messageGroup",
+    }
+    scoped = sqs.create_queue(QueueName=f"{name}-2.fifo", Attributes=attributes)["QueueUrl"]
+    for body, group in (("x", "a"), ("x", "a"), ("x", "b"), ("y", "a")):
+        sqs.send_message(QueueUrl=scoped, MessageBody=body, MessageGroupId=group)
+    assert bodies(received(sqs, scoped, MaxNumberOfMessages=10)) == ["x", "x", "y"]
 
 
 def test_messages_end_with_their_retention(sqs, queue, sqs_served, name):

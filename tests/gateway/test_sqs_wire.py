@@ -180,7 +180,13 @@ LIMITS = [
     ("CreateQueue", {"QueueName": "a" * 81}, "InvalidParameterValue"),
     ("CreateQueue", {"QueueName": ""}, "InvalidParameterValue"),
     ("CreateQueue", {"QueueName": "a", "Attributes": {"FifoQueue": "true"}}, "InvalidParameterValue"),
-    ("CreateQueue", {"QueueName": "a.fifo"}, "InvalidAttributeName"),  # there are no FIFO queues yet
+    ("CreateQueue", {"QueueName": "a.fifo"}, "InvalidParameterValue"),
+    ("CreateQueue", {"QueueName": "a", "Attributes": {"FifoQueue": "false"}}, "InvalidAttributeName"),
+    (
+        "CreateQueue",
+        {"QueueName": "a.fifo", "Attributes": {"FifoQueue": "true", "DeduplicationScope": "all"}},
+        "InvalidAttributeValue",
+    ),
     ("CreateQueue", {"QueueName": "a", "Attributes": {"Other": "1"}}, "InvalidAttributeName"),
     *(
         ("SetQueueAttributes", {"QueueUrl": "q", "Attributes": {name: value}}, "InvalidAttributeValue")

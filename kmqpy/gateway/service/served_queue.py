@@ -89,6 +89,11 @@ class Taken(NamedTuple):
         """When it was queued last (ms since 1970); 0 if nobody knows."""
         return 0 if self.message is None else self.message.enqueued_ms
 
+    @property
+    def group(self) -> str | None:
+        """The group with which it was sent."""
+        return None if self.message is None else self.message.group
+
 
 class Elsewhere(Protocol):
     """Other gateways, which have partitions of queues on Kafka; `unique_id` tells namesakes apart."""
@@ -131,6 +136,8 @@ class ServedQueue:
     ) -> None:
         self.unique_id = queue.unique_id
         self.ids = WireIds(queue.name, queue.unique_id)
+        self.is_grouped = getattr(queue.settings, "order", "") == "group"
+        """True if messages of a group go out in order: then takers don't share a receive()."""
         self._queue = queue
         self._threads = threads
         self._elsewhere = elsewhere
@@ -347,7 +354,11 @@ class ServedQueue:
         for index, take in enumerate(takes):
             by_lease[take.lease_s].append(index)
         results: dict[int, list[Message] | BaseException] = {}
-        for lease_s, indexes in by_lease.items():
+        if self.is_grouped:  # messages of one group must not be shared out
+            together = [(takes[index].lease_s, [index]) for index in range(len(takes))]
+        else:
+            together = list(by_lease.items())
+        for lease_s, indexes in together:
             limits = [takes[index].limit for index in indexes]
             try:
                 shares: Sequence[list[Message] | BaseException] = dealt(

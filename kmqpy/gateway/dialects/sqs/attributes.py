@@ -24,7 +24,14 @@ from kmqpy.gateway.dialects.sqs.errors import (
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
 FIFO_SUFFIX = ".fifo"
-_FIFO_NAMES = ("FifoQueue", "ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit")
+_MAX_NAME = 80
+_FIFO = {
+    "FifoQueue": ("true",),
+    "ContentBasedDeduplication": ("false", "true"),
+    "DeduplicationScope": ("queue", "messageGroup"),
+    "FifoThroughputLimit": ("perQueue", "perMessageGroupId"),
+}
+"""Attributes of FIFO queues: what they may be, the default first."""
 _KEY = "sqs"
 """Under this key, `notes` has what is the dialect's."""
 MAX_COUNT = 1_000
@@ -96,7 +103,13 @@ class Sheet:
         """An attribute as it was set, or its default; None if it has none."""
         if name == VISIBILITY:
             return str(self.visibility)
-        return self.attributes.get(name, _DEFAULTS.get(name))
+        default = _FIFO[name][0] if self.is_fifo and name in _FIFO else _DEFAULTS.get(name)
+        return self.attributes.get(name, default)
+
+    @property
+    def is_fifo(self) -> bool:
+        """True for a FIFO queue."""
+        return self.attributes.get("FifoQueue") == "true"
 
     def number(self, name: str) -> int:
         """An attribute that is a number."""
@@ -104,7 +117,7 @@ class Sheet:
 
     def shown(self) -> dict[str, str]:
         """The attributes that clients see, without those of the queue's state."""
-        names = dict.fromkeys((*_ALWAYS_SHOWN, *self.attributes))
+        names = dict.fromkeys((*_ALWAYS_SHOWN, *(_FIFO if self.is_fifo else ()), *self.attributes))
         if "KmsMasterKeyId" in self.attributes:
             names["KmsDataKeyReusePeriodSeconds"] = None
         return {name: value for name in names if (value := self.value(name)) is not None}
@@ -171,7 +184,7 @@ def _good(attributes: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for name, value in attributes.items():
         with contextlib.suppress(SqsError):
-            found[name] = _checked(name, value)
+            found[name] = _checked(name, value, is_fifo=attributes.get("FifoQueue") == "true")
     return found
 
 
@@ -180,16 +193,14 @@ def _good(attributes: Mapping[str, str]) -> dict[str, str]:
 
 def check_name(name: str, attributes: Mapping[str, str]) -> None:
     """Raise SqsError for a name that no queue may have, or none with these attributes."""
-    if attributes.get("FifoQueue") == "true" and not name.endswith(FIFO_SUFFIX):
+    is_fifo = attributes.get("FifoQueue") == "true"
+    if is_fifo and not (name.endswith(FIFO_SUFFIX) and is_name(name)):
         raise SqsError(
             INVALID_VALUE,
             "The name of a FIFO queue can only include alphanumeric characters, hyphens, or underscores, "
             "must end with .fifo suffix and be 1 to 80 in length.",
         )
-    if name.endswith(FIFO_SUFFIX) and _NAME.fullmatch(name.replace(".", "-")):
-        # FIFO queues are opened here, as soon as storages can order by groups.
-        refuse_fifo()
-    if not _NAME.fullmatch(name):
+    if not is_fifo and not _NAME.fullmatch(name):
         raise SqsError(
             INVALID_VALUE,
             "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length",
@@ -198,27 +209,24 @@ def check_name(name: str, attributes: Mapping[str, str]) -> None:
 
 def is_name(name: str) -> bool:
     """True for a name that a queue of SQS may have."""
-    return _NAME.fullmatch(name) is not None
+    return len(name) <= _MAX_NAME and _NAME.fullmatch(name.removesuffix(FIFO_SUFFIX)) is not None
 
 
-def refuse_fifo(name: str = "FifoQueue") -> None:
-    """Raise the error of places where SQS has no FIFO queues."""
-    raise SqsError(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name}.")
-
-
-def checked(given: Mapping[str, str]) -> dict[str, str]:
+def checked(given: Mapping[str, str], *, is_fifo: bool) -> dict[str, str]:
     """Attributes that a client sets, as they are kept; raises SqsError."""
-    return {name: _checked(name, value) for name, value in given.items()}
+    return {name: _checked(name, value, is_fifo=is_fifo) for name, value in given.items()}
 
 
-def _checked(name: str, value: str) -> str:
+def _checked(name: str, value: str, *, is_fifo: bool) -> str:
     if name in NUMBERS:
         low, high = NUMBERS[name][1:]
         if not (value.isascii() and value.isdecimal() and len(value) < 9 and low <= int(value) <= high):
             raise _invalid(name)
         return str(int(value))
-    if name in _FIFO_NAMES:
-        refuse_fifo(name)
+    if name in _FIFO and is_fifo:
+        if value not in _FIFO[name]:
+            raise _invalid(name)
+        return value
     if name not in _CHECKS:
         raise SqsError(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name}.")
     return _CHECKS[name](value) if value else value
@@ -226,7 +234,7 @@ def _checked(name: str, value: str) -> str:
 
 def check_known(names: list[str]) -> None:
     """Raise SqsError for a name that no attribute of a queue has."""
-    known = {"All", *READ_ONLY, *NUMBERS, *_CHECKS, *_FIFO_NAMES}
+    known = {"All", *READ_ONLY, *NUMBERS, *_CHECKS, *_FIFO}
     for name in names:
         if name not in known:
             raise SqsError(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name}.")

@@ -11,12 +11,19 @@ from kmqpy.core.clock import Clock
 from kmqpy.errors import ConfigError, QueueNotFound
 from kmqpy.gateway.dialects.sqs.addresses import queue_of_arn
 from kmqpy.gateway.dialects.sqs.attributes import Sheet, check_same, is_name, read_sheet
-from kmqpy.gateway.dialects.sqs.errors import DELETED_RECENTLY, UNSUPPORTED, SqsError, no_such_queue
+from kmqpy.gateway.dialects.sqs.errors import (
+    DELETED_RECENTLY,
+    INVALID_ATTRIBUTE_NAME,
+    UNSUPPORTED,
+    SqsError,
+    no_such_queue,
+)
 from kmqpy.gateway.service.hub import Hub, QueueName, make_queue
 from kmqpy.queue import QueueDescription, Storage
 
 _FRESH_S = 1.0
 """So long, in seconds, what was read of a queue is good; a change by another gateway shows then."""
+_DEDUP_MS = 300_000
 _MOST = 10_000
 _LONG_S = 30.0
 """Seconds for what may take long in large storages."""
@@ -117,6 +124,10 @@ class Catalog:
         now_s = self._clock.wall_ms() // 1000
         sheet = Sheet(tags=tags, created_s=now_s).changed(attributes, now_s)
         settings = {"max_redeliveries": None, "notes": sheet.notes(), **_lease(sheet)}
+        if sheet.is_fifo:
+            if not self._hub.storage_of(QueueName(name)).capabilities.groups:
+                raise SqsError(INVALID_ATTRIBUTE_NAME, "Unknown Attribute FifoQueue.")
+            settings |= {"order": "group", "dedup_window_ms": _DEDUP_MS}
 
         def made(storage: Storage, stored: str) -> Sheet:
             try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import methodcaller
 from typing import Any, NamedTuple
@@ -13,7 +15,7 @@ from kmqpy.errors import NotSupported, ReceiptError
 from kmqpy.gateway.dialects.sqs import batches, shapes, values
 from kmqpy.gateway.dialects.sqs.addresses import queue_of_arn
 from kmqpy.gateway.dialects.sqs.asked import Asked
-from kmqpy.gateway.dialects.sqs.attributes import NUMBERS, VISIBILITY, Redrive, Sheet
+from kmqpy.gateway.dialects.sqs.attributes import FIFO_SUFFIX, NUMBERS, VISIBILITY, Redrive, Sheet
 from kmqpy.gateway.dialects.sqs.catalog import Catalog
 from kmqpy.gateway.dialects.sqs.errors import (
     BATCH_TOO_LONG,
@@ -29,11 +31,13 @@ from kmqpy.gateway.dialects.sqs.messages import (
     Origin,
     Prepared,
     Received,
+    check_ids,
     check_visibility,
     invalid_handle,
     message_id,
     parse_handle,
     prepared,
+    sequence_number,
     size_of,
 )
 from kmqpy.gateway.dialects.sqs.polls import Polls
@@ -49,6 +53,8 @@ _SHOWN_LEASE_S = 5.0
 """The lease of messages that are received with a visibility timeout of 0, until they are given back."""
 _TRIES = 100
 """A receive that only finds messages whose time is over, or dead letters, tries so often."""
+_REMEMBERED = 100_000
+"""So many deleted messages are remembered, for the right error."""
 _GONE = "Message does not exist or is not available for visibility timeout change."
 
 
@@ -71,6 +77,7 @@ class MessageActions:
         self._polls = polls
         self._clock = clock
         self._first_takes = FirstTakes()
+        self._deleted: OrderedDict[str, None] = OrderedDict()
 
     # --- sending ----------------------------------------------------------------------------------
 
@@ -79,8 +86,8 @@ class MessageActions:
         name = asked.queue(given.QueueUrl)
         one = prepared(given, await self._catalog.get(name))
         asked.call.count = 1
-        (id_,) = await self._send(name, [one])
-        return {**one.answer, "MessageId": id_}
+        (ids,) = await self._send(name, [one])
+        return {**one.answer, **ids}
 
     async def send_batch(self, asked: Asked, given: shapes.SendMessageBatchRequest) -> dict[str, Any]:
         """Send messages, of which some may be refused."""
@@ -93,26 +100,37 @@ class MessageActions:
                 BATCH_TOO_LONG,
                 f"Batch requests cannot be longer than {_MAX_BATCH_BYTES} bytes. You have sent {size} bytes.",
             )
+        if sheet.is_fifo:
+            for one in entries.values():
+                check_ids(one, sheet)
         found = {id_: _tried(one, sheet) for id_, one in entries.items()}
         good = {id_: one for id_, one in found.items() if isinstance(one, Prepared)}
         asked.call.count = len(good)
         ids = dict(zip(good, await self._send(name, list(good.values())), strict=True)) if good else {}
         return batches.outcome(
             {
-                id_: one if isinstance(one, SqsError) else {"MessageId": ids[id_], **one.answer}
+                id_: one if isinstance(one, SqsError) else {**ids[id_], **one.answer}
                 for id_, one in found.items()
             }
         )
 
-    async def _send(self, name: str, messages: Sequence[Prepared]) -> list[str]:
-        """Send messages; returns their ids for clients."""
+    async def _send(self, name: str, messages: Sequence[Prepared]) -> list[dict[str, str]]:
+        """Send messages; returns their ids for clients, and in FIFO queues their numbers."""
 
-        async def send(served: ServedQueue) -> list[str]:
+        async def send(served: ServedQueue) -> list[dict[str, str]]:
             ids = await served.send([one.message for one in messages])
-            return [message_id(served.unique_id, one) for one in ids]
+            found = [{"MessageId": message_id(served.unique_id, one)} for one in ids]
+            if name.endswith(FIFO_SUFFIX):
+                found = [
+                    {**one, "SequenceNumber": sequence_number(id_)}
+                    for one, id_ in zip(found, ids, strict=True)
+                ]
+            return found
 
         try:
-            ids: list[str] = await self._hub.with_queue(QueueName(name), send, missing=_raise_missing)
+            ids: list[dict[str, str]] = await self._hub.with_queue(
+                QueueName(name), send, missing=_raise_missing
+            )
         except NotSupported as error:
             raise SqsError(UNSUPPORTED, str(error)) from None
         self._polls.note(name, sum(not one.message.delay for one in messages))
@@ -193,7 +211,9 @@ class MessageActions:
         for one in dead:
             headers = [(key, value) for key, value in one.taken.headers if key != values.MOVED]
             headers.append(Origin(one.id, one.sent_ms, one.count - 1, asked.addresses.arn(name)).header())
-            messages.append(OutgoingMessage(one.taken.body, key=one.taken.key, headers=headers))
+            group, dedup_id = one.taken.group, one.id if name.endswith(FIFO_SUFFIX) else None
+            message = OutgoingMessage(one.taken.body, key=one.taken.key, headers=headers)
+            messages.append(replace(message, group=group, dedup_id=dedup_id))
         send = methodcaller("send", messages)
         sent = await self._hub.with_queue(QueueName(target), send, missing=lambda: None)
         if sent is not None:
@@ -223,15 +243,28 @@ class MessageActions:
     async def delete(self, asked: Asked, given: shapes.DeleteMessageRequest) -> None:
         """Delete a message, by the handle of any of its receives."""
         name = asked.queue(given.QueueUrl)
-        await self._on_handle(asked, name, given.ReceiptHandle, _delete)
+        await self._on_handle(asked, name, given.ReceiptHandle, self._delete)
 
     async def delete_batch(self, asked: Asked, given: shapes.DeleteMessageBatchRequest) -> dict[str, Any]:
         """Delete messages."""
         name = asked.queue(given.QueueUrl)
         entries = batches.checked("DeleteMessageBatchRequestEntry", given.Entries or ())
         return await self._each(
-            asked, name, {id_: (one.ReceiptHandle, _delete) for id_, one in entries.items()}
+            asked, name, {id_: (one.ReceiptHandle, self._delete) for id_, one in entries.items()}
         )
+
+    async def _delete(self, served: ServedQueue, handle: Handle) -> None:
+        id_ = served.ids.parse(handle.wire_id)
+        if id_ is None:  # of an earlier queue of this name
+            raise invalid_handle(handle.text())
+        may_be_late = served.is_grouped and handle.wire_id not in self._deleted
+        if may_be_late and not await served.change(handle.receipt, _SHOWN_LEASE_S):
+            # What is behind it in its group may be with others: the message must be received again.
+            raise invalid(handle.text(), "ReceiptHandle", "The receipt handle has expired.")
+        await served.ack([id_])
+        self._deleted[handle.wire_id] = None
+        if len(self._deleted) > _REMEMBERED:
+            self._deleted.popitem(last=False)
 
     async def change(self, asked: Asked, given: shapes.ChangeMessageVisibilityRequest) -> None:
         """Let a message be hidden for so long from now."""
@@ -265,6 +298,8 @@ class MessageActions:
                     f"Total VisibilityTimeout for the message is beyond the limit [{most} seconds]",
                 )
             if not await served.change(handle.receipt, given_s):
+                if handle.wire_id in self._deleted:
+                    raise invalid(handle.text(), "ReceiptHandle", _GONE)
                 raise SqsError(NOT_IN_FLIGHT, f"Value {handle.text()} is invalid. Reason: {_GONE}")
             if not given_s:
                 self._polls.note(name)
@@ -305,13 +340,6 @@ _Doing = Callable[[ServedQueue, Handle], Awaitable[None]]
 
 async def _with(do: _Doing, handle: Handle, served: ServedQueue) -> None:
     await do(served, handle)
-
-
-async def _delete(served: ServedQueue, handle: Handle) -> None:
-    id_ = served.ids.parse(handle.wire_id)
-    if id_ is None:  # of an earlier queue of this name
-        raise invalid_handle(handle.text())
-    await served.ack([id_])
 
 
 def _receipt(served: ServedQueue, taken: Taken) -> str:

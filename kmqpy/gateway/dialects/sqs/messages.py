@@ -23,7 +23,8 @@ from kmqpy.message import OutgoingMessage, last_header
 
 _HEAD = struct.Struct(">QI")
 _REMEMBERED = 100_000
-_GROUP = re.compile(r"[!-~]{1,128}")
+_ID = re.compile(r"[!-~]{1,128}")
+_NOT_OF_THIS_TYPE = "The request include parameter that is not valid for this queue type."
 
 
 class Prepared(NamedTuple):
@@ -62,12 +63,8 @@ def prepared(given: Given, sheet: Sheet) -> Prepared:
             INVALID_VALUE,
             f"One or more parameters are invalid. Reason: Message must be shorter than {most} bytes.",
         )
-    delay_s = given.DelaySeconds
-    if delay_s is None:
-        delay_s = sheet.number("DelaySeconds")
-    elif not 0 <= delay_s <= NUMBERS["DelaySeconds"].most:
-        raise invalid(delay_s, "DelaySeconds", "DelaySeconds must be >= 0 and <= 900.")
-    group = _group(given)
+    delay_s = _delay_s(given, sheet)
+    group, dedup_id = _group(given, sheet), _dedup_id(given, sheet)
     answer = {"MD5OfMessageBody": checksums.of_body(body)}
     if attributes:
         answer["MD5OfMessageAttributes"] = checksums.of_attributes(attributes)
@@ -76,25 +73,64 @@ def prepared(given: Given, sheet: Sheet) -> Prepared:
     headers = values.to_headers(attributes, system)
     if group is not None:
         headers.append((values.GROUP, group.encode()))
-    return Prepared(OutgoingMessage(body, headers=headers, delay=delay_s), answer)
+    if dedup_id is None:
+        return Prepared(OutgoingMessage(body, headers=headers, delay=delay_s), answer)
+    headers.append((values.DEDUP, dedup_id.encode()))
+    if sheet.value("DeduplicationScope") == "messageGroup":
+        dedup_id = hashlib.sha256(f"{group}\0{dedup_id}".encode()).hexdigest()
+    message = OutgoingMessage(body, headers=headers, delay=delay_s, group=group, dedup_id=dedup_id)
+    return Prepared(message, answer)
 
 
-def _group(given: Given) -> str | None:
-    """The group of a message, which standard queues keep; what only FIFO queues know is refused."""
+def check_ids(given: Given, sheet: Sheet) -> None:
+    """Raise SqsError if a message lacks what a FIFO queue needs: in a batch that fails the whole call."""
+    _group(given, sheet)
+    _dedup_id(given, sheet)
+
+
+def _group(given: Given, sheet: Sheet) -> str | None:
+    """The group of a message, which standard queues keep, too; raises SqsError."""
+    if given.MessageGroupId is None and sheet.is_fifo:
+        raise missing("MessageGroupId")
+    _check_id("MessageGroupId", given.MessageGroupId)
+    return given.MessageGroupId
+
+
+def _dedup_id(given: Given, sheet: Sheet) -> str | None:
+    """The deduplication id of a message in a FIFO queue; raises SqsError."""
+    _check_id("MessageDeduplicationId", given.MessageDeduplicationId)
+    if not sheet.is_fifo:
+        if given.MessageDeduplicationId is not None:
+            raise invalid(given.MessageDeduplicationId, "MessageDeduplicationId", _NOT_OF_THIS_TYPE)
+        return None
     if given.MessageDeduplicationId is not None:
-        raise invalid(
-            given.MessageDeduplicationId[:128],
-            "MessageDeduplicationId",
-            "The request include parameter that is not valid for this queue type.",
+        return given.MessageDeduplicationId
+    if sheet.value("ContentBasedDeduplication") != "true":
+        raise SqsError(
+            INVALID_VALUE,
+            "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId "
+            "provided explicitly",
         )
-    group = given.MessageGroupId
-    if group is not None and not _GROUP.fullmatch(group):
-        raise invalid(
-            group[:128],
-            "MessageGroupId",
-            "MessageGroupId can only include alphanumeric and punctuation characters. 1 to 128 in length.",
-        )
-    return group
+    return hashlib.sha256((given.MessageBody or "").encode()).hexdigest()
+
+
+def _check_id(name: str, value: str | None) -> None:
+    if value is not None and not _ID.fullmatch(value):
+        reason = f"{name} can only include alphanumeric and punctuation characters. 1 to 128 in length."
+        raise invalid(value[:128], name, reason)
+
+
+def _delay_s(given: Given, sheet: Sheet) -> int:
+    delay_s = given.DelaySeconds
+    if delay_s is None:
+        return sheet.number("DelaySeconds")
+    if not 0 <= delay_s <= NUMBERS["DelaySeconds"].most:
+        raise invalid(delay_s, "DelaySeconds", "DelaySeconds must be >= 0 and <= 900.")
+    if sheet.is_fifo:
+        if delay_s:
+            raise invalid(delay_s, "DelaySeconds", _NOT_OF_THIS_TYPE)
+        return sheet.number("DelaySeconds")
+    return delay_s
 
 
 def check_visibility(seconds: int) -> int:
@@ -105,6 +141,14 @@ def check_visibility(seconds: int) -> int:
     return seconds
 
 
+_KEPT = {
+    values.TRACE_HEADER: values.TRACE,
+    "MessageGroupId": values.GROUP,
+    "MessageDeduplicationId": values.DEDUP,
+}
+"""System attributes that are headers."""
+
+
 # --- ids and handles ----------------------------------------------------------------------------------
 
 
@@ -112,6 +156,11 @@ def message_id(unique_id: str, stored_id: str) -> str:
     """The id for clients of the message that the storage calls `stored_id`, in the queue of `unique_id`."""
     digest = hashlib.blake2b(f"{unique_id}\0{stored_id}".encode(), digest_size=16).digest()
     return str(UUID(bytes=digest, version=4))
+
+
+def sequence_number(stored_id: str) -> str:
+    """The number of a message in a FIFO queue: 20 digits, which grow."""
+    return stored_id.zfill(20)
 
 
 class Handle(NamedTuple):
@@ -271,9 +320,11 @@ class Received:
             "ApproximateReceiveCount": str(self.count),
             "ApproximateFirstReceiveTimestamp": str(first_ms),
         }
-        for name, header in ((values.TRACE_HEADER, values.TRACE), ("MessageGroupId", values.GROUP)):
+        for name, header in _KEPT.items():
             if content := last_header(self.taken.headers, header):
                 found[name] = content.decode(errors="replace")
+        if "MessageDeduplicationId" in found:
+            found["SequenceNumber"] = sequence_number(self.taken.id)
         if self.origin is not None and self.origin.arn:
             found["DeadLetterQueueSourceArn"] = self.origin.arn
         return found

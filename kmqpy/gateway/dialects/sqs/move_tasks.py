@@ -266,7 +266,9 @@ class MoveTasks:
                 raise SqsError(_NO_SOURCE, "the message does not say from which queue it came")
             headers = [(key, value) for key, value in one.headers if key != values.MOVED]
             by_target[queue_of_arn(arn, "DestinationArn")].append(
-                OutgoingMessage(one.body, key=one.key, headers=headers)
+                OutgoingMessage(
+                    one.body, key=one.key, headers=headers, group=one.group, dedup_id=_again(task, one)
+                )
             )
         for target, messages in by_target.items():
             sent = await self._with(target, methodcaller("send", messages))
@@ -279,6 +281,11 @@ class MoveTasks:
 
 
 _NO_SOURCE = INVALID_VALUE._replace(code="CouldNotDetermineMessageSource")
+
+
+def _again(task: Task, one: Taken) -> str | None:
+    """A dedup id for a message of a group: that of its first send may still count."""
+    return None if one.group is None else f"{task['id']} {one.id}"
 
 
 def _task(sheet: Sheet, task_id: str) -> Task | None:

@@ -68,7 +68,7 @@ class QueueActions:
         name = asked.about(given.QueueName or "")
         wanted = given.Attributes or {}
         attributes.check_name(name, wanted)
-        checked = attributes.checked(wanted)
+        checked = attributes.checked(wanted, is_fifo=name.endswith(attributes.FIFO_SUFFIX))
         tags = given.tags or {}
         _check_tags(name, tags)
         await self._check_target(asked, name, checked)
@@ -129,8 +129,8 @@ class QueueActions:
     async def set_attributes(self, asked: Asked, given: shapes.SetQueueAttributesRequest) -> None:
         """Change attributes of a queue."""
         name = asked.queue(given.QueueUrl)
-        checked = attributes.checked(given.Attributes or {})
-        await self._catalog.read(name)
+        sheet = await self._catalog.read(name)
+        checked = attributes.checked(given.Attributes or {}, is_fifo=sheet.is_fifo)
         await self._check_target(asked, name, checked)
         now_s = self._clock.wall_ms() // 1000
         await self._catalog.change(name, lambda sheet: sheet.changed(checked, now_s))
@@ -144,6 +144,10 @@ class QueueActions:
         target = await self._catalog.find(queue_of_arn(arn, "deadLetterTargetArn"))
         if target is None:
             raise invalid(policy, "RedrivePolicy", "Dead letter target does not exist.")
+        if target.is_fifo != name.endswith(attributes.FIFO_SUFFIX):
+            raise invalid(
+                policy, "RedrivePolicy", "Dead-letter queue must be same type of queue as the source."
+            )
         if not target.admits(asked.addresses.arn(name)):
             raise invalid(
                 policy,
@@ -255,7 +259,7 @@ class QueueActions:
                 return sheet.changed({"Policy": ""}, now_s)
             head = {"Version": "2012-10-17", "Id": f"{arn}/SQSDefaultPolicy"}
             new = json.dumps({**head, **policy, "Statement": statements})
-            return sheet.changed(attributes.checked({"Policy": new}), now_s)
+            return sheet.changed(attributes.checked({"Policy": new}, is_fifo=False), now_s)
 
         await self._catalog.change(name, changed)
 

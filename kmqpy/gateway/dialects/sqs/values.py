@@ -27,6 +27,7 @@ OWN = "sqs-"
 TYPES = "sqs-types"
 TRACE = "sqs-trace"
 GROUP = "sqs-group"
+DEDUP = "sqs-dedup"
 MOVED = "sqs-moved"
 _ESCAPE = "sqs-name-"
 """Stands before names of attributes that headers can't have."""
@@ -126,7 +127,7 @@ def _checked(name: str, value: MessageAttributeValue | MessageSystemAttributeVal
     if not content:
         shown = "Binary" if kind == "Binary" else "String"
         raise SqsError(
-            _INVALID, f"The message attribute '{name}' must contain a non-empty value of type '{shown}'."
+            _INVALID, f"Message (user) attribute '{name}' must contain a non-empty value of type '{shown}'."
         )
     if isinstance(content, bytes):
         return Value(value.DataType, content)
