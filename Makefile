@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO_READY := $(VENV)/.ready-demo
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)-docs/.ready
 COMPILED := $(VENV)/.compiled
@@ -11,25 +12,34 @@ ARGS ?=
 WORKERS ?= 5
 # Else the hundreds of processes that tests start, and each worker, would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+# Of pip's lines, those that say what takes time; errors it writes elsewhere.
+PROGRESS := awk '/Downloading .* MB/ { print; fflush() } /^Installing/ { print "  Installing"; fflush() }'
 
-.PHONY: help demo test test-quick test-failed test-unit test-docs lint format bench bench-table chaos mutants fuzz model diagrams docs lock clean
+.PHONY: help demo test test-quick test-failed test-unit test-docs lint format bench bench-table chaos test-brokers mutants fuzz model diagrams docs lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-$(READY): requirements.lock pyproject.toml
-	@echo "Setting up $(VENV) (once; 1.5 GB with all that tests and benchmarks need, which takes a minute or a few) ..."
+$(DEMO_READY): requirements-dev.lock pyproject.toml
+	@echo "Setting up $(VENV) with what kmqpy and its servers need (once; 200 MB) ..."
 	@$(PYTHON) -c 'import sys; sys.exit("kmqpy needs Python 3.11 or newer; run: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --progress-bar off --require-hashes -r requirements-dev.lock | $(PROGRESS)
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(READY): $(DEMO_READY) requirements.lock
+	@echo "Adding to $(VENV) what tests, benchmarks and linters need (once; 1.3 GB, a minute or a few) ..."
+	@$(BIN)/python -m pip install --progress-bar off --require-hashes -r requirements.lock | $(PROGRESS)
 	@touch $@
 
 $(DOCS_READY): requirements-docs.lock pyproject.toml
 	@echo "Setting up $(VENV)-docs (once) ..."
 	@$(PYTHON) -m venv $(VENV)-docs
-	@$(VENV)-docs/bin/python -m pip install --quiet --require-hashes -r requirements-docs.lock
+	@$(VENV)-docs/bin/python -m pip install --progress-bar off --require-hashes -r requirements-docs.lock | $(PROGRESS)
 	@$(VENV)-docs/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -37,7 +47,7 @@ $(COMPILED): $(READY)
 	@$(BIN)/python -m pytest --collect-only -q > /dev/null || true # else each worker would compile all tests
 	@touch $@
 
-demo: $(READY) ## 20,000 messages, failing consumers, a killed tracker: nothing lost
+demo: $(DEMO_READY) ## 20,000 messages, failing consumers, a killed tracker: nothing lost
 	@$(BIN)/kmq demo $(ARGS)
 
 test: $(COMPILED) ## all tests, on a real Kafka and ZooKeeper
@@ -58,6 +68,9 @@ test-unit: $(READY) ## the tests that need no server
 
 test-docs: $(READY) ## the code blocks of docs/spark.md, which take a minute or two
 	KMQ_TEST_SLOW_PAGES=1 $(BIN)/python -m pytest tests/docs -k "blocks_of_a_page and spark" $(ARGS)
+
+test-brokers: $(READY) ## the core suite on each Kafka that README names, 15 minutes; ARGS="2.8.2" for one
+	$(BIN)/python -m tests.brokers $(ARGS)
 
 lint: $(READY) ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
@@ -94,14 +107,14 @@ model: $(READY) ## check the protocol with TLC, see spec/README.md; ARGS="--full
 diagrams: ## draw docs/*.dot (needs npm)
 	for file in docs/*.dot; do npx --yes @hpcc-js/wasm-graphviz-cli@1.11.2 -K dot -T svg $$file > $${file%.dot}.svg; done
 
+COMPILE := $(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" pyproject.toml
+
 lock: ## pin the newest versions that pyproject.toml allows, with hashes
 	@$(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install --quiet uv
-	$(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
-		--no-emit-index-url --no-emit-find-links --no-annotate --extra bench --extra test --extra lint \
-		--custom-compile-command "make lock" pyproject.toml -o requirements.lock
-	$(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
-		--no-emit-index-url --no-emit-find-links --no-annotate --extra docs \
-		--custom-compile-command "make lock" pyproject.toml -o requirements-docs.lock
+	$(COMPILE) --upgrade --extra bench --extra test --extra lint -o requirements.lock
+	$(COMPILE) --constraint requirements.lock --extra build --extra dev -o requirements-dev.lock
+	$(COMPILE) --upgrade --extra docs -o requirements-docs.lock
 	@rm -rf $(VENV)-lock
 
 clean: ## remove what the other targets made here

@@ -34,6 +34,7 @@ class Message:
     lease_until_ms      when the lease ends, by this machine's clock; an estimate, because the storage's
                         clock decides
     receipt             text with which any process can acknowledge the message; only its storage can read it
+    group               the group with which it was sent; None: without one
 
     Messages of a storage may have more fields: those of kmqpy.kafka have a topic, a partition and an offset.
     """
@@ -48,6 +49,7 @@ class Message:
     lease_until_ms: int
     receipt: str
     key: bytes | None = None
+    group: str | None = None
 
     def header(self, name: str) -> bytes | None:
         """The value of the last header `name`; None if there is none."""
@@ -87,6 +89,8 @@ class LazyMessage(Message):
     __setattr__ = object.__setattr__
     __delattr__ = object.__delattr__
 
+    group = property(lambda _: None)  # of storages without groups
+
     # So dataclasses.replace() makes a plain Message, and a LazyMessage can be equal to a plain Message.
     __class__ = property(lambda _: Message)
 
@@ -104,11 +108,13 @@ MAX_PRIORITY = 9
 
 @dataclass(frozen=True, slots=True)
 class OutgoingMessage:
-    """A message for send_many() that has its own key, headers, delay and priority.
+    """A message for send_many() that has its own key, headers, delay and so on.
 
     body      bytes or text; if the queue has a codec, an object
     delay     seconds or timedelta from the send until the message may be handed out
     priority  0 to MAX_PRIORITY; messages of higher priority are handed out first
+    group     its group, as for send(); None: without one
+    dedup_id  as for send()
     """
 
     body: Any
@@ -117,6 +123,8 @@ class OutgoingMessage:
     headers: HeadersLike | None = None
     delay: Duration = 0
     priority: int = 0
+    group: str | None = None
+    dedup_id: str | None = None
 
 
 def each_of(given: tuple[MessagesLike, ...]) -> Sequence[Message | str]:

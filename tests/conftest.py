@@ -57,8 +57,6 @@ _SPARK = "tests/spark/test_"
 """Files that share Spark sessions; those beside them in processes/ start sessions of their own."""
 _SESSIONS = (f"{_SPARK}[a-p]*", f"{_SPARK}[q-z]*")
 """The files that share one: two halves of about the same length, for two workers."""
-_MOVING = "tests/gateway/test_emodb_[cs]*"
-"""Files with gateways on Kafka: side by side they would take each other's moves, which are in one topic."""
 _LONG = (
     _SPARK,
     "tests/docs/",
@@ -93,13 +91,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class _ByFile(LoadFileScheduling):
-    """Gives each file to one worker, and those that share a session, or a queue, to one.
+    """Gives each file to one worker, and those that share a session to one.
 
     Some workers run files that compute, the others those that wait; both in the order of the tests.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        sharing = (files for files in (*_SESSIONS, _MOVING) if fnmatchcase(nodeid, files))
+        sharing = (files for files in _SESSIONS if fnmatchcase(nodeid, files))
         return next(sharing, None) or super()._split_scope(nodeid)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
@@ -304,6 +302,14 @@ def _database_container(name: str) -> Iterator[str]:
             {"MARIADB_ALLOW_EMPTY_ROOT_PASSWORD": "1", "MARIADB_DATABASE": "kmq"},
             "mariadbd",
             "port: 3306",
+        ),
+        "mysql": (
+            "mysql:8.4",
+            "mysql://root@{}:{}/kmq",
+            3306,
+            {"MYSQL_ALLOW_EMPTY_PASSWORD": "1", "MYSQL_DATABASE": "kmq"},
+            "mysqld",
+            "port: 3306 ",
         ),
         "redis": ("redis:7.4", "redis://{}:{}/0", 6379, {}, f"redis-server {append}", "Ready to accept"),
         "valkey": (

@@ -118,5 +118,5 @@ def cut_logs(
     for broker in brokers:
         cluster.broker(broker).start(wait=0)
     for broker in brokers:
-        cluster.broker(broker).wait_until_it_answers()
+        cluster.broker(broker).wait_until_it_answers(180)  # all of them start at once
     return found

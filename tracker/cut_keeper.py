@@ -105,6 +105,12 @@ class CutKeeper:
         part.log_was_cut(start, end, cut_away.messages, self._clock.monotonic())
         self._seek_lost_copies(part, start)
 
+    def markers_cut_away(self, part: OwnedPartition, what: str) -> None:
+        """The takeover has found, and logged, that the log of the markers was cut back: report it."""
+        self._metrics.log_cuts.labels(part.key[0]).inc()
+        shown = f"{part.queue.markers_topic}: {what}; see KmqLogCut in docs/operations.md"
+        part.problems.log_was_cut(shown, self._clock.monotonic())
+
     def is_there(self, part: OwnedPartition, offset: int) -> None:
         """The last known record is there after an election. If it is a copy, it may be aborted.
 

@@ -79,7 +79,7 @@ class PartitionRedelivery:
                 lambda: self._has_dead_letters(part.queue),
                 position,
                 taken_late,
-                PartitionAttempts(self._last_attempts, part.queue, part.number, part.topic_ids[1]),
+                PartitionAttempts(self._last_attempts, part.queue, part.number, part.topic_ids),
                 log,
             )
         result.new_end = check.new_end

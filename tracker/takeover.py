@@ -18,7 +18,7 @@ from kmqpy.kafka.client.crash_recovery import find_starts
 from kmqpy.kafka.copies.own_hanging import end_transaction, open_transactions_of_tracker, original_of
 from kmqpy.kafka.cut_search import find_cut
 from kmqpy.kafka.log_ends import LogEnd
-from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.codec import Marker, Op, topic_tag
 from kmqpy.kafka.markers.log_cuts import Cut, LogCuts
 from kmqpy.kafka.topic_identity import TopicIds, stale_markers_error
 from tracker.background import Pool
@@ -238,6 +238,8 @@ class Takeover:
             if not part.reading:
                 self._start_reading(part, result)
             part.catch_up_to(result.tick, result.queue_end, result.existed, result.known_end)
+            if result.begin.markers_cut:
+                self._cuts.markers_cut_away(part, str(result.begin.problem))
             self._cuts.end_told(part, result.queue_end)
             if 0 <= result.begin.at.queue_epoch < result.queue_end.epoch and result.known_end.offset:
                 self._cuts.is_there(part, result.known_end.offset - 1)
@@ -251,7 +253,9 @@ class Takeover:
         part.stored_offset = part.stored_position = None
         now = self._clock.monotonic()
         at = result.begin.at
-        part.start_reading(result.begin.state(), now, at.told_below, at.queue_epoch, result.markers_epoch)
+        state = result.begin.state()
+        state.topic = topic_tag(result.topic_ids[0])
+        part.start_reading(state, now, at.told_below, at.queue_epoch, result.markers_epoch)
         if result.begin.ahead_s:
             part.problems.clock_was_wrong(str(result.begin.problem), now)
             self._problems.clock_ahead(part.key, result.begin.ahead_s)

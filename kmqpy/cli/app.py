@@ -4,26 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib import import_module
 from typing import Any
 
 import click
 
-from kmqpy.cli import (
-    dead_letters,
-    demo,
-    dev,
-    gateway,
-    messages,
-    queues,
-    receipts,
-    spark,
-    spark_state,
-    sql,
-    state,
-    trace,
-    zookeeper,
-)
 from kmqpy.cli.groups import Group
 from kmqpy.cli.options import connection_options, given_defaults
 from kmqpy.cli.output import PartlyDone, drop_stdout, print_error, replace_closed_streams
@@ -34,32 +19,63 @@ from kmqpy.errors import KmqError, Unfinished
 _INTERRUPTED = 130
 """The exit code after Ctrl-C; shells use the same."""
 
+_COMMANDS = {
+    "queue": ("queues", "Create, look at, change and delete queues."),
+    "send": ("messages", "Send messages: arguments, or lines of standard input."),
+    "receive": ("messages", "Take messages and print each as a line of JSON."),
+    "ack": ("receipts", "Acknowledge messages: they are not redelivered."),
+    "nack": ("receipts", "Give messages back: they are redelivered."),
+    "extend": ("receipts", "Keep messages for longer (or shorter) than their lease."),
+    "dead-letter": ("receipts", "Move messages to the dead letters."),
+    "peek": ("state", "Print messages that wait, without taking them."),
+    "size": ("state", "Print how many messages wait."),
+    "stats": ("state", "Count what a queue holds."),
+    "in-flight": ("state", "List messages taken and not acknowledged."),
+    "orphans": ("state", "List messages taken and not acknowledged, with their receipts: all, or..."),
+    "trace": ("trace", "Show the life of a message: every delivery, redelivery and end."),
+    "dlq": ("dead_letters", "Look at dead letters, send them back."),
+    "purge": ("queues", "Delete every message of a queue, in flight or not."),
+    "doctor": ("state", "Check queues and say what to do."),
+    "gateway": ("gateway", "Serve queues over HTTP to clients of EmoDB and SQS, until SIGTERM or Ctrl-C."),
+    "key": ("gateway", "Make, list, revoke and rotate the keys of a gateway's clients."),
+    "pipeline": ("spark", "Process a queue's messages with Spark, and write the results."),
+    "spark-state": ("spark_state", "Keep the state of each message as a table, by Spark."),
+    "spark-jars": ("spark", "Print the jars that Spark needs, as spark-submit takes them."),
+    "sql": ("sql", "For queues in a SQL database."),
+    "zookeeper": ("zookeeper", "Queues stored in ZooKeeper: those of kmqpy.zookeeper, of Curator and kazoo."),
+    "dev": ("dev", "Run Kafka, ZooKeeper and databases on this machine."),
+    "demo": ("demo", "Try it all out: consumers fail, a tracker is killed."),
+}
+"""Our commands in the order in which users need them: the module of each, and its short help. A module is
+imported when its command is called: all together take five times as long as click itself."""
+
 _KNOWN_HELP = {
     "tracker": "Redeliver what is not acknowledged in time.",
     "spark-tracker": "Run trackers on the executors of a Spark cluster.",
 }
-"""Short help of commands in the package `tracker`: `kmq --help` lists them without importing the package."""
+"""The same of commands in the package `tracker`."""
 
 
 class Root(Group):
-    """Lists kmqpy's commands in the order in which users need them, then the commands of other packages.
-
-    Listing does not import these packages.
-    """
+    """Lists kmqpy's commands, then those of other packages, and imports each when it is called."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands, without importing other packages that have commands."""
-        own = [(name, command.get_short_help_str(78)) for name, command in self.commands.items()]
-        every = [(name, _KNOWN_HELP.get(name, "(of another package)")) for name in self.list_commands(ctx)]
+        """Write the list of commands, without importing them."""
+        known = {**_KNOWN_HELP, **{name: text for name, (_, text) in _COMMANDS.items()}}
         with formatter.section("Commands"):
-            formatter.write_dl([*own, *every[len(own) :]])
+            formatter.write_dl(
+                [(name, known.get(name, "(of another package)")) for name in self.list_commands(ctx)]
+            )
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Return the names of all commands: kmqpy's in their order, then those of other packages."""
-        return [*self.commands, *(name for name in sorted(plugins()) if name not in self.commands)]
+        return [*_COMMANDS, *(name for name in sorted(plugins()) if name not in _COMMANDS)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of this name: kmqpy's, or that of another package, which is imported now."""
+        if cmd_name not in self.commands and cmd_name in _COMMANDS:
+            module = import_module(f"kmqpy.cli.{_COMMANDS[cmd_name][0]}")
+            self.add_command(getattr(module, cmd_name.replace("-", "_")), cmd_name)
         own = super().get_command(ctx, cmd_name)
         if own is not None or cmd_name not in plugins():
             return own
@@ -78,7 +94,7 @@ class Root(Group):
     epilog="Addresses: options, KMQ_BOOTSTRAP and KMQ_ZOOKEEPER, or a file (--config, KMQ_CONFIG); "
     "KMQ_QUEUE_URL for another storage, also where the url holds a password.",
 )
-@click.version_option(version("kmqpy"), prog_name="kmq", message="%(prog)s %(version)s")
+@click.version_option(package_name="kmqpy", prog_name="kmq", message="%(prog)s %(version)s")
 @connection_options
 def kmq() -> None:
     """Message queues on Apache Kafka: acknowledge each message, redeliver what was not.
@@ -97,36 +113,6 @@ def kmq() -> None:
     Most commands work with queues of other storages, too:
       kmq --queue-url sqlite:///jobs.db queue create jobs
     """
-
-
-for _command in (
-    queues.queue,
-    messages.send,
-    messages.receive,
-    receipts.ack,
-    receipts.nack,
-    receipts.extend,
-    receipts.dead_letter,
-    state.peek,
-    state.size,
-    state.stats,
-    state.in_flight,
-    state.orphans,
-    trace.trace,
-    dead_letters.dlq,
-    queues.purge,
-    state.doctor,
-    gateway.gateway,
-    gateway.key,
-    spark.pipeline,
-    spark_state.spark_state,
-    spark.spark_jars,
-    sql.sql,
-    zookeeper.zookeeper,
-    dev.dev,
-    demo.demo,
-):
-    kmq.add_command(_command)
 
 
 def run(args: Sequence[str]) -> int:

@@ -39,7 +39,7 @@ def dev() -> None:
     "databases",
     metavar="NAMES",
     default="",
-    help="Start databases, too: postgresql,redis,valkey,mariadb.",
+    help="Start databases, too: postgresql,redis,valkey,mariadb,mysql.",
 )
 @connected_service
 def up(cli: Cli, brokers: str, keep: Path | None, databases: str) -> None:

@@ -26,9 +26,17 @@ if TYPE_CHECKING:
     from kmqpy.gateway.keys.stores import KeyStore
 
 _FILE_NAME = "queues.db"
+_AWS_VARIABLE = "KMQ_AWS_KEY"
 _READABLE = "world:anyone:r"
 _WHERE = "kmqpy.cli.gateway.where"
 """Under this key, click's context has where `kmq key` keeps keys, for people."""
+
+
+AWS_KEY = click.option(
+    "--aws-key",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File of your own key, of which secrets for SQS's clients are made [KMQ_AWS_KEY].",
+)
 
 
 def default_url() -> str:
@@ -61,6 +69,7 @@ def default_url() -> str:
     type=click.Path(path_type=Path, dir_okay=False),
     help="File of the keys [in the storage, once kmq key has made one].",
 )
+@AWS_KEY
 @click.option("--discovery", metavar="HOSTS", help="ZooKeeper, where EmoDB's clients look for gateways.")
 @click.option("--cluster-name", default="", help="Of EmoDB's clients, for --discovery.")
 @click.option("--advertise", metavar="HOST", help="The host name to register there [--host].")
@@ -71,6 +80,18 @@ def default_url() -> str:
     help="At SIGTERM, go on for --drain with Connection: close, out of discovery.",
 )
 @click.option("--drain", type=DURATION, default="2s", show_default=True, help="See --graceful.")
+@click.option(
+    "--public-url", default="", metavar="URL", help="What SQS's queue URLs begin with [the request's]."
+)
+@click.option("--region", default="us-east-1", show_default=True, help="In SQS's ARNs.")
+@click.option("--account", default="000000000000", show_default=True, help="In SQS's ARNs and queue URLs.")
+@click.option(
+    "--sqs-rest",
+    type=DURATION,
+    default="60s",
+    show_default=True,
+    help="Of SQS: between purges, and until a deleted queue is made again.",
+)
 @click.option("--no-tracker", is_flag=True, help="Start no tracker beside queues on Kafka.")
 @click.option("--access-log/--no-access-log", default=True, show_default=True, help="Log each request.")
 @click.option(
@@ -97,19 +118,24 @@ def gateway(
     tls_cert: Path | None,
     tls_key: Path | None,
     keys_file: Path | None,
+    aws_key: Path | None,
     discovery: str | None,
     cluster_name: str,
     advertise: str | None,
     *,
     graceful: bool,
     drain: timedelta,
+    public_url: str,
+    region: str,
+    account: str,
+    sqs_rest: timedelta,
     no_tracker: bool,
     access_log: bool,
     max_message_bytes: int,
     log_level: str,
     log_format: str,
 ) -> None:
-    """Serve queues over HTTP to clients of EmoDB, until SIGTERM or Ctrl-C.
+    """Serve queues over HTTP to clients of EmoDB and SQS, until SIGTERM or Ctrl-C.
 
     URL is a storage, or NAME=URL for further ones, whose queues clients call NAME:queue. Without one, queues
     are in a file in your data folder. URLs with passwords: in KMQ_QUEUE_URL, each in a line of its own.
@@ -123,7 +149,7 @@ def gateway(
     logs.setup(log_level, log_format)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("kmqpy.gateway.access").setLevel(logging.INFO if access_log else logging.WARNING)
-    peers, root = _peers(_given(urls))
+    peers, roots = _peers(_given(urls))
 
     def opened(url: str) -> Storage:
         storage: Storage = late(lambda: storage_for(url))
@@ -131,7 +157,7 @@ def gateway(
 
     settings = settings_type(
         peers=peers,
-        root=root,
+        roots=roots,
         host=host,
         port=port,
         admin_port=admin_port,
@@ -141,6 +167,11 @@ def gateway(
         discovery=None if discovery is None else _zookeeper(discovery),
         advertise=advertise,
         drain_s=drain.total_seconds() if graceful else 0.0,
+        public_url=public_url,
+        region=region,
+        account=account,
+        sqs_rest_s=sqs_rest.total_seconds(),
+        aws_key=_operator_key(aws_key),
         limits=limits_type(max_message_bytes=max_message_bytes),
     )
     _warn_of_address(settings)
@@ -195,6 +226,10 @@ def key(ctx: click.Context, url: str | None, keys_file: Path | None) -> None:
 @click.option(
     "--permission", "permissions", multiple=True, metavar="CONTEXT|ACTION|QUEUE", help="Repeatable."
 )
+@click.option(
+    "--aws", is_flag=True, help="For SQS's clients: print an access key id and a secret access key."
+)
+@AWS_KEY
 @click.option("--title", default="", help="Whose key it is.")
 @click.option("--requests", "requests_per_s", type=float, help="At most so many requests per second.")
 @click.option("--bytes", "bytes_per_s", type=float, help="At most so many bytes of bodies per second.")
@@ -203,9 +238,12 @@ def create(
     store: KeyStore,
     roles: tuple[str, ...],
     permissions: tuple[str, ...],
+    aws_key: Path | None,
     title: str,
     requests_per_s: float | None,
     bytes_per_s: float | None,
+    *,
+    aws: bool,
 ) -> None:
     """Make a key and print its secret, which is shown this once and stored nowhere.
 
@@ -213,16 +251,36 @@ def create(
     Example:
       kmq key create --role queue_standard --title "the mailer"
       kmq key create --permission "queue|post|mails-*" --requests 100
+      kmq key create --aws --aws-key operator.key --role queue_standard
     """
     from kmqpy.gateway.keys.keyring import new_key
+
+    operator_key = _operator_key(aws_key)
+    if aws and operator_key is None:
+        raise click.UsageError(
+            f"--aws needs --aws-key FILE, or {_AWS_VARIABLE}, as the gateway has it; make one: "
+            "openssl rand -base64 32 > FILE"
+        )
 
     if not roles and not permissions:
         raise click.UsageError("give a --role or a --permission: a key without them may do nothing")
     for text in permissions:
         _check_useful(text)
-    made, secret = new_key(title, roles, permissions, requests_per_s=requests_per_s, bytes_per_s=bytes_per_s)
+    made, secret = new_key(
+        title,
+        roles,
+        permissions,
+        operator_key=operator_key if aws else None,
+        requests_per_s=requests_per_s,
+        bytes_per_s=bytes_per_s,
+    )
     store.put(made)
     where = click.get_current_context().meta[_WHERE]
+    if aws:
+        warn(f"a key for SQS's clients of gateways over {where}. The secret is not shown again:")
+        print_text(f"aws_access_key_id = {made.id}")
+        print_text(f"aws_secret_access_key = {secret}")
+        return
     warn(
         f"key {made.id} for gateways over {where}; clients send the secret as X-BV-API-Key. "
         "It is not shown again:"
@@ -257,7 +315,7 @@ def list_keys(store: KeyStore, output: str) -> None:
     if output == "json":
         for one in keys:
             shown = asdict(one)
-            del shown["digests"]
+            del shown["digests"], shown["nonces"]
             print_json(shown)
         return
     print_table(
@@ -291,9 +349,10 @@ def revoke(store: KeyStore, key_id: str) -> None:
 
 @key.command()
 @click.argument("key_id", metavar="KEY")
+@AWS_KEY
 @click.option("--keep-old", is_flag=True, help="The secret so far stays valid, until the next rotation.")
 @click.pass_obj
-def rotate(store: KeyStore, key_id: str, *, keep_old: bool) -> None:
+def rotate(store: KeyStore, key_id: str, aws_key: Path | None, *, keep_old: bool) -> None:
     """Give a key a new secret, and print it.
 
     \b
@@ -304,11 +363,30 @@ def rotate(store: KeyStore, key_id: str, *, keep_old: bool) -> None:
 
     found = next((one for one in store.read() or () if one.id == key_id), None)
     if found is not None:
-        changed, secret = rotated(found, keep_old=keep_old)
+        changed, secret = rotated(found, keep_old=keep_old, operator_key=_operator_key(aws_key))
         if store.replace(changed):
             print_text(secret)
             return
     raise ConfigError(f"key: there is none with the id {key_id!r}; kmq key list shows them")
+
+
+def _operator_key(file: Path | None) -> bytes | None:
+    """The operator's own key, from a file or the environment; None: there is none."""
+    from kmqpy.gateway.keys.sigv4 import MIN_OPERATOR_KEY_BYTES
+
+    if file is not None:
+        try:
+            key = file.read_bytes().strip()
+        except OSError as error:
+            raise ConfigError(f"--aws-key: {file} can't be read: {error.strerror}") from None
+    elif not (key := os.environ.get(_AWS_VARIABLE, "").strip().encode()):
+        return None
+    if len(key) < MIN_OPERATOR_KEY_BYTES:
+        raise ConfigError(
+            f"--aws-key: {len(key)} bytes are too few; make {MIN_OPERATOR_KEY_BYTES} or more: "
+            "openssl rand -base64 32 > FILE"
+        )
+    return key
 
 
 def _keys(storage: Storage | None, file: Path | None, *, optional: bool = False) -> KeyStore | None:
@@ -400,10 +478,11 @@ def _refuse_secret(url: str) -> None:
         raise ConfigError(f"URL: a secret must not stand on a command line; give it as {URL_VARIABLE}")
 
 
-def _peers(urls: tuple[str, ...]) -> tuple[Any, str]:
-    """ZooKeeper and kmqpy's root there, of the first storage on Kafka; None without one."""
-    for text in urls:
-        in_url = StorageUrl.of(_split(text)[1], on_command_line=False).kafka_connection()
+def _peers(urls: tuple[str, ...]) -> tuple[Any, dict[str, str]]:
+    """ZooKeeper of the first storage on Kafka, None without one; kmqpy's root of each, by its name."""
+    zookeepers, roots = [], {}
+    for name, url in map(_split, urls):
+        in_url = StorageUrl.of(url, on_command_line=False).kafka_connection()
         if in_url is not None:
             environment = connections_in_environment()
             connection, zookeeper = build_connections(environment, in_url)
@@ -412,8 +491,9 @@ def _peers(urls: tuple[str, ...]) -> tuple[Any, str]:
                     "URL: queues on Kafka are registered in ZooKeeper; write "
                     "kafka://host:9092?zookeeper=host:2181"
                 )
-            return zookeeper, connection.root
-    return None, "/kmq"
+            zookeepers.append(zookeeper)
+            roots[name] = connection.root
+    return next(iter(zookeepers), None), roots
 
 
 def _zookeeper(hosts: str) -> Any:

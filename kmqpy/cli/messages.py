@@ -30,10 +30,8 @@ from kmqpy.cli.text import as_object
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.durations import MIN_LEASE_MS, Duration
 from kmqpy.errors import KmqError, MessageError
-from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.kmq_client import KmqClient
-from kmqpy.message import Message, MessagesLike
-from kmqpy.zookeeper.session import connect
+from kmqpy.message import Message, MessagesLike, OutgoingMessage
 
 _MAX_READ = 256 * 1024
 """The most bytes of standard input that `kmq send` reads at once."""
@@ -57,6 +55,8 @@ as soon as a receive() returns nothing."""
 @click.option("--delay", type=DURATION, default="0s", help="How long until it can be received.")
 @click.option("--partition", type=click.IntRange(min=0), help="Send to this partition; Kafka only.")
 @click.option("--priority", type=click.IntRange(0, 9), help="0 to 9, the highest comes first; not on Kafka.")
+@click.option("--group", help="Its group, in whose order it comes with order=group; not on Kafka.")
+@click.option("--dedup-id", help="Store it only if none was sent with this id lately; not on Kafka.")
 @connected_to_any
 @click.pass_context
 def send(
@@ -69,6 +69,8 @@ def send(
     delay: timedelta,
     partition: int | None,
     priority: int | None,
+    group: str | None,
+    dedup_id: str | None,
 ) -> None:
     """Send messages: arguments, or lines of standard input.
 
@@ -88,7 +90,8 @@ def send(
         "headers": [(name, os.fsencode(value)) for name, value in pairs(headers, "--header", "name=value")],
         "delay": delay,
     }
-    with _sender(cli, name, given, partition, priority) as send_many:
+    not_on_kafka = {"priority": priority, "group": group, "dedup_id": dedup_id}
+    with _sender(cli, name, given, partition, not_on_kafka) as send_many:
         sending = _Sending(cli, send_many)
         if message:
             sending.send([os.fsencode(one) for one in message])
@@ -105,16 +108,17 @@ SendMany = Callable[[Sequence[bytes]], list[str]]
 
 @contextmanager
 def _sender(
-    cli: Cli, name: str, given: dict[str, Any], partition: int | None, priority: int | None
+    cli: Cli, name: str, given: dict[str, Any], partition: int | None, not_on_kafka: dict[str, Any]
 ) -> Iterator[SendMany]:
     """Yield a function that sends to the queue of this name, with the key, headers and delay in `given`."""
+    more = {key: value for key, value in not_on_kafka.items() if value is not None}
     if cli.url is not None:
         cli.kafka_only(partition=partition is not None)
         with cli.url.opened(name) as queue:
-            yield partial(queue.send_many, priority=priority or 0, **given)
+            yield lambda bodies: queue.send_many([OutgoingMessage(one, **given, **more) for one in bodies])
         return
-    if priority is not None:
-        raise click.UsageError("--priority: queues on Kafka have no priorities")
+    for key in more:
+        raise click.UsageError(f"--{key.replace('_', '-')}: queues on Kafka have none")
     settings = cli.queue(name)
     if milliseconds(given["delay"]) > settings.max_delay_ms:
         limit = span(settings.max_delay_ms)
@@ -309,6 +313,9 @@ def _may_have_tracker(cli: Cli) -> bool:
     """False if the queue needs a tracker and ZooKeeper says that none runs."""
     if cli.url is not None or not cli.has_registry:
         return True
+    from kmqpy.kafka.admin.registry import Registry
+    from kmqpy.zookeeper.session import connect
+
     try:
         with connect(cli.zookeeper, timeout=2) as zookeeper:
             return bool(Registry(zookeeper, cli.connection.root).trackers())

@@ -9,10 +9,10 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -24,9 +24,6 @@ from kmqpy.core.durations import parse_duration_ms
 from kmqpy.core.first_contact import first_contact_within
 from kmqpy.core.settings import nearest, read_file
 from kmqpy.errors import AccessDenied, ConfigError, KmqError, TopicError, Unavailable
-from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.admin.registry import Registry
-from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.settings import (
     OTHER_TABLES,
     KafkaConnection,
@@ -36,15 +33,19 @@ from kmqpy.kafka.settings import (
     is_secret,
     unknown_in_environment,
 )
-from kmqpy.kafka.settings_mirror import settings_of
 from kmqpy.queue import Queue
-from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
+
+if TYPE_CHECKING:  # at run time, what a command does not need costs it up to a fifth of a second
+    from kmqpy.kafka.admin.admin import Admin
+    from kmqpy.kafka.admin.registry import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _GIVEN = "kmqpy.given"
 """The key under which click's context keeps the shared options that were given."""
+_REQUEST_S = 10.0
+"""Seconds that a request to ZooKeeper may take."""
 _FIRST_CONTACT_S = 2.2
 """A command gives up if a service has not answered within this time, in seconds. With the start of the
 process, a command with a wrong address takes less than 3 s."""
@@ -127,15 +128,21 @@ class Cli:
 
     def admin(self) -> Admin:
         """Open the administration of the queues on this connection."""
+        from kmqpy.kafka.admin.admin import Admin
+
         return Admin(self.connection, self.zookeeper)
 
     def queue(self, name: str) -> QueueSettings:
         """Return the settings of queue `name`: from the registry, or without ZooKeeper from kmq.queues."""
         if not self.has_registry:
+            from kmqpy.kafka.settings_mirror import settings_of
+
             return settings_of(name, self.connection)
-        with self.admin() as admin:
-            self.check_root(admin)
-            return admin.settings(name)
+        from kmqpy.kafka.admin.context import AdminContext
+
+        with closing(AdminContext(self.connection, self.zookeeper, _REQUEST_S, SYSTEM_CLOCK)) as context:
+            self.check_root(context.registry)
+            return context.find(name)[0]
 
     def named_queue(self, name: str | None) -> str:
         """Return the queue's name, which either QUEUE or the url gives; else raises click's UsageError."""
@@ -170,6 +177,8 @@ class Cli:
             with self.url.opened(name) as queue:
                 yield queue
         else:
+            from kmqpy.kafka.kmq_client import KmqClient
+
             with KmqClient(self.queue(name), self.connection, self.zookeeper) as queue:
                 yield queue
 
@@ -180,9 +189,9 @@ class Cli:
                 flag = name.replace("_", "-")
                 raise click.UsageError(f"--{flag} is for queues on Kafka only; leave it out, or --queue-url")
 
-    def check_root(self, admin: Admin) -> None:
+    def check_root(self, registry: Admin | Registry) -> None:
         """Raise ConfigError if --root (or KMQ_ROOT, or the file) names a znode that does not exist."""
-        if self.zookeeper.hosts and "root" in self.named and not admin.has_root():
+        if self.zookeeper.hosts and "root" in self.named and not registry.has_root():
             raise ConfigError(
                 f"root: there is no znode {self.connection.root!r} in ZooKeeper at "
                 f"{self.zookeeper.hosts}; kmq queue create makes it with the first queue"
@@ -316,6 +325,9 @@ def _nearest_queue(cli: Cli, arguments: Mapping[str, Any]) -> str:
     name = arguments.get("queue") or arguments.get("name")
     if cli.url is not None or not cli.has_registry or not isinstance(name, str):
         return ""
+    from kmqpy.kafka.admin.registry import Registry
+    from kmqpy.zookeeper.session import connect
+
     try:
         with connect(cli.zookeeper, timeout=2) as zookeeper:
             names = Registry(zookeeper, cli.connection.root).names()

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.logs import printable, printable_json, printable_lines
@@ -73,6 +71,9 @@ def drop_stdout() -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print aligned columns; where stdout is no terminal, no line is wrapped. None prints as -."""
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold", min_width=len(column), no_wrap=not sys.stdout.isatty())

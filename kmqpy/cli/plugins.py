@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import sys
 from importlib.machinery import PathFinder
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 import kmqpy
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "kmqpy.commands"
 """The entry-point group by which other packages add commands."""
@@ -24,6 +27,8 @@ _TRACKER = "tracker"
 
 def plugins() -> dict[str, EntryPoint]:
     """Return the entry points of other packages' commands, by name, without importing the commands."""
+    from importlib.metadata import entry_points
+
     return {point.name: point for point in entry_points(group=GROUP)}
 
 

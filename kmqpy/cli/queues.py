@@ -59,6 +59,11 @@ def _setting_options(function: Any) -> Any:
     return function
 
 
+_more_settings = click.option(
+    "--set", "more", metavar="KEY=VALUE", multiple=True, help="Another setting, with --queue-url; repeatable."
+)
+
+
 def _changes(
     max_redeliveries: int | str | None,
     markers: str | None,
@@ -99,9 +104,7 @@ def queue() -> None:
 @click.option("--consumer-group", help="[kmq-QUEUE]")
 @click.option("--redelivery-count-header", help="[kmq-redelivery-count]")
 @click.option("--collapse", is_flag=True, help="Of equal messages that wait, hand one out; for good.")
-@click.option(
-    "--set", "more", metavar="KEY=VALUE", multiple=True, help="Another setting, with --queue-url; repeatable."
-)
+@_more_settings
 @connected_to_any
 def create(
     cli: Cli,
@@ -302,6 +305,7 @@ def _described(found: QueueDetails) -> dict[str, Any]:
 @queue_argument
 @click.option("--partitions", type=int, help="Add partitions up to this number; fewer is not possible.")
 @_setting_options
+@_more_settings
 @connected_to_any
 def alter(
     cli: Cli,
@@ -314,6 +318,7 @@ def alter(
     max_lease: timedelta | None,
     markers: str | None,
     late_acks: bool | None,
+    more: tuple[str, ...],
 ) -> None:
     """Change a queue while it is used.
 
@@ -324,6 +329,7 @@ def alter(
     Example:
       kmq queue alter jobs --partitions 8 --max-redeliveries none
       kmq queue alter jobs --markers jvm
+      kmq --queue-url sqlite:///jobs.db queue alter jobs --set retry_delays=1s,10s,1m
     """
     changes = _changes(
         max_redeliveries,
@@ -333,13 +339,15 @@ def alter(
         max_delay=max_delay,
         max_lease=max_lease,
     )
-    if not changes and partitions is None and retention is None:
+    if not changes and not more and partitions is None and retention is None:
         raise click.UsageError("name what is to be changed; see kmq queue alter --help")
     name = cli.named_queue(queue)
     if cli.url is not None:
         cli.kafka_only(partitions=partitions, retention=retention, markers=markers, late_acks=late_acks)
-        stored.alter(cli.url, name, changes, as_json=cli.json)
+        stored.alter(cli.url, name, {**changes, **dict(pairs(more, "--set"))}, as_json=cli.json)
         return
+    if more:
+        raise click.UsageError("--set is for queues of --queue-url")
     with cli.admin() as admin:
         cli.check_root(admin)
         settings = admin.alter_queue(name, partitions=partitions, retention=retention, **changes)

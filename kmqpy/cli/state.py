@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from datetime import timedelta
 
 import click
 
 from kmqpy.cli import stored
-from kmqpy.cli.options import DURATION, MOMENT, Cli, connected, connected_to_any, queue_argument
+from kmqpy.cli.options import DURATION, MOMENT, Cli, connected_to_any, queue_argument
 from kmqpy.cli.output import confirmed, distance, many, print_json, print_table, print_text, warn
+from kmqpy.cli.storage_url import StorageUrl
 from kmqpy.cli.text import as_object
 from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.admin.findings import Severity
+from kmqpy.kafka.admin.findings import Finding, Kind, Severity
 from kmqpy.kafka.admin.stats import PartitionStats, QueueStats
 from kmqpy.kafka.admin.unusable_znodes import UnusableZnode
 
@@ -201,13 +203,14 @@ def _count_cells(name: str, part: QueueStats | PartitionStats) -> list[object]:
 @click.argument("queue", required=False)
 @click.option("--fix", is_flag=True, help="First show what can be mended, and mend it after asking.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
-@connected
+@connected_to_any
 @click.pass_context
 def doctor(ctx: click.Context, cli: Cli, queue: str | None, *, fix: bool, yes: bool) -> None:
     """Check queues and say what to do.
 
     One queue or all: topics, retention, trackers, offsets, consumer groups, znodes,
-    transactions that nobody ends.
+    transactions that nobody ends. With --queue-url: whether the storage's server keeps
+    what it confirmed when its power is cut.
 
     --fix removes unusable znodes, and ends such transactions of trackers and redrives.
 
@@ -219,6 +222,11 @@ def doctor(ctx: click.Context, cli: Cli, queue: str | None, *, fix: bool, yes: b
       kmq doctor --fix
     """
     removed: list[UnusableZnode] = []
+    if cli.url is not None:
+        if fix:
+            raise click.UsageError("--fix: only queues on Kafka have what it mends")
+        _print_findings([_durability(cli.url)], as_json=cli.json)
+        return
     with cli.admin() as admin:
         cli.check_root(admin)
         if fix and (unusable := admin.unusable_znodes(queue)):
@@ -231,24 +239,46 @@ def doctor(ctx: click.Context, cli: Cli, queue: str | None, *, fix: bool, yes: b
                     warn(f"{znode.path}: changed meanwhile, so not removed")
         ended = _end_hanging(admin, queue, yes=yes) if fix else []
         found = admin.doctor(queue)
-    if cli.json:
+    if cli.json and fix:
         findings = [dataclasses.asdict(one) for one in found]
-        mended = {"removed": [znode.path for znode in removed], "ended": ended, "findings": findings}
-        print_json(mended if fix else findings)
+        print_json({"removed": [znode.path for znode in removed], "ended": ended, "findings": findings})
     else:
         for znode in removed:
             print_text(f"{'removed':<8}{znode.path}")
         for place in ended:
             print_text(f"{'ended':<8}{place}")
-        for one in found:
-            click.secho(f"{one.severity:<8}", nl=False, fg=_COLOURS[one.severity])
-            print_text(f"{one.queue}: {one.what}")
-            if one.to_do:
-                print_text(f"{'':<8}→ {one.to_do}")
-        if not found:
-            print_text("no queues")
+        _print_findings(found, as_json=cli.json)
     if any(one.severity is Severity.ERROR for one in found):
         ctx.exit(1)
+
+
+def _print_findings(found: Sequence[Finding], *, as_json: bool) -> None:
+    if as_json:
+        print_json([dataclasses.asdict(one) for one in found])
+        return
+    for one in found:
+        click.secho(f"{one.severity:<8}", nl=False, fg=_COLOURS[one.severity])
+        print_text(f"{one.queue}: {one.what}")
+        if one.to_do:
+            print_text(f"{'':<8}→ {one.to_do}")
+    if not found:
+        print_text("no queues")
+
+
+def _durability(url: StorageUrl) -> Finding:
+    with url.storage() as storage:
+        reason = storage.capabilities.lossy_setting
+    if not reason:
+        return Finding(
+            Severity.OK, "storage", Kind.OK, "no setting of the server lets it lose what it confirmed"
+        )
+    return Finding(
+        Severity.WARNING,
+        "storage",
+        Kind.NOT_DURABLE,
+        f"{reason}: a power cut can lose messages and acknowledgements that were confirmed",
+        "change this setting of the server; docs/storage-operations.md says to what",
+    )
 
 
 def _end_hanging(admin: Admin, queue: str | None, *, yes: bool) -> list[str]:

@@ -57,7 +57,8 @@ def describe(url: StorageUrl, name: str, *, as_json: bool) -> None:
         print_json(dataclasses.asdict(found))
         return
     for key, value in found.settings.items():
-        shown = span(value) if key.endswith("_ms") else "none" if value is None else value
+        shown = "none" if value in (None, ()) else span(value) if key.endswith("_ms") else value
+        shown = ",".join(shown) if isinstance(shown, tuple) else shown
         print_text(f"{key.removesuffix('_ms'):<26}{shown}")
     print_text()
     print_table(*_sizes(found))
@@ -86,7 +87,8 @@ def stats(url: StorageUrl, name: str, *, as_json: bool) -> None:
         found = storage.describe(name)
     if as_json:
         sizes = {key: getattr(found, key) for key in ("ready", "delayed", "in_flight", "dead")}
-        print_json({"queue": name, "depth": found.ready + found.delayed, **sizes})
+        held = {"held_groups": found.held_groups} if _holds(found) else {}
+        print_json({"queue": name, "depth": found.ready + found.delayed, **sizes, **held})
     else:
         print_table(*_sizes(found))
 
@@ -183,7 +185,12 @@ def print_orphans(found: Sequence[Orphan], *, as_json: bool) -> None:
 
 def _sizes(found: QueueDescription) -> tuple[list[str], list[list[object]]]:
     """Return columns and rows of a table that shows how many messages the queue holds."""
+    held = [found.held_groups] if _holds(found) else []
     return (
-        ["queue", "depth", "in flight", "delayed", "dead"],
-        [[found.name, found.ready + found.delayed, found.in_flight, found.delayed, found.dead]],
+        ["queue", "depth", "in flight", "delayed", "dead", *(["held groups"] if held else [])],
+        [[found.name, found.ready + found.delayed, found.in_flight, found.delayed, found.dead, *held]],
     )
+
+
+def _holds(found: QueueDescription) -> bool:
+    return found.settings.get("on_dead_letter") == "hold"

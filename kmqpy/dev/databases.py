@@ -10,14 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
-from kmqpy.dev import mariadb, postgresql, redis, watchdog
+from kmqpy.dev import mariadb, mysql, postgresql, redis, watchdog
 from kmqpy.dev.database_kind import DatabaseKind
 from kmqpy.dev.ports import free_ports, is_free
 from kmqpy.dev.programs import hand_over, process_owner
 from kmqpy.dev.server import Server, check_platform
 from kmqpy.errors import ClusterError, ConfigError
 
-KINDS = {kind.name: kind for kind in (postgresql.KIND, redis.REDIS, redis.VALKEY, mariadb.KIND)}
+KINDS = {kind.name: kind for kind in (postgresql.KIND, redis.REDIS, redis.VALKEY, mariadb.KIND, mysql.KIND)}
 PORT_ATTEMPTS = 3
 """The most ports that start() tries for a server while other processes take them; then it fails."""
 
@@ -30,9 +30,9 @@ class Databases:
     data and logs stay there; the next start with this folder uses them again, and also the same ports if they
     are free.
 
-    Data that a server acknowledged survives a kill of this server: PostgreSQL and MariaDB sync each commit,
-    Redis and Valkey write an append-only file, which they sync each second. `settings` has options for the
-    command lines of servers, by the names of the servers; these options override the defaults:
+    Data that a server acknowledged survives a kill of this server: PostgreSQL, MariaDB and MySQL sync each
+    commit, Redis and Valkey write an append-only file, which they sync each second. `settings` has options
+    for the command lines of servers, by the names of the servers; these options override the defaults:
     `{"redis": {"appendfsync": "always"}}`.
     """
 

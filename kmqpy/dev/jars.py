@@ -50,7 +50,7 @@ def jar_set(name: str, lock: Path = LOCK, *, extra: str = "dev") -> list[Path]:
     pins: Mapping[str, str] = json.loads(lock.read_text())[name]["jars"]
     paths = {coordinate: _cached(coordinate, pin) for coordinate, pin in pins.items()}
     if not all(path.exists() for path in paths.values()):
-        with _cache_locked():
+        with cache_locked():
             missing = [coordinate for coordinate, path in paths.items() if not path.exists()]
             with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="fetch-") as scratch:
                 for coordinate, fetched in _fetch(name, missing, Path(scratch), extra):
@@ -104,7 +104,7 @@ def _sha256(path: Path) -> str:
 
 
 @contextmanager
-def _cache_locked() -> Iterator[None]:
+def cache_locked() -> Iterator[None]:
     """Let one process fetch at a time; on Windows, which has no such lock, two may fetch the same jar."""
     cache_folder().mkdir(parents=True, exist_ok=True)
     with (cache_folder() / "lock").open("w") as file:

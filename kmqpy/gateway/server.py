@@ -26,7 +26,7 @@ from starlette.routing import Route
 from kmqpy.errors import ConfigError, KmqError, Unavailable
 from kmqpy.gateway.app import GatewayApp, admin_app
 from kmqpy.gateway.connections import guarded
-from kmqpy.gateway.dialects import emodb
+from kmqpy.gateway.dialects import emodb, sqs
 from kmqpy.gateway.discovery.ostrich import end_points
 from kmqpy.gateway.discovery.peers import (
     SAID_PATH,
@@ -43,8 +43,8 @@ from kmqpy.gateway.keys.access import Access
 from kmqpy.gateway.keys.stores import KeyStore
 from kmqpy.gateway.limits import Limits
 from kmqpy.gateway.metrics import DEFAULT, GatewayMetrics
-from kmqpy.gateway.service.hub import Hub, make_queue
-from kmqpy.gateway.service.moves import MOVES_QUEUE, Moves
+from kmqpy.gateway.service.hub import Hub
+from kmqpy.gateway.service.moves import DEFAULT_ROOT, Moves
 from kmqpy.gateway.service.pulse import QUICK_S
 from kmqpy.gateway.tls import check_tls
 from kmqpy.gateway.tracker_process import TrackerProcess
@@ -60,11 +60,18 @@ _PAIR_TRIES = 50
 """How often any free port is asked for until the next one is free, too."""
 _BACKLOG = 2_048
 _CLUSTER = re.compile(r"[A-Za-z0-9._:-]{1,200}")
+_ACCOUNT = re.compile(r"[0-9]{12}")
+_REGION = re.compile(r"[a-z0-9-]{1,50}")
+_URL = re.compile(r"https?://[A-Za-z0-9.:_\[\]-]+/?")
 _MAX_DRAIN_S = 3_600
 _WARM_S = 3.0
 """Seconds until clients are told of a gateway that has not reached Kafka yet."""
 _MOVES_END_S = 5.0
 """Moves get so many seconds to finish their batches; one that is cut is sent again by the next gateway."""
+_CLOSE_S = 20.0
+"""Seconds for storages and trackers to close."""
+_AWAY_MOVES_S, _AWAY_CLOSE_S = 0.1, 0.5
+"""The same if a storage does not answer; what is not done then, the end of claims and sessions will do."""
 _HANDSHAKE_S = 0.5
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
 
@@ -80,10 +87,15 @@ class GatewaySettings:
     cluster        the name of the cluster in the names of services, for discovery
     discovery      ZooKeeper, where the gateway registers; None: it does not
     peers          ZooKeeper, where gateways of the same queues on Kafka find each other; None: they do not
-    root           the znode of kmqpy's there
+    roots          kmqpy's znode of each storage on Kafka, by the storage's name; the first is that of peers
     advertise      host name that clients and gateways find there; None: `host`, or the machine's name
     drain_s        seconds from the withdrawal to the end of serving
     quick_s        requests are given up when their storage has answered nobody for so many seconds
+    region         of SQS, in ARNs
+    account        of SQS, in ARNs and queue URLs: 12 digits
+    public_url     what SQS's queue URLs begin with; empty: scheme, host and port of the request
+    aws_key        the operator's key, of which secrets for AWS's signatures are made; None: there are none
+    sqs_rest_s     for SQS's clients: seconds between two purges, and until a deleted queue can be made again
     limits         what it takes on
     """
 
@@ -95,10 +107,15 @@ class GatewaySettings:
     cluster: str = ""
     discovery: ZooKeeperConnection | None = None
     peers: ZooKeeperConnection | None = None
-    root: str = "/kmq"
+    roots: Mapping[str, str] = field(default_factory=dict)
     advertise: str | None = None
     drain_s: float = 2.0
     quick_s: float = QUICK_S
+    region: str = "us-east-1"
+    account: str = "000000000000"
+    public_url: str = ""
+    aws_key: bytes | None = field(default=None, repr=False)
+    sqs_rest_s: float = sqs.REST_S
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -106,6 +123,12 @@ class GatewaySettings:
             raise ConfigError(f"cluster name: {self.cluster!r} may have letters, digits and . _ : - only")
         if not 0 <= self.drain_s <= _MAX_DRAIN_S:
             raise ConfigError(f"drain: {self.drain_s:g} s must be from 0 to {_MAX_DRAIN_S} s")
+        if not _ACCOUNT.fullmatch(self.account):
+            raise ConfigError(f"account: {self.account!r} must have 12 digits")
+        if not _REGION.fullmatch(self.region):
+            raise ConfigError(f"region: {self.region!r} may have small letters, digits and - only")
+        if self.public_url and not _URL.fullmatch(self.public_url):
+            raise ConfigError(f"public_url: {self.public_url!r} must be http://HOST[:PORT], or https")
 
 
 class Gateway:
@@ -150,6 +173,7 @@ class Gateway:
         self._moves = Moves(
             self._hub,
             list(dict.fromkeys(storages.values())),
+            roots={storages[name]: root for name, root in settings.roots.items()},
             on_end=lambda outcome: self._metrics.moves.labels(outcome).inc(),
         )
         access = Access(
@@ -157,15 +181,26 @@ class Gateway:
             self._key_threads,
             may_be_open=is_local,
             own_names=[settings.host, settings.advertise or settings.host],
+            operator_key=settings.aws_key,
         )
         dialect = emodb.EmoDialect(self._hub, self._moves, access)
+        self._sqs = sqs.SqsDialect(
+            self._hub,
+            access,
+            region=settings.region,
+            account=settings.account,
+            public_url=settings.public_url,
+            rest_s=settings.sqs_rest_s,
+        )
         self._app = GatewayApp(
             dict.fromkeys(emodb.BASES, ("emodb", dialect.answer)),
             limits=settings.limits,
             metrics=self._metrics,
-            busy={"emodb": emodb.BUSY},
+            busy={"emodb": emodb.BUSY, "sqs": sqs.BUSY},
+            spoken=[("sqs", self._sqs.answer, sqs.speaks)],
         )
         self._registration: Registration | None = None
+        self._probing: asyncio.Task[bool] | None = None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -180,10 +215,11 @@ class Gateway:
         """Let run() end gracefully; called on the event loop."""
         self._stop.set()
 
-    async def run(self, *, on_ready: Callable[[], None] = lambda: None, handle_signals: bool = False) -> None:
+    async def run(self, *, on_ready: Callable[[], None] = lambda: None, handle_signals: bool = False) -> bool:
         """Serve until request_stop(), or with `handle_signals` SIGTERM or SIGINT; then drain and close.
 
-        A second signal ends the drain; what runs is finished all the same. Raises what a server could not
+        A second signal ends the drain; requests that run are finished all the same. Returns False if threads
+        are left that wait for a storage: then the caller ends the process. Raises what a server could not
         start for.
         """
         servers = self._servers()
@@ -191,7 +227,7 @@ class Gateway:
             asyncio.ensure_future(server.serve([listener]))
             for server, listener in zip(servers, self._sockets, strict=True)
         ]
-        moving = asyncio.ensure_future(self._moves.run())
+        moving = asyncio.ensure_future(asyncio.gather(self._moves.run(), self._sqs.run()))
         warming = asyncio.wrap_future(self._threads.submit(self._warm_up))
         with _stopped_by_signals(self._on_signal) if handle_signals else contextlib.nullcontext():
             try:
@@ -205,14 +241,16 @@ class Gateway:
                 await self._drain()
             finally:
                 await self._end(servers, serving, moving)
-        await asyncio.to_thread(self._close)
+                is_closed = await self._close()
         await asyncio.gather(*serving)
+        return is_closed
 
     async def _drain(self) -> None:
         """Tell clients to go elsewhere, and serve those that have not heard of it yet."""
         _log.info("draining")
         self._app.draining = True
         self._moves.stop()
+        self._probing = asyncio.ensure_future(self._moves.probe())
         registered = [one for one in (self._registration, self._peers) if one is not None]
         await asyncio.gather(*(asyncio.to_thread(one.close) for one in registered))
         with contextlib.suppress(TimeoutError):
@@ -222,14 +260,15 @@ class Gateway:
         self,
         servers: Sequence[uvicorn.Server],
         serving: Sequence[asyncio.Future[None]],
-        moving: asyncio.Future[None],
+        moving: asyncio.Future[Any],
     ) -> None:
         """Let requests and batches of moves finish; operators are answered until then."""
         self._moves.stop()
+        self._sqs.stop()
         for server, task in zip(servers, serving, strict=True):
             server.should_exit = True
             await asyncio.wait([task])
-            await asyncio.wait([moving], timeout=_MOVES_END_S)
+            await self._wait_for(moving, _MOVES_END_S, _AWAY_MOVES_S)
             moving.cancel()
         for listener in self._sockets:  # of a server that has not started
             listener.close()
@@ -238,23 +277,43 @@ class Gateway:
         (self._hurry if self._stop.is_set() else self._stop).set()
 
     def _warm_up(self) -> None:
-        """Open what the first send would have to wait for: KMQ.moves is made, and a producer connects."""
+        """Open what the first send would have to wait for."""
         for storage in self._storages.values():
             if not storage.capabilities.immediate:
                 try:
-                    make_queue(storage, MOVES_QUEUE, {"max_redeliveries": None})
-                    with storage.open(MOVES_QUEUE) as queue:
-                        queue.send_many([])
+                    self._moves.warm_up(storage)
                     self._hub.note(storage, answered=True)
                 except KmqError as error:
                     self._hub.note(storage, answered=not isinstance(error, Unavailable))
                     _log.warning("not warm yet", extra={"error": str(error)})
 
-    def _close(self) -> None:
+    async def _close(self) -> bool:
+        """Close all, also the trackers, which nobody needs any more; False if that takes too long."""
+        closes = [self._close_storages, *(tracker.close for tracker in self._trackers.values())]
+        # Not in the loop's executor, for which asyncio waits.
+        threads = ThreadPoolExecutor(len(closes), "kmq-gateway-close")
+        closing = asyncio.gather(*(asyncio.wrap_future(threads.submit(close)) for close in closes))
+        await self._wait_for(closing, _CLOSE_S, _AWAY_CLOSE_S)
+        if closing.done():
+            closing.result()
+        else:
+            _log.warning("not all is closed: a storage does not answer")
+        return closing.done()
+
+    def _close_storages(self) -> None:
         for threads in (self._threads, self._key_threads):
             threads.shutdown()
         self._moves.close()
         self._hub.close()
+
+    async def _wait_for(self, task: asyncio.Future[Any], most_s: float, away_s: float) -> None:
+        """Wait for a task, only for `away_s` seconds if a storage is silent, or somebody is in a hurry."""
+        await asyncio.wait([task], timeout=away_s)
+        is_away = self._probing is not None and not (self._probing.done() and self._probing.result())
+        if not task.done() and not is_away:
+            hurrying = asyncio.ensure_future(self._hurry.wait())
+            await asyncio.wait([task, hurrying], timeout=most_s, return_when=asyncio.FIRST_COMPLETED)
+            hurrying.cancel()
 
     @property
     def _advertised(self) -> str:
@@ -268,7 +327,7 @@ class Gateway:
             return None
         return Peers(
             settings.peers,
-            settings.root,
+            next(iter(settings.roots.values()), DEFAULT_ROOT),
             f"{self._advertised}:{self.admin_port}",
             self._threads,
             on_asked=lambda outcome: self._metrics.asked.labels(outcome).inc(),

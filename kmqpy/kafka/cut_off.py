@@ -75,7 +75,8 @@ class RenewedProducer:
                 _log.warning("producer replaced: it ended or got no answer")
                 self._former.append(self._producer)
                 self._producer, self._failed = self._make(), False
-            self._poll_former()
+            if self._former:
+                self._poll_former()
             return self._producer
 
     def note_failure(self, producer: Producer | None, error: KafkaError | None) -> None:

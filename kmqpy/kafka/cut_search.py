@@ -48,7 +48,7 @@ def find_cut(
     may_be_control: bool = False,
     claim_id: bytes = b"",
     starts: int | None = None,
-    timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
+    timeout_s: float | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Cut | None:
     """The cut that took away the record which is known to have stood at `offset`, with this leader epoch.
@@ -80,12 +80,12 @@ class _Search:
     """Reads single records of a partition, uncommitted ones included."""
 
     def __init__(
-        self, connection: KafkaConnection, topic: str, partition: int, timeout_s: float, clock: Clock
+        self, connection: KafkaConnection, topic: str, partition: int, timeout_s: float | None, clock: Clock
     ) -> None:
         self._connection = connection
         self._topic = topic
         self._partition = partition
-        self._timeout_s = timeout_s
+        self._timeout_s = connection.timeout_s if timeout_s is None else timeout_s
         self._clock = clock
         self._consumer: Consumer = librdkafka.new_consumer(
             connection,

@@ -147,7 +147,7 @@ def _ask_commits(
         places = librdkafka.retrying(
             # An error does not mean that there is no commit.
             lambda try_s: _checked(consumer.committed(wanted, timeout=try_s)),
-            librdkafka.REQUEST_TIMEOUT_S,
+            connection.timeout_s,
             connection,
         )
     commits = {place.partition: commit_of(place, ids) for place in places}
@@ -176,7 +176,7 @@ def _ask_ends(
         return places
 
     with librdkafka.kafka_errors(f"ask where {queue.name} ends", connection):
-        places = librdkafka.retrying(ask, librdkafka.REQUEST_TIMEOUT_S, connection)
+        places = librdkafka.retrying(ask, connection.timeout_s, connection)
     return {
         place.partition: LogEnd(place.offset, -1 if place.leader_epoch is None else place.leader_epoch)
         for place in places

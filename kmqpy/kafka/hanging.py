@@ -19,7 +19,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import KmqError
-from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka import partition_reader
 from kmqpy.kafka.log_ends import LogEnds, TopicPlace
 from kmqpy.kafka.markers.claim_headers import CLAIM
 from kmqpy.kafka.markers.lineage import ANCESTORS, COPY
@@ -216,7 +216,7 @@ def open_since_before(
     with closing(LogEnds(connection)) as asks:
         ends = _known(asks.each_of((topic, partition) for partition in stable))
     behind = {p: at for p, at in stable.items() if at < ends.get((topic, p), 0)}
-    found = _first_records(connection, topic, behind, librdkafka.REQUEST_TIMEOUT_S) if behind else []
+    found = _first_records(connection, topic, behind, connection.timeout_s) if behind else []
     return [record.partition() for record in found if record.timestamp()[1] < before_ms]
 
 

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType, TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import Duration
@@ -23,17 +23,11 @@ from kmqpy.core.settings import check_limit
 from kmqpy.core.stack import is_inside
 from kmqpy.errors import Closed, DecodeError, KmqError, NotSupported, ReceiptError, shown
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.admin import stats
-from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.admin.stats import InFlightMessage
 from kmqpy.kafka.client.client_options import ClientOptions, split_options
-from kmqpy.kafka.client.consumer import QueueConsumer
 from kmqpy.kafka.client.lazy_consumer import LazyConsumer
 from kmqpy.kafka.client.record_message import KafkaMessage, ReceiveContext
 from kmqpy.kafka.client.sender import QueueSender
-from kmqpy.kafka.dead_letters import KafkaDeadLetter, KafkaDeadLetters
 from kmqpy.kafka.markers.entry import EntryState
-from kmqpy.kafka.markers.life import MessageLife
 from kmqpy.kafka.markers.log_cuts import cuts_behind
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
 from kmqpy.kafka.places import place_in_id
@@ -42,13 +36,20 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connectio
 from kmqpy.kafka.settings_mirror import check_topics, settings_of
 from kmqpy.kafka.shared_connections import SharedConnections
 from kmqpy.kafka.topics import MAX_MESSAGE_BYTES
-from kmqpy.kafka.trace import trace
 from kmqpy.message import HeadersLike, Message, MessagesLike, OutgoingMessage, check_bodies
 from kmqpy.queue import Capabilities, Codec, DeadLetter, DeadLetters, Orphan
 from kmqpy.queue.arguments import check_age
 from kmqpy.queue.storage import encode_body
 from kmqpy.telemetry.base import Telemetry
 from kmqpy.zookeeper.settings import NO_ZOOKEEPER, ZooKeeperConnection
+
+# What a program that only sends does not need is imported by its first call.
+if TYPE_CHECKING:
+    from kmqpy.kafka.admin.admin import Admin
+    from kmqpy.kafka.admin.stats import InFlightMessage
+    from kmqpy.kafka.client.consumer import QueueConsumer
+    from kmqpy.kafka.dead_letters import KafkaDeadLetter, KafkaDeadLetters
+    from kmqpy.kafka.markers.life import MessageLife
 
 CAPABILITIES = Capabilities(
     fifo=False,  # messages of a partition, so of a key, are in order, except redelivered ones
@@ -127,11 +128,15 @@ class KmqClient:
         check_topics(settings, there, connection)
         self._topic_id = there.queue.topic_id
         self._owns_shared = shared is None
+
         # The consumer's thread and messages keep the LazyConsumer, so nothing in there may keep this object.
+        def consumer(owner: LazyConsumer) -> QueueConsumer:
+            from kmqpy.kafka.client.consumer import QueueConsumer
+
+            return QueueConsumer(settings, connection, owner=owner, topics=connections.topics(), **receiving)
+
         self._consumer = LazyConsumer(
-            lambda owner: QueueConsumer(
-                settings, connection, owner=owner, topics=connections.topics(), **receiving
-            ),
+            consumer,
             f"the client of queue {settings.name!r}",
             self._clock,
         )
@@ -172,6 +177,16 @@ class KmqClient:
         return self._settings.max_lease_ms / 1000
 
     @property
+    def in_groups(self) -> bool:
+        """See Queue.in_groups; False: a queue on Kafka has no groups."""
+        return False
+
+    @property
+    def delays_retries(self) -> bool:
+        """See Queue.delays_retries; False: a queue on Kafka has no setting `retry_delays`."""
+        return False
+
+    @property
     def at_most_once(self) -> bool:
         """See Queue.at_most_once; a queue on Kafka never is."""
         return False
@@ -191,6 +206,8 @@ class KmqClient:
         headers: HeadersLike | None = None,
         delay: Duration = 0,
         priority: int = 0,
+        group: str | None = None,
+        dedup_id: str | None = None,
         transaction: Any = None,
         partition: int | None = None,
     ) -> str:
@@ -202,10 +219,12 @@ class KmqClient:
 
         Returns the message id. Raises MessageError (too large, delay above the queue's max_delay_ms, a key,
         header or body that is neither bytes nor text), ConfigError for a partition that the queue does not
-        have, NotSupported for a `priority` or `transaction`, and Unavailable. After Unavailable the message
-        may have been sent.
+        have, NotSupported for a `priority`, `group`, `dedup_id` or `transaction`, and Unavailable. After
+        Unavailable the message may have been sent.
         """
-        message = OutgoingMessage(body, key=key, headers=headers, delay=delay, priority=priority)
+        message = OutgoingMessage(
+            body, key=key, headers=headers, delay=delay, priority=priority, group=group, dedup_id=dedup_id
+        )
         return self.send_many([message], transaction=transaction, partition=partition)[0]
 
     def send_many(
@@ -216,6 +235,7 @@ class KmqClient:
         headers: HeadersLike | None = None,
         delay: Duration = 0,
         priority: int = 0,
+        group: str | None = None,
         transaction: Any = None,
         partition: int | None = None,
     ) -> list[str]:
@@ -228,6 +248,8 @@ class KmqClient:
         """
         if transaction is not None:
             raise NotSupported("transaction: Kafka takes no part in a transaction of yours (transactions)")
+        if group is not None:
+            raise NotSupported("group: queues on Kafka have none; a key keeps messages in one partition")
         check_bodies(bodies)
         encoded = bodies if self._codec is None else [_encoded(self._codec, body) for body in bodies]
         return self._opened_sender().send_many(
@@ -240,6 +262,8 @@ class KmqClient:
 
     def _opened_sender(self) -> QueueSender:
         self._consumer.check_open()  # before the lock, which may be held for ever in a child
+        if (opened := self._sender) is not None:  # a handler of a signal may send while its thread does
+            return opened
         with self._opening:
             self._consumer.check_open()
             if self._sender is None:
@@ -247,7 +271,7 @@ class KmqClient:
                 self._sender = QueueSender(
                     settings,
                     self._connection,
-                    self._shared.producer(),
+                    self._shared.producer,
                     self._limits,
                     partitions=lambda: topics.check(settings).partitions,
                     telemetry=self._telemetry,
@@ -258,7 +282,12 @@ class KmqClient:
     # --- receiving and finishing --------------------------------------------------------------------
 
     def receive(
-        self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
+        self,
+        max_messages: int = 100,
+        *,
+        wait: Duration = 1.0,
+        lease: Duration | None = None,
+        one_per_group: bool = False,  # noqa: ARG002 - there are no groups
     ) -> list[KafkaMessage]:
         """Take up to `max_messages`; returns as soon as there are some, and [] after `wait` seconds.
 
@@ -316,7 +345,7 @@ class KmqClient:
     def nack(
         self,
         *messages: MessagesLike,
-        delay: Duration = 0,
+        delay: Duration | None = None,
         count: bool = True,
         reason: str | None = None,
         confirmed: bool = False,
@@ -329,7 +358,7 @@ class KmqClient:
         for a few seconds at most.
         """
         with self._consumer.use() as consumer:
-            consumer.nack(*messages, delay=delay, count=count, reason=reason, confirmed=confirmed)
+            consumer.nack(*messages, delay=delay or 0, count=count, reason=reason, confirmed=confirmed)
 
     def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:
         """Let the leases of messages end `lease` seconds from now, be that later or earlier than before.
@@ -410,6 +439,8 @@ class KmqClient:
 
     def peek(self, limit: int = 10) -> list[KafkaMessage]:
         """See Queue.peek; delayed messages count towards `limit` and are left out."""
+        from kmqpy.kafka.admin import stats
+
         check_limit(limit, "limit")
         self._consumer.check_open()
         records, cuts = stats.waiting_records(self._connection, self._settings, limit=limit)
@@ -465,6 +496,8 @@ class KmqClient:
         Raises ReceiptError for a receipt of another queue or topic, and for a message that never existed;
         ConfigError for a topic that holds no messages of this queue.
         """
+        from kmqpy.kafka.trace import trace
+
         self._consumer.check_open()
         named = message.receipt if isinstance(message, Message) else message
         return trace(self._connection, self._settings, named)
@@ -589,6 +622,8 @@ class _DeadLetters:
 
     @contextmanager
     def _open(self) -> Iterator[KafkaDeadLetters]:
+        from kmqpy.kafka.dead_letters import KafkaDeadLetters
+
         self._consumer.check_open()
         with KafkaDeadLetters(self._settings, self._connection, self._clock) as letters:
             yield letters

@@ -21,6 +21,7 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.first_contact import Service, note_answer, patience_s
 from kmqpy.core.forks import keep_in_children
+from kmqpy.core.poll_turns import PollTurns
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import (
     AccessDenied,
@@ -59,11 +60,10 @@ class _ThrottleFilter(logging.Filter):
 
 _log.addFilter(_ThrottleFilter())
 
-REQUEST_TIMEOUT_S = 10.0
-"""Seconds for which a request is tried, by default, before it fails because Kafka does not answer."""
-
 _METADATA_TIMEOUT_S = 2.0
 """Seconds that refresh_partition() waits for the partitions of a topic."""
+_AWAY_AFTER_S = 2.0
+"""Seconds that answers() waits for Kafka."""
 _ONE_LOOK_S = 0.5
 """Seconds that has_no_topic() waits for an answer; its caller has waited for long already."""
 _FIRST_TRY_S = 2.0
@@ -201,10 +201,15 @@ class Producer(confluent_kafka.Producer):
     fatal_error    the error that has ended this producer, once poll() or flush() has met it
     may_end_again  True: Kafka may get the request that has ended a transaction of this producer once more,
                    and would end the next transaction by it (rule R36 of docs/rules.md)
+    turns          for threads that wait for delivery reports: which of them polls
     """
 
     fatal_error: KafkaError | None = None
     may_end_again = False
+
+    def __init__(self, *settings: Any, **more: Any) -> None:
+        super().__init__(*settings, **more)
+        self.turns = PollTurns()
 
     def poll(self, timeout: float = -1) -> int:
         """Call the callbacks of delivery reports, waiting at most `timeout` seconds for the first."""
@@ -442,6 +447,16 @@ def has_no_topic(client: confluent_kafka.Producer | confluent_kafka.Consumer, to
         return is_unknown_topic(error_of(exception))
 
 
+def answers(client: confluent_kafka.Producer | confluent_kafka.Consumer, topic: str) -> bool:
+    """False if Kafka is away: it says nothing to a simple question within 2 s."""
+    try:
+        client.list_topics(topic, _AWAY_AFTER_S)
+    except KafkaException as exception:
+        error = error_of(exception)
+        return error is None or error.code() not in _NOT_ANSWERING
+    return True
+
+
 def watermarks(
     client: confluent_kafka.Consumer, topic: str, partition: int, timeout_s: float
 ) -> tuple[int, int]:
@@ -525,7 +540,8 @@ def _settings(connection: KafkaConnection, defaults: KafkaSettings) -> dict[str,
         elif error.code() == KafkaError._RESOLVE and before is None:  # a refusal says more
             _reported_errors[key] = _ReportedError(error, now, now)
 
-    return connection.kafka_settings({"error_cb": note_error, **defaults})
+    # TCP keep-alive: load balancers and firewalls forget idle connections without a word.
+    return connection.kafka_settings({"socket.keepalive.enable": True, "error_cb": note_error, **defaults})
 
 
 def connection_key(connection: KafkaConnection) -> tuple[str, int]:

@@ -53,7 +53,7 @@ def bounds(
     connection: KafkaConnection,
     topic: str,
     partitions: Iterable[int],
-    timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
+    timeout_s: float | None = None,
     *,
     uncommitted: bool = False,
 ) -> dict[int, tuple[int, int]]:
@@ -75,7 +75,7 @@ def scan(
     *,
     limit: int | None = None,
     uncommitted: bool = False,
-    timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
+    timeout_s: float | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> dict[int, ReadPosition]:
     """Call `visit` with each record of each partition, from the partition's offset in `starts` to the end.
@@ -106,7 +106,7 @@ def scan_batches(
     starts: Mapping[int, int],
     visit: Callable[[int, list[Any]], None],
     *,
-    timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
+    timeout_s: float | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> dict[int, ReadPosition]:
     """Like scan(), but calls `visit` with a partition and a list of its next records."""
@@ -124,7 +124,7 @@ def scan_since(
     times_ms: Mapping[int, int],
     visit: Callable[[int, list[Any]], bool],
     *,
-    timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
+    timeout_s: float | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> dict[int, ReadPosition]:
     """Like scan_batches(), from each partition's first record with this or a later time (ms since 1970).
@@ -145,7 +145,7 @@ def read_at(
     topic: str,
     places: Iterable[tuple[int, int]],
     *,
-    timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
+    timeout_s: float | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> dict[tuple[int, int], Any]:
     """The records with these (partition, offset), as far as they exist.
@@ -182,7 +182,7 @@ class RepeatedReader:
         topic: str,
         *,
         uncommitted: bool = False,
-        timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
+        timeout_s: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._new_reader = partial(_Reader, connection, topic, timeout_s, clock, uncommitted=uncommitted)
@@ -224,14 +224,14 @@ class _Reader:
         self,
         connection: KafkaConnection,
         topic: str,
-        timeout_s: float,
+        timeout_s: float | None,
         clock: Clock,
         *,
         uncommitted: bool = False,
     ) -> None:
         self._connection = connection
         self._topic = topic
-        self._timeout_s = timeout_s
+        self._timeout_s = connection.timeout_s if timeout_s is None else timeout_s
         self._clock = clock
         self._unread: set[int] = set()
         self._consumer: Consumer = librdkafka.new_consumer(

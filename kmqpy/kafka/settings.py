@@ -193,15 +193,18 @@ class QueueSettings(QueuePolicy):
 class KafkaConnection:
     """Where Kafka is, and how a client connects to Kafka and finds the settings of queues.
 
-    bootstrap  `host:port[,host:port]`
-    root       the namespace of the queues: the znode under which kmqpy keeps everything. The root is a field
-               of this class, not of ZooKeeperConnection, because clients without ZooKeeper need it to find a
-               queue's settings in the topic kmq.queues
-    kafka      settings of librdkafka (security and the like), handed on unchanged
+    bootstrap   `host:port[,host:port]`
+    root        the namespace of the queues: the znode under which kmqpy keeps everything. The root is a field
+                of this class, not of ZooKeeperConnection, because clients without ZooKeeper need it to find a
+                queue's settings in the topic kmq.queues
+    timeout_ms  for how long a call is tried, opening included, before it raises Unavailable; a send has a
+                limit of its own, KmqClient's `delivery_timeout`
+    kafka       settings of librdkafka (security and the like), handed on unchanged
     """
 
     bootstrap: str = "127.0.0.1:9092"
     root: str = "/kmq"
+    timeout_ms: int = 10_000
     kafka: KafkaSettings = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -210,6 +213,8 @@ class KafkaConnection:
         check_addresses(self.bootstrap, "bootstrap", "host:9092")
         if not self.root.startswith("/") or self.root.endswith("/"):
             raise ConfigError(f"root: {self.root!r} must start with / and not end with it")
+        if not 1 <= self.timeout_ms < 2**31:
+            raise ConfigError(f"timeout_ms: {self.timeout_ms} is not from 1 to {2**31 - 1}")
 
     def __repr__(self) -> str:
         return (
@@ -226,6 +231,11 @@ class KafkaConnection:
         values and for an unknown key in the file.
         """
         return build_connections(*connection_layers())[0]
+
+    @property
+    def timeout_s(self) -> float:
+        """`timeout_ms` in seconds."""
+        return self.timeout_ms / 1000
 
     @property
     def address(self) -> str:
@@ -265,7 +275,7 @@ def connection_layers() -> tuple[dict[str, Any], dict[str, Any]]:
     return file, connections_in_environment()
 
 
-_OTHER_VARIABLES = ("KMQ_CONFIG", "KMQ_QUEUE_URL", "KMQ_CACHE")
+_OTHER_VARIABLES = ("KMQ_CONFIG", "KMQ_QUEUE_URL", "KMQ_CACHE", "KMQ_AWS_KEY")
 _OTHER_PREFIXES = (*(f"KMQ_{table.upper()}_" for table in OTHER_TABLES), "KMQ_TEST_")
 _logged_unknown: set[str] = set()
 

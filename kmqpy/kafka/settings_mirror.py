@@ -336,7 +336,7 @@ class SettingsMirror:
             if error is not None:
                 failed.append(error)
 
-        timeout_s = librdkafka.REQUEST_TIMEOUT_S
+        timeout_s = self._connection.timeout_s
         # Not idempotent, which takes half a second more: a record written twice says the same.
         settings = {"message.timeout.ms": int(timeout_s * 1000), "enable.idempotence": False}
         producer = librdkafka.new_producer(self._connection, settings)

@@ -42,11 +42,15 @@ _log = logging.getLogger(__name__)
 _QUEUE_FIELDS = tuple(field.name for field in dataclasses.fields(QueueSettings) if field.name != "name")
 _FIXED_ON_KAFKA = {
     "requeue_to": ("back", "front"),
-    "order": ("any", "fifo"),
+    "order": ("any", "fifo", "group"),
     "redelivery": ("automatic", "manual"),
     "delivery": ("at-least-once", "at-most-once"),
+    "on_dead_letter": ("continue", "hold"),
+    "dedup_until": ("window", "acknowledged"),
+    "dedup_by": ("id", "body"),
+    "retry_delays": ("", ...),
 }
-"""Settings of queues on other storages: the value of each on Kafka, and the value that Kafka refuses."""
+"""Settings of queues on other storages: the value of each on Kafka, and what Kafka refuses (...: any)."""
 _TOPIC_SETTINGS = {"partitions": int | None, "replication": int | None, "retention_ms": int | None}
 """Settings of the topics of a new queue, with their types."""
 _NEW_QUEUE_SETTINGS = (*_QUEUE_FIELDS, *_FIXED_ON_KAFKA, *_TOPIC_SETTINGS, "adopt")
@@ -185,7 +189,7 @@ class KafkaStorage:
             generation=next((one.topic_id for one in found.topics if one.name == name), ""),
             settings={
                 **dataclasses.asdict(found.settings),
-                **{key: value for key, (value, _) in _FIXED_ON_KAFKA.items()},
+                **{key: value for key, (value, *_) in _FIXED_ON_KAFKA.items() if value},
                 "partitions": found.partitions,
             },
             ready=counted.depth - counted.delayed,
@@ -340,9 +344,10 @@ class KafkaStorage:
 def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> Storage:
     """Open the storage of a kafka: url.
 
-    The url may set `zookeeper`, `root`, `idle_timeout_ms`, the options `max_in_flight`, `holder`,
-    and `instance_id` of KmqClient, and settings of librdkafka (names with a dot). The url of a
-    queue may also set fields of QueueSettings, and `create=true` with the settings of KafkaStorage.create.
+    The url may set `zookeeper`, `root`, `timeout_ms` (of sends, too), `idle_timeout_ms`, the options
+    `max_in_flight`, `holder`, and `instance_id` of KmqClient, and settings of librdkafka (names with a dot).
+    The url of a queue may also set fields of QueueSettings, and `create=true` with the settings of
+    KafkaStorage.create.
     Connection settings that the url leaves open come from the config file and the environment, as in
     KafkaConnection.from_environment(), but ZooKeeper has no default address.
     """
@@ -351,6 +356,8 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> Storage:
         {"zookeeper": NO_ZOOKEEPER.hosts}, *connection_layers(), connection_in(url)
     )
     options = ClientOptions(telemetry=telemetry)
+    if "timeout_ms" in own:
+        options["delivery_timeout"] = connection.timeout_s
     if "max_in_flight" in own:
         options["max_in_flight"] = convert("max_in_flight", own["max_in_flight"], int)
     if "holder" in own:
@@ -375,7 +382,7 @@ def connection_in(url: QueueUrl) -> dict[str, Any]:
     return {"bootstrap": url.address, "kafka": kafka, **_select(url.settings, _CONNECTION_SETTINGS)}
 
 
-_CONNECTION_SETTINGS = ("zookeeper", "root")
+_CONNECTION_SETTINGS = ("zookeeper", "root", "timeout_ms")
 _CLIENT_SETTINGS = ("max_in_flight", "holder", "instance_id")
 
 
@@ -384,12 +391,16 @@ def _select(settings: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, An
 
 
 def _check_fixed(key: str, value: Any) -> None:
-    here, other = _FIXED_ON_KAFKA[key]
-    value = convert(key, value, type(here))
-    if value == other:
+    here, *others = _FIXED_ON_KAFKA[key]
+    if others == [...]:
+        if value not in (here, (), []):
+            raise NotSupported(f"{key}: Kafka can't do {value!r}; leave it out")
+        return
+    value = convert(key, value, str)
+    if value in others:
         raise NotSupported(f"{key}: Kafka can't do {value!r}; there it is always {here!r}")
     if value != here:
-        raise ConfigError(f"{key}: {value!r} is neither {here!r} nor {other!r}")
+        raise ConfigError(f"{key}: {value!r} is none of {', '.join(map(repr, (here, *others)))}")
 
 
 def _check_name(name: object) -> None:

@@ -115,12 +115,12 @@ class Topics:
     def __init__(
         self,
         connection: KafkaConnection,
-        timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
+        timeout_s: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._guard = ForkGuard("what administers topics")
         self._connection = check_connection(connection)
-        self._timeout = timeout_s
+        self._timeout = connection.timeout_s if timeout_s is None else timeout_s
         self._clock = clock
         self._changed_at: dict[str, float] = {}  # by topic: when it was created or got more partitions here
         self._admin = librdkafka.new_admin(connection)
@@ -164,11 +164,12 @@ class Topics:
             dead.name: {**common, "max.message.bytes": str(dead_letter_limit(limit))},
             dead.markers_topic: {**common, "message.timestamp.type": "LogAppendTime"},
         }
-        self._create(
-            {name: NewTopic(name, partitions, replication, config=config) for name, config in wanted.items()}
-        )
+        new = {
+            name: NewTopic(name, partitions, replication, config=config) for name, config in wanted.items()
+        }
+        self._create(new)
         # Another describe() could ask a broker that does not know the new topics yet.
-        known = self._wait_until_shown(wanted, 1)
+        known = self._wait_until_shown(wanted, 1, new)
         for name in anew:
             if name not in known:
                 raise Unavailable(
@@ -195,8 +196,9 @@ class Topics:
             "unclean.leader.election.enable": "false",
             "min.insync.replicas": "2" if replication >= 3 else "1",
         }
-        self._create({name: NewTopic(name, 1, replication, config=config)})
-        self._wait_until_shown([name], 1)
+        new = {name: NewTopic(name, 1, replication, config=config)}
+        self._create(new)
+        self._wait_until_shown([name], 1, new)
 
     def _create(self, topics: Mapping[str, NewTopic]) -> None:
         self._ask(
@@ -305,8 +307,13 @@ class Topics:
             none_on=KafkaError.INVALID_PARTITIONS,  # added by an earlier try, whose answer was lost
         )
 
-    def _wait_until_shown(self, topics: Iterable[str], partitions: int) -> dict[str, TopicInfo]:
+    def _wait_until_shown(
+        self, topics: Iterable[str], partitions: int, new: Mapping[str, NewTopic] | None = None
+    ) -> dict[str, TopicInfo]:
         """Wait until a broker shows `partitions` partitions of each topic; the controller answers before.
+
+        Creates topics in `new` that are not shown once more: brokers with ZooKeeper say of a topic that is
+        still being deleted that it exists.
 
         Returns the last description, even when the time is over and partitions are missing.
         """
@@ -316,6 +323,8 @@ class Topics:
             known = self.describe(names)
             if all(name in known and known[name].partitions >= partitions for name in names):
                 break
+            if missing := {name: topic for name, topic in (new or {}).items() if name not in known}:
+                self._create(missing)
         return known
 
     def delete(self, topics: Iterable[str]) -> None:

@@ -20,11 +20,18 @@ class Capabilities:
     manual_redelivery  a queue may leave redelivery to the application (redelivery="manual")
     at_most_once       a queue may hand out each message once, and forget it (delivery="at-most-once")
     collapse           of equal messages that wait, a queue may hand out one (collapse=True)
+    groups             send(group=…), and a queue may hand out the messages of a group in order, one at a time
+                       (order="group", on_dead_letter=…)
+    dedup              send(dedup_id=…), and a queue's settings dedup_until and dedup_by
+    retry_delays       a queue may have delays of its own before redeliveries (retry_delays=…)
     transactions       send(transaction=…) and ack(transaction=…) are part of the application's transaction
 
     Where one of the others is missing, a promise is weaker, but nothing raises NotSupported:
 
-    durable            sends and acknowledgements that the storage confirmed survive a kill -9 of the server
+    durable            sends and acknowledgements that the storage confirmed survive a kill -9 of the server,
+                       and a power cut where settings of the server decide that (on Kafka replicas do)
+    lossy_setting      the setting of the server that decides against that, `name=value`, asked when the
+                       storage is opened; "": there is none, or (ZooKeeper's forceSync) the server keeps quiet
     shared             other processes that open the same url find the same queues
     blocking_take      the storage tells a waiting receive() of a new message at once. Otherwise receive()
                        asks the storage again and again
@@ -56,8 +63,12 @@ class Capabilities:
     manual_redelivery: bool = True
     at_most_once: bool = True
     durable: bool = True
+    lossy_setting: str = ""
     shared: bool = True
     collapse: bool = False
+    groups: bool = False
+    dedup: bool = False
+    retry_delays: bool = False
     transactions: bool = False
     blocking_take: bool = False
     max_body_bytes: int | None = None

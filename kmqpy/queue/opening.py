@@ -26,7 +26,7 @@ OpenStorage = Callable[[QueueUrl, Telemetry | None], Storage]
 _STORAGES = {
     "kafka": "kmqpy.kafka.storage:open_storage",
     "memory": "kmqpy.storages.memory:open_storage",
-    **dict.fromkeys(("postgresql", "mariadb", "sqlite"), "kmqpy.storages.sql.opening:open_storage"),
+    **dict.fromkeys(("postgresql", "mariadb", "mysql", "sqlite"), "kmqpy.storages.sql.opening:open_storage"),
     "zookeeper": "kmqpy.storages.zookeeper:open_storage",
     **dict.fromkeys(("redis", "rediss", "valkey", "valkeys"), "kmqpy.storages.redis:open_storage"),
 }

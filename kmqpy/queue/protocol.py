@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self
 from kmqpy.core.durations import Duration
 from kmqpy.message import Headers, HeadersLike, Message, MessagesLike
 from kmqpy.queue.capabilities import Capabilities
+from kmqpy.queue_policy import QueuePolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ class DeadLetter:
     reason             `expired` (its last lease ended), or `nack` or `rejected`, after which `: ` and the
                        text follow that nack() or dead_letter() was given
     size               bytes of the body
+    group              the message's group, as for send()
     body, headers      empty in list(), complete in peek()
 
     `attempts`, `first_enqueued_ms` and `reason` are None where the storage does not know them: in Kafka,
@@ -58,6 +60,7 @@ class DeadLetter:
     size: int
     body: bytes = b""
     headers: Headers = ()
+    group: str | None = None
 
 
 Listed = Sequence[DeadLetter]
@@ -118,6 +121,11 @@ class Queue(Protocol):
         ...
 
     @property
+    def settings(self) -> QueuePolicy:
+        """The queue's settings when it was opened; those of a storage have more fields."""
+        ...
+
+    @property
     def capabilities(self) -> Capabilities:
         """The capabilities of the storage."""
         ...
@@ -143,6 +151,16 @@ class Queue(Protocol):
         ...
 
     @property
+    def delays_retries(self) -> bool:
+        """True if the queue has delays of its own before redeliveries (the setting `retry_delays`)."""
+        ...
+
+    @property
+    def in_groups(self) -> bool:
+        """True if the messages of a group are handed out in order (`order="group"`)."""
+        ...
+
+    @property
     def dead_letters(self) -> DeadLetters:
         """Operations on the messages that failed too often or were rejected."""
         ...
@@ -155,13 +173,19 @@ class Queue(Protocol):
         headers: HeadersLike | None = None,
         delay: Duration = 0,
         priority: int = 0,
+        group: str | None = None,
+        dedup_id: str | None = None,
         transaction: Any = None,
     ) -> str:
         """Send one message; returns its id when the storage has confirmed the message.
 
         body         bytes or text; if the queue has a codec, an object
         delay        how long the message is not handed out; its place in the queue is that of the send
-        priority     0 to 9; messages of higher priority are handed out first
+        priority     0 to 9; messages of higher priority are handed out first. Not with order="group"
+        group        text of 1 to 200 characters: in a queue with order="group", messages of a group are
+                     handed out in the order they were sent, one at a time
+        dedup_id     text of 1 to 200 characters: if a message was sent with it before (in the queue's
+                     `dedup_window_ms`), nothing is stored, and the id of that one is returned
         transaction  the application's own connection to the same database: the message becomes part of the
                      transaction on it, and is sent if the application commits that transaction
 
@@ -177,11 +201,12 @@ class Queue(Protocol):
         headers: HeadersLike | None = None,
         delay: Duration = 0,
         priority: int = 0,
+        group: str | None = None,
         transaction: Any = None,
     ) -> list[str]:
         """Send several bodies or OutgoingMessages; returns their ids.
 
-        An OutgoingMessage has its own key, headers, delay and priority; the arguments apply to the other
+        An OutgoingMessage has its own key, headers, delay and so on; the arguments apply to the other
         bodies. All messages are checked before the first is sent: if send_many() raises MessageError, no
         message was sent. If it raises Unavailable or Unfinished, some messages may have been sent.
         """
@@ -196,9 +221,17 @@ class Queue(Protocol):
         ...
 
     def receive(
-        self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
+        self,
+        max_messages: int = 100,
+        *,
+        wait: Duration = 1.0,
+        lease: Duration | None = None,
+        one_per_group: bool = False,
     ) -> Sequence[Message]:
         """Take up to `max_messages`; returns as soon as there are some, or [] after `wait`.
+
+        In a queue with order="group" there may be several messages of a group, which are to be handled in
+        this order; with `one_per_group` there are not, so that threads can handle all of them at a time.
 
         The messages are leased to the caller for `lease` (default: `default_lease`; at least 100 ms). A
         message that the caller does not finish within its lease is redelivered. At least half of the lease is
@@ -221,12 +254,14 @@ class Queue(Protocol):
     def nack(
         self,
         *messages: MessagesLike,
-        delay: Duration = 0,
+        delay: Duration | None = None,
         count: bool = True,
         reason: str | None = None,
         confirmed: bool = False,
     ) -> None:
         """Give messages back, to be redelivered after `delay`; with `count=False` this was no attempt.
+
+        Without `delay` an attempt that counts is followed by the queue's `retry_delays`, if it has any.
 
         Raises ConfigError for a delay above the queue's `max_delay_ms`.
         """

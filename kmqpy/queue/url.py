@@ -18,6 +18,7 @@ _EXAMPLES = {
     "sqlite": "sqlite:///relative.db",
     "postgresql": "postgresql://host/database",
     "mariadb": "mariadb://host/database",
+    "mysql": "mysql://host/database",
     "zookeeper": "zookeeper://host:2181/kmqpy",
     **{scheme: f"{scheme}://host:6379/0" for scheme in ("redis", "rediss", "valkey", "valkeys")},
 }

@@ -37,6 +37,8 @@ Rules for every engine:
    In a queue with manual redelivery the row stays taken.
 4. *A counted give_back* adds one to `requeues` and sets `enqueued_ms` to now; an uncounted one
    leaves both. If `requeues` is the queue's max_redeliveries already, a counted one buries the row instead.
+   One without a delay of its own, and so the end of a lease, is followed by the delay of the queue's
+   `retries`; engines without the capability `retry_delays` are given no such queues.
 5. *Order*: rows are taken by priority, the highest first, then by place. A row gets the last place when it
    is put, redriven, or given back in a queue that requeues to the back; with `requeue_to` front it keeps its
    place. A delayed row's place is that of its put or give_back. With `order` any, any order will do.
@@ -56,6 +58,17 @@ Rules for every engine:
    and deletes the others in the same step; it goes on until it has `limit` rows. No other method collapses
    anything, so peek() and counts() show all rows. Two takers at a time never get one each of rows that share
    a digest. Engines without the capability `collapse` are given no such queues.
+11. *Groups*: in a queue with order `group`, a row keeps its place, and a row of a group is taken only if no
+   other row of the group is taken, or in the same take, and if it has the smallest place of those that are
+   ready, delayed or taken; in a queue that `holds`, only if none is dead, and a dead row is redriven to its
+   own place. So a take may return several rows of a group, in order. extend() takes a row that is named with
+   ANY_TAKE whatever its place. Rows without a group wait for none. peek() leaves out rows that wait for
+   others, counts() counts them as ready. All rows have the priority 0. Engines without the capability
+   `groups` are given no rows with a group and no such queues; other queues keep it, and do nothing with it.
+12. *Dedup keys*: put() stores a row with a dedup key only if no row has the key, and returns the id of the
+   row that has it. A row has it for `dedup_window_ms` since its put, or, in a queue that keeps them
+   `until_acknowledged`, while it is neither finished nor dead. That counts within one put(), and for puts
+   at a time: one waits until the transaction of the other is decided. Needs the capability `dedup`.
 """
 
 from __future__ import annotations
@@ -84,6 +97,8 @@ class NewRow(NamedTuple):
     """A new message, for put().
 
     digest  in a queue that collapses, DIGEST_BYTES bytes that rows of equal bodies share (rule 10); else None
+    group   its group (rule 11); None: none
+    dedup   22 characters, for which the queue stores one row at a time (rule 12); None: it is stored
     """
 
     body: bytes
@@ -92,6 +107,8 @@ class NewRow(NamedTuple):
     delay_ms: int = 0
     priority: int = 0
     digest: bytes | None = None
+    group: str | None = None
+    dedup: str | None = None
 
 
 class MessageRow(NamedTuple):
@@ -122,6 +139,7 @@ class MessageRow(NamedTuple):
     reason: str | None = None
     size: int = 0
     place: int = 0
+    group: str | None = None
 
 
 ANY_TAKE = -1
@@ -157,12 +175,13 @@ class Taken(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """The numbers of a queue's rows in each state."""
+    """The numbers of a queue's rows in each state, and of groups that dead ones hold (without a limit)."""
 
     ready: int
     delayed: int
     in_flight: int
     dead: int
+    held_groups: int = 0
 
 
 class Engine(Protocol):
@@ -210,8 +229,10 @@ class Engine(Protocol):
         """
         ...
 
-    def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:
+    def take(self, queue: QueueRow, limit: int, lease_ms: int, *, one_per_group: bool = False) -> Taken:
         """Take up to `limit` ready rows for `lease_ms`; does not wait.
+
+        one_per_group  in a queue with order `group`, not more than one row of a group
 
         Several takers at a time get different rows. In an at-most-once queue the engine deletes the rows that
         it returns.
@@ -227,12 +248,14 @@ class Engine(Protocol):
         queue: QueueRow,
         takes: Sequence[TakeRef],
         *,
-        delay_ms: int,
+        delay_ms: int | None,
         count: bool,
         reason: str | None,
         gone: Sequence[MessageRow] = (),
     ) -> int:
         """Make taken rows ready again after `delay_ms`, or bury them (rule 4); returns how many were taken.
+
+        delay_ms None: after the delay of the queue's `retries`, if it is counted; else at once.
 
         `reason` is stored as it is, also when the row is buried. `gone` are the rows of the takes, in an
         at-most-once queue (rule 9).

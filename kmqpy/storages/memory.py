@@ -10,7 +10,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from itertools import count, islice
+from itertools import count
 from typing import Any
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
@@ -22,7 +22,16 @@ from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.stored_storage import URL_SETTINGS, StoredStorage
 from kmqpy.telemetry.base import Telemetry
 
-_CAPABILITIES = Capabilities(durable=False, shared=False, collapse=True, blocking_take=True)
+_CAPABILITIES = Capabilities(
+    durable=False,
+    lossy_setting="memory",
+    shared=False,
+    collapse=True,
+    groups=True,
+    dedup=True,
+    retry_delays=True,
+    blocking_take=True,
+)
 
 
 class MemoryEngine:
@@ -104,8 +113,15 @@ class MemoryEngine:
     def put(self, queue: QueueRow, rows: Sequence[NewRow], connection: Any = None) -> list[int]:  # noqa: ARG002
         """See Engine."""
         with self._locked(queue) as (found, now_ms):
-            ids = list(islice(self._ids, len(rows)))
-            for row_id, new in zip(ids, rows, strict=True):
+            ids: list[int] = []
+            for new in rows:
+                if new.dedup is not None and (holder := found.holder(new.dedup)) is not None:
+                    ids.append(holder)
+                    continue
+                row_id = next(self._ids)
+                ids.append(row_id)
+                if new.dedup is not None:
+                    found.keep_key(new.dedup, row_id)
                 row = MemoryRow(
                     id=row_id,
                     body=new.body,
@@ -117,22 +133,25 @@ class MemoryEngine:
                     place=next(found.places),
                     until_ms=now_ms + new.delay_ms,
                     digest=new.digest,
+                    group=new.group,
                 )
                 found.enter(row, RowState.DELAYED if new.delay_ms else RowState.READY)
             return ids
 
-    def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:
+    def take(self, queue: QueueRow, limit: int, lease_ms: int, *, one_per_group: bool = False) -> Taken:
         """See Engine."""
         with self._locked(queue) as (found, now_ms):
+            rows: list[MemoryRow] = []
             taken: list[MessageRow] = []
-            while len(taken) < limit and (first := found.ready.first()) is not None:
-                row = first[1]
+            while len(taken) < limit and (row := _next(found, rows)) is not None:
                 digest = row.digest
                 found.take(row, now_ms, lease_ms)
                 found.remove_twins(digest)
                 taken.append(row.shown())
                 if queue.settings.at_most_once:
                     found.remove(row)
+                elif queue.settings.in_groups and not one_per_group:
+                    rows.append(row)
             due = found.due.first()
             return Taken(taken, now_ms, None if due is None else due[0][0], found.arrivals)
 
@@ -150,7 +169,7 @@ class MemoryEngine:
         queue: QueueRow,
         takes: Sequence[TakeRef],
         *,
-        delay_ms: int,
+        delay_ms: int | None,
         count: bool,
         reason: str | None,
         gone: Sequence[MessageRow] = (),
@@ -202,10 +221,13 @@ class MemoryEngine:
         """See Engine."""
         with self._locked(queue) as (found, _):
             return Counts(
-                ready=found.counts[RowState.READY],
+                ready=found.counts[RowState.READY] + found.counts[RowState.BEHIND],
                 delayed=found.counts[RowState.DELAYED],
                 in_flight=found.counts[RowState.TAKEN],
                 dead=found.counts[RowState.DEAD],
+                held_groups=sum(bool(group.dead) for group in found.groups.values())
+                if queue.settings.holds
+                else 0,
             )
 
     def taken_rows(
@@ -250,7 +272,9 @@ class MemoryEngine:
                 row.requeues = 0
                 row.enqueued_ms = now_ms
                 row.reason = None
-                row.place = next(found.places)
+                row.until_ms = 0
+                if not queue.settings.holds:
+                    row.place = next(found.places)
                 found.enter(row, RowState.READY)
             return len(chosen)
 
@@ -322,6 +346,7 @@ class _LockedQueue:
             now_us = self._now_us()
             if self._queue.deleted:
                 raise QueueNotFound(f"queue {self._queue.row.name!r} was deleted")
+            self._queue.now_ms = -(-now_us // 1000)
             self._queue.pass_time(now_us // 1000)
         except BaseException:  # Ctrl-C, too: other threads must not wait for ever
             self._queue.changed.release()
@@ -330,6 +355,14 @@ class _LockedQueue:
 
     def __exit__(self, *_: object) -> None:
         self._queue.changed.release()
+
+
+def _next(queue: MemoryQueue, taken: Sequence[MemoryRow]) -> MemoryRow | None:
+    """The row to take next: the first that is ready; behind all these, the next of a taken one's group."""
+    first = queue.ready.first()
+    if first is not None:
+        return first[1]
+    return next(filter(None, map(queue.successor, taken)), None)
 
 
 def _oldest_dead_rows(

@@ -7,10 +7,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import count
+from itertools import count, islice
 
 from kmqpy.message import Headers
 from kmqpy.storages.engine import MessageRow, QueueRow, TakeRef
+from kmqpy.storages.memory_groups import Group
 
 _EXPIRED = "expired"
 
@@ -19,12 +20,13 @@ class RowState(Enum):
     """The state of a message."""
 
     READY = "ready"
+    BEHIND = "behind"  # it waits for another one of its group
     DELAYED = "delayed"
     TAKEN = "taken"
     DEAD = "dead"
 
 
-ALIVE = (RowState.READY, RowState.DELAYED, RowState.TAKEN)
+ALIVE = (RowState.READY, RowState.BEHIND, RowState.DELAYED, RowState.TAKEN)
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +49,7 @@ class MemoryRow:
     until_ms: int = 0
     reason: str | None = None
     digest: bytes | None = None
+    group: str | None = None
 
     def shown(self) -> MessageRow:
         """The row as callers of the engine see it."""
@@ -64,6 +67,7 @@ class MemoryRow:
             until_ms=self.until_ms if self.state in (RowState.TAKEN, RowState.DELAYED) else 0,
             reason=self.reason,
             place=self.place,
+            group=self.group,
         )
 
 
@@ -100,6 +104,9 @@ class MemoryQueue:
 
     ready, due  the ready rows by order; the delayed and taken rows by when they become ready by themselves
     twins       the ready rows that have a digest, by it and by id
+    groups      with order="group", the groups of the rows by name
+    dedup       by dedup key, the id of the row that has it, and until when
+    now_ms      the time of the call under way
     arrivals    counts the events after which waiting threads look again: a row has become ready, a delay or
                 lease ends before all others, wake()
     """
@@ -111,6 +118,9 @@ class MemoryQueue:
     ready: _Heap = field(default_factory=_Heap)
     due: _Heap = field(default_factory=_Heap)
     twins: dict[bytes, dict[int, MemoryRow]] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
+    dedup: dict[str, tuple[int, int]] = field(default_factory=dict)
+    now_ms: int = 0
     places: Iterator[int] = field(default_factory=count)
     arrivals: int = 0
     deleted: bool = False
@@ -118,7 +128,43 @@ class MemoryQueue:
     # Every change of state goes through enter() or remove().
 
     def enter(self, row: MemoryRow, state: RowState) -> None:
-        """Put a row, new or old, into this state; wake threads that can take it now or have to wait less."""
+        """Put a row, new or old, into this state; wake threads that can take it now or have to wait less.
+
+        A row of a group that waits for another one of it is ready or delayed when its turn has come.
+        """
+        if row.group is None or not self.row.settings.in_groups:
+            self._enter(row, state)
+            return
+        group = self.groups.setdefault(row.group, Group())
+        group.forget(row)
+        if state is RowState.TAKEN:
+            group.taken[row.id] = row
+        elif state is RowState.DEAD:
+            group.dead[row.id] = row
+        else:
+            group.wait(row)
+            state = RowState.BEHIND
+        self._enter(row, state)
+        self._settle(row.group, group)
+
+    def successor(self, row: MemoryRow) -> MemoryRow | None:
+        """Of the row's group the first that waits, if it could come at once behind it."""
+        group = self.groups.get(row.group) if row.group is not None else None
+        first = None if group is None else group.first_behind()
+        return first if first is not None and first.until_ms <= self.now_ms else None
+
+    def _settle(self, name: str, group: Group) -> None:
+        def show(row: MemoryRow) -> None:
+            self._enter(row, RowState.DELAYED if row.until_ms > self.now_ms else RowState.READY)
+
+        def hide(row: MemoryRow) -> None:
+            self._enter(row, RowState.BEHIND)
+
+        group.settle(holds=self.row.settings.holds, show=show, hide=hide)
+        if group.is_empty:
+            del self.groups[name]
+
+    def _enter(self, row: MemoryRow, state: RowState) -> None:
         if row.id in self.rows:
             self.counts[row.state] -= 1
         self._forget_twin(row)
@@ -140,6 +186,22 @@ class MemoryQueue:
                 self.arrivals += 1  # threads that wait must look again earlier
                 self.changed.notify_all()
 
+    def holder(self, key: str) -> int | None:
+        """The id of the row that has this dedup key; None if it is free: rule 12 of the engine."""
+        row_id, until_ms = self.dedup.get(key, (0, 0))
+        row = self.rows.get(row_id)
+        if self.row.settings.until_acknowledged:
+            return row_id if row is not None and row.state is not RowState.DEAD else None
+        return row_id if until_ms > self.now_ms else None
+
+    def keep_key(self, key: str, row_id: int) -> None:
+        """Let a row have this dedup key; forget keys whose time is over."""
+        self.dedup.pop(key, None)
+        for other in [*islice(self.dedup, 2)]:
+            if self.holder(other) is None:
+                del self.dedup[other]
+        self.dedup[key] = (row_id, self.now_ms + self.row.settings.dedup_window_ms)
+
     def add_again(self, gone: Sequence[MessageRow]) -> None:
         """Add rows that a take has deleted, as taken rows: rule 9 of kmqpy.storages.engine."""
         for one in gone:
@@ -156,6 +218,7 @@ class MemoryQueue:
                     take=one.take,
                     requeues=one.requeues,
                     until_ms=one.until_ms,
+                    group=one.group,
                 )
                 self.enter(row, RowState.TAKEN)
 
@@ -166,6 +229,10 @@ class MemoryQueue:
         self._forget_twin(row)
         row.version += 1
         row.body, row.key, row.headers = b"", None, ()  # a void entry in a heap may keep the row for long
+        group = None if row.group is None else self.groups.get(row.group)
+        if group is not None and row.group is not None:
+            group.forget(row)
+            self._settle(row.group, group)
 
     def remove_twins(self, digest: bytes | None) -> None:
         """Delete the ready rows with this digest: rule 10 of kmqpy.storages.engine."""
@@ -190,7 +257,14 @@ class MemoryQueue:
         return len(gone)
 
     def requeue(
-        self, row: MemoryRow, *, at_ms: int, now_ms: int, delay_ms: int, count: bool, reason: str | None
+        self,
+        row: MemoryRow,
+        *,
+        at_ms: int,
+        now_ms: int,
+        delay_ms: int | None,
+        count: bool,
+        reason: str | None,
     ) -> None:
         """Give a row back, or bury it over the limit of redeliveries: rule 4 of kmqpy.storages.engine."""
         settings = self.row.settings
@@ -199,6 +273,8 @@ class MemoryQueue:
             row.since_ms = at_ms
             self.enter(row, RowState.DEAD)
             return
+        if delay_ms is None:
+            delay_ms = settings.retries.delay_ms(row.requeues) if count else 0
         if count:
             row.requeues += 1
             row.enqueued_ms = at_ms
@@ -232,10 +308,10 @@ class MemoryQueue:
         while (first := self.due.first()) is not None and first[0][0] <= now_ms:
             row = first[1]
             if row.state is RowState.DELAYED:
-                self.enter(row, RowState.READY)
+                self._enter(row, RowState.READY)
             else:
                 at_ms = row.until_ms
-                self.requeue(row, at_ms=at_ms, now_ms=now_ms, delay_ms=0, count=True, reason=_EXPIRED)
+                self.requeue(row, at_ms=at_ms, now_ms=now_ms, delay_ms=None, count=True, reason=_EXPIRED)
 
     def current(self, takes: Sequence[TakeRef], *states: RowState) -> Iterator[MemoryRow]:
         """Yield the rows of current takes, if they are in one of these states."""

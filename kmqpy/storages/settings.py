@@ -6,19 +6,28 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any
 
-from kmqpy.core.settings import build
+from kmqpy.core.settings import build, check_count
 from kmqpy.errors import ConfigError, NotSupported, shown
 from kmqpy.queue import Capabilities
-from kmqpy.queue_policy import QueuePolicy
+from kmqpy.queue_policy import POLICY, QueuePolicy
+from kmqpy.storages.retries import Retries, normal
 
+MAX_NOTES = 100_000
 _CHOICES = {
     "requeue_to": ("back", "front"),
-    "order": ("fifo", "any"),
+    "order": ("fifo", "any", "group"),
     "redelivery": ("automatic", "manual"),
     "delivery": ("at-least-once", "at-most-once"),
+    "on_dead_letter": ("continue", "hold"),
+    "dedup_until": ("window", "acknowledged"),
+    "dedup_by": ("id", "body"),
 }
+
+ALTERABLE = (*POLICY, "retry_delays", "retry_max_ms", "retry_jitter", "dedup_window_ms", "notes")
+"""The settings that can be changed while the queue is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +38,30 @@ class StoredQueueSettings(QueuePolicy):
     max_lease_ms        longest lease, extension or delay of nack()
     requeue_to          where a message goes that was given back or whose lease ended. `back`: behind all
                         others. `front`: its own place, before messages that were sent after it
-    order               `fifo`: the order of sending. `any`: any order, where that makes the storage faster
+    order               `fifo`: the order of sending. `any`: any order, where that makes the storage faster.
+                        `group`: of the messages of one group one at a time (or several in one receive()), in
+                        the order of sending, whatever fails: a redelivered message keeps its place, and those
+                        behind it wait
     redelivery          `automatic`: the storage redelivers a message when its lease ends. `manual`: a taken
                         message stays in flight until the application finishes it or gives it back
     delivery            `at-least-once`: the storage keeps a taken message until it is acknowledged.
                         `at-most-once`: it deletes a message when it is taken
     collapse            True: of equal messages that nobody has taken yet, a take hands out the first one, and
                         deletes the others. kmqpy/queue/canonical.py says which messages are equal
+    notes               text that a program keeps with the queue, at most MAX_NOTES characters. The gateway
+                        keeps there what SQS's clients set
+    on_dead_letter      with order `group`, when a message of a group becomes a dead letter. `continue`: those
+                        behind it come next. `hold`: they wait until it was redriven, which puts it back in
+                        its place, and acknowledged, or until the dead letters were purged
+    retry_delays        durations as text: how long a message waits before its first, second, … redelivery
+                        after its lease ended or nack() without a delay; the last one goes for all that follow
+    retry_max_ms        None, or each delay behind the last of retry_delays is twice the one before, up to it
+    retry_jitter        0 to 1: each of these delays is shortened at random by up to so much of it
+    dedup_window_ms     so long after a message was sent with a dedup id, others with this id are not stored
+    dedup_until         `window`: see dedup_window_ms. `acknowledged`: they are not stored for as long as the
+                        first one is in the queue, and no dead letter
+    dedup_by            `id`: only messages that were sent with a dedup id have one. `body`: to others the
+                        digest of their body is one
 
     QueuePolicy describes the other settings.
     """
@@ -45,6 +71,14 @@ class StoredQueueSettings(QueuePolicy):
     redelivery: str = "automatic"
     delivery: str = "at-least-once"
     collapse: bool = False
+    notes: str = ""
+    on_dead_letter: str = "continue"
+    retry_delays: tuple[str, ...] = ()
+    retry_max_ms: int | None = None
+    retry_jitter: float = 0.0
+    dedup_window_ms: int = 300_000
+    dedup_until: str = "window"
+    dedup_by: str = "id"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,14 +86,23 @@ class StoredQueueSettings(QueuePolicy):
         for key, choices in _CHOICES.items():
             value = getattr(self, key)
             if value not in choices:
-                raise ConfigError(f"{key}: {shown(value)} is neither {choices[0]!r} nor {choices[1]!r}")
+                raise ConfigError(f"{key}: {shown(value)} is none of {', '.join(map(repr, choices))}")
         if not isinstance(self.collapse, bool):
             raise ConfigError(f"collapse: {shown(self.collapse)} is neither true nor false")
+        if not isinstance(self.notes, str) or len(self.notes) > MAX_NOTES or "\0" in self.notes:
+            raise ConfigError(f"notes: expected text of at most {MAX_NOTES} characters, without NUL")
+        if self.in_groups and (self.at_most_once or self.collapse):
+            raise ConfigError("order: 'group' goes neither with delivery='at-most-once' nor with collapse")
+        if self.holds and not self.in_groups:
+            raise ConfigError("on_dead_letter: 'hold' needs order='group'")
+        check_count(self, "dedup_window_ms")
+        object.__setattr__(self, "retry_delays", normal(self.retry_delays))
+        _ = self.retries  # raises for wrong ones
 
     @property
     def to_front(self) -> bool:
         """True when a redelivered message keeps its place."""
-        return self.requeue_to == "front"
+        return self.requeue_to == "front" or self.in_groups
 
     @property
     def is_manual(self) -> bool:
@@ -71,13 +114,37 @@ class StoredQueueSettings(QueuePolicy):
         """True when the storage forgets a message when it is taken."""
         return self.delivery == "at-most-once"
 
+    @property
+    def in_groups(self) -> bool:
+        """True when the messages of a group are handed out in order, one at a time."""
+        return self.order == "group"
+
+    @property
+    def holds(self) -> bool:
+        """True when a dead letter holds the messages of its group."""
+        return self.on_dead_letter == "hold"
+
+    @property
+    def until_acknowledged(self) -> bool:
+        """True when a dedup id is free again once its message is finished."""
+        return self.dedup_until == "acknowledged"
+
+    @cached_property
+    def retries(self) -> Retries:
+        """The delays before redeliveries."""
+        return Retries.of(self.retry_delays, self.retry_max_ms, self.retry_jitter, self.max_delay_ms)
+
     def check_supported(self, capabilities: Capabilities) -> None:
         """Raise NotSupported if a storage with these capabilities can't do one of the settings."""
-        wanted: list[tuple[bool, bool, Literal["requeue_to", "redelivery", "delivery", "collapse"]]] = [
-            (self.to_front, capabilities.requeue_to_front, "requeue_to"),
+        wanted: list[tuple[bool, bool, str]] = [
+            (self.in_groups, capabilities.groups, "order"),
+            (self.requeue_to == "front", capabilities.requeue_to_front, "requeue_to"),
             (self.is_manual, capabilities.manual_redelivery, "redelivery"),
             (self.at_most_once, capabilities.at_most_once, "delivery"),
             (self.collapse, capabilities.collapse, "collapse"),
+            (bool(self.retry_delays), capabilities.retry_delays, "retry_delays"),
+            (self.until_acknowledged, capabilities.dedup, "dedup_until"),
+            (self.dedup_by == "body", capabilities.dedup, "dedup_by"),
         ]
         for is_wanted, can, key in wanted:
             if is_wanted and not can:

@@ -65,6 +65,7 @@ def _letter(row: MessageRow) -> DeadLetter:
         size=row.size,
         body=row.body,
         headers=row.headers,
+        group=row.group,
     )
 
 

@@ -104,5 +104,9 @@ class StoredMessage(LazyMessage):
         return self._context.receipts.make(self._row.id, self._row.take)
 
     @property
+    def group(self) -> str | None:
+        return self._row.group
+
+    @property
     def key(self) -> bytes | None:
         return self._row.key

@@ -35,14 +35,20 @@ from kmqpy.queue.arguments import check_age, check_flag
 from kmqpy.queue.canonical import body_digest
 from kmqpy.queue.storage import encode_body
 from kmqpy.queue_policy import bounded
+from kmqpy.storages.dedup import key_of_body, key_of_id
 from kmqpy.storages.engine import ANY_TAKE, Engine, MessageRow, NewRow, QueueRow, TakeRef
 from kmqpy.storages.receipts import Receipts, parse_number
+from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.stored_dead_letters import StoredDeadLetters
 from kmqpy.storages.stored_message import StoredMessage, TakeContext
 from kmqpy.telemetry.base import Telemetry
 
 _ORPHANS_PER_READ = 1_000
 """orphans() reads at most this many rows by one taken_rows() of the engine, until it has read all."""
+
+
+_MAX_NAME = 200
+"""The most characters of a group and of a dedup id."""
 
 
 class StoredQueue(Closeable):
@@ -87,6 +93,11 @@ class StoredQueue(Closeable):
         return f"{self._engine.storage_id}/{self._queue.generation}"
 
     @property
+    def settings(self) -> StoredQueueSettings:
+        """The queue's settings when it was opened."""
+        return self._settings
+
+    @property
     def capabilities(self) -> Capabilities:
         """See Queue.capabilities."""
         return self._capabilities
@@ -107,6 +118,16 @@ class StoredQueue(Closeable):
         return self._settings.at_most_once
 
     @property
+    def delays_retries(self) -> bool:
+        """See Queue.delays_retries."""
+        return bool(self._settings.retry_delays)
+
+    @property
+    def in_groups(self) -> bool:
+        """See Queue.in_groups."""
+        return self._settings.in_groups
+
+    @property
     def dead_letters(self) -> DeadLetters:
         """See Queue.dead_letters."""
         return self._dead_letters
@@ -121,11 +142,15 @@ class StoredQueue(Closeable):
         headers: HeadersLike | None = None,
         delay: Duration = 0,
         priority: int = 0,
+        group: str | None = None,
+        dedup_id: str | None = None,
         transaction: Any = None,
     ) -> str:
         """See Queue.send."""
         self._check_open()
-        row = NewRow(self._encoded(body), *self._terms(key, headers, delay, priority))
+        row = NewRow(self._encoded(body), *self._terms(key, headers, delay, priority, group))
+        if dedup_id is not None:
+            row = row._replace(dedup=self._dedup_key(dedup_id))
         return self._send([row], transaction)[0]
 
     def send_many(
@@ -136,12 +161,13 @@ class StoredQueue(Closeable):
         headers: HeadersLike | None = None,
         delay: Duration = 0,
         priority: int = 0,
+        group: str | None = None,
         transaction: Any = None,
     ) -> list[str]:
         """See Queue.send_many."""
         check_bodies(bodies)
         self._check_open()
-        terms = self._terms(key, headers, delay, priority)
+        terms = self._terms(key, headers, delay, priority, group)
         rows = [
             self._row(body) if isinstance(body, OutgoingMessage) else NewRow(self._encoded(body), *terms)
             for body in bodies
@@ -163,6 +189,8 @@ class StoredQueue(Closeable):
             return []
         if self._settings.collapse:
             rows = [row._replace(digest=body_digest(row.body)) for row in rows]
+        if self._settings.dedup_by == "body":
+            rows = [row if row.dedup else row._replace(dedup=key_of_body(row.body)) for row in rows]
         if self._is_traced:
             with ExitStack() as stack:
                 rows = [
@@ -176,12 +204,22 @@ class StoredQueue(Closeable):
         return [*map(str, ids)]
 
     def _row(self, message: OutgoingMessage) -> NewRow:
-        terms = self._terms(message.key, message.headers, message.delay, message.priority)
-        return NewRow(self._encoded(message.body), *terms)
+        terms = self._terms(message.key, message.headers, message.delay, message.priority, message.group)
+        row = NewRow(self._encoded(message.body), *terms)
+        return row if message.dedup_id is None else row._replace(dedup=self._dedup_key(message.dedup_id))
+
+    def _dedup_key(self, dedup_id: str) -> str:
+        self._check_can("dedup_id", self._capabilities.dedup)
+        return key_of_id(_checked_name(dedup_id, "dedup_id"))
 
     def _terms(
-        self, key: bytes | str | None, headers: HeadersLike | None, delay: Duration, priority: int
-    ) -> tuple[bytes | None, Headers, int, int]:
+        self,
+        key: bytes | str | None,
+        headers: HeadersLike | None,
+        delay: Duration,
+        priority: int,
+        group: str | None,
+    ) -> tuple[bytes | None, Headers, int, int, None, str | None]:
         """The fields of a NewRow after its body; send_many() computes them once for all plain bodies."""
         delay_ms = duration_ms(delay, "delay")
         if delay_ms > self._settings.max_delay_ms:
@@ -191,8 +229,12 @@ class StoredQueue(Closeable):
         if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= MAX_PRIORITY:
             raise MessageError(f"priority: {shown(priority)} is no whole number from 0 to {MAX_PRIORITY}")
         if priority:
-            self._check_can("priority", self.capabilities.priority)
-        return None if key is None else as_bytes(key, "key"), headers_from(headers), delay_ms, priority
+            self._check_can("priority", self.capabilities.priority and not self._settings.in_groups)
+        if group is not None:
+            self._check_can("group", self._capabilities.groups)
+            _checked_name(group, "group")
+        key = None if key is None else as_bytes(key, "key")
+        return key, headers_from(headers), delay_ms, priority, None, group
 
     def _encoded(self, value: Any) -> bytes:
         body = as_bytes(value, "body") if self._codec is None else encode_body(self._codec, value)
@@ -204,12 +246,19 @@ class StoredQueue(Closeable):
     # --- taking -----------------------------------------------------------------------------------
 
     def receive(
-        self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
+        self,
+        max_messages: int = 100,
+        *,
+        wait: Duration = 1.0,
+        lease: Duration | None = None,
+        one_per_group: bool = False,
     ) -> list[Message]:
         """See Queue.receive; a wait of more than a day ends after a day."""
         check_limit(max_messages, "max_messages")
         # Every operating system and driver can wait for a day.
         wait_ms = min(duration_ms(wait, "wait"), DAY_MS)
+        check_flag(one_per_group, "one_per_group")
+        how = {"one_per_group": True} if one_per_group and self._settings.in_groups else {}
         deadline = self._clock.monotonic() + wait_ms / 1000
         lease_ms = self._settings.lease_ms
         if lease is not None:
@@ -217,7 +266,7 @@ class StoredQueue(Closeable):
         while True:
             self._check_open()
             asked_ms, asked_s = self._clock.wall_ms(), self._clock.monotonic()
-            taken = self._engine.take(self._queue, max_messages, lease_ms)
+            taken = self._engine.take(self._queue, max_messages, lease_ms, **how)
             now = self._clock.monotonic()
             if taken.rows and not self.at_most_once and (now - asked_s) * 2000 > lease_ms:
                 # The answer took so long that less than half of the lease is left.
@@ -259,14 +308,16 @@ class StoredQueue(Closeable):
     def nack(
         self,
         *messages: MessagesLike,
-        delay: Duration = 0,
+        delay: Duration | None = None,
         count: bool = True,
         reason: str | None = None,
         confirmed: bool = False,  # noqa: ARG002
     ) -> None:
         """See Queue.nack."""
         takes, gone = self._parsed_with_gone(messages)
-        delay_ms = bounded(duration_ms(delay, "delay"), "delay", "max_delay_ms", self._settings)
+        delay_ms = None
+        if delay is not None:
+            delay_ms = bounded(duration_ms(delay, "delay"), "delay", "max_delay_ms", self._settings)
         check_flag(count, "count")
         if delay_ms:
             self._check_can("delay", self.capabilities.delay)
@@ -303,7 +354,7 @@ class StoredQueue(Closeable):
         self,
         takes: Sequence[TakeRef],
         *,
-        delay_ms: int,
+        delay_ms: int | None,
         count: bool,
         reason: str | None,
         gone: Sequence[MessageRow] = (),
@@ -454,6 +505,16 @@ class StoredQueue(Closeable):
     def _check_transaction(self, transaction: Any) -> None:
         if transaction is not None:
             self._check_can("transaction", self.capabilities.transactions)
+
+
+def _checked_name(value: object, argument: str) -> str:
+    """`value`; raises MessageError unless it is text that a storage can keep as a name."""
+    if not isinstance(value, str) or not 1 <= len(value) <= _MAX_NAME or "\0" in value:
+        raise MessageError(
+            f"{argument}: {shown(value)} is no text of 1 to {_MAX_NAME} characters without NUL"
+        )
+    as_bytes(value, argument)  # raises for lone surrogates
+    return value
 
 
 def _takes(rows: Iterable[MessageRow]) -> list[TakeRef]:

@@ -16,9 +16,8 @@ from kmqpy.core.settings import convert, nearest
 from kmqpy.errors import Closed, ConfigError, QueueNotFound
 from kmqpy.queue import Capabilities, Codec, QueueDescription, QueueUrl
 from kmqpy.queue.storage import refuse_unalterable
-from kmqpy.queue_policy import POLICY
 from kmqpy.storages.engine import Engine, QueueRow
-from kmqpy.storages.settings import SETTING_NAMES, StoredQueueSettings, check_queue_name
+from kmqpy.storages.settings import ALTERABLE, SETTING_NAMES, StoredQueueSettings, check_queue_name
 from kmqpy.storages.stored_queue import StoredQueue
 from kmqpy.telemetry.base import Telemetry
 
@@ -71,9 +70,12 @@ class StoredStorage(Closeable):
         altered = False
         while not altered:  # others may alter other settings meanwhile
             queue = self._find(name)
-            refuse_unalterable(changes, POLICY)
-            settings = {**dataclasses.asdict(queue.settings), **changes}
-            altered = self._engine.alter_queue(queue, StoredQueueSettings.of(settings.pop("name"), settings))
+            refuse_unalterable(changes, ALTERABLE)
+            settings = dataclasses.asdict(queue.settings)
+            settings |= {key: new(settings[key]) if callable(new) else new for key, new in changes.items()}
+            wanted = StoredQueueSettings.of(settings.pop("name"), settings)
+            wanted.check_supported(self.capabilities)
+            altered = self._engine.alter_queue(queue, wanted)
 
     def list(self) -> builtins.list[str]:
         """See Storage.list."""

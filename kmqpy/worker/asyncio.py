@@ -107,11 +107,15 @@ class AsyncQueue:
         headers: HeadersLike | None = None,
         delay: Duration = 0,
         priority: int = 0,
+        group: str | None = None,
+        dedup_id: str | None = None,
     ) -> str:
         """See Queue.send; within a transaction: `await q.call(q.queue.send, …, transaction=…)`."""
         self._check_open()
         own = None if headers is None else headers_from(headers)  # converted now: they may be an iterator
-        message = OutgoingMessage(body, key=key, headers=own, delay=delay, priority=priority)
+        message = OutgoingMessage(
+            body, key=key, headers=own, delay=delay, priority=priority, group=group, dedup_id=dedup_id
+        )
         return await self._sends.submit(message)
 
     async def send_many(
@@ -144,7 +148,7 @@ class AsyncQueue:
     async def nack(
         self,
         *messages: MessagesLike,
-        delay: Duration = 0,
+        delay: Duration | None = None,
         count: bool = True,
         reason: str | None = None,
         confirmed: bool = False,

@@ -51,7 +51,7 @@ class Acknowledge:
 class GiveBack:
     """The outcome of a message that the queue redelivers; the fields are arguments of Queue.nack()."""
 
-    delay: Duration = 0
+    delay: Duration | None = 0
     count: bool = True
     reason: str | None = None
 
@@ -81,8 +81,12 @@ RELEASE = GiveBack(count=False)
 back, and this delivery does not count as an attempt."""
 
 
-def failed_outcome(error: BaseException, attempts: int, backoff: Backoff) -> Outcome:
-    """The outcome of a message whose handler raised `error` in delivery number `attempts`."""
+def failed_outcome(error: BaseException, attempts: int, backoff: Backoff | None) -> Outcome:
+    """The outcome of a message whose handler raised `error` in delivery number `attempts`.
+
+    backoff  None: the queue knows how long redeliveries wait
+    """
+    own_delay = None if backoff is None else backoff.delay(attempts)
     if isinstance(error, Reject):
         return SetAside(shortened(error.reason))
     if isinstance(error, Retry):
@@ -90,11 +94,11 @@ def failed_outcome(error: BaseException, attempts: int, backoff: Backoff) -> Out
             # As a float: outcomes must be hashable, and the delay of a handler need not be.
             asked = None if error.delay is None else duration_ms(error.delay, "delay") / 1000
         except ConfigError as problem:
-            return GiveBack(backoff.delay(attempts), reason=described(problem))
-        delay = backoff.delay(attempts) if asked is None else asked
+            return GiveBack(own_delay, reason=described(problem))
+        delay = own_delay if asked is None else asked
         reason = None if error.reason is None else shortened(error.reason)
         return GiveBack(delay, count=bool(error.count), reason=reason)
-    return GiveBack(backoff.delay(attempts), reason=described(error))
+    return GiveBack(own_delay, reason=described(error))
 
 
 def described(error: BaseException) -> str:

@@ -69,7 +69,7 @@ class WorkerOptions(TypedDict, total=False):
     ordering: Literal["key"] | None
     prefetch: int | None
     lease: Duration | None
-    backoff: Backoff
+    backoff: Backoff | None
     drain_timeout: Duration
     on_lost: Callable[[Message], None] | None
     telemetry: Telemetry | None
@@ -93,7 +93,8 @@ class Worker:
                    `concurrency`
     lease          the longest time until messages are redelivered if this process dies; at least 0.1 s, at
                    most the queue's `max_lease`; default: the queue's `default_lease`
-    backoff        the delay of a redelivery after a failure; grows with the attempts of the message
+    backoff        the delay of a redelivery after a failure; grows with the attempts of the message; default:
+                   the queue's `retry_delays`, or if it has none, Backoff()
     drain_timeout  how long stop() waits for running handlers; afterwards their messages are given back,
                    and the attempt is not counted
     on_lost        called with each lost message: its lease can't be extended, because it had ended or an
@@ -120,7 +121,7 @@ class Worker:
         ordering: Literal["key"] | None = None,
         prefetch: int | None = None,
         lease: Duration | None = None,
-        backoff: Backoff = _DEFAULT_BACKOFF,
+        backoff: Backoff | None = None,
         drain_timeout: Duration = 30.0,
         on_lost: Callable[[Message], None] | None = None,
         handle_signals: bool = True,
@@ -151,7 +152,9 @@ class Worker:
         self._lease_s = _lease_s(queue, lease)
         self._ahead = TakingAhead(prefetch, self._lease_s, clock.monotonic(), grows=grows)
         self._least_ahead = prefetch
-        self._backoff = backoff
+        self._backoff = backoff or (None if queue.delays_retries else _DEFAULT_BACKOFF)
+        # Handlers of several messages run at a time.
+        self._how = {"one_per_group": True} if queue.in_groups else {}
         # For more than TIMEOUT_MAX, waits of threads raise OverflowError.
         self._drain_s = min(duration_ms(drain_timeout, "drain_timeout") / 1000, threading.TIMEOUT_MAX)
         self._handle_signals = handle_signals
@@ -299,7 +302,7 @@ class Worker:
         pause = Backoff(0.1, 2, 10, 0.2)
         while (room := self._wait_for_room()) > 0:
             try:
-                messages = self._queue.receive(room, wait=_RECEIVE_WAIT_S, lease=self._lease_s)
+                messages = self._queue.receive(room, wait=_RECEIVE_WAIT_S, lease=self._lease_s, **self._how)
                 failures = 0
                 self._accept(messages)
             except _FATAL_ERRORS as error:

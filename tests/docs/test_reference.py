@@ -10,7 +10,7 @@ import click
 import pytest
 
 from kmqpy.cli.app import kmq
-from kmqpy.cli.plugins import load, plugins
+from kmqpy.cli.plugins import plugins
 from tests.docs.pages import blocks
 
 ROOT = Path(__file__).parents[2]
@@ -94,8 +94,7 @@ def unknown(words: list[str]) -> list[str]:
     options = {name for param in kmq.params for name in param.opts} | {"--help", "--version", "-h"}
     for word in words:
         if isinstance(command, click.Group) and not word.startswith("-"):
-            beside = plugins() if command is kmq else {}
-            found = load(beside[word]) if word in beside else command.commands.get(word)
+            found = command.get_command(click.Context(command), word)
             if found is not None:
                 command = found
                 options |= {name for param in command.params for name in (*param.opts, *param.secondary_opts)}

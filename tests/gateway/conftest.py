@@ -24,6 +24,13 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield found
 
 
+@pytest.fixture(scope="module", params=("memory", "sqlite", "postgresql", "redis"))
+def sqs_served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A gateway for SQS's clients over the storage of this parameter."""
+    with running(storage_for(_url(request.param, request, tmp_path_factory))) as found:
+        yield found
+
+
 @pytest.fixture
 def calls(served: Served) -> Calls:
     """Calls of a queue that has never been used."""
@@ -46,7 +53,6 @@ def _url(kind: str, request: pytest.FixtureRequest, folders: pytest.TempPathFact
         return f"sqlite:///{folders.mktemp('gateway') / 'queues.db'}"
     if kind == "kafka":
         cluster = request.getfixturevalue("cluster")
-        # One root for all: the queue of moves, too, is one topic for all gateways on this Kafka.
-        return f"kafka://{cluster.bootstrap}?zookeeper={cluster.zookeeper}&root=/gateways"
+        return f"kafka://{cluster.bootstrap}?zookeeper={cluster.zookeeper}&root=/{prefix}"
     url = request.getfixturevalue("database_url")(kind)
     return f"{url}?prefix={prefix}"

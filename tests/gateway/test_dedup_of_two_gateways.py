@@ -11,12 +11,12 @@ from kmqpy.queue import storage_for
 
 def test_equal_messages_collapse_whichever_gateway_is_asked(cluster, zookeeper):
     root = f"/two-{uuid.uuid4().hex[:8]}"
-    url = f"kafka://{cluster.bootstrap}?zookeeper={cluster.zookeeper}&root=/gateways"  # see conftest.py
+    url = f"kafka://{cluster.bootstrap}?zookeeper={cluster.zookeeper}&root={root}"
     name = f"d-{uuid.uuid4().hex[:12]}"
     with (
         TrackerProcess(url),
-        running(storage_for(url), peers=zookeeper, root=root) as one,
-        running(storage_for(url), peers=zookeeper, root=root) as other,
+        running(storage_for(url), peers=zookeeper, roots={"": root}) as one,
+        running(storage_for(url), peers=zookeeper, roots={"": root}) as other,
     ):
         for served in (one, other):
             assert wait_until(lambda peers=served.gateway._peers: len(peers.others) == 1, 20)

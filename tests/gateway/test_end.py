@@ -1,6 +1,7 @@
 """How a gateway ends, and one that can't start: nothing is cut off, nothing is done twice."""
 
 import asyncio
+import http.client
 import os
 import signal
 import socket
@@ -8,9 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 
 import pytest
-from gateway_support import Calls, fresh_memory, running
+from gateway_support import JSON, QUEUE, Calls, fresh_memory, running
 
 from kmqpy.core.clock import wait_until
 from kmqpy.gateway.discovery.peers import Peers
@@ -73,6 +75,35 @@ def test_a_second_signal_cuts_off_no_request(tmp_path):
         client.sendall(b'llo"')
         assert client.recv(100).startswith(b"HTTP/1.1 200")
         assert process.wait(20) == 0, "long before the drain's end"
+
+
+@pytest.mark.parametrize(("hangs", "signals"), [("Moves._jobs", 1), ("Moves.close", 2)])
+def test_a_storage_that_does_not_answer_does_not_hold_up_the_end(hangs, signals):
+    program = f"""
+import time
+from kmqpy.cli import main
+from kmqpy.gateway.service.moves import Moves
+from kmqpy.gateway.service.served_queue import ServedQueue
+ServedQueue.close = {hangs} = lambda *_, **__: time.sleep(600)
+main()"""
+    options = ["gateway", "memory:", "--port", "0", "--admin-port", "0", "--drain", "0s", "--no-access-log"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    port = int(process.stdout.readline().rpartition(":")[2])
+    with process, closing(http.client.HTTPConnection("127.0.0.1", port)) as client:
+        client.request("POST", f"{QUEUE}/jobs/send", b"1", JSON)
+        assert client.getresponse().status == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        assert any("draining" in line for line in process.stderr)
+        if signals == 2:
+            process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(15) == 0
+        finally:
+            process.kill()
 
 
 def test_a_server_that_can_t_start_ends_the_gateway(monkeypatch):

@@ -141,11 +141,11 @@ def test_a_storage_that_does_not_answer():
 
 def test_where_it_is_registered(zookeeper, queue_name):
     of_clients = {"discovery": zookeeper, "cluster": queue_name}
-    with running(memory_storage(), **of_clients, peers=zookeeper, root=f"/{queue_name}") as served:
+    with running(memory_storage(), **of_clients, peers=zookeeper, roots={"": f"/{queue_name}"}) as served:
         for where in ("discovery", "gateways"):
             until(lambda name=f'kmq_gateway_registered{{where="{where}"}}': metrics_of(served)[name] == 1)
         assert metrics_of(served)["kmq_gateway_others"] == 0
-        with running(memory_storage(), peers=zookeeper, root=f"/{queue_name}"):
+        with running(memory_storage(), peers=zookeeper, roots={"": f"/{queue_name}"}):
             until(lambda: metrics_of(served)["kmq_gateway_others"] == 1)
 
 

@@ -1,7 +1,9 @@
 """Two gateways over one Kafka, each with some of the partitions."""
 
+from contextlib import ExitStack
+
 import pytest
-from gateway_support import Calls, ids, payloads, running
+from gateway_support import QUEUE, Calls, ids, payloads, running
 
 from kmqpy.core.clock import wait_until
 from kmqpy.gateway.tracker_process import TrackerProcess
@@ -13,7 +15,7 @@ def two(cluster, zookeeper, queue_name):
     """Calls of one queue at two gateways that know each other."""
     root = f"/{queue_name}"
     url = f"kafka://{cluster.bootstrap}?zookeeper={cluster.zookeeper}&root={root}"
-    options = {"peers": zookeeper, "root": root}
+    options = {"peers": zookeeper, "roots": {"": root}}
     with (
         TrackerProcess(url),
         running(storage_for(url), **options) as first,
@@ -42,3 +44,16 @@ def test_each_gets_messages_of_the_other_and_renewals_count_once(two):
     second.ack(*ids([*both, *rest]))
     for calls in two:
         assert wait_until(lambda calls=calls: calls.claims() == 0, 20), calls.claims()
+
+
+def test_roots_on_one_kafka_have_moves_of_their_own(cluster, zookeeper, queue_name):
+    with ExitStack() as both:
+        for number in range(2):
+            root, origin, target = (f"{before}{queue_name}-{number}" for before in ("/", "a-", "b-"))
+            url = f"kafka://{cluster.bootstrap}?zookeeper={cluster.zookeeper}&root={root}"
+            served = both.enter_context(running(storage_for(url), peers=zookeeper, roots={"": root}))
+            Calls(served, origin).send(number)
+            started = served.ask("POST", f"{QUEUE}/_move?from={origin}&to={target}")
+            assert started.status == 200, started
+            moved = Calls(served, target)
+            assert wait_until(lambda calls=moved, number=number: payloads(calls.peek()) == [number], 30)

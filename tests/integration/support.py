@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from confluent_kafka import OFFSET_INVALID, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import NewTopic
 
 from kmqpy.core.clock import wait_until
 from kmqpy.dev.ports import free_ports
@@ -94,6 +95,16 @@ def delete_topic(topics: Topics, topic: str) -> None:
     """Delete a topic; returns when the broker does not show it any more."""
     topics._admin.delete_topics([topic])[topic].result(60)
     until(lambda: not topics.describe([topic]) and topic not in topics.names())
+
+
+def make_topic(topics: Topics, topic: str, partitions: int = 1) -> None:
+    """Make a topic as Kafka's tools do; again, while old brokers are deleting one that they do not show."""
+
+    def made() -> bool:
+        topics._create({topic: NewTopic(topic, partitions, 1)})
+        return topic in topics.describe([topic])
+
+    until(made)
 
 
 class LiveQueue:

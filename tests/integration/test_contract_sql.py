@@ -1,4 +1,4 @@
-"""The contract of all storages, on PostgreSQL, MariaDB and SQLite."""
+"""The contract of all storages, on PostgreSQL, MariaDB, MySQL and SQLite."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -14,12 +14,15 @@ from kmqpy.storages.stored_storage import StoredStorage
 from kmqpy.testing.contract import *  # noqa: F403
 from kmqpy.testing.contract import Target
 
-_DRIVERS = {"postgresql": "postgresql+psycopg", "mariadb": "mariadb+pymysql"}
+_DRIVERS = {"postgresql": "postgresql+psycopg", "mariadb": "mariadb+pymysql", "mysql": "mysql+pymysql"}
 _LIST = {
     "postgresql": "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND usename = 'postgres'",
-    "mariadb": "SELECT id FROM information_schema.processlist WHERE id <> connection_id() AND user = 'kmq'",
+    **dict.fromkeys(
+        ("mariadb", "mysql"),
+        "SELECT id FROM information_schema.processlist WHERE id <> connection_id() AND user = 'kmq'",
+    ),
 }
-_CUT = {"postgresql": "SELECT pg_terminate_backend(%s)", "mariadb": "KILL %s"}
+_CUT = {"postgresql": "SELECT pg_terminate_backend(%s)", "mariadb": "KILL %s", "mysql": "KILL %s"}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,7 @@ def servers() -> Iterator[Databases]:
         yield started
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+@pytest.fixture(params=["sqlite", *_DRIVERS])
 def kmq_target(request: pytest.FixtureRequest) -> Target:
     name = request.param
     if name == "sqlite":

@@ -46,6 +46,11 @@ class Scene:
         """Whether the tracker has asked for the leader epoch since the takes: it does once a second."""
         return self.tracker._partitions[self.queue.name, 0].taken_end.offset == COUNT
 
+    def has_stored(self) -> bool:
+        """Whether the tracker has stored how far it has read, with a part of the messages finished."""
+        stored = self.tracker._partitions[self.queue.name, 0].stored_position
+        return stored is not None and stored >= COUNT + 5
+
     def give_all_back(self) -> None:
         """As their consumers would, that have not noticed the cut."""
         self.queue.mark_all(Marker(0, number, Op.NACK, 0) for number in range(COUNT))
@@ -79,6 +84,7 @@ def scenes() -> Iterator[Callable[[str], Scene]]:
     """Queues by name, whose logs were cut from message `CUT_AT` on; that of `elected` was not."""
     with Cluster() as cluster:
         made = {name: Scene(cluster, name, "/lives-on") for name in ("living", "elected", "taken", "short")}
+        made["markers"] = Scene(cluster, "markers", "/lives-on")
         tracker_of(*made.values())
         stopped = [Scene(cluster, name, "/stopped") for name in ("starting", "restarted")]
         tracker = tracker_of(*stopped)
@@ -86,8 +92,11 @@ def scenes() -> Iterator[Callable[[str], Scene]]:
         for scene in made.values():
             scene.take_all()
         until(lambda: all(scene.tracker_has_looked() for scene in made.values()))
+        made["markers"].queue.mark_all(Marker(0, number, Op.END) for number in range(5))
+        until(made["markers"].has_stored)
         tracker.stop()
-        cut_logs(cluster, {(name, 0): COUNT if name == "elected" else CUT_AT for name in made})
+        keep = {(name, 0): COUNT if name == "elected" else CUT_AT for name in made if name != "markers"}
+        cut_logs(cluster, {**keep, ("markers__markers", 0): CUT_AT})
         for name in HIDDEN:
             made[name].new = made[name].send(COUNT, "new")
         tracker_of(*stopped)
@@ -146,3 +155,12 @@ def test_r39_new_messages_are_redelivered_by_their_numbers(scenes) -> None:
     expected = dict.fromkeys(scene.old[:CUT_AT], 2) | dict.fromkeys(scene.new, 1) | {scene.new[0]: 2}
     assert scene.queue.copies() == expected
     assert scene.value("lost_to_log_cuts") == COUNT - CUT_AT
+
+
+def test_r40_a_tracker_whose_markers_are_cut_away_says_so(scenes) -> None:
+    scene = scenes("markers")
+    until(lambda: scene.value("log_cuts") == 1, what=scene.tracker.problems)
+    shown = "markers__markers: the log of the markers was cut back: those from markers offset "
+    assert any(shown in one for one in scene.tracker.problems())
+    until(lambda: len(scene.state) == 0, what=scene.tracker.problems)
+    assert scene.value("lost_to_log_cuts") == 0

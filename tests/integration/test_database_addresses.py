@@ -23,19 +23,21 @@ def folder() -> Iterator[Path]:
         yield Path(made)
 
 
-@pytest.mark.parametrize("kind", ["postgresql", "mariadb", "redis", "valkey"])
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb", "mysql", "redis", "valkey"])
 def test_a_queue_at_a_unix_socket(folder: Path, kind: str) -> None:
     socket = folder / "s"
+    with_init_file = {"socket": str(socket), "init-file": str(folder / "first.sql")}
     settings = {
         "postgresql": {"unix_socket_directories": str(folder)},
-        "mariadb": {"socket": str(socket), "init-file": str(folder / "first.sql")},
+        "mariadb": with_init_file,
+        "mysql": with_init_file,
     }.get(kind, {"unixsocket": str(socket), "unixsocketperm": "777"})
     (folder / "first.sql").write_text("CREATE USER kmq@localhost;\nGRANT ALL ON *.* TO kmq@localhost;\n")
     with Databases(kind, settings={kind: settings}) as started:
         port = started.urls[kind].rpartition(":")[2].partition("/")[0]
         url = {
             "postgresql": f"postgresql://postgres@/postgres?unix_socket={folder}/.s.PGSQL.{port}",
-            "mariadb": f"mariadb://kmq@/kmq?unix_socket={socket}",
+            **{one: f"{one}://kmq@/kmq?unix_socket={socket}" for one in ("mariadb", "mysql")},
         }.get(kind, f"{kind}:///0?unix_socket={socket}")
         with queue_for(f"{url}&queue=q&create=true") as queue:
             queue.send("x")

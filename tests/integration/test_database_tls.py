@@ -54,11 +54,11 @@ def servers(kind: str, files: Path) -> dict[str, str]:
             "ssl_key_file": key,
             "hba_file": str(access),
         }
-    if kind == "mariadb":
+    if kind in ("mariadb", "mysql"):
         first = files / "first.sql"
         first.write_text("ALTER USER kmq@'127.0.0.1' REQUIRE X509;\n")
         return {
-            "ssl": "1",
+            **({"ssl": "1"} if kind == "mariadb" else {}),
             "ssl-ca": ca,
             "ssl-cert": cert,
             "ssl-key": key,
@@ -75,7 +75,7 @@ def servers(kind: str, files: Path) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="module", params=["postgresql", "mariadb", "redis", "valkey"])
+@pytest.fixture(scope="module", params=["postgresql", "mariadb", "mysql", "redis", "valkey"])
 def url(request: pytest.FixtureRequest, files: Path) -> Iterator[str]:
     kind = request.param
     settings = servers(kind, files)

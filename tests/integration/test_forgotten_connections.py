@@ -17,7 +17,7 @@ from kmqpy.storages.redis import arrival_subscriber, server
 from kmqpy.storages.sql import arrivals, connections
 from tests.chaos.proxy import Cut, Gate, Proxy
 
-SERVERS = ("postgresql", "mariadb", "redis", "valkey")
+SERVERS = ("postgresql", "mariadb", "mysql", "redis", "valkey")
 
 
 @pytest.fixture(params=SERVERS)
@@ -56,7 +56,7 @@ def test_a_call_after_the_network_forgot_idle_connections_succeeds_on_a_new_one(
     assert (queue.size(), queue.in_flight()) == (0, 1)
 
 
-@pytest.mark.parametrize("far", ["postgresql", "redis", "valkey"], indirect=True)  # MariaDB tells of nothing
+@pytest.mark.parametrize("far", ["postgresql", "redis", "valkey"], indirect=True)  # others tell of nothing
 def test_who_waits_hears_of_messages_after_the_network_forgot_its_connection(
     far: tuple[Queue, Gate, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,8 +8,8 @@ import time
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import NewPartitions, NewTopic
-from support import bodies, collect, delete_topic, until
+from confluent_kafka.admin import NewPartitions
+from support import bodies, collect, delete_topic, make_topic, until, value
 
 from kmqpy.cli.app import run
 from kmqpy.core.backoff import Backoff
@@ -21,6 +21,7 @@ from kmqpy.kafka.admin.findings import Kind
 from kmqpy.kafka.client.offset_commits import Commit, commit_metadata
 from kmqpy.kafka.dead_letters import KafkaDeadLetters
 from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.settings import SETTINGS_TOPIC, QueueSettings
 from kmqpy.kafka.settings_mirror import SettingsMirror, check_topics, settings_of
 from kmqpy.kafka.topic_identity import TopicIds
@@ -141,6 +142,43 @@ def test_r24_receipts_are_of_the_topic_also_to_a_client_that_only_acknowledges(q
     assert queue.ended() == {0}
 
 
+@pytest.mark.parametrize("late_acks", [False, True])
+def test_r24_an_old_receipt_ends_no_message_also_of_a_client_that_can_not_know(
+    make_queue, monkeypatch, late_acks
+):
+    """Neither one that is in flight, nor its copy."""
+    queue = make_queue(markers="range", late_acks=late_acks)
+    sent = [f"m{number}" for number in range(4)]
+    queue.send(*sent)
+    unaware = queue.client(instance_id="unaware")
+    with queue.client() as client:
+        old = [one.receipt for one in collect(client, 4, lease=LEASE_S)]
+    unaware.ack()  # from now on, it knows the topic
+    monkeypatch.setattr(unaware._consumer.current._topics, "look", lambda: None)
+    make_anew(queue)
+    queue.send(*sent)
+    client = queue.client()
+    new = collect(client, 4, lease=1.0 if late_acks else LEASE_S)
+    client.ack(new[3].receipt, confirmed=True)
+    tracker = queue.tracker()
+    if late_acks:
+        until(lambda: sum(queue.copies().values()) == 7, what=queue.copies)
+    unaware.ack(old[0], confirmed=True)
+    unaware.dead_letter(old[1], confirmed=True)
+    unaware.nack(old[2], confirmed=True)
+    if late_acks:
+        assert sorted(bodies(collect(client, 3))) == sent[:3]
+    else:
+        part = tracker._partitions[queue.name, 0]
+        until(lambda: len(part.state) == 3)
+        assert [(entry.offset, entry.state) for entry in part.state.in_order()] == [
+            (offset, EntryState.LEASED) for offset in range(3)
+        ]
+        assert value(tracker, queue.name, "undecodable_markers") == 0
+        found = stats.queue_stats(queue.connection, queue.settings)
+        assert (found.depth, found.in_flight) == (0, 3)
+
+
 @pytest.mark.parametrize("as_receipts", [False, True])
 def test_r24_a_client_may_learn_of_the_new_topic_while_it_finishes_a_message_of_it(queue, as_receipts):
     """The clients have done nothing since the topic was recreated, so they know only its former id."""
@@ -205,8 +243,7 @@ def test_r24_a_markers_topic_made_anew_alone_costs_no_message(queue):
     taken = collect(client, 5, lease=LEASE_S)
     until(lambda: queue.committed() == 5)
     markers = queue.settings.markers_topic
-    queue.topics._admin.delete_topics([markers])[markers].result(60)
-    until(lambda: not queue.topics.describe([markers]))
+    delete_topic(queue.topics, markers)
     queue.topics.create(queue.settings, 1)
     queue.send("m5", "m6")
     taken += collect(client, 2, lease=LEASE_S)
@@ -308,8 +345,7 @@ def test_r19_partitions_that_a_tracker_can_not_add_are_named(make_queue, monkeyp
 def make_alone_anew(queue, topic, partitions=1):
     """As with Kafka's own tools; whatever else is of the queue stays."""
     delete_topic(queue.topics, topic)
-    queue.topics._admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(60)
-    until(lambda: topic in queue.topics.describe([topic]))
+    make_topic(queue.topics, topic, partitions)
 
 
 def knows_topics(queue):

@@ -196,7 +196,7 @@ def test_r32_a_copy_planned_long_ago_is_examined_while_newer_ones_come(make_queu
     queue.append(key, value_, [*headers, (COPY, b"0:500")])
     queue.mark_all(Marker(0, 1_000 + n, Op.END) for n in range(150))
     queue.mark(Marker(0, 0, Op.END))  # of the original, late
-    with contextlib.closing(LateAckCheck(queue.connection, queue.settings, SYSTEM_CLOCK)) as check:
+    with contextlib.closing(LateAckCheck(queue.connection, queue.settings, SYSTEM_CLOCK, str)) as check:
         for _ in range(40):
             found = check.examine({0: {500: CopyHeaders(claim, b"0:0")}}, within_s=0).acknowledged
             if found:

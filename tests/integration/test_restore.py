@@ -20,6 +20,7 @@ DRIVERS = {
     "sqlite": "sqlite+pysqlite",
     "postgresql": "postgresql+psycopg",
     "mariadb": "mariadb+pymysql",
+    "mysql": "mysql+pymysql",
 }
 
 
@@ -64,11 +65,14 @@ class Sql:
             }, self._next(connection)
 
     def _next(self, connection: sqlalchemy.Connection) -> int:
-        columns = {"postgresql": "last_value + is_called::int", "mariadb": "next_not_cached_value"}
-        column = columns.get(self.dialect)
-        if column is None:
-            return 0
-        return connection.exec_driver_sql(f"SELECT {column} FROM {self.names.tables['numbers']}").scalar_one()
+        names = self.names.tables
+        source = {
+            "postgresql": f"last_value + is_called::int FROM {names['numbers']}",
+            "mariadb": f"next_not_cached_value FROM {names['numbers']}",
+            "mysql": f"coalesce(max(id), 0) + 1 FROM {names['messages']}",
+            "sqlite": "0",
+        }
+        return connection.exec_driver_sql(f"SELECT {source[self.dialect]}").scalar_one()
 
     def restore(self, backup: Any) -> None:
         tables, following = backup
@@ -81,17 +85,21 @@ class Sql:
                         sqlalchemy.text(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({values})"),
                         dict(row),
                     )
-            if self.dialect != "sqlite":
+            if self.dialect == "mysql":
+                connection.exec_driver_sql(
+                    f"ALTER TABLE {self.names.tables['messages']} AUTO_INCREMENT = {following}"
+                )
+            elif self.dialect != "sqlite":
                 connection.exec_driver_sql(
                     f"ALTER SEQUENCE {self.names.tables['numbers']} RESTART WITH {following}"
                 )
 
     def renew(self) -> None:
-        self.run(block(f"restored: {self.dialect}"))
+        self.run(block(f"restored: {'mariadb' if self.dialect == 'mysql' else self.dialect}"))
 
     def close(self) -> None:
         kind = dict.fromkeys(self.names.tables, "TABLE")
-        kind["numbers"] = "TABLE" if self.dialect == "sqlite" else "SEQUENCE"
+        kind["numbers"] = "SEQUENCE" if self.dialect in ("postgresql", "mariadb") else "TABLE"
         with self.engine.begin() as connection:
             for what, table in self.names.tables.items():
                 connection.exec_driver_sql(f"DROP {kind[what]} IF EXISTS {table}")

@@ -8,6 +8,9 @@ put      puts each list of `items` in one znode (with `extras[i]`, the id, prior
          queue of a `kind`, and ends
 consume  says each item of a queue of a `kind`, with `locks` or without, and waits for `pause_ms` after each;
          an item that is "bad" fails
+simple   offers `items` to a SimpleDistributedQueue, takes as many as `takes` says, and says each
+shard    puts `items` by a QueueSharder, says the paths when it knows as many queues as `queues` says, and
+         with `consumes` says each item
 lead     takes part in an election by the lock under LeaderSelector, and says when it leads
 select   the same by LeaderSelector itself
 """
@@ -152,6 +155,44 @@ def consume(session: Session, options: dict[str, Any]) -> None:
     client.close()
 
 
+def simple(session: Session, options: dict[str, Any]) -> None:
+    client = started_client(options["zookeeper"])
+    queue = jpype.JClass(QUEUES + "SimpleDistributedQueue")(client, options["path"])
+    for item in options["items"]:
+        queue.offer(jpype.JArray(jpype.JByte)(item.encode()))
+    for _ in range(options["takes"]):
+        session.say(item=bytes(queue.take()).decode())
+    client.close()
+
+
+def shard(session: Session, options: dict[str, Any]) -> None:
+    client = started_client(options["zookeeper"])
+    serializer, consumer, _ = interfaces(session)
+    made = jpype.JClass(QUEUES + "QueueBuilder")
+
+    @JImplements(QUEUES + "QueueAllocator")
+    class Allocator:
+        @JOverride
+        def allocateQueue(self, client, path):  # noqa: N802
+            takes = consumer() if options["consumes"] else None
+            return made.builder(client, takes, serializer(), path).putInBackground(False).buildQueue()  # noqa: FBT003
+
+    policies = jpype.JClass(QUEUES + "QueueSharderPolicies").builder()
+    policies = policies.newQueueThreshold(options["threshold"]).thresholdCheckMs(100).build()
+    sharder = jpype.JClass(QUEUES + "QueueSharder")(
+        client, Allocator(), options["path"], options["path"] + "-leader", policies
+    )
+    sharder.start()
+    for item in options["items"]:
+        sharder.getQueue().put(jpype.JObject(jpype.JString(item)))
+    while sharder.getShardQty() < options["queues"]:
+        time.sleep(0.02)
+    session.say(paths=sorted(map(str, sharder.getQueuePaths())))
+    session.to_end.wait()
+    sharder.close()
+    client.close()
+
+
 def lead(session: Session, options: dict[str, Any]) -> None:
     client = started_client(options["zookeeper"])
     latch = jpype.JClass("org.apache.curator.framework.recipes.locks.InterProcessMutex")(
@@ -186,7 +227,7 @@ def select(session: Session, options: dict[str, Any]) -> None:
     client.close()
 
 
-MODES = {"put": put, "consume": consume, "lead": lead, "select": select}
+MODES = {"put": put, "consume": consume, "simple": simple, "shard": shard, "lead": lead, "select": select}
 
 
 def serve() -> None:

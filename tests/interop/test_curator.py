@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.zookeeper.curator import QueueBuilder, SingleConsumer
+from kmqpy.zookeeper.curator import QueueBuilder, QueueSharder, SimpleDistributedQueue, SingleConsumer
 from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
@@ -325,3 +325,42 @@ def test_a_single_consumer_and_curators_leader_selector_take_turns_and_keep_the_
             second.end()
         finally:
             single.close()
+
+
+def test_a_simple_queue_is_the_same_in_both(zk, cluster, curator, path):
+    items = ["first", "", "äö"]
+    options = {"zookeeper": cluster.zookeeper, "items": items}
+    curator.start("simple", path=path + "-java", takes=0, **options).end()
+    ours, theirs = (SimpleDistributedQueue(zk, path + end) for end in ("-python", "-java"))
+    for item in items:
+        ours.offer(item.encode())
+    assert znodes(zk, path + "-java") == znodes(zk, path + "-python")
+    assert theirs.peek() == b"first"
+    assert [theirs.poll(5).decode() for _ in items] == items
+    waiting = curator.start("simple", path=path + "-python", takes=4, zookeeper=cluster.zookeeper, items=[])
+    until(lambda: len(waiting.items) == 3)
+    ours.offer(b"while it waits")
+    waiting.end()
+    assert waiting.items == [*items, "while it waits"]
+    assert ours.poll() is None
+
+
+def test_sharders_of_both_share_their_queues(zk, cluster, curator, path):
+    options = {"zookeeper": cluster.zookeeper, "path": path, "threshold": 8}
+    first = curator.started("shard", items=[str(n) for n in range(9)], queues=2, consumes=False, **options)
+
+    def build(one):
+        return builder(zk, one).build_queue()
+
+    with QueueSharder(zk, build, path, path + "-leader", threshold=8, check_every_s=0.1) as ours:
+        assert ours.paths == first.said[0]["paths"]
+        assert all(re.fullmatch(rf"{path}/queue-[0-9a-f-]{{36}}", one) for one in ours.paths)
+        ours.check()
+        for n in range(9, 18):
+            ours.queue().put(b"%d" % n)  # the one that has room, until it is full
+        until(lambda: len(ours.paths) > 2)
+        second = curator.started("shard", items=[], queues=3, consumes=True, **options)
+        until(lambda: len(second.items) == 18)
+    for one in (first, second):
+        one.end()
+    assert sorted(map(int, second.items)) == [*range(18)]

@@ -210,7 +210,7 @@ def test_the_wheel_says_what_it_is(wheel):
 
 
 def test_every_extra_that_users_need_has_a_test_without_it(wheel):
-    for_developers = {"bench", "docs", "fuzz", "lint", "test"}
+    for_developers = {"bench", "build", "docs", "fuzz", "lint", "test"}
     # Below, and in tests/spark/test_iceberg.py: it needs the extra spark, too.
     elsewhere = {"cli", "gateway", "iceberg"}
     assert set(metadata(wheel).get_all("Provides-Extra")) - for_developers == {*NEEDING_AN_EXTRA, *elsewhere}
@@ -220,6 +220,16 @@ def test_the_extras_that_the_readme_installs_are_there(wheel):
     installed = re.findall(r'pip install -e "\.\[(.+)\]"', (ROOT / "README.md").read_text())
     extras = {extra for one in installed for extra in one.split(",")}
     assert {"cli", "dev", "sql"} <= extras <= set(metadata(wheel).get_all("Provides-Extra"))
+
+
+def test_what_the_demo_installs_stays_when_the_rest_is_added():
+    """Else `make test` would change the versions in the environment of `make demo`."""
+    demo, whole = (
+        {*re.findall(r"^\S+==\S+", (ROOT / f"requirements{which}.lock").read_text(), re.MULTILINE)}
+        for which in ("-dev", "")
+    )
+    assert len(demo) > 20
+    assert demo <= whole
 
 
 def test_each_module_lacks_nothing_but_extras(bare):

@@ -516,7 +516,8 @@ class Checker:
     ) -> None:
         offset = marker.offset
         if offset < 0:
-            self.stats["ticks"] += 1
+            is_refused = any(not name for name, _ in record.headers())
+            self.stats["old receipts refused" if is_refused else "ticks"] += 1
             return
         entry = state.pop(offset, None)
         was_finished = offset in self._finished

@@ -212,8 +212,8 @@ class MarkerWriter(_writer.MarkerWriter):
     def outcome_known(self, partition: int) -> bool:
         return self._starts.outcome_known(partition)
 
-    def put(self, *what: Any) -> None:
-        super().put(*what)
+    def put(self, *what: Any, **how: Any) -> None:
+        super().put(*what, **how)
         self._wake()
 
     def write_assignments(self, ticks: Any, timeout_s: float) -> Steps:

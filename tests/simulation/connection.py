@@ -28,6 +28,7 @@ class Connection:
     bootstrap = "broker"
     address = "broker:9092"
     root = "/kmq"
+    timeout_s = 10.0
     kafka: Mapping[str, str] = MappingProxyType({})
     queue_topic = "q"
     markers_topic = "q__markers"

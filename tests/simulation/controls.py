@@ -431,6 +431,14 @@ class CutsNotApplied(Takeover):
         part.state._cut = lambda _cuts, _at: None
 
 
+class OldReceiptsBelieved(Takeover):
+    """Ends messages by receipts of former topics, whose clients could not know (rule R24)."""
+
+    def _start_reading(self, part: Any, result: Any) -> None:
+        super()._start_reading(part, result)
+        part.state.topic = None
+
+
 class TakenLate(PartitionRedelivery):
     """Redelivers what was taken after its end like everything else (rule R30)."""
 
@@ -551,6 +559,7 @@ CONTROLS = {
     "commits of other topics believed": Controls(recovery=BelievesCommits, topics_change=True),
     "topics not watched": Controls(watch=NoWatch, topics_change=True),
     "state kept for other topics": Controls(topic_probe=KeepsState, topics_change=True),
+    "old receipts believed": Controls(takeover=OldReceiptsBelieved, topics_change=True),
     "committed without a look": Controls(redeliverer=CommitsUnseen, topics_change=True),
     "ends asked for after messages were handed out": Controls(collapsing=EndsLater, collapse=True),
     "copies taken for twins": Controls(collapsing=TakesCopiesForTwins, collapse=True),

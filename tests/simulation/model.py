@@ -773,8 +773,9 @@ LIAR = "liar"
 def _decoded(record: Record) -> list[Marker]:
     if record.by == LIAR:
         return []
+    topic = codec.topic_tag(f"{record.topic().removesuffix('__markers')}-{record.log.number}")
     try:
-        marker = codec.decode(record.key(), record.value(), record.headers())
+        marker = codec.decode(record.key(), record.value(), record.headers(), topic=topic)
     except DecodeError:
         return []
     if not marker.runs:

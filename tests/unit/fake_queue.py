@@ -23,6 +23,8 @@ class FakeQueue:
     default_lease = 30.0
     max_lease = math.inf
     at_most_once = False
+    in_groups = False
+    delays_retries = False
 
     def __init__(self, *bodies: bytes | str, redeliver: bool = False) -> None:
         self.changed = threading.Condition()

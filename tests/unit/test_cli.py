@@ -243,8 +243,8 @@ class TestAway:
 
 class TestNearestQueue:
     def told(self, monkeypatch, registry, *args):
-        monkeypatch.setattr("kmqpy.cli.options.connect", lambda *_, **__: nullcontext())
-        monkeypatch.setattr("kmqpy.cli.options.Registry", lambda *_: registry)
+        monkeypatch.setattr("kmqpy.zookeeper.session.connect", lambda *_, **__: nullcontext())
+        monkeypatch.setattr("kmqpy.kafka.admin.registry.Registry", lambda *_: registry)
 
         @click.command()
         @queue_argument

@@ -10,7 +10,7 @@ from kmqpy.cli.app import run
 @pytest.fixture
 def kmq(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    for name in ("KMQ_QUEUE_URL", "KMQ_ZOOKEEPER", "KMQ_CONFIG"):
+    for name in ("KMQ_AWS_KEY", "KMQ_QUEUE_URL", "KMQ_ZOOKEEPER", "KMQ_CONFIG"):
         monkeypatch.delenv(name, raising=False)
 
     def call(*arguments):
@@ -35,6 +35,24 @@ def test_a_key_is_made_listed_rotated_and_revoked_in_the_storage_that_is_named(k
     assert kmq("key", "--storage", storage, "rotate", key["id"])[1] not in {"", secret}
     assert kmq("key", "--storage", storage, "revoke", key["id"])[0] == 0
     assert kmq("key", "--storage", storage, "revoke", key["id"])[0] == 2
+
+
+def test_a_key_for_sqs_is_made_of_the_operators_key(kmq, tmp_path, monkeypatch):
+    code, _, told = kmq("key", "create", "--aws", "--role", "queue_standard")
+    assert (code, "openssl rand" in told) == (2, True)
+    file = tmp_path / "operator.key"
+    file.write_text("k" * 40 + "\n")
+    code, printed, _ = kmq("key", "create", "--aws", "--aws-key", str(file), "--role", "queue_standard")
+    key_id, secret = (line.partition(" = ")[2] for line in printed.splitlines())
+    (listed,) = kmq("key", "list", "-o", "json")[1].splitlines()
+    assert json.loads(listed)["id"] == key_id
+    assert "nonces" not in listed
+    code, _, told = kmq("key", "rotate", key_id)
+    assert (code, "--aws-key" in told) == (2, True)
+    monkeypatch.setenv("KMQ_AWS_KEY", "k" * 40)
+    assert kmq("key", "rotate", key_id)[1].strip() not in {"", secret}
+    monkeypatch.setenv("KMQ_AWS_KEY", "short")
+    assert "too few" in kmq("key", "rotate", key_id)[2]
 
 
 @pytest.mark.parametrize(

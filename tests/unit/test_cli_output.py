@@ -231,7 +231,7 @@ class TestTables:
         counts |= {"exact": True, "oldest_ms": NOW_MS - 16_000}
         part = PartitionStats(partition=7, **counts, owner="t1", stored_offset=17)
         other = PartitionStats(partition=8, **{**counts, "exact": False, "oldest_ms": None})
-        assert rows("stats q", "kmqpy.cli.options.Admin", stats=QueueStats.of("q", [part, other])) == [
+        assert rows("stats q", "kmqpy.kafka.admin.admin.Admin", stats=QueueStats.of("q", [part, other])) == [
             ["partition", "depth", "in flight", "delayed", "overdue", "dead", "oldest", "tracker", "offset"],
             ["7", "11", "12", "13", "14", "15", "16s ago", "t1", "17"],
             ["8", "~11", "12", "13", "14", "~15", "-", "-", "-"],
@@ -251,7 +251,7 @@ class TestTables:
             attempts=2,
         )
         headings = ["partition", "offset", "state", "holder", "since", "lease ends", "attempts", "reason"]
-        assert rows("in-flight q", "kmqpy.cli.options.Admin", in_flight=[one]) == [
+        assert rows("in-flight q", "kmqpy.kafka.admin.admin.Admin", in_flight=[one]) == [
             [*headings, "receipt"],
             ["3", "42", "released", "me", "5s ago", "in 9s", "2", "not now", "1.x"],
         ]
@@ -280,7 +280,7 @@ class TestTables:
     def test_queues(self, rows):
         settings = QueueSettings(name="jobs", lease_ms=7_000, max_redeliveries=9)
         one = RegisteredQueue(settings, partitions=4, deleting=True)
-        assert rows("queue list", "kmqpy.cli.options.Admin", list_queues=[one]) == [
+        assert rows("queue list", "kmqpy.kafka.admin.admin.Admin", list_queues=[one]) == [
             ["queue", "partitions", "lease", "max redeliveries"],
             ["jobs", "4", "7s", "9", "deleting"],
         ]
@@ -295,7 +295,7 @@ class TestTables:
             owners={0: "t1"},
             offsets={0: 17},
         )
-        shown = rows("queue describe jobs", "kmqpy.cli.options.Admin", describe_queue=found)
+        shown = rows("queue describe jobs", "kmqpy.kafka.admin.admin.Admin", describe_queue=found)
         topics, trackers = (next(row for row in shown if row[0] == name) for name in ("topic", "partition"))
         assert topics == ["topic", "partitions", "replicas", "id"]
         assert shown[shown.index(topics) + 1] == ["jobs__markers", "6", "2", "id-of-it"]

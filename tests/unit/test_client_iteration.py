@@ -68,7 +68,7 @@ class FakeWriter:
         for place in places:
             self.put_one(Marker(*place, Op.NACK, counts=False))
 
-    def put(self, items):
+    def put(self, items, **_):
         for item in items:
             self.put_one(item)
 
@@ -318,7 +318,7 @@ def test_over_a_slow_link_short_leases_are_lengthened_so_that_messages_are_hande
 def test_who_acknowledges_is_told_that_another_thread_has_closed_the_client(client, monkeypatch, confirmed):
     messages = client.receive(1)
 
-    def write(*_):
+    def write(*_, **__):
         client.close()
         raise Unavailable("the writer is closed")
 

@@ -58,7 +58,7 @@ class SendsAgain(MemoryEngine):
     def give_back(self, queue, takes, *, gone=(), **how):
         if not gone:
             return super().give_back(queue, takes, **how)
-        put = [NewRow(row.body, row.key, row.headers, how["delay_ms"], row.priority) for row in gone]
+        put = [NewRow(row.body, row.key, row.headers, how["delay_ms"] or 0, row.priority) for row in gone]
         return len(self.put(queue, put))
 
 
@@ -85,12 +85,12 @@ class OneRow(MemoryEngine):
 
     busy = threading.Lock()
 
-    def take(self, queue, limit, lease_ms):
+    def take(self, queue, limit, lease_ms, **how):
         if not self.busy.acquire(blocking=False):
             return Taken([], 0)
         try:
             SYSTEM_CLOCK.sleep(0.002)
-            return super().take(queue, limit, lease_ms)
+            return super().take(queue, limit, lease_ms, **how)
         finally:
             self.busy.release()
 
@@ -162,9 +162,53 @@ class CollapsesWhatIsTaken(MemoryEngine):
 class ShortTake(MemoryEngine):
     """Returns less where messages collapse, although others wait."""
 
-    def take(self, queue, limit, lease_ms):
+    def take(self, queue, limit, lease_ms, **how):
         first = self.peek(queue, limit)
-        return super().take(queue, len({row.body for row in first}) or 1, lease_ms)
+        return super().take(queue, len({row.body for row in first}) or 1, lease_ms, **how)
+
+
+class NoGroups(MemoryEngine):
+    def put(self, queue, rows, connection=None):
+        return super().put(queue, [row._replace(group=None) for row in rows])
+
+
+class NewPlace(MemoryEngine):
+    """Puts what failed behind its successors."""
+
+    def give_back(self, queue, takes, **how):
+        found = self._queues[queue.name]
+        for take in takes:
+            found.rows[take.id].place = next(found.places)
+        return super().give_back(queue, takes, **how)
+
+
+class NoHold(MemoryEngine):
+    """Forgets which groups a dead letter holds."""
+
+    def bury(self, queue, takes, reason, *, gone=()):
+        done = super().bury(queue, takes, reason, gone=gone)
+        for group in self._queues[queue.name].groups.values():
+            group.dead.clear()
+        return done
+
+
+class NoKeys(MemoryEngine):
+    def put(self, queue, rows, connection=None):
+        return super().put(queue, [row._replace(dedup=None) for row in rows])
+
+
+class EndlessKeys(MemoryEngine):
+    """Keeps a dedup key for ever."""
+
+    def put(self, queue, rows, connection=None):
+        dedup = self._queues[queue.name].dedup
+        dedup.update({key: (row_id, 2**62) for key, (row_id, _) in dedup.items()})
+        return super().put(queue, rows)
+
+
+class NoRetryDelay(MemoryEngine):
+    def give_back(self, queue, takes, *, delay_ms, **how):
+        return super().give_back(queue, takes, delay_ms=delay_ms or 0, **how)
 
 
 class CStrings(MemoryEngine):
@@ -195,8 +239,8 @@ class OldRedrive(MemoryEngine):
 class DoubleTake(MemoryEngine):
     """Two takers can take one row."""
 
-    def take(self, queue, limit, lease_ms):
-        taken = super().take(queue, limit, lease_ms)
+    def take(self, queue, limit, lease_ms, **how):
+        taken = super().take(queue, limit, lease_ms, **how)
         if taken.rows and taken.rows[0].id % 100 == 0:
             self.give_back(queue, [TakeRef(taken.rows[0].id, 1)], delay_ms=0, count=False, reason=None)
         return taken
@@ -280,6 +324,8 @@ def call(test, target, **parameters):
         given = {"kmq_target": target, "kmq_storage": storage, "make_queue": make, **parameters}
         given["forgetful"] = partial(make, delivery="at-most-once")
         given["collapsing"] = partial(make, collapse=True)
+        given["grouped"] = partial(make, order="group")
+        given["unique"] = make
         if "queue" in inspect.signature(test).parameters:
             given["queue"] = make()
         test(**{name: given[name] for name in inspect.signature(test).parameters})
@@ -322,6 +368,14 @@ DEFECTS = [
     (KeepsTwins, "equal_messages_that_wait_are_handed_out_once", {}),
     (CollapsesWhatIsTaken, "what_was_handed_out_never_collapses_again", {}),
     (ShortTake, "a_take_finds_as_many_as_it_may_behind_messages_that_collapse", {}),
+    (NoGroups, "messages_of_a_group_come_one_at_a_time_and_others_go_on", {}),
+    (NoGroups, "many_takers_keep_the_order_of_each_group", {}),
+    (NewPlace, "a_message_that_failed_comes_again_before_its_successors", {"how": "nack"}),
+    (NoHold, "a_dead_letter_holds_its_group_where_that_is_asked_for", {}),
+    (NoKeys, "a_second_send_with_an_id_stores_nothing", {}),
+    (NoKeys, "ids_are_unique_within_a_batch", {}),
+    (EndlessKeys, "an_id_is_free_again_after_its_window", {}),
+    (NoRetryDelay, "each_redelivery_waits_as_long_as_the_queue_says", {"how": "nack"}),
     (CStrings, "bodies_come_as_they_were_sent", {}),
     (NoDelay, "a_delayed_message_comes_when_it_is_due", {}),
     (PurgeOfAll, "purge_removes_all_but_dead_letters", {}),

@@ -11,7 +11,7 @@ from kmqpy.testing import ManualClock
 from kmqpy.testing.contract import *  # noqa: F403
 from kmqpy.testing.contract import Target
 
-ALL = Capabilities(durable=False, shared=False, blocking_take=True)
+ALL = MemoryEngine().capabilities
 BARE = Capabilities(**dict.fromkeys((field.name for field in dataclasses.fields(Capabilities)), False))
 
 

@@ -194,7 +194,7 @@ def test_late_failures_of_a_former_producer_replace_no_other(kafka):
 
 def test_a_sender_takes_another_producer_after_a_message_that_was_not_sent(kafka):
     shared = new_producer(kafka.connection(), SendLimits(200))
-    sender = QueueSender(QueueSettings(name="t"), kafka.connection(), shared)
+    sender = QueueSender(QueueSettings(name="t"), kafka.connection(), lambda _: shared)
     first = shared.current()
     with pytest.raises(Unavailable):
         sender.send_many(["x"])
@@ -206,7 +206,7 @@ def test_a_sender_takes_another_producer_after_a_message_that_was_not_sent(kafka
 
 def test_a_sender_takes_another_producer_after_no_report_in_time(kafka):
     shared = new_producer(kafka.connection(), SendLimits(60_000))
-    sender = QueueSender(QueueSettings(name="t"), kafka.connection(), shared, SendLimits(10))
+    sender = QueueSender(QueueSettings(name="t"), kafka.connection(), lambda _: shared, SendLimits(10))
     first = shared.current()
     with pytest.raises(Unavailable):
         sender.send_many(["x"])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kmqpy.dev import databases, mariadb, postgresql, programs, redis
+from kmqpy.dev import databases, mariadb, mysql, postgresql, programs, redis
 from kmqpy.dev.jars import LOCK
 from kmqpy.errors import ClusterError, ConfigError, MissingExtra
 
@@ -128,12 +128,25 @@ def test_without_valkey_and_the_extra_the_extra_is_named(monkeypatch):
         redis.VALKEY.find()
 
 
+def test_a_mysqld_of_mariadb_is_not_taken_for_mysqls_and_without_apt_the_advice_is_given(
+    tmp_path, monkeypatch, as_user
+):
+    (tmp_path / "mariadbd").touch(0o755)
+    (tmp_path / "mysqld").symlink_to("mariadbd")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("KMQ_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(ClusterError, match=r"mysql-server-core can't be fetched .*; install MySQL so that"):
+        mysql.KIND.find()
+    assert [*(tmp_path / "cache" / "programs").iterdir()] == []
+
+
 @pytest.mark.parametrize(
     ("kind", "key", "own", "wanted"),
     [
         (postgresql.KIND, "max_connections", ["--max_connections=200"], ["--max_connections=7"]),
         (redis.REDIS, "appendonly", ["--appendonly", "yes"], ["--appendonly", "7"]),
         (mariadb.KIND, "ssl", ["--ssl=0"], ["--ssl=7"]),
+        (mysql.KIND, "mysqlx", ["--mysqlx=OFF"], ["--mysqlx=7"]),
     ],
 )
 def test_settings_win(kind, key, own, wanted):

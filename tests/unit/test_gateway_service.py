@@ -501,6 +501,17 @@ def test_the_pulse_of_a_storage():
     assert not pulse.is_away(4026), "nobody has asked it since"
 
 
+def test_a_process_that_is_held_up_does_not_take_its_storage_to_be_away():
+    async def main():
+        async with a_hub() as (hub, _):
+            sending = asyncio.ensure_future(hub.with_made(JOBS, lambda queue: queue.send([b"x"])))
+            await asyncio.sleep(0)
+            time.sleep(0.6)
+            assert len(await sending) == 1
+
+    asyncio.run(main())
+
+
 def test_a_number_that_takes_long_is_answered_in_time():
     async def main():
         gate = asyncio.Event()
@@ -511,13 +522,20 @@ def test_a_number_that_takes_long_is_answered_in_time():
             await gate.wait()
             return 7
 
-        number = Estimate(count, lambda: 3)
+        number = Estimate(count)
+        number.change(5)
+        number.change(-2)
         assert await asyncio.gather(number.get(), number.get(), number.get(10)) == [3, 3, 3]
         assert counted == [None, 10]
         gate.set()
         assert await number.get() == 7
         gate.clear()
         assert await number.get() == 7  # the last one
+        number.change(2)
+        assert await number.get() == 9
+        number.become(0)
+        number.change(-1)
+        assert await number.get() == 0
         gate.set()
         assert await number.get() == 7
 
@@ -534,7 +552,7 @@ def test_however_many_limits_are_asked_for_few_counts_run():
             await answer.wait()
             return 7
 
-        size = Estimate(count, lambda: 0)
+        size = Estimate(count)
         assert await asyncio.gather(*(size.get(limit) for limit in (20, 10, 20, 30, 40, 50, 60))) == [0] * 7
         assert limits == [20, 10, 30]
         answer.set()
@@ -548,7 +566,7 @@ def test_a_number_that_can_t_be_counted_is_an_error_and_counted_again():
         async def count(_limit):
             raise Unavailable("away")
 
-        number = Estimate(count, lambda: 3)
+        number = Estimate(count)
         for _ in range(2):
             with pytest.raises(Unavailable):
                 await number.get()

@@ -27,7 +27,7 @@ class Check:
 
     made: ClassVar[list["Check"]] = []
 
-    def __init__(self, _connection, _queue, clock):
+    def __init__(self, _connection, _queue, clock, _topic_id):
         self.clock, self.looks, self.closed = clock, 0, False
         self.made.append(self)
 
@@ -49,16 +49,16 @@ def attempts(monkeypatch):
 
 def test_after_a_look_that_was_not_finished_there_is_none_for_four_times_as_long(attempts):
     for _ in range(5):
-        assert attempts.examine(QUEUE, 0, "M", COPIES, 1.0).unread == [(0, 7)]
+        assert attempts.examine(QUEUE, 0, ("Q", "M"), COPIES, 1.0).unread == [(0, 7)]
     assert Check.made[0].looks == 1
     attempts._clock.now += 4
-    attempts.examine(QUEUE, 0, "M", COPIES, 1.0)
+    attempts.examine(QUEUE, 0, ("Q", "M"), COPIES, 1.0)
     assert [check.looks for check in Check.made] == [2]
 
 
 def test_only_what_was_needed_last_is_kept(attempts):
-    for markers_id in ("M", "N", "M", "O"):
-        attempts.examine(QUEUE, 0, markers_id, COPIES, 1.0)
+    for ids in (("Q", "M"), ("Q", "N"), ("Q", "M"), ("R", "M")):
+        attempts.examine(QUEUE, 0, ids, COPIES, 1.0)
     assert [check.closed for check in Check.made] == [False, True, False]
     attempts.close()
     assert all(check.closed for check in Check.made)

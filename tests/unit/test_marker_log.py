@@ -55,6 +55,18 @@ def one_by_one(state, records):
     return applied
 
 
+def test_r24_old_receipts_end_nothing():
+    state = InFlight(topic=b"ab")
+    ends = [Marker(PARTITION, offset, Op.END, topic=topic) for offset, topic in ((1, b"xy"), (2, b"ab"))]
+    ends += [Marker(PARTITION, 3, Op.END, runs=((3, 2),), topic=b"xy")]
+    markers = [Marker(PARTITION, offset, Op.TAKE, 10) for offset in range(1, 5)] + ends
+    touched = OffsetRuns()
+    records = [Record(at, T0 + at, codec.encode(marker)) for at, marker in enumerate(markers)]
+    applied = replay_markers(state, PARTITION, records, touched=touched)
+    assert [entry.offset for entry in state.in_order()] == [1, 3, 4]
+    assert (applied.late_acks, applied.skipped, state.now_ms) == (0, [], T0 + 6)
+
+
 OFFSETS = st.integers(0, 30)
 series = st.builds(
     lambda op, first, count, after, **fields: [

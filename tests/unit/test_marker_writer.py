@@ -11,7 +11,15 @@ from kmqpy.kafka.client import marker_writer
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.client.start_markers import StartBatch, StartOutcome
 from kmqpy.kafka.client.unconfirmed_starts import UnconfirmedStarts
-from kmqpy.kafka.markers.codec import Marker, Op, assignment_tick, decode, decode_key, encode_key
+from kmqpy.kafka.markers.codec import (
+    Marker,
+    Op,
+    assignment_tick,
+    decode,
+    decode_key,
+    encode_key,
+    topic_tag,
+)
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 
 SINGLE = QueueSettings(name="q", markers_topic="m", markers="jvm")
@@ -60,6 +68,10 @@ class TinyProducer:
         self.log.append(record)
         self.queue.append((record, on_delivery))
         self.written += 1
+
+    def list_topics(self, *_):
+        if not self.answers.is_set():
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
     def produce_batch(self, topic, messages, partition, on_delivery):
         for count, message in enumerate(messages):
@@ -127,6 +139,24 @@ def test_a_full_queue_is_no_dead_lock_once_kafka_answers_again(producer, queue):
     assert writer.close() == 0
 
 
+@pytest.mark.parametrize("queue", [SINGLE, RANGES])
+def test_r24_markers_by_receipt_name_the_topic(producer, queue):
+    producer.LIMIT = 100
+    producer.answers.set()
+    writer = MarkerWriter(KafkaConnection(), queue, topic_id="T")
+    writer.put([(0, [1]), (0, [2])])
+    writer.put([(0, [5])], by_receipt=True)
+    writer.put([(0, [4]), Marker(0, 7, Op.NACK)], by_receipt=True)
+    assert writer.write([(0, [6])], 5.0, by_receipt=True) == 0
+    assert writer.close() == 0
+    written = [decode(one.key(), one.value(), one.sent_headers) for one in producer.log]
+    named = {one.op: set() for one in written}
+    for one in written:
+        named[one.op] |= set(one.offsets()) if one.topic == topic_tag("T") else set()
+    ends = set() if queue is SINGLE else {4, 5, 6}  # batches of librdkafka have no headers
+    assert named == {Op.END: ends, Op.NACK: {7}}
+
+
 def test_close_comes_back_while_nobody_answers_and_tells_what_is_left(producer):
     writer = MarkerWriter(KafkaConnection(), RANGES)
     for partition in range(10):
@@ -179,6 +209,28 @@ def test_r26_a_flush_waits_for_nothing_that_is_posted_later(producer):
     flushing.join()
     assert left == [0]
     assert writer.close(0.1) == 1
+
+
+def test_r26_who_waits_is_told_of_a_confirmation_as_soon_as_it_comes(producer, monkeypatch):
+    """Looking for it now and then costs whoever acknowledges one message after the other most of the time."""
+    monkeypatch.setattr(marker_writer, "_AWAITED_POLL_S", 60)
+    answer, polling = producer.poll, threading.Event()
+
+    def poll(timeout_s):
+        if timeout_s:
+            polling.set()
+            producer.answers.wait(timeout_s)
+        answer(timeout_s)
+
+    monkeypatch.setattr(producer, "poll", poll)
+    writer, left = MarkerWriter(KafkaConnection(), RANGES), []
+    waiting = threading.Thread(target=lambda: left.append(writer.write([(0, [1])], 60.0)))
+    waiting.start()
+    assert polling.wait(10)
+    producer.answers.set()
+    waiting.join(10)
+    assert (left, writer._waiters) == ([0], [])
+    assert writer.close() == 0
 
 
 def test_r26_who_waits_is_told_when_the_writer_is_closed_before(producer):

@@ -219,6 +219,23 @@ class TestDecode:
         assert codec.decode(KEY, START, headers) == Marker(3, 7, Op.TAKE, 30_000)
         assert codec.decode(KEY, END, headers) == Marker(3, 7, Op.END)
 
+    @pytest.mark.parametrize("op", [Op.END, Op.NACK, Op.EXTEND, Op.DEAD_LETTER])
+    def test_r24_a_marker_by_receipt_is_a_tick_where_the_topic_is_another(self, op):
+        """Four bytes tell that, in the record: two lengths, no name, two bytes."""
+        tag = codec.topic_tag("zRq0ZLLCQ4m5YG3qcQ6IBA")
+        marker = codec.Marker(3, 7, op, topic=tag)
+        key, value, headers = codec.encode(marker)
+        assert headers[-1] == ("", tag)
+        assert len(tag) == 2
+        for topic in (None, tag):
+            assert codec.decode(key, value, headers, topic=topic) == marker
+        other = codec.topic_tag("zRq0ZLLCQ4m5YG3qcQ6IBB")
+        assert codec.decode(key, value, headers, topic=other) == codec.tick(3)
+
+    @pytest.mark.parametrize("data", [None, b"", b"x", b"xyz"])
+    def test_what_is_no_tag_is_absent(self, data):
+        assert codec.decode(KEY, END, [("", data)], topic=b"ab") == Marker(3, 7, Op.END)
+
     def test_an_end_marker_has_no_operation(self):
         headers = [("kmq-op", b"nack"), ("kmq-by", b"tracker"), ("kmq-count", b"0")]
         assert codec.decode(KEY, END, headers) == Marker(3, 7, Op.END, by_tracker=True)

@@ -62,6 +62,7 @@ def test_r40_markers_that_were_cut_back_are_all_read_again():
     )
     stored = StoredOffset(50, "id", now_ms=7_000, in_flight=rows, cuts=cuts)
     begin = start_position(stored, "id", 3, 90, Cut(2, 45, 1))
+    assert begin.markers_cut
     state = begin.corrected(7_000, QueueSettings(name="q"), 1_000, 0).state()
     assert [entry.offset for entry in state.in_order()] == [7]
     state.apply(Marker(0, 5, Op.TAKE, 1_000), at=3, timestamp_ms=1_000)

@@ -93,7 +93,7 @@ def test_what_the_url_leaves_open_is_as_the_environment_says(opened, monkeypatch
         ("kafka://h:9092?queue=q&max_in_flight=-1", "max_in_flight"),
         ("kafka://h:9092?queue=q&idle_timeout_ms=soon", "idle_timeout_ms"),
         ("kafka://h:9092?queue=q&create=maybe&lease_ms=5", "lease_ms"),
-        ("kafka://h:9092?queue=q&order=lifo", "order: 'lifo' is neither 'any' nor 'fifo'"),
+        ("kafka://h:9092?queue=q&order=lifo", "order: 'lifo' is none of 'any', 'fifo', 'group'"),
         ("kafka://h:9092?queue=q&holder=a&holder=b", "more than once"),
         ("kafka://h:9092?queue=a/b", "topic name"),
         ("kafka://h:9092", "names no queue"),

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from kmqpy.core.poll_turns import PollTurns
 from kmqpy.errors import (
     ConfigError,
     KmqError,
@@ -14,12 +15,15 @@ from kmqpy.errors import (
     Unavailable,
     Unfinished,
 )
+from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.client_options import DEFAULT_LIMITS, SendLimits
 from kmqpy.kafka.client.sender import QueueSender, partition_of
 from kmqpy.kafka.cut_off import RenewedProducer
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.shared_connections import SharedConnections
 from kmqpy.message import OutgoingMessage
 from kmqpy.telemetry.base import Telemetry
+from kmqpy.zookeeper.settings import NO_ZOOKEEPER
 
 SENT, TOO_LARGE, TIMED_OUT = 0, KafkaError.MSG_SIZE_TOO_LARGE, KafkaError._MSG_TIMED_OUT
 GONE = KafkaError._UNKNOWN_PARTITION
@@ -33,6 +37,7 @@ class FakeProducer:
     topic_error = None
 
     def __init__(self):
+        self.turns = PollTurns()
         self.reports = []
         self.bodies = []
         self.partitions = []
@@ -64,7 +69,9 @@ def fake():
 
 def sender_with(fake, limits=DEFAULT_LIMITS, telemetry=None):
     producers = RenewedProducer(lambda: fake)
-    return QueueSender(QueueSettings(name="q"), KafkaConnection(), producers, limits, telemetry=telemetry)
+    return QueueSender(
+        QueueSettings(name="q"), KafkaConnection(), lambda _: producers, limits, telemetry=telemetry
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,6 +149,22 @@ def test_headers_count_with_what_frames_them(fake):
             producer.send_many(["00"], headers=headers)
 
 
+def test_a_single_message_waits_for_no_others_and_a_batch_gathers(monkeypatch):
+    """A linger costs each single message its time, none costs a batch more requests."""
+    made = []
+
+    def new_producer(_connection, settings, **_):
+        made.append(settings["linger.ms"])
+        return FakeProducer()
+
+    monkeypatch.setattr(librdkafka, "new_producer", new_producer)
+    shared = SharedConnections(KafkaConnection(), NO_ZOOKEEPER)
+    sender = QueueSender(QueueSettings(name="q"), KafkaConnection(), shared.producer)
+    for bodies in (["0"], ["0", "0"], ["0"], ["0"] * 3):
+        sender.send_many(bodies)
+    assert made == [0, 1]
+
+
 class TestCollapse:
     """Rule R41: equal messages get into one partition."""
 
@@ -158,10 +181,11 @@ class TestCollapse:
             raise Unavailable("Kafka does not answer")
 
         clock = self.clock = SimpleNamespace(now=1.0, monotonic=lambda: clock.now)
+        producers = RenewedProducer(lambda: fake)
         return QueueSender(
             QueueSettings(name="q", collapse=True),
             KafkaConnection(),
-            RenewedProducer(lambda: fake),
+            lambda _: producers,
             partitions=partitions,
             clock=clock,
         )

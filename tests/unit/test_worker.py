@@ -8,8 +8,9 @@ from fake_queue import FakeQueue
 from worker_support import EXACT, Failures, until
 
 from kmqpy.core.backoff import Backoff
-from kmqpy.core.clock import SystemClock
+from kmqpy.core.clock import SYSTEM_CLOCK, SystemClock
 from kmqpy.errors import ConfigError, KmqError, Unavailable
+from kmqpy.message import OutgoingMessage
 from kmqpy.queue import Queue
 from kmqpy.telemetry.base import Telemetry
 from kmqpy.testing import memory_storage
@@ -221,6 +222,26 @@ def test_a_message_whose_handler_returns_an_awaitable_is_not_acknowledged():
         Worker(queue, lambda message: handle(message.body)).run()
     assert queue.of("ack") == []
     assert queue.arguments("nack") == [{"delay": 0, "count": False, "reason": None}]
+
+
+def test_messages_of_a_group_are_handled_in_order_by_however_many_threads():
+    handled: list[tuple[str, int]] = []
+
+    def handle(message):
+        number = int(message.body)
+        if number == 2 and message.attempts == 1:
+            raise ValueError("once")
+        handled.append((message.group, number))
+
+    with memory_storage(SYSTEM_CLOCK) as storage:
+        storage.create("jobs", order="group", retry_delays=["10ms"])
+        queue = storage.open("jobs")
+        for number in range(5):
+            queue.send_many([OutgoingMessage(str(number), group=group) for group in "abc"])
+        with Worker(queue, handle, concurrency=4):
+            until(lambda: len(handled) == 15)
+    for group in "abc":
+        assert [number for name, number in handled if name == group] == [0, 1, 2, 3, 4]
 
 
 def test_a_retry_with_a_bad_delay_is_tried_again_after_the_back_off():

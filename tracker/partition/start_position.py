@@ -20,6 +20,7 @@ class StartPosition(NamedTuple):
     at            the offset to begin at, with the messages in flight and the finished messages known there
     problem       what was wrong with the stored offset, or with its snapshot; None: nothing
     markers_lost  True if Kafka has deleted markers from the stored offset on
+    markers_cut   True if markers that had been read were cut away (rule R40)
     ahead_s       by how many seconds the stored time was ahead of the broker's clock; 0 if that is allowed
     taken         the highest message in flight in the snapshot as it was stored, there or not; -1: none
     """
@@ -27,6 +28,7 @@ class StartPosition(NamedTuple):
     at: StoredOffset
     problem: str | None = None
     markers_lost: bool = False
+    markers_cut: bool = False
     ahead_s: float = 0.0
     taken: int = -1
 
@@ -110,8 +112,9 @@ def start_position(
     if cut is not None:
         return StartPosition(
             _in_what_is_left(stored, log_start),
-            f"markers were cut back to markers offset {cut.start}; messages whose start markers are lost "
-            "are taken again",
+            f"the log of the markers was cut back: those from markers offset {cut.start} to before "
+            f"{stored.markers_read} are lost; messages whose start markers are lost are taken again",
+            markers_cut=True,
         )
     if stored.offset > end:
         return StartPosition(fresh, "stored offset is beyond the end; reading all markers")

@@ -20,7 +20,7 @@ _PAUSE_FACTOR = 4
 """After a call of examine() that could not read all markers in time, no call reads markers for this many
 times the duration of that call."""
 
-_Key = tuple[str, int, str]
+_Key = tuple[str, int, tuple[str, str]]
 """The name of the markers topic, the partition, the id of the markers topic."""
 
 
@@ -33,16 +33,16 @@ class _KeptCheck:
 
 
 class PartitionAttempts(NamedTuple):
-    """A LastAttempts, bound to one partition of a queue. `markers_id` is the id of its markers topic."""
+    """A LastAttempts, bound to one partition of a queue. `topic_ids`: those of its topic and its markers."""
 
     last_attempts: LastAttempts
     queue: QueueSettings
     partition: int
-    markers_id: str
+    topic_ids: tuple[str, str]
 
     def examine(self, copies: Mapping[int, CopyHeaders], within_s: float) -> CheckedCopies:
         """See LastAttempts.examine()."""
-        return self.last_attempts.examine(self.queue, self.partition, self.markers_id, copies, within_s)
+        return self.last_attempts.examine(self.queue, self.partition, self.topic_ids, copies, within_s)
 
 
 class LastAttempts:
@@ -65,7 +65,7 @@ class LastAttempts:
         self,
         queue: QueueSettings,
         partition: int,
-        markers_id: str,
+        topic_ids: tuple[str, str],
         copies: Mapping[int, CopyHeaders],
         within_s: float,
     ) -> CheckedCopies:
@@ -77,11 +77,11 @@ class LastAttempts:
         `_PAUSE_FACTOR` times the duration of that call. So forged records that make calls slow use a fifth of
         the time at most.
         """
-        key = queue.markers_topic, partition, markers_id
+        key = queue.markers_topic, partition, topic_ids
         with self._lock:
             kept = self._idle.pop(key, None)
         if kept is None:
-            kept = _KeptCheck(LateAckCheck(self._connection, queue, self._clock))
+            kept = _KeptCheck(LateAckCheck(self._connection, queue, self._clock, lambda: topic_ids[0]))
         begun = self._clock.monotonic()
         try:
             if begun < kept.not_before:

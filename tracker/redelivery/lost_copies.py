@@ -17,7 +17,7 @@ from typing import Any
 
 from kmqpy.core.clock import Clock
 from kmqpy.errors import DecodeError, Unavailable
-from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka import partition_reader
 from kmqpy.kafka.markers.claim_headers import CLAIM
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.lineage import COPY, RecordPlace, read_copies
@@ -145,7 +145,7 @@ def find_lost_copies(
     ):
         return []
     times: list[int] = []
-    timeout_s = librdkafka.REQUEST_TIMEOUT_S
+    timeout_s = connection.timeout_s
     partition_reader.scan(
         connection,
         queue.name,

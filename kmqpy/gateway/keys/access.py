@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.gateway.keys.keyring import ANYBODY, ApiKey, Keyring, Principal
+from kmqpy.gateway.keys.sigv4 import secret_of
 from kmqpy.gateway.keys.stores import KeyStore
 from kmqpy.gateway.keys.web_pages import objection
 from kmqpy.gateway.limits import Held, Overloaded, Rate
@@ -19,6 +20,7 @@ class Access:
     keys         None: everybody may do everything
     may_be_open  the same as long as there never was a key
     own_names    of the gateway, which may stand in the Host of requests that need no key
+    operator_key  of which secrets for AWS's signatures are made; None: there are no such keys
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class Access:
         *,
         may_be_open: bool,
         own_names: Sequence[str] = (),
+        operator_key: bytes | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._keyring = None
@@ -38,6 +41,7 @@ class Access:
 
             self._keyring = Keyring(read, may_be_open=may_be_open, clock=clock)
         self._own_names = own_names
+        self._operator_key = operator_key
         self._clock = clock
         self._rates: dict[tuple[str, str, float], Rate] = {}
         self._held: dict[str, Held] = {}
@@ -47,9 +51,25 @@ class Access:
         if self._keyring is None:
             return ANYBODY
         sender = await self._keyring.who(secret)
-        if sender is not None and sender.key is not None:
-            self._spend(sender.key, "requests_per_s", 1)
+        if sender is not None:
+            self.spend_request(sender)
         return sender
+
+    async def of_id(self, key_id: str | None) -> Principal | None:
+        """Who has the key of this id, if the sender then proves to have its secret; None for nobody."""
+        return ANYBODY if self._keyring is None else await self._keyring.of_id(key_id)
+
+    def spend_request(self, sender: Principal) -> None:
+        """Count a request; raises Overloaded above the key's requests per second."""
+        if sender.key is not None:
+            self._spend(sender.key, "requests_per_s", 1)
+
+    def aws_secrets(self, sender: Principal) -> list[str]:
+        """The secrets by which a sender may sign; none if its key is of another kind."""
+        key = sender.key
+        if key is None or self._operator_key is None:
+            return []
+        return [secret_of(self._operator_key, key.id, nonce) for nonce in key.nonces]
 
     def objection(self, sender: Principal, header: Callable[[str], str]) -> str:
         """Why a request is refused although its sender may send it: a web page does, without a key."""

@@ -14,6 +14,7 @@ from typing import Any
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import ConfigError, KmqError, Unavailable
 from kmqpy.gateway.keys.permissions import Permission, parse_permission, permissions_of
+from kmqpy.gateway.keys.sigv4 import secret_of
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +30,9 @@ _LONG_PATIENCE_S = 0.3
 """The same for old keys, and without any; EmoDB's clients give up after 500 ms."""
 _SECRET_BYTES = 32
 _ID_BYTES = 6
+_NONCE_BYTES = 16
+_AWS_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+_AWS_ID_LETTERS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,7 @@ class ApiKey:
     digests         hexadecimal; two for a while after a rotation
     roles           names in ROLES
     permissions     texts of further permissions
+    nonces          of a key for AWS's signatures: what its secrets are made of, with the operator's key
     created_ms      when it was made or changed last (ms since 1970); of two with one id, the later one counts
     requests_per_s  more requests of this key are refused for a moment; None: no limit
     bytes_per_s     the same for bytes of bodies, in and out
@@ -52,6 +57,7 @@ class ApiKey:
     digests: tuple[str, ...]
     roles: tuple[str, ...] = ()
     permissions: tuple[str, ...] = ()
+    nonces: tuple[str, ...] = ()
     created_ms: int = 0
     requests_per_s: float | None = None
     bytes_per_s: float | None = None
@@ -83,7 +89,7 @@ class ApiKey:
         }
         try:
             key = cls(**known)
-            texts = (key.id, key.title, *key.digests, *key.roles, *key.permissions)
+            texts = (key.id, key.title, *key.digests, *key.roles, *key.permissions, *key.nonces)
             if all(isinstance(text, str) for text in texts) and isinstance(key.created_ms, int):
                 return key
         except TypeError:
@@ -116,14 +122,28 @@ ANYBODY = Principal(None, (parse_permission("*"),))
 
 
 def new_key(
-    title: str, roles: Sequence[str], permissions: Sequence[str], **limits: float | None
+    title: str,
+    roles: Sequence[str],
+    permissions: Sequence[str],
+    *,
+    operator_key: bytes | None = None,
+    **limits: float | None,
 ) -> tuple[ApiKey, str]:
-    """A new key, and its secret, which is shown once and not stored."""
-    secret = secrets.token_urlsafe(_SECRET_BYTES)
+    """A new key, and its secret, which is shown once and not stored.
+
+    operator_key  makes a key for AWS's signatures
+    """
+    key_id = secrets.token_hex(_ID_BYTES)
+    nonces: tuple[str, ...] = ()
+    if operator_key is not None:
+        key_id = "AKIA" + "".join(secrets.choice(_AWS_LETTERS) for _ in range(_AWS_ID_LETTERS))
+        nonces = (secrets.token_hex(_NONCE_BYTES),)
+    secret = _new_secret(key_id, nonces, operator_key)
     key = ApiKey(
-        id=secrets.token_hex(_ID_BYTES),
+        id=key_id,
         title=title,
         digests=(digest_of(secret),),
+        nonces=nonces,
         roles=tuple(roles),
         permissions=tuple(permissions),
         created_ms=SYSTEM_CLOCK.wall_ms(),
@@ -132,11 +152,28 @@ def new_key(
     return key, secret
 
 
-def rotated(key: ApiKey, *, keep_old: bool) -> tuple[ApiKey, str]:
-    """The key with a new secret, and that; the last one stays valid, too, with `keep_old`."""
-    secret = secrets.token_urlsafe(_SECRET_BYTES)
+def rotated(key: ApiKey, *, keep_old: bool, operator_key: bytes | None = None) -> tuple[ApiKey, str]:
+    """The key with a new secret, and that; the last one stays valid, too, with `keep_old`.
+
+    operator_key  for a key for AWS's signatures, else ConfigError is raised
+    """
+    nonces: tuple[str, ...] = ()
+    if key.nonces:
+        if operator_key is None:
+            raise ConfigError(
+                f"key: {key.id} is one of AWS's signatures; give --aws-key, as the gateway has it"
+            )
+        nonces = (secrets.token_hex(_NONCE_BYTES), *key.nonces[: int(keep_old)])
+    secret = _new_secret(key.id, nonces, operator_key)
     digests = (digest_of(secret), *key.digests[: int(keep_old)])
-    return replace(key, digests=digests, created_ms=max(SYSTEM_CLOCK.wall_ms(), key.created_ms + 1)), secret
+    created_ms = max(SYSTEM_CLOCK.wall_ms(), key.created_ms + 1)
+    return replace(key, digests=digests, nonces=nonces, created_ms=created_ms), secret
+
+
+def _new_secret(key_id: str, nonces: Sequence[str], operator_key: bytes | None) -> str:
+    if nonces and operator_key is not None:
+        return secret_of(operator_key, key_id, nonces[0])
+    return secrets.token_urlsafe(_SECRET_BYTES)
 
 
 def digest_of(secret: str) -> str:
@@ -164,10 +201,17 @@ class Keyring:
         self._is_open = False
         self._clock = clock
         self._by_digest: dict[str, Principal] = {}
+        self._by_id: dict[str, Principal] = {}
         self._read_s: float | None = None  # when the keys that are known were read; None: none are known
         self._read_next_s = float("-inf")
         self._reading: asyncio.Task[None] | None = None
         self._reading_since_s = 0.0
+
+    async def of_id(self, key_id: str | None) -> Principal | None:
+        """Who has the key of this id; None for nobody. Raises Unavailable as who()."""
+        if self._clock.monotonic() >= self._read_next_s:
+            await self._refresh()
+        return ANYBODY if self._is_open else self._by_id.get(key_id or "")
 
     async def who(self, secret: str | None) -> Principal | None:
         """Who has this secret; None for nobody. Raises Unavailable if keys could never be read."""
@@ -208,11 +252,10 @@ class Keyring:
             self._read_next_s = self._clock.monotonic() + _AGAIN_S
             return
         self._is_open = self._may_be_open and keys is None
-        self._by_digest = {
-            digest: Principal(key, permissions_of(key.roles, key.permissions))
-            for key in keys or ()
-            for digest in key.digests
+        self._by_id = {
+            key.id: Principal(key, permissions_of(key.roles, key.permissions)) for key in keys or ()
         }
+        self._by_digest = {digest: self._by_id[key.id] for key in keys or () for digest in key.digests}
         self._read_s = now_s
         self._read_next_s = now_s + _CACHED_S
 

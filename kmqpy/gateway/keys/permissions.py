@@ -14,7 +14,9 @@ from kmqpy.errors import ConfigError, shown
 
 CONTEXT = "queue"
 """The context of all permissions that the gateway asks for."""
-ACTIONS = ("post", "poll", "get_status")
+_STANDARD = ("post", "poll", "get_status")
+ACTIONS = (*_STANDARD, "manage")
+"""EmoDB's, and `manage`: to change and delete queues, which only SQS's clients can."""
 _PARTS = 3
 _SYSTEM_PREFIX = "__"
 """Names that begin so are for queue_admin, and for permissions that are given one by one."""
@@ -88,7 +90,7 @@ ROLES: dict[str, tuple[Permission, ...]] = {
         parse_permission(f"queue|{action}|*", exclude=_SYSTEM_PREFIX) for action in ("poll", "get_status")
     ),
     "queue_standard": tuple(
-        parse_permission(f"queue|{action}|*", exclude=_SYSTEM_PREFIX) for action in ACTIONS
+        parse_permission(f"queue|{action}|*", exclude=_SYSTEM_PREFIX) for action in _STANDARD
     ),
     "queue_admin": (parse_permission("queue|*|*"),),
 }

@@ -1,4 +1,4 @@
-"""Answers with a number in time: the number itself, the last one that was found, or a guess."""
+"""Answers with a number in time: the number itself, or the last one, with what was changed by us since."""
 
 from __future__ import annotations
 
@@ -18,14 +18,21 @@ class Estimate:
     """A number that is counted again for each request; requests at one time share a count.
 
     count  counts; may take long where it reads much, as on Kafka
-    guess  what to answer as long as nothing was ever counted
     """
 
-    def __init__(self, count: Callable[[int | None], Awaitable[int]], guess: Callable[[], int]) -> None:
+    def __init__(self, count: Callable[[int | None], Awaitable[int]]) -> None:
         self._count = count
-        self._guess = guess
         self._counting: dict[int | None, asyncio.Future[int]] = {}
-        self._last: int | None = None
+        self._last = 0
+        self._was_counted = False
+
+    def change(self, by: int) -> None:
+        """We have changed the number."""
+        self._last = max(0, self._last + by)
+
+    def become(self, number: int) -> None:
+        """The number is this one now."""
+        self._last = number
 
     async def get(self, limit: int | None = None) -> int:
         """The number; `limit` as for Queue.size()."""
@@ -33,10 +40,8 @@ class Estimate:
         if counting is None:
             counting = self._counting[limit] = asyncio.ensure_future(self._count(limit))
             counting.add_done_callback(lambda done: self._keep(limit, done))
-        await asyncio.wait([counting], timeout=_FIRST_S if self._last is None else _FRESH_S)
-        if counting.done():
-            return counting.result()
-        return self._guess() if self._last is None else self._last
+        await asyncio.wait([counting], timeout=_FRESH_S if self._was_counted else _FIRST_S)
+        return counting.result() if counting.done() else self._last
 
     def _shared(self, limit: int | None) -> asyncio.Future[int] | None:
         """A count that runs: one with this limit, or any if many do, since limits are what clients like."""
@@ -47,4 +52,4 @@ class Estimate:
     def _keep(self, limit: int | None, counting: asyncio.Future[int]) -> None:
         del self._counting[limit]
         if not counting.cancelled() and counting.exception() is None:
-            self._last = counting.result()
+            self._last, self._was_counted = counting.result(), True

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import hashlib
 import json
 import logging
 from collections import OrderedDict
@@ -35,6 +36,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MOVES_QUEUE = "KMQ.moves"
+DEFAULT_ROOT = "/kmq"
+"""Other roots on Kafka add a digest to the name: the topics of all roots are side by side there."""
 _JOB_LEASE_S = 10
 _SETTINGS = {"max_redeliveries": None, "lease_ms": _JOB_LEASE_S * 1000}
 _EXTEND_EVERY_S = 3.0
@@ -95,6 +98,7 @@ class Moves:
 
     Has threads of its own for each storage, so that one that does not answer holds no move of another.
 
+    roots   of storages on Kafka: kmqpy's znode, which tells apart those that share a Kafka
     on_end  called with "complete", "error" or "postponed" when this gateway has run one
     """
 
@@ -103,10 +107,12 @@ class Moves:
         hub: Hub,
         storages: Sequence[Storage],
         *,
+        roots: Mapping[Storage, str] | None = None,
         on_end: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._hub = hub
         self._storages = storages
+        self._names = {one: _named((roots or {}).get(one, DEFAULT_ROOT)) for one in storages}
         self._threads = {one: ThreadPoolExecutor(_THREADS, "kmq-gateway-moves") for one in storages}
         self._on_end = on_end
         self._open_jobs: dict[Storage, Queue] = {}
@@ -156,6 +162,21 @@ class Moves:
         self._stopping = True
         for look_now in self._look_now.values():
             look_now.set()
+
+    def warm_up(self, storage: Storage) -> None:
+        """Make the queue of jobs, and what a send needs; called in a thread."""
+        self._jobs(storage, make=True).send_many([])
+
+    async def probe(self) -> bool:
+        """Return when all storages have answered; False if one can't."""
+
+        def ask(storage: Storage) -> None:
+            with contextlib.suppress(QueueNotFound):
+                self._jobs(storage).size(1)
+
+        asked = (self._run(storage, ask, storage) for storage in self._storages)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return not any(isinstance(one, BaseException) for one in answers)
 
     def close(self) -> None:
         """Wait for running calls; called in a thread, when run() has ended."""
@@ -334,7 +355,7 @@ class Moves:
             self._open_jobs.pop(storage, None)
             jobs = self._jobs(storage, make=True)
             message_id = jobs.send(json.dumps(body))
-        return WireIds(MOVES_QUEUE, jobs.unique_id).make(message_id)
+        return WireIds(jobs.name, jobs.unique_id).make(message_id)
 
     def _find(self, storage: Storage, service: str, reference: str) -> tuple[Move, MoveStatus] | None:
         try:
@@ -345,7 +366,7 @@ class Moves:
 
     def _find_in(self, jobs: Queue, service: str, reference: str) -> tuple[Move, MoveStatus] | None:
         try:
-            message_id = WireIds(MOVES_QUEUE, jobs.unique_id).parse(reference)
+            message_id = WireIds(jobs.name, jobs.unique_id).parse(reference)
         except InvalidId:
             return None
         if message_id is None:  # a job in another storage, for example
@@ -395,9 +416,7 @@ class Moves:
         """The queue of jobs in a storage; raises QueueNotFound if it is missing, and not to be made."""
         jobs = self._open_jobs.get(storage)
         if jobs is None:
-            name = QueueName(MOVES_QUEUE, settings=_SETTINGS)
-            opened = _opened if make else open_queue
-            jobs = opened(storage, MOVES_QUEUE, name.settings)
+            jobs = (_opened if make else open_queue)(storage, self._names[storage], _SETTINGS)
             jobs = self._open_jobs.setdefault(storage, jobs)
         return jobs
 
@@ -422,6 +441,11 @@ async def _next_batch(queue: ServedQueue) -> tuple[list[Taken], list[Taken]]:
     """
     ready, _ = await queue.take(_BATCH, _LEASE_S)
     return ready, ready or await queue.taken(_BATCH)
+
+
+def _named(root: str) -> str:
+    digest = "" if root == DEFAULT_ROOT else f".{hashlib.sha256(root.encode()).hexdigest()[:16]}"
+    return f"{MOVES_QUEUE}{digest}"
 
 
 def _is_old(job: Message) -> bool:

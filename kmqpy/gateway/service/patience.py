@@ -11,6 +11,9 @@ from kmqpy.core.clock import Clock
 from kmqpy.errors import Unavailable
 from kmqpy.gateway.service.pulse import PATIENCE_S, Pulse
 
+_HELD_UP_S = 0.02
+"""A look that comes so many seconds late tells that this process was held up, not the storage."""
+
 
 class Patience:
     """A request waits in this block for its storage; if it is given up, the block raises Unavailable.
@@ -25,7 +28,7 @@ class Patience:
         self._pulse = pulse
         self._most_s = most_s
         self._clock = clock
-        self._begun_s = clock.monotonic()
+        self._begun_s = self._look_s = clock.monotonic()
         self._timeout = asyncio.timeout(None)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -66,9 +69,13 @@ class Patience:
         until_s = self._begun_s + self._most_s
         if not self._is_long:
             until_s = min(until_s, self._pulse.give_up_at(self._begun_s, now_s))
+        late_s = now_s - self._look_s
+        if late_s > _HELD_UP_S:  # what the storage has answered may wait for us, too
+            until_s = max(until_s, now_s + late_s)
         if until_s <= now_s:
             self._timeout.reschedule(self._loop.time())
         else:
+            self._look_s = until_s
             self._timer = self._loop.call_later(until_s - now_s, self._look)
 
 

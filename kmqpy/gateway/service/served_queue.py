@@ -52,18 +52,42 @@ _EXACT_SIZE = 10_000
 
 
 class Taken(NamedTuple):
-    """A message that was taken, perhaps by another gateway for us: then we have no receipt of that take."""
+    """A message that was taken, perhaps by another gateway for us: then we have no receipt of that take.
+
+    message  the same as our storage gave it; None: it is from another gateway. Then `attempts`, and when it was
+             sent and queued last (ms since 1970), are not known, either
+    """
 
     id: str
     body: bytes
-    receipt: str | None = None
+    message: Message | None = None
     key: bytes | None = None
     headers: Headers = ()
 
     @classmethod
     def of(cls, message: Message) -> Taken:
         """A message that this gateway has taken, or sees."""
-        return cls(message.id, message.body, message.receipt, message.key, message.headers)
+        return cls(message.id, message.body, message, message.key, message.headers)
+
+    @property
+    def receipt(self) -> str | None:
+        """The receipt of our take, which few need; on Kafka it is work to make one."""
+        return None if self.message is None else self.message.receipt
+
+    @property
+    def attempts(self) -> int:
+        """How often it was handed out."""
+        return 1 if self.message is None else self.message.attempts
+
+    @property
+    def sent_ms(self) -> int:
+        """When it was sent."""
+        return 0 if self.message is None else self.message.first_enqueued_ms
+
+    @property
+    def queued_ms(self) -> int:
+        """When it was queued last."""
+        return 0 if self.message is None else self.message.enqueued_ms
 
 
 class Elsewhere(Protocol):
@@ -130,11 +154,8 @@ class ServedQueue:
         self._running = 0
         self._closing = False
         self._largest_body = 0
-        self._sent_count = self._taken_count = 0  # less what was acknowledged, by this gateway
-        self._size = Estimate(lambda limit: self._call(self._count, limit), lambda: self._sent_count)
-        self._in_flight = Estimate(
-            lambda limit: self._call(self._queue.in_flight, limit), lambda: self._taken_count
-        )
+        self._size = Estimate(lambda limit: self._call(self._count, limit))
+        self._in_flight = Estimate(lambda limit: self._call(self._queue.in_flight, limit))
 
     @property
     def busy(self) -> bool:
@@ -153,7 +174,7 @@ class ServedQueue:
         """Send bodies, or messages; returns the ids of the messages when the storage has them."""
         self._largest_body = max(self._largest_body, *map(_size, bodies), 0)
         ids = await self._sends.submit(bodies) if bodies else []
-        self._sent_count += len(ids)
+        self._size.change(len(ids))
         return ids
 
     @property
@@ -194,7 +215,6 @@ class ServedQueue:
             elif not taking.cancelled() and taking.exception() is None:
                 self._give_back_later(taking.result())
             raise
-        self._taken_count += len(messages)
         self._know(messages)
         taken = [*map(Taken.of, messages)]
         self._note_handed_out(taken, lease_s)
@@ -216,8 +236,8 @@ class ServedQueue:
         """Acknowledge messages; returns when that is durable. Unknown ids do nothing."""
         if ids:
             await self._acks.submit(ids)
-            self._sent_count = max(0, self._sent_count - len(ids))
-            self._taken_count = max(0, self._taken_count - len(ids))
+            self._size.change(-len(ids))
+            self._in_flight.change(-len(ids))
             await self._say(Said(ids, None))
 
     async def extend(self, ids: Sequence[str], lease_s: float) -> None:
@@ -229,10 +249,29 @@ class ServedQueue:
             await self._extensions.submit(_Extension(ids, lease_s))
             await self._say(Said(ids, lease_s))
 
+    async def change(self, receipt: str, lease_s: float) -> bool:
+        """Let the lease of one take end `lease_s` from now; 0: give the message back, as an attempt.
+
+        Returns False if the message is no longer in flight, or taken anew; always True for 0.
+        """
+        if lease_s:
+            return not await self._call(lambda: self._queue.extend(receipt, lease=lease_s, confirmed=True))
+        await self._call(lambda: self._queue.nack(receipt, confirmed=True))
+        return True
+
+    def receipt(self, message_id: str) -> str:
+        """A receipt for whoever has the message, for one that another gateway has taken for us."""
+        return self._queue.receipt(message_id)
+
+    async def is_ready(self) -> bool:
+        """True if a take would find a message now."""
+        return bool(await self._call(lambda: self._queue.peek(1)))
+
     async def release(self, ids: Sequence[str]) -> None:
         """Give messages back at once, uncounted."""
         if ids:
             await self._call(lambda: self._queue.nack(self._receipts(ids), count=False, confirmed=True))
+            self._in_flight.change(-len(ids))
             await self._say(Said(ids, 0.0))
 
     async def give_back(self, messages: Sequence[Taken]) -> None:
@@ -245,12 +284,15 @@ class ServedQueue:
     async def release_all(self) -> None:
         """Give back all messages that are taken, uncounted."""
         await self._call(self._queue.release_all)
+        self._in_flight.become(0)
         if self._claims is not None:
             self._claims.end()
 
     async def purge(self) -> None:
         """Remove all messages but dead letters."""
         await self._call(self._queue.purge)
+        self._size.become(0)
+        self._in_flight.become(0)
 
     def stop_taking(self) -> None:
         """Give back at once what a take brings from now on, since nobody will be there to have it."""
@@ -447,6 +489,7 @@ class ServedQueue:
             self._claims.forget_early(await self._elsewhere.tell(self.unique_id, said._replace(ids=unknown)))
 
     def _note_handed_out(self, messages: Sequence[Taken], lease_s: float) -> None:
+        self._in_flight.change(len(messages))
         if self._claims is not None:
             self._claims.hand_out((one.id for one in messages), self._clock.monotonic() + lease_s)
 

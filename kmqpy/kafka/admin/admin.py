@@ -53,7 +53,7 @@ class Admin(Closeable):
     """Creates, describes, changes, checks and deletes queues.
 
     A queue is given by its name or its settings. `timeout` (seconds) bounds each answer of Kafka and of
-    ZooKeeper.
+    ZooKeeper; None: the connection's `timeout_ms`.
 
     With NO_ZOOKEEPER these calls work: create_queue(), describe_queue(), in_flight(), stats(), purge() and
     settings(). create_queue() then creates the topics and registers nothing. The other five take the settings
@@ -68,13 +68,12 @@ class Admin(Closeable):
         connection: KafkaConnection,
         zookeeper: ZooKeeperConnection,
         *,
-        timeout: Duration = 10.0,
+        timeout: Duration | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        timeout_s = duration_ms(timeout, "timeout") / 1000
-        self._context = AdminContext(
-            check_connection(connection), check_zookeeper(zookeeper), timeout_s, clock
-        )
+        connection = check_connection(connection)
+        timeout_s = connection.timeout_s if timeout is None else duration_ms(timeout, "timeout") / 1000
+        self._context = AdminContext(connection, check_zookeeper(zookeeper), timeout_s, clock)
 
     def create_queue(
         self,

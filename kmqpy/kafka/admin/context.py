@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from kmqpy.core.clock import Clock
 from kmqpy.errors import AccessDenied, ConfigError, QueueNotFound, Unavailable
-from kmqpy.kafka.admin import stats
-from kmqpy.kafka.admin.registry import Registry
-from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset
-from kmqpy.kafka.admin.stats import QueueStats
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.settings_mirror import Records, SettingsMirror, settings_of
 from kmqpy.kafka.topic_names import topics_of
 from kmqpy.kafka.topics import TopicInfo, Topics
-from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
+
+if TYPE_CHECKING:
+    from kmqpy.kafka.admin.registry import Registry
+    from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset
+    from kmqpy.kafka.admin.stats import QueueStats
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +61,9 @@ class AdminContext:
                 "zookeeper: no address given, and this needs the registry; name it as host:2181"
             )
         if self._registry is None:
+            from kmqpy.kafka.admin.registry import Registry
+            from kmqpy.zookeeper.session import connect
+
             client = self._stack.enter_context(connect(self._zookeeper, timeout=self._timeout_s))
             self._registry = Registry(client, self.connection.root, timeout=self._timeout_s)
         return self._registry
@@ -115,6 +119,8 @@ class AdminContext:
 
     def stats(self, queue: str | QueueSettings) -> QueueStats:
         """See Admin.stats()."""
+        from kmqpy.kafka.admin import stats
+
         settings, known = self.find(queue)
         owners, stored = self.tracked(settings.name, known)
         return stats.queue_stats(

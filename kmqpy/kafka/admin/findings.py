@@ -70,6 +70,7 @@ class Kind(StrEnum):
     RECORD_UNREADABLE = "record-unreadable"
     RECORD_DIFFERS = "record-differs"
     RECORD_OF_NO_QUEUE = "record-of-no-queue"
+    NOT_DURABLE = "not-durable"
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,6 +208,7 @@ class _MarkersOfQueue:
                 max_lease_ms=queue.max_lease_ms,
                 max_delay_ms=queue.max_delay_ms,
                 cuts=cuts,
+                topic=codec.topic_tag(there.queue.topic_id),
             )
             if safe is not None:
                 self.states[partition].restore(safe.in_flight)

@@ -17,7 +17,7 @@ from kmqpy.errors import Closed, ConfigError, Unavailable
 from kmqpy.kafka.client.housekeeper import Housekeeper
 from kmqpy.kafka.client.in_flight_limit import InFlightLimit
 from kmqpy.kafka.client.marker_writer import Item, MarkerWriter
-from kmqpy.kafka.client.message_places import MessagePlaces, offsets_by_partition
+from kmqpy.kafka.client.message_places import MessagePlaces, offsets_by_partition, some_are_receipts
 from kmqpy.kafka.client.read_ahead import ReadAhead
 from kmqpy.kafka.client.receiver import Receiver
 from kmqpy.kafka.client.record_message import Acknowledges, KafkaMessage
@@ -45,10 +45,6 @@ _TOPIC_IDS_POLL_S = 0.01
 _LATE_ACK_LOOK_SHARE = 1 / 4
 """extend() spends at most this part of the new lease on reading whether earlier consumers have acknowledged
 the messages."""
-_CONFIRM_TIMEOUT_S = 10.0
-"""A method with confirmed=True raises Unavailable if its markers are not confirmed after this time."""
-_CLOSE_TIMEOUT_S = 10.0
-"""close() waits for markers that are not confirmed for at most this time."""
 
 T = TypeVar("T")
 
@@ -176,8 +172,9 @@ class QueueConsumer:
 
     def ack(self, *messages: MessagesLike, confirmed: bool = False) -> None:
         """See KmqClient.ack."""
-        writer, places = self._locate(self._places.offsets_of, m.each_of(messages))
-        self._write(writer, places.items(), confirmed=confirmed)
+        named = m.each_of(messages)
+        writer, places = self._locate(self._places.offsets_of, named)
+        self._write(writer, named, places.items(), confirmed=confirmed)
         self._note_finished(places, "ack")
 
     def nack(
@@ -192,9 +189,10 @@ class QueueConsumer:
         check_flag(count, "count")
         delay_ms = bounded(duration_ms(delay, "delay"), "delay", "max_delay_ms", self._queue)
         cut = _cut_reason(reason)
-        writer, places = self._locate(self._places.places_of, m.each_of(messages))
+        named = m.each_of(messages)
+        writer, places = self._locate(self._places.places_of, named)
         nacks = [Marker(*place, Op.NACK, delay_ms, count, cut) for place in places]
-        self._write_and_finish(writer, nacks, "nack", confirmed=confirmed)
+        self._write_and_finish(writer, named, nacks, "nack", confirmed=confirmed)
 
     def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:
         """See KmqClient.extend."""
@@ -204,7 +202,8 @@ class QueueConsumer:
         self._check_open()
         until = self._clock.monotonic() + lease_ms / 1000
         self._in_flight.extend_leases(places, until)
-        self._write(writer, [Marker(*place, Op.EXTEND, lease_ms) for place in places], confirmed=confirmed)
+        extensions = [Marker(*place, Op.EXTEND, lease_ms) for place in places]
+        self._write(writer, named, extensions, confirmed=confirmed)
         self._telemetry.finished(self._queue.name, "extend", len(places))
         ended = self._end_acknowledged(writer, named, lease_ms / 1000 * _LATE_ACK_LOOK_SHARE)
         return [message.receipt for message in ended.values()]
@@ -214,9 +213,10 @@ class QueueConsumer:
     ) -> None:
         """See KmqClient.dead_letter."""
         cut = _cut_reason(reason)
-        writer, places = self._locate(self._places.places_of, m.each_of(messages))
+        named = m.each_of(messages)
+        writer, places = self._locate(self._places.places_of, named)
         requests = [Marker(*place, Op.DEAD_LETTER, 0, reason=cut) for place in places]
-        self._write_and_finish(writer, requests, "dead-letter", confirmed=confirmed)
+        self._write_and_finish(writer, named, requests, "dead-letter", confirmed=confirmed)
 
     def flush(self, timeout: Duration = 10.0) -> None:
         """See KmqClient.flush."""
@@ -235,8 +235,9 @@ class QueueConsumer:
         with self._receiving:
             self._topics.writer.give_back(self._read_ahead.pop_all())
             self._receiver.give_back_interrupted()
-            self._topics.writer.close(_CLOSE_TIMEOUT_S)
-            self._receiver.close()
+            writer = self._topics.writer
+            writer.close(self._connection.timeout_s)
+            self._receiver.close(is_away=writer.is_away)
 
     def __enter__(self) -> Self:
         return self
@@ -301,15 +302,21 @@ class QueueConsumer:
         found = self._receiver.find_acknowledged(named, within_s)
         if found:
             offsets = offsets_by_partition(found)
-            self._write(writer, offsets.items(), confirmed=False)
+            self._write(writer, messages, offsets.items(), confirmed=False)
             self._note_finished(offsets, "late-ack")
         return {place: named[place] for place in found}
 
     def _write_and_finish(
-        self, writer: MarkerWriter, batch: Sequence[Marker], op: str, *, confirmed: bool
+        self,
+        writer: MarkerWriter,
+        named: Sequence[Message | str],
+        batch: Sequence[Marker],
+        op: str,
+        *,
+        confirmed: bool,
     ) -> None:
         """Write markers that finish messages for this client, and count the messages in flight no more."""
-        self._write(writer, batch, confirmed=confirmed)
+        self._write(writer, named, batch, confirmed=confirmed)
         places = offsets_by_partition((marker.partition, marker.offset) for marker in batch)
         self._note_finished(places, op)
 
@@ -317,13 +324,17 @@ class QueueConsumer:
         self._in_flight.discard(places)
         self._telemetry.finished(self._queue.name, op, sum(map(len, places.values())))
 
-    def _write(self, writer: MarkerWriter, items: Iterable[Item], *, confirmed: bool) -> None:
+    def _write(
+        self, writer: MarkerWriter, named: Sequence[Message | str], items: Iterable[Item], *, confirmed: bool
+    ) -> None:
+        """Write the markers of the messages that the caller has named."""
         self._check_open()
+        by_receipt = some_are_receipts(named)
         try:
             if confirmed:
-                self._check_confirmed(writer.write(items, _CONFIRM_TIMEOUT_S))
+                self._check_confirmed(writer.write(items, self._connection.timeout_s, by_receipt=by_receipt))
             else:
-                writer.put(items)
+                writer.put(items, by_receipt=by_receipt)
         except Unavailable:
             self._check_open()  # another thread may have closed the writer
             raise

@@ -299,14 +299,18 @@ class GroupMember:
         self._forget(self._partitions.keys())
         self._fetcher.change_consumer(self._consumer)
 
-    def close(self) -> None:
+    def close(self, *, is_away: bool = False) -> None:
         """Commit and leave the group; a static member keeps its partitions for a while.
 
         Gives up when Kafka does not answer. The group then removes the member by itself: when this process
-        has ended, or after `max.poll.interval.ms`, five minutes.
+        has ended, or after `max.poll.interval.ms`, five minutes; or a thread leaves it when Kafka is there
+        again. That thread also keeps the end of the process from waiting 7 s for librdkafka.
         """
         commit = partial(self._commit, asynchronous=False)
-        if not (returns_in_time(commit) and self._leave()):
+        is_away = is_away or not librdkafka.answers(self._consumer, self._queue.name)
+        if is_away:
+            returns_in_time(self._consumer.close, 0)
+        if is_away or not (returns_in_time(commit) and self._leave()):
             _log.warning("closed without an answer of Kafka", extra={"queue": self._queue.name})
 
     # --- polling -----------------------------------------------------------------------------------

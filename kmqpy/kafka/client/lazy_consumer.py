@@ -6,12 +6,15 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from kmqpy.core.clock import Clock
 from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import Closed
-from kmqpy.kafka.client.consumer import QueueConsumer
 from kmqpy.message import MessagesLike
+
+if TYPE_CHECKING:
+    from kmqpy.kafka.client.consumer import QueueConsumer
 
 _log = logging.getLogger(__name__)
 

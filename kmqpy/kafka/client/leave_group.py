@@ -40,11 +40,11 @@ def leave_group(
     return returns_in_time(consumer.close)
 
 
-def returns_in_time(call: Callable[[], object]) -> bool:
-    """Make a call of librdkafka that has no time-out; returns False if it has not returned after 5 s."""
+def returns_in_time(call: Callable[[], object], timeout_s: float = _CALL_TIMEOUT_S) -> bool:
+    """Make a call of librdkafka that has no time-out; returns False if it has not returned in time."""
     thread = threading.Thread(target=call, name="kmq-close", daemon=True)
     thread.start()
-    thread.join(_CALL_TIMEOUT_S)
+    thread.join(timeout_s)
     return not thread.is_alive()
 
 

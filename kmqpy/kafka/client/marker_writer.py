@@ -13,6 +13,7 @@ import logging
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -39,7 +40,7 @@ _log = logging.getLogger(__name__)
 _IDLE_POLL_S = 0.05
 """The writer's own thread looks for failed markers this often while no thread waits for a confirmation."""
 _AWAITED_POLL_S = 0.001
-"""The writer's own thread looks for new markers and confirmations this often while a thread waits."""
+"""While a thread waits, the writer's own thread waits no longer than this for the next confirmation."""
 _COLLECT_S = 0.002
 """The writer's own thread collects markers for this long, to send them together."""
 _COLLECT_RANGES_S = 0.005
@@ -50,6 +51,8 @@ _SEND_AGAIN_AFTER_S = 0.2
 """A marker that failed is sent again after this time."""
 _REPLACE_EVERY_S = 1.0
 """The writer makes at most one new producer in this time; markers wait meanwhile."""
+_SILENCE_S = 0.5
+"""When close() has waited this long and nothing was confirmed, it asks whether Kafka is there at all."""
 _WARN_EVERY_S = 10.0
 """The writer logs at most one warning of failed markers in this time."""
 
@@ -84,10 +87,14 @@ class _Group:
 
 
 class _QueuedMarkers(NamedTuple):
-    """Markers that wait for the writer's own thread: the end markers of `ends`, or `other`, encoded."""
+    """Markers that wait for the writer's own thread: the end markers of `ends`, or `other`, encoded.
+
+    `topic` is that of the end markers, see Marker.
+    """
 
     group: _Group
     ends: Sequence[int]
+    topic: bytes | None = None
     other: tuple[bytes, bytes, codec.Headers] | None = None
 
 
@@ -126,6 +133,9 @@ class MarkerWriter(Closeable):
     otherwise queue after all these.
 
     delivery_timeout_ms  librdkafka reports a marker as failed when Kafka has not confirmed it after this time
+    topic_id             the id of the queue topic. Markers that are written by receipt name it (rule R24),
+                         except end markers of the JVM format, which would lose the speed of librdkafka's
+                         batches
     """
 
     def __init__(
@@ -134,8 +144,10 @@ class MarkerWriter(Closeable):
         queue: QueueSettings,
         *,
         delivery_timeout_ms: int = 10_000,
+        topic_id: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self._tag = None if topic_id is None else codec.topic_tag(topic_id)
         self._topic = queue.markers_topic
         self._guard = ForkGuard(f"the writer of markers topic {self._topic}")
         self._connection = connection
@@ -159,6 +171,7 @@ class MarkerWriter(Closeable):
         self._groups = [self._group]
         """The groups that flush() waits for; some may be confirmed."""
         self._waiters: list[_Waiter] = []
+        self.is_away = False
         self._work = threading.Event()  # wakes the writer's own thread
         self._stop_collecting = threading.Event()  # set while a thread waits, and when the writer closes
         self._closing = threading.Event()
@@ -175,12 +188,13 @@ class MarkerWriter(Closeable):
         self._guard.raise_if_inherited()
         return self._starts
 
-    def put(self, items: Iterable[Item], own: _Group | None = None) -> None:
+    def put(self, items: Iterable[Item], own: _Group | None = None, *, by_receipt: bool = False) -> None:
         """Queue these markers, which are sent until confirmed. Blocks only while more than 100,000 wait.
 
-        `own` is a group for these markers only, for which the caller waits. Raises ReceiptError after
-        abandon(), Unavailable after close().
+        `own` is a group for these markers only, for which the caller waits. `by_receipt`: the messages are
+        named by receipts. Raises ReceiptError after abandon(), Unavailable after close().
         """
+        topic = self._tag if by_receipt else None
         self._guard.raise_if_inherited()
         with self._changed:
             if self._abandoned:
@@ -191,10 +205,11 @@ class MarkerWriter(Closeable):
             for item in items:
                 if isinstance(item, Marker):  # encoded here, so that the caller gets the error
                     partition, count = item.partition, 1
-                    queued = _QueuedMarkers(group, (), codec.encode(item))
+                    named = item if topic is None else replace(item, topic=topic)
+                    queued = _QueuedMarkers(group, (), None, codec.encode(named))
                 else:
                     partition, ends = item
-                    queued, count = _QueuedMarkers(group, ends), len(ends)
+                    queued, count = _QueuedMarkers(group, ends, topic), len(ends)
                 group.queued += count  # before append(): at its end, a signal handler may raise
                 self._queued[partition].append(queued)
                 self._collected += count
@@ -216,12 +231,12 @@ class MarkerWriter(Closeable):
         """Like put(), for the end markers of these messages."""
         self.put([(partition, offsets)])
 
-    def write(self, items: Iterable[Item], timeout_s: float) -> int:
+    def write(self, items: Iterable[Item], timeout_s: float, *, by_receipt: bool = False) -> int:
         """Write these markers and wait until they are confirmed, whatever other callers write.
 
         Returns how many are not confirmed after the time-out; the writer goes on sending these (rule R26).
         """
-        return self._wait(self._put_apart(items), timeout_s)
+        return self._wait(self._put_apart(items, by_receipt=by_receipt), timeout_s)
 
     def write_assignments(self, ticks: Collection[Marker], timeout_s: float) -> set[int]:
         """Write assignment ticks (see codec.assignment_tick) and wait for all of them together.
@@ -249,13 +264,13 @@ class MarkerWriter(Closeable):
             self._groups = [*self._unconfirmed_groups(), self._group]
         return self._wait(waiter, timeout_s)
 
-    def _put_apart(self, items: Iterable[Item]) -> _Waiter:
+    def _put_apart(self, items: Iterable[Item], *, by_receipt: bool = False) -> _Waiter:
         """Queue these markers as a group of their own, for which flush() waits, too; returns the waiter."""
         self._guard.raise_if_inherited()  # before the lock, which may be held for ever in a child
         group = self._new_group()
         with self._changed:
             self._groups = [*self._unconfirmed_groups(), self._group, group]
-            self.put(items, group)
+            self.put(items, group, by_receipt=by_receipt)
         return _Waiter([group])
 
     def _put_unflushed(self, marker: Marker) -> _Waiter:
@@ -291,21 +306,27 @@ class MarkerWriter(Closeable):
     def close(self, timeout_s: float = 10.0) -> int:
         """Flush and stop; returns how many markers stay unconfirmed. Their messages are redelivered.
 
-        For the thread that uses `starts`. Does nothing in a forked child: the markers are the parent's.
+        Gives up, and sets `is_away`, when nothing is confirmed and Kafka does not answer, see
+        librdkafka.answers(). For the thread that uses `starts`. Does nothing in a forked child: the markers
+        are the parent's.
         """
         if self._guard.inherited:
             return 0
         deadline = self._clock.monotonic() + timeout_s
-        left = self.flush(timeout_s)
+        left, left_s = sum(group.left for group in self._groups), timeout_s
+        while left and left_s > 0 and not self.is_away:
+            before, left = left, self.flush(min(_SILENCE_S, left_s))
+            self.is_away = 0 < before <= left and not librdkafka.answers(self._producer, self._topic)
+            left_s = deadline - self._clock.monotonic()
         # The next owner reads the start markers, which must all be in the log by then.
-        while not self._starts.all_outcomes_known() and self._clock.monotonic() < deadline:
+        while not (self.is_away or self._starts.all_outcomes_known()) and self._clock.monotonic() < deadline:
             self._clock.sleep(POLL_S)
         self._stop_thread()
         if left:
             self._producer.purge()
             _log.error("end markers unconfirmed at close", extra={"topic": self._topic, "count": left})
         for producer in (self._producer, *self._starts.producers()):
-            producer.flush(1)
+            producer.flush(0 if self.is_away else 1)
         return left
 
     def abandon(self) -> None:
@@ -331,7 +352,7 @@ class MarkerWriter(Closeable):
         return librdkafka.new_producer(
             self._connection,
             {
-                "linger.ms": 1,
+                "linger.ms": 0 if self._writes_ranges else 1,  # few records, which _collect_s has gathered
                 "message.timeout.ms": self._delivery_timeout_ms,
                 "queue.buffering.max.messages": 200_000,
                 **settings,
@@ -342,26 +363,28 @@ class MarkerWriter(Closeable):
 
     def _serve(self) -> None:
         while not self._closing.is_set():
-            self._work.wait(_AWAITED_POLL_S if self._waiters else _IDLE_POLL_S)
+            if not self._waiters:
+                self._work.wait(_IDLE_POLL_S)
             self._work.clear()
             if self._queued and not self._waiters:
                 self._stop_collecting.wait(self._collect_s)
             try:
                 self._send_queued()
-                self._producer.poll(0)
+                self._producer.poll(_AWAITED_POLL_S if self._waiters else 0)
                 self._send_again()
             except Exception:  # without this thread nothing would be written any more
                 _log.exception("writing markers failed", extra={"topic": self._topic})
+                self._closing.wait(_AWAITED_POLL_S)
             self._starts.poll_unused()
             self._tell_waiters()
 
     def _tell_waiters(self) -> None:
         with self._changed:
+            for waiter in [one for one in self._waiters if not one.left]:
+                self._waiters.remove(waiter)  # its next markers find us waiting for work
+                waiter.done.set()
             if not self._waiters:
                 self._stop_collecting.clear()
-            for waiter in self._waiters:
-                if not waiter.left:
-                    waiter.done.set()
 
     def _send_queued(self) -> None:
         """Send the markers that were collected, in each partition in the order in which they were queued."""
@@ -374,21 +397,27 @@ class MarkerWriter(Closeable):
                 self._send_group(group, partition, of_group)
 
     def _send_group(self, group: _Group, partition: int, markers: Iterable[_QueuedMarkers]) -> None:
-        ends: list[Sequence[int]] = []
+        ends: defaultdict[bytes | None, list[Sequence[int]]] = defaultdict(list)
         for queued in markers:
             if queued.other is None:
-                ends.append(queued.ends)
+                ends[queued.topic].append(queued.ends)
                 continue
-            if ends:
-                self._send_ends(group, partition, ends)
-                ends = []
-            self._send(_MarkerToWrite(group, partition, queued.other))
-        if ends:
             self._send_ends(group, partition, ends)
+            self._send(_MarkerToWrite(group, partition, queued.other))
+        self._send_ends(group, partition, ends)
 
-    def _send_ends(self, group: _Group, partition: int, chunks: list[Sequence[int]]) -> None:
+    def _send_ends(
+        self, group: _Group, partition: int, by_topic: dict[bytes | None, list[Sequence[int]]]
+    ) -> None:
+        """Send the end markers of these messages, by the topic that they name, and empty the dict."""
+        while by_topic:
+            self._send_ends_of(group, partition, *by_topic.popitem())
+
+    def _send_ends_of(
+        self, group: _Group, partition: int, topic: bytes | None, chunks: list[Sequence[int]]
+    ) -> None:
         if self._writes_ranges:
-            markers = _ranges(partition, chunks)
+            markers = _ranges(partition, chunks, topic)
             group.confirmed += sum(map(len, chunks)) - len(markers)  # one marker of a range will be confirmed
             for marker in markers:
                 self._send(_MarkerToWrite(group, partition, codec.encode(marker)))
@@ -463,15 +492,15 @@ class MarkerWriter(Closeable):
         return True
 
 
-def _ranges(partition: int, chunks: Iterable[Sequence[int]]) -> list[Marker]:
+def _ranges(partition: int, chunks: Iterable[Sequence[int]], topic: bytes | None) -> list[Marker]:
     """Return range markers that end these messages, acknowledged at various times and in any order."""
     found: list[Marker] = []
     single: set[int] = set()
     for offsets in chunks:
         if isinstance(offsets, range):
-            found += codec.ranges(partition, Op.END, offsets)
+            found += codec.ranges(partition, Op.END, offsets, topic=topic)
         else:
             single.update(offsets)
     if single:
-        found += codec.ranges(partition, Op.END, sorted(single))
+        found += codec.ranges(partition, Op.END, sorted(single), topic=topic)
     return found

@@ -98,6 +98,11 @@ class MessagePlaces:
             raise ReceiptError(f"{what}: it is of another topic named {queue!r}, which was deleted since")
 
 
+def some_are_receipts(messages: Sequence[Message | str]) -> bool:
+    """Return True if some of these are known by their receipts, not as what this process has taken."""
+    return not set(map(type, messages)) <= {KafkaMessage}
+
+
 def offsets_by_partition(places: Iterable[Place]) -> dict[int, list[int]]:
     """Return the offsets of places by partition, in the order of the places."""
     offsets: dict[int, list[int]] = {}

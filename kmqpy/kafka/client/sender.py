@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
@@ -13,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import Duration, duration_ms
+from kmqpy.core.poll_turns import Waiter
 from kmqpy.errors import ConfigError, KmqError, MessageError, NotSupported, Unavailable, Unfinished, shown
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.client_options import DEFAULT_LIMITS, SendLimits
@@ -29,10 +29,16 @@ _COUNT_PARTITIONS_EVERY_S = 30.0
 """How soon the sender of a queue that collapses notices that the queue has more partitions."""
 
 
-def new_producer(connection: KafkaConnection, limits: SendLimits = DEFAULT_LIMITS) -> RenewedProducer:
-    """Return a producer of librdkafka for messages. An error that may have ended it replaces it."""
+def new_producer(
+    connection: KafkaConnection, limits: SendLimits = DEFAULT_LIMITS, *, lingers: bool = False
+) -> RenewedProducer:
+    """Return a producer for messages; an error that may have ended it replaces it.
+
+    With `lingers`, it is for batches: without lingering, it would send one of 1,000 in more requests, and
+    30 % slower.
+    """
     settings: KafkaSettings = {
-        "linger.ms": 1,
+        "linger.ms": 1 if lingers else 0,
         "message.timeout.ms": max(limits.timeout_ms, 10),
         "message.max.bytes": limits.max_message_bytes + HEADROOM_BYTES,
     }
@@ -51,8 +57,9 @@ class _Record(NamedTuple):
 class QueueSender:
     """Sends messages to one queue; safe to use from any thread.
 
-    producers   made by new_producer() with the same `limits`; the caller closes it, and has checked that the
-                queue exists: a broker that creates topics by itself would do so at the first send
+    producers   returns the producer for a number of messages, made by new_producer() with the same `limits`;
+                the caller closes it, and has checked that the queue exists: a broker that creates topics by
+                itself would do so at the first send
     partitions  returns how many partitions the queue has; asked from time to time if the queue collapses
     """
 
@@ -60,7 +67,7 @@ class QueueSender:
         self,
         queue: QueueSettings,
         connection: KafkaConnection,
-        producers: RenewedProducer,
+        producers: Callable[[int], RenewedProducer],
         limits: SendLimits = DEFAULT_LIMITS,
         *,
         partitions: Callable[[], int] = lambda: 1,
@@ -116,17 +123,18 @@ class QueueSender:
                 else:
                     traced.append(one._replace(headers=sent_headers))
                     self._check_size(traced[-1])
-            producer, reports = self._producers.current(), _DeliveryReports(partition)
+            producers, reports = self._producers(len(traced)), _DeliveryReports(partition)
+            producer = producers.current()
             try:
                 for one in traced:
-                    self._produce(producer, one, partition, reports)
+                    self._produce(producers, producer, one, partition, reports)
                 ids = reports.wait(producer, timeout_s, self._connection, self._queue.name)
             except KmqError:
                 self._count_at = 0.0  # the queue may have been recreated, with fewer partitions
                 raise
             finally:
                 for error in reports.errors.values():
-                    self._producers.note_failure(producer, error)
+                    producers.note_failure(producer, error)
         self._telemetry.finished(self._queue.name, "send", len(ids))
         return ids
 
@@ -139,6 +147,9 @@ class QueueSender:
             raise NotSupported(
                 f"priority: queues on Kafka have none; that of queue {self._queue.name!r} is 0"
             )
+        if message.group is not None or message.dedup_id is not None:
+            name = "dedup_id" if message.group is None else "group"
+            raise NotSupported(f"{name}: queues on Kafka have none; a key keeps messages in one partition")
         delay_ms = duration_ms(message.delay, "delay")
         if delay_ms > self._queue.max_delay_ms:
             raise MessageError(
@@ -169,7 +180,12 @@ class QueueSender:
             raise MessageError(f"message of {size} bytes (key, body and headers): the limit is {most} bytes")
 
     def _produce(
-        self, producer: Producer, record: _Record, partition: int | None, reports: _DeliveryReports
+        self,
+        producers: RenewedProducer,
+        producer: Producer,
+        record: _Record,
+        partition: int | None,
+        reports: _DeliveryReports,
     ) -> None:
         report = reports.new_callback()
         wanted = record.partition if partition is None else partition
@@ -189,7 +205,7 @@ class QueueSender:
                 if librdkafka.refresh_partition(producer, self._queue.name, max(wanted, 0), exception):
                     continue
                 error = librdkafka.error_of(exception)
-                self._producers.note_failure(producer, error)
+                producers.note_failure(producer, error)
                 if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     report(error, None)  # wait() raises it, and knows which messages before were sent
                     return
@@ -201,33 +217,34 @@ class QueueSender:
                 return
 
 
-class _DeliveryReports:
+class _DeliveryReports(Waiter):
     """Collects the delivery reports of the messages of one call; `errors` has one error of each code.
 
     partition  the partition that the call names; None: it leaves the choice to librdkafka
     """
 
+    __slots__ = ("_ids", "_partition", "errors")
+
     def __init__(self, partition: int | None) -> None:
+        super().__init__()
         self._partition = partition
         self.errors: dict[int, KafkaError] = {}
         self._ids: list[str | None] = []
-        self._pending = 0
-        self._lock = threading.Lock()
 
     def new_callback(self) -> Any:
         """Return the delivery callback for the next message."""
         index = len(self._ids)
         self._ids.append(None)
-        with self._lock:
-            self._pending += 1
+        self.left.append(None)
 
         def report(error: KafkaError | None, record: Any) -> None:
             if error is None:
                 self._ids[index] = message_id(record.partition(), record.offset())
             else:
                 self.errors[error.code()] = error
-            with self._lock:
-                self._pending -= 1
+            self.left.pop()
+            if not self.left:
+                self.wake()
 
         return report
 
@@ -239,12 +256,10 @@ class _DeliveryReports:
         Other errors go before MessageError. It is raised only where it is certain that no message was sent;
         where some were, Unfinished is.
         """
-        deadline = SYSTEM_CLOCK.monotonic() + timeout_s
-        while self._pending:
-            producer.poll(0.01)
-            if SYSTEM_CLOCK.monotonic() > deadline:
-                self.errors[KafkaError._TIMED_OUT] = KafkaError(KafkaError._TIMED_OUT)
-                raise Unavailable(f"send to {queue}: Kafka at {connection.address} does not answer")
+        producer.turns.wait(producer.poll, self, timeout_s)
+        if self.left:
+            self.errors[KafkaError._TIMED_OUT] = KafkaError(KafkaError._TIMED_OUT)
+            raise Unavailable(f"send to {queue}: Kafka at {connection.address} does not answer")
         sent = [one for one in self._ids if one is not None]
         for code in self.errors:
             _check_partition(code, self._partition, queue)

@@ -45,7 +45,7 @@ class TopicsInUse:
         self._topics = topics or Topics(connection)
         found = self._topics.check(queue)
         check_topics(queue, found, connection)
-        self._current = _Current(found.ids, self._new_writer())
+        self._current = _Current(found.ids, self._new_writer(found.ids))
         self.has_stale_markers = False
         self._watch = TopicWatch(connection, queue, found.ids, clock)
         self._partitions = found.markers.partitions
@@ -87,8 +87,8 @@ class TopicsInUse:
             self._current = _Current(ids, before.writer)
             return
         self._partitions = 0  # so that has() asks Kafka
-        self._current = _Current(ids, self._new_writer())
+        self._current = _Current(ids, self._new_writer(ids))
         before.writer.abandon()
 
-    def _new_writer(self) -> MarkerWriter:
-        return MarkerWriter(self._connection, self._queue, clock=self._clock)
+    def _new_writer(self, ids: TopicIds) -> MarkerWriter:
+        return MarkerWriter(self._connection, self._queue, topic_id=ids.queue, clock=self._clock)

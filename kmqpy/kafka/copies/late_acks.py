@@ -21,7 +21,7 @@ from typing import Any
 from kmqpy.core.clock import Clock
 from kmqpy.errors import KmqError
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.markers.codec import Op, topic_tag
 from kmqpy.kafka.markers.late_operations import CopyHeaders, LateOperations, read_copy_headers
 from kmqpy.kafka.markers.records import UNREADABLE, headers_of_each, read_headers
 from kmqpy.kafka.places import Place
@@ -75,10 +75,15 @@ class LateAckCheck:
     stretch, so that each call of examine() reads on where the call before it stopped. When reading on would
     cost too much (see `_should_continue`), it begins a new stretch. It keeps the stretch before, the *former*
     one, for copies that need that one, and drops older stretches to save memory.
+
+    `topic_id` returns the id of the queue topic; forget() is to be called when that has changed.
     """
 
-    def __init__(self, connection: KafkaConnection, queue: QueueSettings, clock: Clock) -> None:
+    def __init__(
+        self, connection: KafkaConnection, queue: QueueSettings, clock: Clock, topic_id: Callable[[], str]
+    ) -> None:
         self._queue = queue
+        self._topic_id = topic_id
         self._clock = clock
         self._lock = threading.Lock()
         self._closed = False
@@ -211,7 +216,7 @@ class LateAckCheck:
             if found is not None and _should_continue(found, planned_at):
                 break
         else:
-            found = LateOperations(self._queue.name, partition, planned_at)
+            found = LateOperations(self._queue.name, partition, planned_at, topic_tag(self._topic_id()))
         if found is not known:
             if known is not None:
                 self._former[partition] = known

@@ -27,6 +27,7 @@ from __future__ import annotations
 import itertools
 import re
 import struct
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -89,6 +90,9 @@ _TAKES_FROM = "kmq-takes-from"
 _TAKES_AGAIN = "kmq-takes-again"
 _CUTS = "kmq-cuts"
 _EPOCH = "kmq-epoch"
+_TOPIC = ""
+"""The name of the header `topic`: each byte of it would be written with each acknowledgement by receipt."""
+_TOPIC_TAG_BYTES = 2
 _ABOUT_THE_LOG = frozenset((_TAKES_FROM, _CUTS, _EPOCH))
 _DECIMAL = re.compile(rb"[0-9]{1,19}")
 
@@ -142,6 +146,8 @@ class Marker:
     """On assignment ticks: the highest leader epoch that the messages have which the client takes. Before it
     takes one of a higher epoch, it writes another tick. On other ticks of trackers: the highest leader epoch
     that the copies have which the end markers behind the tick name, up to the next such tick."""
+    topic: bytes | None = None
+    """The topic_tag() of the queue topic, if its writer went by a receipt; see decode()."""
 
     @property
     def count(self) -> int:
@@ -208,6 +214,11 @@ def ranges_of_runs(partition: int, op: Op, runs: Iterable[tuple[int, int]], **fi
             first, count = first + size, count - size
     close()
     return found
+
+
+def topic_tag(topic_id: str) -> bytes:
+    """Two bytes that tell a topic from others that have had its name, except one in 65,536."""
+    return zlib.crc32(topic_id.encode()).to_bytes(4)[:_TOPIC_TAG_BYTES]
 
 
 def encode_key(partition: int, offset: int) -> bytes:
@@ -282,6 +293,8 @@ def encode(marker: Marker) -> tuple[bytes, bytes, Headers]:
         headers.append((_CUTS, str(marker.cuts).encode()))
     if marker.epoch is not None:
         headers.append((_EPOCH, b"%d" % marker.epoch))
+    if marker.topic is not None:
+        headers.append((_TOPIC, marker.topic))
     if marker.runs:
         value = _encode_range(marker)
     elif marker.op is Op.END:
@@ -297,8 +310,12 @@ def decode(
     headers: Iterable[tuple[str, bytes | str | None]] | None = None,
     *,
     partition: int | None = None,
+    topic: bytes | None = None,
 ) -> Marker:
     """The marker in a record; raises DecodeError, or UnsupportedMarker for a marker of a newer version.
+
+    `topic` is the topic_tag() of the queue topic. A marker with another one was written by receipt for a
+    message of a former topic, by a client that could not know (rule R24): a tick is returned for it.
 
     `partition` is that of the record; if the key names another one, decode() raises DecodeError, whatever
     the value is. Unknown headers are ignored. A `kmq-op` that is unknown raises UnsupportedMarker; any other
@@ -319,6 +336,11 @@ def decode(
         _check_offset(offset, key)
         return Marker(partition, offset, Op.TAKE, redeliver_after_ms, runs=runs)
     values = {name: _as_bytes(content) for name, content in headers}
+    named_topic = values.get(_TOPIC)
+    if named_topic is not None and len(named_topic) != _TOPIC_TAG_BYTES:
+        named_topic = None
+    if topic is not None and named_topic is not None and named_topic != topic:
+        return tick(partition)
     if redeliver_after_ms is None:
         by_tracker = values.get(_BY) == _BY_TRACKER
         if offset == TICK_OFFSET and not _ABOUT_THE_LOG.isdisjoint(values):
@@ -334,7 +356,9 @@ def decode(
                 epoch=_number(values.get(_EPOCH)),
             )
         reason = _text(values.get(_REASON))
-        return Marker(partition, offset, Op.END, reason=reason, by_tracker=by_tracker, runs=runs)
+        return Marker(
+            partition, offset, Op.END, reason=reason, by_tracker=by_tracker, runs=runs, topic=named_topic
+        )
     _check_offset(offset, key)
     return Marker(
         partition,
@@ -346,6 +370,7 @@ def decode(
         holder=_text(values.get(_HOLDER)),
         by_tracker=values.get(_BY) == _BY_TRACKER,
         runs=runs,
+        topic=named_topic,
     )
 
 

@@ -79,6 +79,8 @@ class InFlight:
     takes_epoch         the highest leader epoch of the messages that clients take now, as their assignment
                         ticks tell; -1: not known, as with clients of other versions
     copies              the highest copy that trackers have written; replay_markers() reads it
+    topic               the topic_tag() of the queue topic, by which markers of former topics are told
+                        (rule R24); None: not known, and none is told
 
     The caller may change `latest_ms` and the limits at any time; they apply to markers read later.
     """
@@ -92,7 +94,9 @@ class InFlight:
         max_lease_ms: int = INT64_MAX,
         max_delay_ms: int = INT64_MAX,
         cuts: LogCuts = NO_CUTS,
+        topic: bytes | None = None,
     ) -> None:
+        self.topic = topic
         self.now_ms = now_ms
         self.missed_markers = missed_markers
         self.max_lease_ms = max_lease_ms

@@ -135,14 +135,17 @@ class LateOperations:
     messages that were copied to a run of offsets, and more for a copy that is named after a higher one; some
     200 bytes for each message with an operation other than an acknowledgement, of the latest 100,000; and the
     reasons of dead-letter requests.
+
+    `topic` is the topic_tag() of the queue topic, see codec.decode().
     """
 
-    def __init__(self, queue: str, partition: int, begin: int) -> None:
+    def __init__(self, queue: str, partition: int, begin: int, topic: bytes | None = None) -> None:
         self.begin = self.end = begin
         self.now_ms = 0
         """The timestamp of the last record that read() has taken in."""
         self._queue = queue
         self._partition = partition
+        self._topic = topic
         self._watched = OffsetRuns()
         """Messages that were claimed or copied, and copies. Acknowledgements of other messages are not late:
         the tracker knows one that stands before its claim, and does not copy the message."""
@@ -226,7 +229,7 @@ class LateOperations:
     def _read_other(self, record: Any, headers: object) -> None:
         """Read a record that may be a claim, a range end marker, or another operation of a client."""
         try:
-            marker = read_marker(record)
+            marker = read_marker(record, self._topic)
             if marker.op in _OPERATIONS and not marker.by_tracker:
                 self._read_operation(marker, record.timestamp()[1])
             if marker.op is not Op.END:

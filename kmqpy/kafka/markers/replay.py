@@ -272,7 +272,7 @@ def _apply_one(state: InFlight, applied: Applied, record: Any, queue_end: QueueE
     """Apply one record; returns False instead if `queue_end` can't tell whether its messages exist."""
     at, timestamp_ms = record.offset(), record.timestamp()[1]
     try:
-        marker = read_marker(record)
+        marker = read_marker(record, state.topic)
         if queue_end.is_beyond(marker, state.cuts):
             if at >= queue_end.decides_markers_below:
                 return False

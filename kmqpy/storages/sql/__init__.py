@@ -1,1 +1,1 @@
-"""Queues in a SQL database: PostgreSQL, MariaDB and SQLite."""
+"""Queues in a SQL database: PostgreSQL, MariaDB, MySQL and SQLite."""

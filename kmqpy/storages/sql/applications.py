@@ -98,6 +98,12 @@ class _AsyncCursor:
         found: int = self._cursor.rowcount
         return found
 
+    @property
+    def lastrowid(self) -> int:
+        """See DB-API."""
+        found: int = self._cursor.lastrowid
+        return found
+
     def close(self) -> None:
         """See DB-API."""
         self._await("close")

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from hashlib import blake2b
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import sqlalchemy
 
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.message import Headers
 from kmqpy.queue import Capabilities
 from kmqpy.storages.damage import replace_unreadable_headers
 from kmqpy.storages.engine import MessageRow, NewRow, TakeRef
+from kmqpy.storages.sql.statements import Names, statements
 from kmqpy.storages.sql.tables import DialectName
+from kmqpy.storages.tls import Tls
 
 Cursor = Any
 """A DB-API cursor, whose rows are tuples."""
@@ -99,6 +103,13 @@ class Dialect(Protocol):
         """Ask the server for a sign of life; raises an error of the driver if none comes within `seconds`."""
         ...
 
+    def lossy_setting(self, cursor: Cursor) -> str:
+        """See Capabilities.lossy_setting.
+
+        Raises ConfigError for a server that loses confirmed writes even without a crash.
+        """
+        ...
+
     def keeps(self, cursor: Cursor) -> bool:
         """Return True if the next transaction on the connection is to use this cursor, not a new one."""
         ...
@@ -119,7 +130,7 @@ class Dialect(Protocol):
         """Parameters with the ids and numbers of takes."""
         ...
 
-    def ids(self, ids: Sequence[int]) -> Any:
+    def ids(self, ids: Sequence[int | str]) -> Any:
         """The value of the parameter :ids of `redrive_ids`."""
         ...
 
@@ -145,6 +156,27 @@ class Dialect(Protocol):
     def change(self, cursor: Cursor, name: str, parameters: Parameters) -> int:
         """Execute the statement `name`, which changes rows; returns how many it changed."""
         ...
+
+
+class ServerDialect:
+    """What the dialects of databases with a server share: where it is, and how connections to it are made."""
+
+    name: DialectName
+    drivername: str
+
+    def __init__(
+        self,
+        url: sqlalchemy.URL,
+        names: Names,
+        tls: Tls | None = None,
+        application_name: str | None = None,
+        **pool: Any,
+    ) -> None:
+        self._tls = tls
+        self._application_name = application_name
+        self._url = url.set(drivername=self.drivername)
+        self._pool = pool
+        self.sql: Mapping[str, str] = statements(self.name, names)
 
 
 def picked(cursor: Cursor, sql: Mapping[str, str], parameters: Parameters, *, for_good: bool) -> Picked:
@@ -202,7 +234,7 @@ def situation(cursor: Cursor, sql: Mapping[str, str], parameters: Parameters) ->
 
 def message_row(columns: Sequence[Any]) -> MessageRow:
     """The row of the columns `statements.COLUMNS`."""
-    row_id, take, body, key, headers, minus_priority, requeues, *times, reason, place = columns
+    row_id, take, body, key, headers, minus_priority, requeues, *times, reason, place, group = columns
     enqueued_ms, first_enqueued_ms, since_ms, until_ms = times
     return MessageRow(
         row_id,
@@ -218,6 +250,7 @@ def message_row(columns: Sequence[Any]) -> MessageRow:
         until_ms,
         reason,
         place=place,
+        group=group,
     )
 
 
@@ -227,6 +260,14 @@ _ORDER = itemgetter(5, 12)  # minus_priority, place
 def message_rows(found: Sequence[Sequence[Any]]) -> list[MessageRow]:
     """The rows in the order in which they are taken; RETURNING promises none."""
     return [message_row(one) for one in sorted(found, key=_ORDER)]
+
+
+def group_id(parameters: Parameters, row: NewRow) -> int | None:
+    """The number of a row's group, in a queue in which groups matter."""
+    if row.group is None or not parameters["in_groups"]:
+        return None
+    digest = blake2b(row.group.encode(), digest_size=8, key=b"%d" % parameters["queue"]).digest()
+    return int.from_bytes(digest) % INT64_MAX
 
 
 def headers_bytes(headers: Headers) -> bytes | None:

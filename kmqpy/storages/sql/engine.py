@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -11,9 +12,11 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import KmqError, QueueNotFound
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
+from kmqpy.storages.retries import Retries
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.sql.arrivals import ArrivalCounts, ArrivalListener, Notifier, Watcher
 from kmqpy.storages.sql.connections import Connections
+from kmqpy.storages.sql.dedup_keys import put_unique
 from kmqpy.storages.sql.dialect import (
     CHUNK,
     Cursor,
@@ -23,10 +26,20 @@ from kmqpy.storages.sql.dialect import (
     message_row,
     take_collapsed,
 )
+from kmqpy.storages.sql.groups import (
+    change_grouped,
+    go_on,
+    held_groups,
+    look_grouped,
+    pass_time_grouped,
+    take_grouped,
+)
 from kmqpy.storages.sql.schema import Schema
-from kmqpy.storages.sql.statements import NO_LIMIT, Names
+from kmqpy.storages.sql.statements import NO_LIMIT, RETRY_DIGITS, Names
 
 T = TypeVar("T")
+_BY_POLICY = -1
+"""As :delay_ms, it means the delay of the queue's retries."""
 
 
 class SqlEngine:
@@ -57,6 +70,8 @@ class SqlEngine:
             self._watcher = Watcher(self._connections, self._sql["changes"], self._arrivals)
         try:
             self._storage_id = Schema(self._connections, names).prepare()
+            lossy = self._run(dialect.lossy_setting)
+            self._capabilities = replace(dialect.capabilities, durable=not lossy, lossy_setting=lossy)
         except BaseException:
             self._connections.close()
             raise
@@ -69,7 +84,7 @@ class SqlEngine:
     @property
     def capabilities(self) -> Capabilities:
         """See Engine."""
-        return self._dialect.capabilities
+        return self._capabilities
 
     # --- queues -----------------------------------------------------------------------------------
 
@@ -130,7 +145,7 @@ class SqlEngine:
         def delete(cursor: Cursor) -> None:
             if not self._dialect.change(cursor, "delete_queue", parameters):
                 raise _not_found(queue)
-            for name in ("purge_ready", "purge_unready", "purge_dead", "forget_turn"):
+            for name in ("purge_ready", "purge_unready", "purge_dead", "forget_turn", "forget_all_keys"):
                 if name in self._sql:
                     self._dialect.change(cursor, name, parameters)
 
@@ -145,33 +160,43 @@ class SqlEngine:
         if any(row.delay_ms > NO_LIMIT for row in rows):
             rows = [row._replace(delay_ms=min(row.delay_ms, NO_LIMIT)) for row in rows]
 
+        is_unique = any(row.dedup for row in rows)
+
         def put(cursor: Cursor) -> list[int]:
-            ids = self._dialect.put(cursor, parameters, rows)
+            if is_unique:
+                ids = put_unique(
+                    self._dialect, cursor, parameters, rows, partial(self._dialect.put, cursor, parameters)
+                )
+            else:
+                ids = self._dialect.put(cursor, parameters, rows)
             if not ids:
                 raise _not_found(queue)
             return ids
 
         def put_and_tell(cursor: Cursor) -> list[int]:
             ids = put(cursor)
-            if "notify" in self._sql:  # other processes hear of the rows when the application commits
-                cursor.execute(self._sql["notify"], {**parameters, "arrived": [queue.generation]})
+            self._tell(cursor, queue)
             return ids
 
         if connection is not None:
             return self._connections.within(connection, put_and_tell)
-        ids = self._run(put, several=not self._dialect.is_one_statement, repeatable=False)
+        several = is_unique or not self._dialect.is_one_statement
+        ids = self._run(put, several=several, repeatable=False)
         self._arrived(queue)
         return ids
 
-    def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:
+    def take(self, queue: QueueRow, limit: int, lease_ms: int, *, one_per_group: bool = False) -> Taken:
         """See Engine."""
         seen = self._arrivals.seen(queue.generation)
-        picked = self._pick(queue, limit, lease_ms, late=False)
+        pick = partial(self._pick, queue, limit, lease_ms, one_per_group=one_per_group)
+        picked = pick(late=False)
         if picked.is_due:
             self._pass_time(queue)
         if picked.is_due or picked.has_ready:
             # A lease that ends only now is left to the next take: in a busy queue some lease always ends.
-            picked = self._pick(queue, limit, lease_ms, late=True)
+            picked = pick(late=True)
+        while queue.settings.in_groups and picked.has_ready and not picked.rows:
+            picked = pick(late=True)  # each finds out of many more that they wait
         return Taken(picked.rows, picked.now_ms, picked.due_ms, seen)
 
     def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:
@@ -183,12 +208,14 @@ class SqlEngine:
         queue: QueueRow,
         takes: Sequence[TakeRef],
         *,
-        delay_ms: int,
+        delay_ms: int | None,
         count: bool,
         reason: str | None,
         gone: Sequence[MessageRow] = (),
     ) -> int:
         """See Engine."""
+        if delay_ms is None:
+            delay_ms = _BY_POLICY if count and queue.settings.retry_delays else 0
         given = {"delay_ms": min(delay_ms, NO_LIMIT), "counted": int(count), "reason": reason}
         return self._change(queue, "give_back", takes, gone=gone, asked=len(takes), **given)
 
@@ -222,14 +249,20 @@ class SqlEngine:
 
     def peek(self, queue: QueueRow, limit: int) -> list[MessageRow]:
         """See Engine."""
-        return self._after_passing_time(queue, self._row_reader("peek"), limit=min(limit, NO_LIMIT))
+        limit = min(limit, NO_LIMIT)
+        if queue.settings.in_groups:
+            return self._after_passing_time(queue, partial(look_grouped, self._dialect), limit=limit)
+        return self._after_passing_time(queue, self._row_reader("peek"), limit=limit)
 
     def counts(self, queue: QueueRow, limit: int | None = None) -> Counts:
         """See Engine."""
 
         def count(cursor: Cursor, parameters: dict[str, Any]) -> Counts:
             cursor.execute(self._sql["counts" if limit is None else "some_counts"], parameters)
-            return Counts(*cursor.fetchone())
+            ready, delayed, taken, dead, behind = cursor.fetchone()
+            is_held = queue.settings.holds and limit is None
+            held = len(held_groups(self._dialect, cursor, parameters)) if is_held else 0
+            return Counts(ready + behind, delayed, taken, dead, held)
 
         return self._after_passing_time(queue, count, limit=min(limit or 0, NO_LIMIT))
 
@@ -257,6 +290,8 @@ class SqlEngine:
 
         def purge(cursor: Cursor, parameters: dict[str, Any]) -> int:
             names = ("purge_ready", "purge_unready")
+            if queue.settings.until_acknowledged:
+                self._dialect.change(cursor, "forget_all_keys", parameters)
             return sum(self._dialect.change(cursor, name, parameters) for name in names)
 
         return self._after_passing_time(queue, purge)
@@ -286,9 +321,17 @@ class SqlEngine:
 
     def purge_dead(self, queue: QueueRow) -> int:
         """See Engine."""
-        return self._after_passing_time(
-            queue, lambda cursor, parameters: self._dialect.change(cursor, "purge_dead", parameters)
-        )
+
+        def purge(cursor: Cursor, parameters: dict[str, Any]) -> int:
+            groups = held_groups(self._dialect, cursor, parameters) if queue.settings.holds else ()
+            purged = self._dialect.change(cursor, "purge_dead", parameters)
+            go_on(self._dialect, cursor, groups)
+            return purged
+
+        purged = self._after_passing_time(queue, purge)
+        if queue.settings.holds:
+            self._arrived(queue)
+        return purged
 
     # --- waiting ----------------------------------------------------------------------------------
 
@@ -338,16 +381,26 @@ class SqlEngine:
             "queue": int(queue.generation),
             "automatic": int(not settings.is_manual),
             "to_front": int(settings.to_front),
+            "in_groups": int(settings.in_groups),
+            "holds": int(settings.holds),
+            "window_ms": min(settings.dedup_window_ms, NO_LIMIT),
+            "until_acknowledged": int(settings.until_acknowledged),
             "most": NO_LIMIT if most is None else min(most, NO_LIMIT),
+            **(_retries(settings.retries) if settings.retry_delays else _NO_RETRIES),
             **more,
         }
 
-    def _pick(self, queue: QueueRow, limit: int, lease_ms: int, *, late: bool) -> Picked:
+    def _pick(self, queue: QueueRow, limit: int, lease_ms: int, *, late: bool, one_per_group: bool) -> Picked:
         parameters = self._parameters(
             queue, limit=min(limit, NO_LIMIT), lease_ms=min(lease_ms, NO_LIMIT), late=int(late)
         )
         for_good = queue.settings.at_most_once
-        take = partial(take_collapsed, self._dialect) if queue.settings.collapse else self._dialect.take
+        is_several = queue.settings.collapse or queue.settings.in_groups or not self._dialect.is_one_statement
+        take: Callable[..., Picked] = self._dialect.take
+        if queue.settings.collapse:
+            take = partial(take_collapsed, self._dialect)
+        elif queue.settings.in_groups:
+            take = partial(take_grouped, self._dialect, one_per_group=one_per_group)
 
         def pick(cursor: Cursor) -> Picked:
             picked = take(cursor, parameters, for_good=for_good, late=late)
@@ -355,7 +408,7 @@ class SqlEngine:
                 raise _not_found(queue)
             return picked
 
-        return self._run(pick, several=queue.settings.collapse or not self._dialect.is_one_statement)
+        return self._run(pick, several=is_several)
 
     def _change(
         self,
@@ -373,16 +426,26 @@ class SqlEngine:
         def change(cursor: Cursor) -> int:
             if gone:
                 self._add_again(cursor, queue, gone)
-            done = self._dialect.change(cursor, name, parameters)
+            groups: list[int] = []
+            if in_groups:
+                ids = [one.id for one in takes]
+                done, groups = change_grouped(
+                    self._dialect, cursor, name, parameters, ids, within=connection is not None
+                )
+            else:
+                done = self._dialect.change(cursor, name, parameters)
             if done < len(takes):  # others were faster, or the queue is gone
                 self._check_exists(cursor, queue)
+            if groups and go_on(self._dialect, cursor, groups) and connection is not None:
+                self._tell(cursor, queue)
             return done
 
+        in_groups = queue.settings.in_groups and name != "extend"
         if connection is not None:
             return self._connections.within(connection, change)
-        several = bool(gone) or self._dialect.name == "sqlite"
+        several = bool(gone) or in_groups or self._dialect.name == "sqlite"
         done = self._run(change, several=several, repeatable=not gone)
-        if name == "give_back" and done:
+        if done and (name == "give_back" or in_groups):
             self._arrived(queue)
         return done
 
@@ -405,6 +468,7 @@ class SqlEngine:
                 "key": row.key,
                 "headers": headers_bytes(row.headers),
                 "body": row.body,
+                "group": row.group,
             }
             cursor.execute(self._sql["add_again"], {**parameters, **given})
 
@@ -424,6 +488,8 @@ class SqlEngine:
         """Carry out the delays and leases of a queue that have ended."""
 
         def pass_time(cursor: Cursor) -> int:
+            if queue.settings.in_groups:
+                return pass_time_grouped(self._dialect, cursor, self._parameters(queue))
             return self._dialect.pass_time(cursor, self._parameters(queue))
 
         while self._run(pass_time, several=True) == CHUNK:
@@ -443,6 +509,11 @@ class SqlEngine:
         if not cursor.fetchone()[0]:
             raise _not_found(queue)
 
+    def _tell(self, cursor: Cursor, queue: QueueRow) -> None:
+        """Let other processes hear of an arrival when the application commits."""
+        if "notify" in self._sql:
+            cursor.execute(self._sql["notify"], {**self._parameters(queue), "arrived": [queue.generation]})
+
     def _arrived(self, queue: QueueRow) -> None:
         """Wake threads that wait for the queue, here and, on PostgreSQL, in other processes."""
         self._arrivals.note(queue.generation)
@@ -452,6 +523,21 @@ class SqlEngine:
 
 def _not_found(queue: QueueRow) -> KmqError:
     return QueueNotFound(f"queue {queue.name!r} was deleted")
+
+
+def _retries(retries: Retries) -> dict[str, Any]:
+    """Parameters with the delays before redeliveries."""
+    delays = retries.delays_ms
+    return {
+        "retries": "".join(f"{delay:0{RETRY_DIGITS}}" for delay in delays),
+        "retry_count": len(delays),
+        "last_retry": delays[-1] if delays else 0,
+        "jitter": round(retries.jitter * 1000),
+        "salt": secrets.randbelow(1001) if retries.jitter else 0,
+    }
+
+
+_NO_RETRIES = _retries(Retries())
 
 
 def _bounded(value: int) -> int:

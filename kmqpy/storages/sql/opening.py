@@ -1,4 +1,4 @@
-"""Opens the storages of urls `postgresql:`, `mariadb:` and `sqlite:`."""
+"""Opens the storages of urls `postgresql:`, `mariadb:`, `mysql:` and `sqlite:`."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _database_of(engine: object, url: QueueUrl) -> sqlalchemy.URL:
 
 _ENGINES = {
     "postgresql": (("postgresql",), "psycopg"),
-    "mariadb": (("mariadb", "mysql"), "pymysql"),
+    **dict.fromkeys(("mariadb", "mysql"), (("mariadb", "mysql"), "pymysql")),
     "sqlite": (("sqlite",), "pysqlite"),
 }
 """The names of SQLAlchemy's dialects, and the driver, that an engine for a scheme must have."""
@@ -172,7 +172,7 @@ def _place(url: QueueUrl) -> dict[str, Any]:
             raise ConfigError(
                 f"unix_socket: the url has an address, too; write it like {url.scheme}:///database"
             )
-        if url.scheme == "mariadb":
+        if url.scheme != "postgresql":
             return {"query": {"unix_socket": socket}}
         folder, is_file, port = socket.partition("/.s.PGSQL.")  # libpq wants the folder and the port
         return {"host": folder, "port": int(port) if is_file and port.isdecimal() else None}
@@ -181,7 +181,7 @@ def _place(url: QueueUrl) -> dict[str, Any]:
     if len(hosts) == 1:
         return {"host": hosts[0], "port": ports[0]}
     if url.scheme != "postgresql":
-        raise ConfigError("queue url: a MariaDB has one address")
+        raise ConfigError(f"queue url: {url.scheme}: takes one address")
     numbers = ",".join(str(port or 5432) for port in ports)
     several = {"host": ",".join(hosts), "port": numbers, "target_session_attrs": "read-write"}
     return {"query": several}
@@ -198,6 +198,10 @@ def _dialect(
             from kmqpy.storages.sql.postgresql import PostgreSql
 
             return PostgreSql(where, names, tls_of(url), application, **pool)
+        if url.scheme == "mysql":
+            from kmqpy.storages.sql.mysql import MySql
+
+            return MySql(where, names, tls_of(url), application, **pool)
         from kmqpy.storages.sql.mariadb import MariaDb
 
         return MariaDb(where, names, tls_of(url), application, **pool)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -22,12 +22,14 @@ from kmqpy.storages.sql.dialect import (
     Fate,
     Parameters,
     Picked,
+    ServerDialect,
+    group_id,
     headers_bytes,
     picked,
 )
-from kmqpy.storages.sql.statements import Names, statements
+from kmqpy.storages.sql.statements import Names
 from kmqpy.storages.sql.tables import DialectName
-from kmqpy.storages.tls import Tls, is_refusal
+from kmqpy.storages.tls import is_refusal
 
 SESSION = (
     "SET enable_seqscan = off",  # a queue's statistics are always old, and plans are kept
@@ -91,31 +93,27 @@ class _CursorPerStatement:
         return made
 
 
-class PostgreSql:
+class PostgreSql(ServerDialect):
     """Implements Dialect for PostgreSQL."""
 
     name: DialectName = "postgresql"
+    drivername = "postgresql+psycopg"
     driver = "psycopg 3"
     capabilities = Capabilities(
-        collapse=True, transactions=True, blocking_take=True, max_body_bytes=MAX_BODY_BYTES
+        collapse=True,
+        groups=True,
+        dedup=True,
+        retry_delays=True,
+        transactions=True,
+        blocking_take=True,
+        max_body_bytes=MAX_BODY_BYTES,
     )
     is_one_statement = True
     waits_ms = 2_000
 
-    def __init__(
-        self,
-        url: sqlalchemy.URL,
-        names: Names,
-        tls: Tls | None = None,
-        application_name: str | None = None,
-        **pool: Any,
-    ) -> None:
-        self._tls = tls
-        self._application_name = application_name
-        self._url = url.set(drivername="postgresql+psycopg")
-        self._pool = pool
+    def __init__(self, url: sqlalchemy.URL, names: Names, *settings: Any, **pool: Any) -> None:
+        super().__init__(url, names, *settings, **pool)
         self.channel = f"{names.schema}.{names.prefix}ready" if names.schema else f"{names.prefix}ready"
-        self.sql: Mapping[str, str] = statements(self.name, names)
 
     def engine(self) -> sqlalchemy.Engine:
         """See Dialect."""
@@ -135,6 +133,14 @@ class PostgreSql:
         )
         sqlalchemy.event.listen(made, "connect", _prepare)
         return made
+
+    def lossy_setting(self, cursor: Cursor) -> str:
+        """See Dialect. Servers that only speak PostgreSQL's language may not have all these settings."""
+        for name in ("synchronous_commit", "fsync", "full_page_writes"):
+            cursor.execute("SELECT current_setting(%(name)s, true)", {"name": name})
+            if cursor.fetchone()[0] == "off":
+                return f"{name}=off"
+        return ""
 
     def _settings(self) -> dict[str, str]:
         """Settings of libpq for TLS and the name."""
@@ -218,13 +224,15 @@ class PostgreSql:
         ids, numbers = zip(*takes, strict=True) if takes else ((), ())
         return {"ids": _array(ids), "takes": _array(numbers)}
 
-    def ids(self, ids: Sequence[int]) -> Any:
+    def ids(self, ids: Sequence[int | str]) -> Any:
         """See Dialect."""
         return _array(ids)
 
     def put(self, cursor: Cursor, parameters: Parameters, rows: Sequence[NewRow]) -> list[int]:
         """See Dialect."""
         bodies, keys, headers, delays, priorities, digests = _columns(rows)
+        groups = [row.group for row in rows] if any(row.group for row in rows) else None
+        numbers = groups and parameters["in_groups"]
         cursor.execute(
             self.sql["put"],
             {
@@ -235,6 +243,8 @@ class PostgreSql:
                 "delays": delays,
                 "priorities": priorities,
                 "digests": digests,
+                "group_ids": [group_id(parameters, row) for row in rows] if numbers else None,
+                "groups": groups,
             },
         )
         return [one for (one,) in cursor.fetchall()]
@@ -263,7 +273,7 @@ def _columns(rows: Sequence[NewRow]) -> tuple[list[bytes] | list[bytes | None] |
 
     Raises MessageError for more bytes than the server takes at once.
     """
-    bodies, keys, headers, delays, priorities, digests = zip(*rows, strict=True)
+    bodies, keys, headers, delays, priorities, digests, *_ = zip(*rows, strict=True)
     stored_headers = [headers_bytes(one) for one in headers] if any(headers) else None
     variable = (bodies, filter(None, keys), filter(None, stored_headers or ()))
     total = len(rows) * _ROW_BYTES + sum(map(len, chain.from_iterable(variable)))
@@ -282,7 +292,7 @@ def _columns(rows: Sequence[NewRow]) -> tuple[list[bytes] | list[bytes | None] |
     )
 
 
-def _array(numbers: Iterable[int]) -> str:
+def _array(numbers: Iterable[int | str]) -> str:
     """An array as text, which is made faster than the binary form, and has one type for all numbers."""
     return f"{{{','.join(map(str, numbers))}}}"
 

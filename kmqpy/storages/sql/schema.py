@@ -137,8 +137,8 @@ class Schema:
         return None if row is None else row[0]
 
     def _is_ours(self, found: sqlalchemy.Inspector, table: str) -> bool:
-        """True for a table that an interrupted creation by kmqpy has left; only MariaDB leaves such."""
-        if self._dialect.name != "mariadb":
+        """True for a table that an interrupted creation by kmqpy has left; only MariaDB and MySQL do."""
+        if self._dialect.name not in ("mariadb", "mysql"):
             return False
         comment: dict[str, Any] = dict(found.get_table_comment(table))
         return comment.get("text") == "kmqpy"

@@ -25,6 +25,7 @@ from kmqpy.storages.sql.dialect import (
     Fate,
     Parameters,
     Picked,
+    group_id,
     headers_bytes,
     picked,
 )
@@ -53,7 +54,13 @@ class Sqlite:
     name: DialectName = "sqlite"
     driver = "sqlite3 (with asyncio aiosqlite)"
     capabilities = Capabilities(
-        collapse=True, transactions=True, blocking_take=True, max_body_bytes=MAX_BODY_BYTES
+        collapse=True,
+        groups=True,
+        dedup=True,
+        retry_delays=True,
+        transactions=True,
+        blocking_take=True,
+        max_body_bytes=MAX_BODY_BYTES,
     )
     is_one_statement = False
     waits_ms = 2_000
@@ -104,6 +111,10 @@ class Sqlite:
     def check(self, connection: Any, seconds: float) -> None:
         """See Dialect; a file is always there."""
 
+    def lossy_setting(self, cursor: Cursor) -> str:  # noqa: ARG002
+        """See Dialect. Each connection is set so that commits are synced."""
+        return ""
+
     def keeps(self, cursor: Cursor) -> bool:  # noqa: ARG002
         """See Dialect."""
         return False
@@ -131,7 +142,7 @@ class Sqlite:
         """See Dialect."""
         return {"refs": json.dumps(takes)}
 
-    def ids(self, ids: Sequence[int]) -> Any:
+    def ids(self, ids: Sequence[int | str]) -> Any:
         """See Dialect."""
         return json.dumps([*ids])
 
@@ -151,6 +162,8 @@ class Sqlite:
                     "headers": headers_bytes(row.headers),
                     "body": row.body,
                     "digest": row.digest,
+                    "group_id": group_id(parameters, row),
+                    "group": row.group,
                 }
                 for row_id, row in zip(ids, rows, strict=True)
             ],

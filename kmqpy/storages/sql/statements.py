@@ -3,13 +3,14 @@
 `:name` is a parameter of a statement; statements() fills in `{…}`. Texts that dialects share stand here once.
 docs/storages.md (section SQL) describes the tables. Three of their columns:
 
-state     0 ready, 1 delayed, 2 taken, 3 dead
+state     0 ready, 1 delayed, 2 taken, 3 dead, 4 behind another one of its group (group_statements.py)
 place     among the rows of one priority, the smallest is taken first
 until_ms  of a delayed row, when it is due; of a taken one, when its lease ends; of a dead one, when it was
           buried; of a ready one, 0. One index serves the first three
 digest    of a row of a queue that collapses, while nobody has taken it; else NULL
 
-Ids and places come from one sequence of numbers, so a row that is put has its id as its place.
+Ids and places come from one sequence of numbers, so a row that is put has its id as its place. MySQL has no
+sequences: ids come from AUTO_INCREMENT, places from the server's clock.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kmqpy.errors import ConfigError
+from kmqpy.storages.sql.group_statements import group_statements
 from kmqpy.storages.sql.tables import MIGRATIONS, SCHEMA_VERSION, SCHEMAS, DialectName
 
-DIALECTS: tuple[DialectName, ...] = ("postgresql", "mariadb", "sqlite")
+DIALECTS: tuple[DialectName, ...] = ("postgresql", "mariadb", "mysql", "sqlite")
 
 NO_LIMIT = 2**62
 """As a parameter, it means no limit: there are never as many rows, redeliveries or ms."""
 
+
+RETRY_DIGITS = 12
+"""How many digits each delay has in the parameter :retries."""
 
 _NAME_PATTERN = re.compile(r"[a-z_][a-z0-9_]{0,30}")
 
@@ -53,7 +58,7 @@ class Names:
     @property
     def tables(self) -> dict[str, str]:
         """The tables (and the sequence, `numbers`) by what they hold, without the schema."""
-        return {what: self.prefix + what for what in ("meta", "queues", "messages", "numbers")}
+        return {what: self.prefix + what for what in ("meta", "queues", "messages", "numbers", "dedup")}
 
     @property
     def qualified(self) -> dict[str, str]:
@@ -66,7 +71,7 @@ class Names:
 
 COLUMNS = (
     "id, take, body, message_key, headers, minus_priority, requeues, enqueued_ms, first_enqueued_ms, "
-    "since_ms, until_ms, reason, place"
+    "since_ms, until_ms, reason, place, group_name"
 )
 _COLUMNS_WITHOUT_BODY = COLUMNS.replace("body", "length(body)", 1).replace("headers", "NULL", 1)
 
@@ -105,29 +110,46 @@ _EXTEND = f"""
     enqueued_ms = CASE WHEN {_ANEW} AND state = 2 THEN until_ms ELSE enqueued_ms END,
     reason      = CASE WHEN {_ANEW} AND state = 2 THEN 'expired' ELSE reason END,
     place       = CASE WHEN {_ANEW} AND state = 2 AND :to_front = 0 THEN {{number}} ELSE place END"""
+# The delay before a redelivery, by how often the row was redelivered before; shortened by up to `jitter`
+# thousandths of it, by a number that looks random.
+_RETRY = f"""CASE WHEN requeues < :retry_count
+        THEN CAST(substr(:retries, 1 + {RETRY_DIGITS} * requeues, {RETRY_DIGITS}) AS {{integer}})
+        ELSE :last_retry END"""
+_RETRY = f"({_RETRY}) * (1000000 - :jitter * ((place % 1000003 * 7919 + :salt) % 1001)) / 1000000"
+_IS_BACK_LATER = f"state = 2 AND :retry_count > 0 AND until_ms + {_RETRY} > {{now}}"
 _PASS_TIME = f"""
-    state       = CASE WHEN state = 2 AND {_OVER_THE_LIMIT} THEN 3 ELSE 0 END,
+    state       = CASE WHEN state = 2 AND {_OVER_THE_LIMIT} THEN 3 WHEN {_IS_BACK_LATER} THEN 1 ELSE 0 END,
     since_ms    = CASE WHEN state = 2 AND {_OVER_THE_LIMIT} THEN until_ms ELSE 0 END,
-    until_ms    = CASE WHEN state = 2 AND {_OVER_THE_LIMIT} THEN until_ms ELSE 0 END,
+    until_ms    = CASE WHEN state = 2 AND {_OVER_THE_LIMIT} THEN until_ms
+                       WHEN {_IS_BACK_LATER} THEN until_ms + {_RETRY} ELSE 0 END,
     requeues    = CASE WHEN state = 2 AND requeues < :most THEN requeues + 1 ELSE requeues END,
     enqueued_ms = CASE WHEN state = 2 AND requeues < :most THEN until_ms ELSE enqueued_ms END,
     reason      = CASE WHEN state = 2 THEN 'expired' ELSE reason END,
     place       = CASE WHEN state = 2 AND requeues < :most AND :to_front = 0 THEN {{number}} ELSE place END"""
+_DELAY = f"CASE WHEN :delay_ms >= 0 THEN :delay_ms ELSE {_RETRY} END"
 _GIVE_BACK = f"""
-    state       = CASE WHEN :counted = 1 AND {_OVER_THE_LIMIT} THEN 3 WHEN :delay_ms > 0 THEN 1 ELSE 0 END,
+    state       = CASE WHEN :counted = 1 AND {_OVER_THE_LIMIT} THEN 3 WHEN {_DELAY} > 0 THEN 1 ELSE 0 END,
     since_ms    = CASE WHEN :counted = 1 AND {_OVER_THE_LIMIT} THEN {{now}} ELSE 0 END,
     until_ms    = CASE WHEN :counted = 1 AND {_OVER_THE_LIMIT} THEN {{now}}
-                       WHEN :delay_ms > 0 THEN {{now}} + :delay_ms ELSE 0 END,
+                       WHEN {_DELAY} > 0 THEN {{now}} + {_DELAY} ELSE 0 END,
     requeues    = CASE WHEN :counted = 1 AND requeues < :most THEN requeues + 1 ELSE requeues END,
     enqueued_ms = CASE WHEN :counted = 1 AND requeues < :most THEN {{now}} ELSE enqueued_ms END,
     reason      = :reason,
     place       = CASE WHEN :to_front = 0 AND NOT (:counted = 1 AND {_OVER_THE_LIMIT})
                        THEN {{number}} ELSE place END"""
 _RELEASE = """
-    state = 0, since_ms = 0, until_ms = 0, place = CASE WHEN :to_front = 0 THEN {number} ELSE place END"""
+    state    = 0,
+    since_ms = 0,
+    until_ms = 0,
+    place    = CASE WHEN :to_front = 0 THEN {number} ELSE place END"""
 _REDRIVE = """
-    state = 0, since_ms = 0, until_ms = 0, requeues = 0, enqueued_ms = {now}, reason = NULL,
-    place = {number}"""
+    state       = 0,
+    since_ms    = 0,
+    until_ms    = 0,
+    requeues    = 0,
+    enqueued_ms = {now},
+    reason      = NULL,
+    place       = CASE WHEN :holds = 1 THEN place ELSE {number} END"""
 
 _NEXT_DUE = """(SELECT min(at_ms) FROM (
         SELECT min(until_ms) AS at_ms FROM {messages} WHERE queue = :queue AND {not_ready}state = 1
@@ -141,10 +163,11 @@ _ONE_IS_DUE = (
     "AND until_ms <= {{now}})"
 )
 # Finds no rows if a delay or lease has ended (unless :late): pass_time comes first.
-_NEXT_READY = f"""{_READY} AND (:late = 1 OR NOT (
+_NOTHING_DUE = f"""(:late = 1 OR NOT (
         {_ONE_IS_DUE.format(state=1)}
         OR (:automatic = 1 AND {_ONE_IS_DUE.format(state=2)})
-    )) ORDER BY minus_priority, place LIMIT :limit"""
+    ))"""
+_NEXT_READY = f"""{_READY} AND {_NOTHING_DUE} ORDER BY minus_priority, place LIMIT :limit"""
 # `+ 0` keeps the database from reading all ready rows instead.
 _TWINS = "FROM {messages} WHERE queue = :queue AND state + 0 = 0 AND digest IS NOT NULL AND digest"
 _COUNT = "(SELECT count(*) FROM {{messages}} WHERE queue = :queue AND {state})"
@@ -157,6 +180,7 @@ _STATES = {
     "delayed": "{not_ready}state = 1",
     "taken": "{not_ready}state = 2",
     "dead": "{not_ready}state = 3",
+    "behind": "{not_ready}state = 4",
 }
 
 _SHARED = {
@@ -171,9 +195,9 @@ _SHARED = {
     "delete_queue": "DELETE FROM {queues} WHERE id = :queue",
     # Then `give_back` or `bury` changes the row in the same transaction, so nobody sees it taken.
     "add_again": """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms,
-    first_enqueued_ms, take, requeues, state, minus_priority, message_key, headers, body)
+    first_enqueued_ms, take, requeues, state, minus_priority, message_key, headers, body, group_name)
 VALUES (:id, :queue, :place, :until_ms, 0, :enqueued_ms, :first_enqueued_ms, :take, :requeues, 2,
-    :minus_priority, :key, :headers, :body) {or_nothing}""",
+    :minus_priority, :key, :headers, :body, :group) {or_nothing}""",
     "situation": f"SELECT {{now}}, {_NEXT_DUE}, {_EXISTS}, EXISTS (SELECT 1 {_READY})",
     "peek": f"SELECT {COLUMNS} {_READY} ORDER BY minus_priority, place LIMIT :limit",
     "counts": f"SELECT {', '.join(_COUNT.format(state=state) for state in _STATES.values())}",
@@ -189,7 +213,7 @@ ORDER BY until_ms, id LIMIT :limit""",
 WHERE queue = :queue AND {{not_ready}}state = 3 ORDER BY until_ms, id LIMIT :limit""",
     # Two statements, each by an index.
     "purge_ready": "DELETE FROM {messages} WHERE queue = :queue AND state = 0",
-    "purge_unready": "DELETE FROM {messages} WHERE queue = :queue AND {not_ready}state IN (1, 2)",
+    "purge_unready": "DELETE FROM {messages} WHERE queue = :queue AND {not_ready}state IN (1, 2, 4)",
     "purge_dead": "DELETE FROM {messages} WHERE queue = :queue AND {not_ready}state = 3",
 }
 
@@ -227,17 +251,20 @@ ON CONFLICT (name) DO NOTHING""",
     "lock_queue": "SELECT id FROM {queues} WHERE id = :queue FOR KEY SHARE",
     "lock_settings": "SELECT settings FROM {queues} WHERE id = :queue FOR NO KEY UPDATE",
     "put": """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms,
-    take, requeues, state, minus_priority, message_key, headers, body, digest)
+    take, requeues, state, minus_priority, message_key, headers, body, digest, group_id, group_name)
 SELECT new.id, queue.id, new.id, CASE WHEN delay_ms > 0 THEN {now} + delay_ms ELSE 0 END, 0, {now}, {now},
     0, 0, CASE WHEN delay_ms > 0 THEN 1 ELSE 0 END, -coalesce(priority, 0), message_key, headers, body,
-    digest
+    digest, group_id, group_name
 FROM (SELECT id FROM {queues} WHERE id = :queue FOR KEY SHARE) AS queue
 CROSS JOIN (
     SELECT nextval('{numbers}') AS id, given.*
     FROM unnest(
         CAST(:bodies AS bytea[]), CAST(:keys AS bytea[]), CAST(:headers AS bytea[]),
-        CAST(:delays AS bigint[]), CAST(:priorities AS smallint[]), CAST(:digests AS bytea[])
-    ) WITH ORDINALITY AS given(body, message_key, headers, delay_ms, priority, digest, number)
+        CAST(:delays AS bigint[]), CAST(:priorities AS smallint[]), CAST(:digests AS bytea[]),
+        CAST(:group_ids AS bigint[]), CAST(:groups AS text[])
+    ) WITH ORDINALITY AS given(
+        body, message_key, headers, delay_ms, priority, digest, group_id, group_name, number
+    )
     ORDER BY number
 ) AS new
 RETURNING id""",
@@ -307,13 +334,15 @@ def _by_list(text: str) -> str:
 
 _MARIADB = {
     "create_queue": "INSERT IGNORE INTO {queues} (id, name, settings) VALUES (:queue, :name, :settings)",
-    "lock_queue": "SELECT id FROM {queues} WHERE id = :queue LOCK IN SHARE MODE",
+    "lock_queue": "SELECT id, @@auto_increment_increment FROM {queues} WHERE id = :queue LOCK IN SHARE MODE",
     "lock_settings": "SELECT settings FROM {queues} WHERE id = :queue FOR UPDATE",
     "put": """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms,
-    take, requeues, state, minus_priority, message_key, headers, body, digest) VALUES {rows} RETURNING id""",
+    take, requeues, state, minus_priority, message_key, headers, body, digest, group_id, group_name)
+VALUES {rows} RETURNING id""",
     "put_row": """(NEXT VALUE FOR {numbers}, :queue, PREVIOUS VALUE FOR {numbers},
     CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 END, 0, {now}, {now},
-    0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 0 END, -:priority, :key, :headers, :body, :digest)""",
+    0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 0 END, -:priority, :key, :headers, :body, :digest,
+    :group_id, :group)""",
     # A put locks the row of the queue, also in a transaction of the application's; so takers lock another.
     "take_turn": """INSERT INTO {meta} (name, value) VALUES (concat('turn of ', :queue), '')
 ON DUPLICATE KEY UPDATE value = value""",
@@ -350,6 +379,47 @@ ON DUPLICATE KEY UPDATE value = value""",
     "unlock_schema": "SELECT release_lock(:lock)",
 }
 
+# --- MySQL: as MariaDB, but for what has a number -----------------------------------------------------
+
+# Microseconds, and room for the rows of one statement. They need not be unique: rows of one place are equals.
+_PLACE = "timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6)) * 2048"
+_TARGET_OR_COLUMN = re.compile(
+    r"(?m)^    (\w+)(?= *=)|(?<![:.\w'])(id|take|since_ms|until_ms|enqueued_ms|"
+    r"requeues|state|reason|place)\b"
+)
+
+
+def _from_old(change: str, order: str, rows: str) -> str:
+    """An UPDATE whose right sides see rows as they were; else MySQL has changed what stands further left."""
+    assignments = _TARGET_OR_COLUMN.sub(
+        lambda one: f"    m.{one[1]}" if one[1] else f"old.{one[2]}", _by_list(change)
+    )
+    return (
+        "UPDATE (SELECT id, take, since_ms, until_ms, enqueued_ms, requeues, state, reason, place, "
+        f"row_number() OVER (ORDER BY {order}) AS number FROM {{messages}} {_by_list(rows)} "
+        f"FOR UPDATE) AS old STRAIGHT_JOIN {{messages}} AS m ON m.id = old.id SET "
+        + assignments.replace("{number}", f"{_PLACE} + old.number")
+    )
+
+
+_MYSQL = {
+    **_MARIADB,
+    "put": _MARIADB["put"].replace("(id, ", "(").replace(" RETURNING id", ""),
+    "put_row": _MARIADB["put_row"]
+    .replace("NEXT VALUE FOR {numbers}, ", "")
+    .replace("PREVIOUS VALUE FOR {numbers}", f"{_PLACE} + :at"),
+    "pass_time": _from_old(_PASS_TIME, "until_ms, place", "WHERE id IN :ids"),
+    "extend": _from_old(_EXTEND, "id", f"WHERE id IN :ids AND {_CAN_EXTEND}"),
+    "give_back": _from_old(
+        _GIVE_BACK, "find_in_set(id, :order)", f"WHERE id IN :ids AND {_IS_NAMED} AND {_STILL_TAKEN}"
+    ),
+    "release_all": _from_old(_RELEASE, "place", "WHERE queue = :queue AND state = 2"),
+    "redrive": _from_old(
+        _REDRIVE, "until_ms, id", "WHERE queue = :queue AND state = 3 ORDER BY until_ms, id LIMIT :limit"
+    ),
+    "redrive_ids": _from_old(_REDRIVE, "until_ms, id", "WHERE queue = :queue AND state = 3 AND id IN :ids"),
+}
+
 # --- SQLite -------------------------------------------------------------------------------------------
 
 
@@ -380,9 +450,10 @@ _SQLITE = {
     "lock_settings": "SELECT settings FROM {queues} WHERE id = :queue",
     "draw": "UPDATE {numbers} SET next = next + :count RETURNING next - :count",
     "put": """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms,
-    take, requeues, state, minus_priority, message_key, headers, body, digest)
+    take, requeues, state, minus_priority, message_key, headers, body, digest, group_id, group_name)
 SELECT :id, id, :id, CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 END, 0, {now}, {now},
-    0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 0 END, -:priority, :key, :headers, :body, :digest
+    0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 0 END, -:priority, :key, :headers, :body, :digest,
+    :group_id, :group
 FROM {queues} WHERE id = :queue""",
     "take": f"UPDATE {{messages}} SET {_TAKE} WHERE id IN (SELECT id {_NEXT_READY}) RETURNING {COLUMNS}",
     "take_for_good": f"DELETE FROM {{messages}} WHERE id IN (SELECT id {_NEXT_READY}) RETURNING {_GONE_ROW}",
@@ -428,29 +499,38 @@ FROM {queues} WHERE id = :queue""",
 
 # --- the texts ----------------------------------------------------------------------------------------
 
-_NOW = {
+_NOW: Mapping[str, str] = {
     # The time of the statement, not of the transaction; a subquery is worked out once, not for each row.
     "postgresql": "(SELECT CAST(floor(extract(epoch FROM statement_timestamp()) * 1000) AS bigint))",
     # Of no time zone: those of sessions differ, and have hours that come twice.
-    "mariadb": "(timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(3)) DIV 1000)",
+    **dict.fromkeys(
+        ("mariadb", "mysql"), "(timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(3)) DIV 1000)"
+    ),
     "sqlite": ":now_ms",
 }
 # SQLite uses a partial index only for statements that have its very condition, and with `state > 0` it
 # would not look for one state in it.
-_NOT_READY = {"postgresql": "", "mariadb": "", "sqlite": "state <> 0 AND "}
-_OR_NOTHING = {
-    "postgresql": "ON CONFLICT (id) DO NOTHING",
-    "mariadb": "ON DUPLICATE KEY UPDATE id = id",
-    "sqlite": "ON CONFLICT (id) DO NOTHING",
+_NOT_READY = {"sqlite": "state <> 0 AND "}
+_OR_NOTHING = dict.fromkeys(("mariadb", "mysql"), "ON DUPLICATE KEY UPDATE id = id")
+_OWN: Mapping[str, Mapping[str, str]] = {
+    "postgresql": _POSTGRESQL,
+    "mariadb": _MARIADB,
+    "mysql": _MYSQL,
+    "sqlite": _SQLITE,
 }
-_OWN: Mapping[str, Mapping[str, str]] = {"postgresql": _POSTGRESQL, "mariadb": _MARIADB, "sqlite": _SQLITE}
+_INTEGER = {"postgresql": "bigint", "sqlite": "integer"}
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 
 def statements(dialect: DialectName, names: Names) -> dict[str, str]:
     """All statements of a dialect by name, with parameters in the form of its driver."""
-    texts = {**_SHARED, **_OWN[dialect]}
+    own = _OWN[dialect]
+    texts = {**_SHARED, **_groups(dialect), **own}
     return {name: _driver_text(dialect, _filled(dialect, names, text)) for name, text in texts.items()}
+
+
+def _groups(dialect: DialectName) -> dict[str, str]:
+    return group_statements(dialect, _OWN[dialect], columns=COLUMNS, nothing_due=_NOTHING_DUE, take=_TAKE)
 
 
 def schema(dialect: DialectName, names: Names) -> list[str]:
@@ -478,9 +558,11 @@ def _filled(dialect: DialectName, names: Names, text: str) -> str:
     values = {
         **names.qualified,
         "now": _NOW[dialect],
-        "not_ready": _NOT_READY[dialect],
-        "or_nothing": _OR_NOTHING[dialect],
+        "not_ready": _NOT_READY.get(dialect, ""),
+        "or_nothing": _OR_NOTHING.get(dialect, "ON CONFLICT (id) DO NOTHING"),
+        "integer": _INTEGER.get(dialect, "SIGNED"),
         "messages_index": names.tables["messages"],
+        "dedup_index": names.tables["dedup"],
     }
     for name, value in values.items():
         text = text.replace(f"{{{name}}}", value)
@@ -490,5 +572,6 @@ def _filled(dialect: DialectName, names: Names, text: str) -> str:
 def _driver_text(dialect: DialectName, text: str) -> str:
     if dialect == "sqlite":
         return text
+    text = text.replace("%", "%%")
     # To PostgreSQL in binary form: bodies are not escaped, and lists need no parsing.
     return _PARAMETER.sub(r"%(\1)b" if dialect == "postgresql" else r"%(\1)s", text)

@@ -119,7 +119,14 @@ class ZooKeeperEngine:
         rows = [row._replace(delay_ms=min(row.delay_ms, _MOST_DELAY_MS)) for row in rows]
         return self._live(queue).change(lambda draft: draft.put(rows), ids=len(rows))[0] if rows else []
 
-    def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:
+    def take(
+        self,
+        queue: QueueRow,
+        limit: int,
+        lease_ms: int,
+        *,
+        one_per_group: bool = False,  # noqa: ARG002
+    ) -> Taken:
         """See Engine."""
         live = self._live(queue)
         lease_ms = min(lease_ms, _MOST_DELAY_MS)
@@ -172,13 +179,13 @@ class ZooKeeperEngine:
         queue: QueueRow,
         takes: Sequence[TakeRef],
         *,
-        delay_ms: int,
+        delay_ms: int | None,
         count: bool,
         reason: str | None,
         gone: Sequence[MessageRow] = (),
     ) -> int:
         """See Engine."""
-        delay_ms = min(delay_ms, _MOST_DELAY_MS)
+        delay_ms = min(delay_ms or 0, _MOST_DELAY_MS)
 
         def give_back(draft: Draft, row: Row) -> None:
             draft.requeue(row, draft.now.high, delay_ms=delay_ms, count=count, reason=reason)

@@ -17,7 +17,10 @@ from kmqpy.testing.contract.arguments import *
 from kmqpy.testing.contract.at_most_once import *
 from kmqpy.testing.contract.collapse import *
 from kmqpy.testing.contract.counting import *
+from kmqpy.testing.contract.dedup import *
+from kmqpy.testing.contract.groups import *
 from kmqpy.testing.contract.leases import *
 from kmqpy.testing.contract.outages import *
+from kmqpy.testing.contract.retries import *
 from kmqpy.testing.contract.sending import *
 from kmqpy.testing.contract.target import *

@@ -109,6 +109,22 @@ def test_the_limits_of_a_queue_can_be_changed(kmq_storage: Storage) -> None:
     assert kmq_storage.describe(name).settings == found
 
 
+def test_notes_are_kept_and_changes_of_several_programs_all_count(kmq_storage: Storage) -> None:
+    name = new_name()
+    kmq_storage.create(name)
+    if "notes" not in kmq_storage.describe(name).settings:
+        pytest.skip("the storage keeps no notes")
+    kmq_storage.alter(name, notes="é")
+    with ThreadPoolExecutor(4) as threads:
+        adding = [threads.submit(kmq_storage.alter, name, notes=lambda notes: notes + "x") for _ in range(8)]
+        for done in adding:
+            done.result(60)
+    assert kmq_storage.describe(name).settings["notes"] == "é" + "x" * 8
+    for wrong in (5, "a" * 100_001, "\0"):
+        with pytest.raises(ConfigError, match="notes"):
+            kmq_storage.alter(name, notes=wrong)
+
+
 def test_changes_of_several_settings_at_a_time_all_count(kmq_storage: Storage) -> None:
     name = new_name()
     kmq_storage.create(name)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 
@@ -49,6 +50,19 @@ class TestProcess:
         process.stderr.close()
         assert process.wait(60) == 0
         assert kmq.json("stats", name)["depth"] == 3_000
+
+    def test_send_imports_nothing_that_only_others_need(self, kmq, name):
+        """All of it takes longer than to send."""
+        kmq.environment["PYTHONPROFILEIMPORTTIME"] = "1"
+        out, imports = kmq.process("send", name).communicate("a", timeout=60)
+        assert out == "0-0\n"
+        imported = set(re.findall(r"\| +(\S+)$", imports, re.MULTILINE))
+        assert "kmqpy.kafka.kmq_client" in imported
+        heavy = {"rich.console", "importlib.metadata", "kmqpy.storages", "kmqpy.worker", "kmqpy.gateway"}
+        heavy |= {
+            f"kmqpy.kafka.{name}" for name in ("admin.admin", "admin.stats", "client.consumer", "trace")
+        }
+        assert heavy & imported == set()
 
     def test_a_line_is_sent_when_it_comes(self, kmq, name):
         process = kmq.process("send", name)

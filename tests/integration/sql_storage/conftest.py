@@ -16,10 +16,7 @@ def place(
     name = request.param
     made = Place(name, f"sqlite:///{tmp_path}/queues.db" if name == "sqlite" else database_url(name))
     yield made
-    tables = made.names.tables
-    kind = dict.fromkeys(tables, "TABLE")
-    kind["numbers"] = "TABLE" if name == "sqlite" else "SEQUENCE"
-    made.execute(*(f"DROP {kind[what]} IF EXISTS {table}" for what, table in tables.items()))
+    made.drop()
 
 
 @pytest.fixture

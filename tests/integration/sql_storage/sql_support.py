@@ -11,6 +11,7 @@ DRIVERS = {
     "sqlite": "sqlite+pysqlite",
     "postgresql": "postgresql+psycopg",
     "mariadb": "mariadb+pymysql",
+    "mysql": "mysql+pymysql",
 }
 
 
@@ -32,3 +33,9 @@ class Place:
             for statement in statements:
                 result = connection.exec_driver_sql(statement)
             return list(result) if result.returns_rows else []
+
+    def drop(self) -> None:
+        """Drop the tables that are there."""
+        kind = dict.fromkeys(self.names.tables, "TABLE")
+        kind["numbers"] = "SEQUENCE" if self.name in ("postgresql", "mariadb") else "TABLE"
+        self.execute(*(f"DROP {kind[what]} IF EXISTS {table}" for what, table in self.names.tables.items()))

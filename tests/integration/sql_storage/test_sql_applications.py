@@ -22,6 +22,7 @@ ASYNC_DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
     "postgresql": "postgresql+psycopg_async",
     "mariadb": "mariadb+asyncmy",
+    "mysql": "mysql+asyncmy",
 }
 
 
@@ -120,7 +121,7 @@ def django_connection(place: Place) -> Iterator[Any]:
 
     url = place.application.url
     engine = {"mariadb": "mysql"}.get(place.name, place.name.replace("sqlite", "sqlite3"))
-    if place.name == "mariadb":  # as users of Django do who have PyMySQL
+    if engine == "mysql":  # as users of Django do who have PyMySQL
         pymysql.version_info = (2, 2, 1, "final", 0)  # type: ignore[assignment]
         pymysql.install_as_MySQLdb()
     if not django.conf.settings.configured:

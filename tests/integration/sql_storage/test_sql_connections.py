@@ -15,10 +15,10 @@ from kmqpy.errors import Unavailable
 from kmqpy.queue import Queue, queue_for, storage_for
 from kmqpy.storages.sql.connections import Connections
 
-SERVERS = ("postgresql", "mariadb")
+SERVERS = ("postgresql", "mariadb", "mysql")
 TO_READ_ONLY = {
     "postgresql": "SET default_transaction_read_only = on",
-    "mariadb": "SET SESSION TRANSACTION READ ONLY",
+    **dict.fromkeys(("mariadb", "mysql"), "SET SESSION TRANSACTION READ ONLY"),
 }
 
 

@@ -1,6 +1,6 @@
-"""A database that version 1 of the tables is in: it is migrated, by many at once, and nothing is lost.
+"""A database that an older version of the tables is in: it is migrated, by many at once, and nothing is lost.
 
-The folder version_1 has the statements that made it, as `kmq sql schema` printed them.
+The folders version_… have the statements that made them, as `kmq sql schema` printed them.
 """
 
 import json
@@ -18,6 +18,7 @@ from kmqpy.queue import parse_url, storage_for
 from kmqpy.storages.sql.connections import Connections
 from kmqpy.storages.sql.opening import dialect_of
 from kmqpy.storages.sql.schema import Schema
+from kmqpy.storages.sql.tables import SCHEMA_VERSION
 
 FAR_MS = 4_000_000_000_000
 QUEUE_ID = 2**61 + 7
@@ -30,10 +31,13 @@ DRAW = {
 }
 
 
-@pytest.fixture
-def old(place: Place) -> Place:
-    """A place with the tables of version 1, and a message in each state."""
-    script = (Path(__file__).parent / "version_1" / f"{place.name}.sql").read_text()
+pytestmark = pytest.mark.parametrize("place", DRAW, indirect=True)  # MySQL came with version 3
+
+
+@pytest.fixture(params=[1, 2])
+def old(request: pytest.FixtureRequest, place: Place) -> Place:
+    """A place with the tables of an older version, and a message in each state."""
+    script = (Path(__file__).parent / f"version_{request.param}" / f"{place.name}.sql").read_text()
     place.execute(*(one for one in script.replace("prefix_", place.prefix).split(";\n") if one))
     settings = json.dumps(SETTINGS)
     place.execute(
@@ -46,7 +50,7 @@ def old(place: Place) -> Place:
 
 
 def insert(place: Place, row_id: int, body: str, state: int) -> str:
-    """The statement by which version 1 puts a row: it knows no later columns."""
+    """The statement by which an older version puts a row: it knows no later columns."""
     until_ms = FAR_MS if state in (1, 2) else 0
     take = int(body not in ("ready", "delayed"))
     data = f"X'{body.encode().hex()}'" if place.name != "postgresql" else f"'{body}'::bytea"
@@ -65,11 +69,19 @@ def version(place: Place) -> str:
 
 
 def shape(place: Place) -> tuple[Any, ...]:
-    """Columns and indexes of the messages."""
-    found, table = sqlalchemy.inspect(place.application), place.names.tables["messages"]
-    columns = {(one["name"], str(one["type"]), one["nullable"]) for one in found.get_columns(table)}
+    """Columns and indexes of the messages and dedup keys."""
+    found, tables = (
+        sqlalchemy.inspect(place.application),
+        [place.names.tables[one] for one in ("messages", "dedup")],
+    )
+    columns = {
+        (one["name"], str(one["type"]), one["nullable"])
+        for table in tables
+        for one in found.get_columns(table)
+    }
     indexes = {
         (str(one["name"]).removeprefix(place.prefix), tuple(one["column_names"]))
+        for table in tables
         for one in found.get_indexes(table)
     }
     return columns, indexes
@@ -98,7 +110,14 @@ def test_a_database_of_version_1_keeps_its_messages(old: Place) -> None:
         collapses = storage.open("collapses")
         collapses.send_many(["a", "a", "b"])
         assert [one.body for one in collapses.receive()] == [b"a", b"b"]
-    assert version(old) == "2"
+        storage.create("grouped", order="group")
+        grouped = storage.open("grouped")
+        grouped.send("1", group="g", dedup_id="d")
+        grouped.send("2", group="g", dedup_id="d")
+        grouped.send("3", group="g")
+        assert [one.body for one in grouped.receive(1)] == [b"1"]
+        assert grouped.receive(wait=0) == []
+    assert version(old) == str(SCHEMA_VERSION)
 
 
 def test_migrated_tables_are_those_that_are_made_today(old: Place) -> None:
@@ -108,9 +127,7 @@ def test_migrated_tables_are_those_that_are_made_today(old: Place) -> None:
     try:
         assert shape(old) == shape(new)
     finally:
-        kind = "TABLE" if new.name == "sqlite" else "SEQUENCE"
-        new.execute(*(f"DROP TABLE {new.prefix}{what}" for what in ("meta", "queues", "messages")))
-        new.execute(f"DROP {kind} {new.prefix}numbers")
+        new.drop()
 
 
 def test_many_processes_migrate_it_at_once(old: Place) -> None:
@@ -124,17 +141,17 @@ def test_many_processes_migrate_it_at_once(old: Place) -> None:
         for _ in range(3)
     ]
     assert [one.communicate(timeout=120)[0] for one in started] == ["of before 3\n"] * 3
-    assert version(old) == "2"
+    assert version(old) == str(SCHEMA_VERSION)
 
 
-def test_a_program_of_version_1_goes_on_and_can_not_open_it_again(old: Place) -> None:
+def test_a_program_of_an_older_version_goes_on_and_can_not_open_it_again(old: Place) -> None:
     storage_for(old.url).close()
-    old.execute(insert(old, 50, "sent by version 1", 0))
+    old.execute(insert(old, 50, "sent by another", 0))
     with storage_for(old.url) as storage:
-        assert [one.body for one in storage.open("q").receive(10)][-1] == b"sent by version 1"
+        assert [one.body for one in storage.open("q").receive(10)][-1] == b"sent by another"
     connections = Connections(dialect_of(parse_url(old.url, names_queue=False)), 10)
     try:
-        with pytest.raises(ConfigError, match=r"schema version 2 is of a newer kmqpy.* knows 1: upgrade"):
+        with pytest.raises(ConfigError, match=r"schema version 3 is of a newer kmqpy.* knows 1: upgrade"):
             Schema(connections, old.names, version=1, steps={}).prepare()
     finally:
         connections.close()
@@ -143,7 +160,10 @@ def test_a_program_of_version_1_goes_on_and_can_not_open_it_again(old: Place) ->
 def test_a_migration_of_mariadb_that_was_interrupted_goes_on(old: Place) -> None:
     if old.name != "mariadb":
         pytest.skip("its migration is one transaction")
-    old.execute(f"ALTER TABLE {old.prefix}messages ADD COLUMN digest binary(16)")
+    old.execute(
+        f"ALTER TABLE {old.prefix}messages ADD COLUMN IF NOT EXISTS digest binary(16)",
+        f"ALTER TABLE {old.prefix}messages ADD COLUMN group_id bigint",
+    )
     with storage_for(old.url) as storage:
         assert len(storage.open("q").receive(10)) == 2
-    assert version(old) == "2"
+    assert version(old) == str(SCHEMA_VERSION)

@@ -122,9 +122,7 @@ def test_two_prefixes_are_two_storages(place: Place, queue: Queue) -> None:
         queue.send("x")
         with pytest.raises(ReceiptError, match="another storage"):
             storage.open("q").ack(queue.receive())
-    kind = "TABLE" if place.name == "sqlite" else "SEQUENCE"
-    other.execute(*(f"DROP TABLE {other.prefix}{what}" for what in ("meta", "queues", "messages")))
-    other.execute(f"DROP {kind} {other.prefix}numbers")
+    other.drop()
 
 
 def test_a_deleted_queue_leaves_no_rows(place: Place, queue: Queue) -> None:

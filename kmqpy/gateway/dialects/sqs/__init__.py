@@ -1,0 +1,332 @@
+"""SQS over HTTP, as AWS's SDKs speak it: JSON, and the older query protocol.
+
+What queues and messages are called, which values they may have, statuses and texts are those of AWS; the
+clients of SQS depend on codes and shapes of errors. shapes.py is made of AWS's own model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Protocol
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.errors import KmqError, NotSupported, Unavailable
+from kmqpy.gateway.dialects.sqs import query
+from kmqpy.gateway.dialects.sqs.addresses import Addresses, queue_of_path
+from kmqpy.gateway.dialects.sqs.asked import Asked
+from kmqpy.gateway.dialects.sqs.catalog import Catalog
+from kmqpy.gateway.dialects.sqs.errors import (
+    ACCESS_DENIED,
+    INCOMPLETE_SIGNATURE,
+    INVALID_ACTION,
+    INVALID_TOKEN,
+    INVALID_VALUE,
+    MALFORMED,
+    MISSING_TOKEN,
+    SIGNATURE_MISMATCH,
+    THROTTLED,
+    TOO_LARGE,
+    UNAVAILABLE,
+    UNSUPPORTED,
+    Fault,
+    SqsError,
+    missing,
+)
+from kmqpy.gateway.dialects.sqs.message_actions import MessageActions
+from kmqpy.gateway.dialects.sqs.move_tasks import MoveTasks
+from kmqpy.gateway.dialects.sqs.polls import Polls
+from kmqpy.gateway.dialects.sqs.queue_actions import QueueActions
+from kmqpy.gateway.dialects.sqs.shapes import REQUESTS
+from kmqpy.gateway.http import Call, Response
+from kmqpy.gateway.keys.keyring import Principal
+from kmqpy.gateway.keys.sigv4 import BadSignature, Signature, canonical_request, signature_of
+from kmqpy.gateway.limits import BadEncoding, Held, Overloaded, TooLarge
+from kmqpy.gateway.service.hub import Hub
+
+_TARGET = "AmazonSQS."
+_JSON = "application/x-amz-json-1.0"
+_FORM = "application/x-www-form-urlencoded"
+_SERVICE = "sqs"
+_UNKNOWN_KEY = "The security token included in the request is invalid."
+_MAX_FIELDS = 5_000
+REST_S = 60.0
+"""AWS's seconds between two purges, and between a queue's end and the next one of its name."""
+
+_Action = Callable[[Asked, Any], Awaitable[dict[str, Any] | None]]
+
+
+class Authenticator(Protocol):
+    """Finds out who sends a request."""
+
+    async def of_id(self, key_id: str | None) -> Principal | None: ...  # noqa: D102
+    def spend_request(self, sender: Principal) -> None: ...  # noqa: D102
+    def aws_secrets(self, sender: Principal) -> list[str]: ...  # noqa: D102
+    def objection(self, sender: Principal, header: Callable[[str], str]) -> str: ...  # noqa: D102
+    def spend_bytes(self, sender: Principal, count: int) -> None: ...  # noqa: D102
+    def held_by(self, sender: Principal, most: int) -> Held: ...  # noqa: D102
+
+
+class SqsDialect:
+    """Answers SQS's clients.
+
+    region, account  only appear in ARNs and queue URLs
+    public_url       scheme, host and port in queue URLs; empty: those of the request
+    rest_s           see REST_S; 0: neither is refused
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        authenticate: Authenticator,
+        *,
+        region: str = "us-east-1",
+        account: str = "000000000000",
+        public_url: str = "",
+        rest_s: float = REST_S,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._authenticate = authenticate
+        self._clock = clock
+        self._region = region
+        self._account = account
+        self._public_url = public_url.rstrip("/")
+        catalog = Catalog(hub, clock, rest_s)
+        self._polls = Polls(hub)
+        queues = QueueActions(hub, catalog, clock, rest_s)
+        messages = MessageActions(hub, catalog, self._polls, clock)
+        self._tasks = tasks = MoveTasks(hub, catalog, self._polls, clock)
+        self._actions: dict[str, tuple[str, _Action]] = {
+            "AddPermission": ("manage", queues.permit),
+            "CancelMessageMoveTask": ("manage", tasks.cancel),
+            "ChangeMessageVisibility": ("poll", messages.change),
+            "ChangeMessageVisibilityBatch": ("poll", messages.change_batch),
+            "CreateQueue": ("post", queues.create),
+            "DeleteMessage": ("poll", messages.delete),
+            "DeleteMessageBatch": ("poll", messages.delete_batch),
+            "DeleteQueue": ("manage", queues.delete),
+            "GetQueueAttributes": ("get_status", queues.attributes),
+            "GetQueueUrl": ("get_status", queues.url),
+            "ListDeadLetterSourceQueues": ("get_status", queues.sources),
+            "ListMessageMoveTasks": ("get_status", tasks.list),
+            "ListQueues": ("get_status", queues.urls),
+            "ListQueueTags": ("get_status", queues.tags),
+            "PurgeQueue": ("poll", queues.purge),
+            "ReceiveMessage": ("poll", messages.receive),
+            "RemovePermission": ("manage", queues.forbid),
+            "SendMessage": ("post", messages.send),
+            "SendMessageBatch": ("post", messages.send_batch),
+            "SetQueueAttributes": ("manage", queues.set_attributes),
+            "StartMessageMoveTask": ("manage", tasks.start),
+            "TagQueue": ("manage", queues.tag),
+            "UntagQueue": ("manage", queues.untag),
+        }
+
+    async def run(self) -> None:
+        """Run move tasks, until stop()."""
+        await self._tasks.run()
+
+    def stop(self) -> None:
+        """Let long polls end now, and move tasks after their batch."""
+        self._polls.stop()
+        self._tasks.stop()
+
+    async def answer(self, call: Call, _: str) -> Response:
+        """Answer a request; see speaks()."""
+        wire = _wire(call)
+        try:
+            return await self._answer(call, wire)
+        except SqsError as error:
+            return wire.error(error.fault, str(error))
+        except BadSignature as error:
+            return wire.error(INCOMPLETE_SIGNATURE if error.is_incomplete else SIGNATURE_MISMATCH, str(error))
+        except Overloaded as error:
+            call.refused = error.why
+            return wire.error(THROTTLED if error.why == "key" else UNAVAILABLE, str(error))
+        except Unavailable:
+            return wire.error(UNAVAILABLE, "The storage does not answer.")
+        except TooLarge as error:
+            return wire.error(TOO_LARGE, str(error))
+        except BadEncoding as error:
+            return wire.error(MALFORMED, str(error))
+        except NotSupported as error:
+            return wire.error(UNSUPPORTED, str(error))
+        except KmqError as error:
+            return wire.error(INVALID_VALUE, str(error))
+
+    async def _answer(self, call: Call, wire: _Wire) -> Response:
+        if call.request.method not in {"GET", "POST"}:
+            raise SqsError(INVALID_ACTION, "Ask by GET or POST.")
+        sender, signature = await self._authenticate.of_id(None), None
+        if sender is None:  # not everybody may come
+            signature = signature_of(call.header, call.parameters(), _SERVICE)
+            if signature is None:
+                raise SqsError(MISSING_TOKEN, "Request is missing Authentication Token")
+            sender = await self._authenticate.of_id(signature.key_id)
+        if sender is None:
+            raise SqsError(INVALID_TOKEN, _UNKNOWN_KEY)
+        if why := self._authenticate.objection(sender, call.header):
+            raise SqsError(ACCESS_DENIED, why)
+        call.key_id = sender.id
+        if sender.key is not None:
+            call.share.join(self._authenticate.held_by(sender, call.limits.max_key_bytes))
+        body = await call.body()
+        if sender.key is not None and signature is not None:
+            self._check(call, sender, signature, body)
+        self._authenticate.spend_request(sender)
+        spend = partial(self._authenticate.spend_bytes, sender)
+        spend(len(body))
+        action, given = wire.read(call, body)
+        call.verb = action
+        needs, do = self._actions[action]
+        addresses = Addresses(self._base(call), self._region, self._account)
+        return wire.result(action, await do(Asked(call, addresses, sender, needs, spend), given))
+
+    def _check(self, call: Call, sender: Principal, signature: Signature, body: bytes) -> None:
+        """Raise SqsError unless the sender has signed the request."""
+        secrets = self._authenticate.aws_secrets(sender)
+        if not secrets:  # a key of another kind, or the gateway has no operator's key
+            raise SqsError(INVALID_TOKEN, _UNKNOWN_KEY)
+        signature.check_time(datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC))
+        scope = call.request.scope
+        text = canonical_request(
+            signature,
+            scope["method"],
+            (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0].decode("latin-1"),
+            scope["query_string"].decode("latin-1"),
+            call.header,
+            body,
+        )
+        if not any(signature.check(secret, text) for secret in secrets):
+            raise BadSignature(
+                "The request signature we calculated does not match the signature you provided. Check your "
+                "AWS Secret Access Key and signing method. Consult the service documentation for details."
+            )
+
+    def _base(self, call: Call) -> str:
+        if self._public_url:
+            return self._public_url
+        return f"{call.request.scope['scheme']}://{call.header('host') or 'localhost'}"
+
+
+def speaks(headers: Mapping[str, str], query_string: bytes) -> bool:
+    """True for a request of SQS's clients, whatever its path."""
+    return (
+        headers.get("x-amz-target", "").startswith(_TARGET)
+        or headers.get("content-type", "").startswith(_FORM)
+        or b"Action=" in query_string
+    )
+
+
+# --- the two protocols --------------------------------------------------------------------------------
+
+
+class _Wire(Protocol):
+    """Reads requests and writes answers, of one request."""
+
+    def read(self, call: Call, body: bytes) -> tuple[str, Any]:
+        """The action and its values; raises SqsError."""
+
+    def result(self, action: str, result: dict[str, Any] | None) -> Response:
+        """The answer of an action."""
+
+    def error(self, fault: Fault, message: str) -> Response:
+        """The answer to what can't be done."""
+
+
+def _wire(call: Call) -> _Wire:
+    return (_Json if call.header("x-amz-target") else _Query)(call.request_id)
+
+
+class _Json:
+    """AWS's JSON 1.0."""
+
+    def __init__(self, request_id: str) -> None:
+        self._headers = {"content-type": _JSON, "x-amzn-requestid": request_id}
+
+    def read(self, call: Call, body: bytes) -> tuple[str, Any]:
+        action = _known(call.header("x-amz-target").removeprefix(_TARGET))
+        try:
+            given = _DECODERS[action].decode(body or b"{}")
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise _malformed(error) from None
+        return action, _complete(call, given)
+
+    def result(self, action: str, result: dict[str, Any] | None) -> Response:  # noqa: ARG002
+        return Response(b"{}" if result is None else _ENCODER.encode(result), 200, self._headers)
+
+    def error(self, fault: Fault, message: str) -> Response:
+        body = _ENCODER.encode({"__type": f"com.amazonaws.sqs#{fault.shape}", "message": message})
+        kind = "Receiver" if fault.status >= 500 else "Sender"
+        return Response(body, fault.status, {**self._headers, "x-amzn-query-error": f"{fault.code};{kind}"})
+
+
+class _Query:
+    """Parameters in, XML out."""
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+
+    def read(self, call: Call, body: bytes) -> tuple[str, Any]:
+        parameters = [*_pairs(call.request.scope["query_string"]), *_pairs(body)]
+        action = _known(next((value for name, value in parameters if name == "Action"), ""))
+        try:
+            given = msgspec.convert(query.values(action, parameters), REQUESTS[action], strict=False)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise _malformed(error) from None
+        return action, _complete(call, given)
+
+    def result(self, action: str, result: dict[str, Any] | None) -> Response:
+        return self._response(query.answer(action, result, self._request_id), 200)
+
+    def error(self, fault: Fault, message: str) -> Response:
+        return self._response(query.error(fault, message, self._request_id), fault.status)
+
+    def _response(self, body: bytes, status: int) -> Response:
+        return Response(body, status, {"content-type": "text/xml", "x-amzn-requestid": self._request_id})
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODERS = {action: msgspec.json.Decoder(kind) for action, kind in REQUESTS.items()}
+
+
+def _pairs(text: bytes) -> Sequence[tuple[str, str]]:
+    try:
+        return parse_qsl(
+            text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=_MAX_FIELDS
+        )
+    except ValueError as error:
+        raise _malformed(error) from None
+
+
+def _known(action: str) -> str:
+    if action not in REQUESTS:
+        raise SqsError(
+            INVALID_ACTION,
+            f"The action {action[:200]} is not valid for this endpoint." if action else "There is no Action.",
+        )
+    return action
+
+
+def _malformed(error: Exception) -> SqsError:
+    what = str(error) if isinstance(error, msgspec.MsgspecError) else type(error).__name__
+    return SqsError(MALFORMED, f"The request can't be read: {what}")
+
+
+def _complete(call: Call, given: Any) -> Any:
+    """The values of a request, which may name its queue by its path; raises SqsError if one is missing."""
+    if "QueueUrl" in given.required and given.QueueUrl is None:
+        queue = queue_of_path(call.request.scope["path"])
+        given = msgspec.structs.replace(given, QueueUrl=queue)
+    for name in given.required:
+        if getattr(given, name) is None:
+            raise missing(name)
+    return given
+
+
+BUSY = _Json("").error(UNAVAILABLE, "the gateway is busy")
+"""The answer when too many requests run."""

@@ -1,0 +1,48 @@
+"""A request whose action and sender are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kmqpy.gateway.dialects.sqs.addresses import Addresses, queue_of_url
+from kmqpy.gateway.dialects.sqs.errors import ACCESS_DENIED, SqsError, missing
+from kmqpy.gateway.http import Call
+from kmqpy.gateway.keys.keyring import Principal
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What actions know of a request beside its values.
+
+    sender  who has sent it
+    needs   the permission that its action needs on the queue
+    spend   counts bytes of bodies for the sender's limit
+    """
+
+    call: Call
+    addresses: Addresses
+    sender: Principal
+    needs: str
+    spend: Callable[[int], None]
+
+    def queue(self, url: str | None) -> str:
+        """The name of the queue that a request is about; raises SqsError."""
+        if url is None:
+            raise missing("QueueUrl")
+        return self.about(queue_of_url(url))
+
+    def about(self, name: str, needs: str = "") -> str:
+        """The name itself, if the sender may do this with the queue; raises SqsError."""
+        self.call.queue = self.call.queue or name
+        if not self.may(name, needs):
+            raise SqsError(
+                ACCESS_DENIED,
+                f"Access to the resource {self.addresses.url(name)[:300]} is denied: the key needs the "
+                f"permission queue|{needs or self.needs}|{name[:100]}.",
+            )
+        return name
+
+    def may(self, name: str, needs: str = "") -> bool:
+        """True if the sender may do this with the queue."""
+        return self.sender.permits(needs or self.needs, name)

@@ -1,0 +1,338 @@
+"""Attributes of queues: which there are, what they may be, and how they are kept. Pure: no I/O.
+
+They are kept as JSON in the setting `notes` of the queue; the visibility timeout is the queue's own lease, so
+that `kmq queue alter` changes it, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from kmqpy.gateway.dialects.sqs.errors import (
+    INVALID_ATTRIBUTE_NAME,
+    INVALID_ATTRIBUTE_VALUE,
+    INVALID_VALUE,
+    QUEUE_EXISTS,
+    SqsError,
+    invalid,
+)
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
+FIFO_SUFFIX = ".fifo"
+_FIFO_NAMES = ("FifoQueue", "ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit")
+_KEY = "sqs"
+"""Under this key, `notes` has what is the dialect's."""
+MAX_COUNT = 1_000
+_MAX_SOURCES = 10
+_MAX_POLICY_BYTES = 8_192
+
+VISIBILITY = "VisibilityTimeout"
+READ_ONLY = (
+    "QueueArn",
+    "CreatedTimestamp",
+    "LastModifiedTimestamp",
+    "ApproximateNumberOfMessages",
+    "ApproximateNumberOfMessagesNotVisible",
+    "ApproximateNumberOfMessagesDelayed",
+)
+
+
+class _Range(NamedTuple):
+    default: int
+    least: int
+    most: int
+
+
+NUMBERS = {
+    VISIBILITY: _Range(30, 0, 43_200),
+    "MaximumMessageSize": _Range(1_048_576, 1_024, 1_048_576),
+    "MessageRetentionPeriod": _Range(345_600, 60, 1_209_600),
+    "DelaySeconds": _Range(0, 0, 900),
+    "ReceiveMessageWaitTimeSeconds": _Range(0, 0, 20),
+    "KmsDataKeyReusePeriodSeconds": _Range(300, 60, 86_400),
+}
+_ALWAYS_SHOWN = (*(name for name in NUMBERS if not name.startswith("Kms")), "SqsManagedSseEnabled")
+_DEFAULTS = {
+    **{name: str(one.default) for name, one in NUMBERS.items()},
+    "SqsManagedSseEnabled": "true",
+}
+_EMPTIED = ("Policy", "RedrivePolicy", "RedriveAllowPolicy", "KmsMasterKeyId")
+"""These an empty text removes."""
+
+
+class Redrive(NamedTuple):
+    """Where messages go that were received more than `most` times."""
+
+    arn: str
+    most: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """What is kept of a queue.
+
+    attributes  those that were set, but VisibilityTimeout
+    visibility  VisibilityTimeout, in seconds
+    created_s   when it was made (s since 1970); 0: not by SQS's clients
+    modified_s  when its attributes were changed last
+    tasks       its latest move tasks, see moves.py
+    others      what other dialects keep
+    """
+
+    visibility: int = 30
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    created_s: int = 0
+    modified_s: int = 0
+    tasks: tuple[Mapping[str, Any], ...] = ()
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    def value(self, name: str) -> str | None:
+        """An attribute as it was set, or its default; None if it has none."""
+        if name == VISIBILITY:
+            return str(self.visibility)
+        return self.attributes.get(name, _DEFAULTS.get(name))
+
+    def number(self, name: str) -> int:
+        """An attribute that is a number."""
+        return int(self.value(name) or 0)
+
+    def shown(self) -> dict[str, str]:
+        """The attributes that clients see, without those of the queue's state."""
+        names = dict.fromkeys((*_ALWAYS_SHOWN, *self.attributes))
+        if "KmsMasterKeyId" in self.attributes:
+            names["KmsDataKeyReusePeriodSeconds"] = None
+        return {name: value for name in names if (value := self.value(name)) is not None}
+
+    @property
+    def redrive(self) -> Redrive | None:
+        """Where its messages go that were received too often."""
+        text = self.attributes.get("RedrivePolicy")
+        if text is None:
+            return None
+        policy = json.loads(text)
+        return Redrive(policy["deadLetterTargetArn"], int(policy["maxReceiveCount"]))
+
+    def admits(self, source_arn: str) -> bool:
+        """True if the queue of this ARN may have this one for its dead letters."""
+        policy = json.loads(self.attributes.get("RedriveAllowPolicy", "{}"))
+        match policy.get("redrivePermission", "allowAll"):
+            case "byQueue":
+                return source_arn in policy.get("sourceQueueArns", ())
+            case "denyAll":
+                return False
+        return True
+
+    def changed(self, attributes: Mapping[str, str], now_s: int) -> Sheet:
+        """With other values of some attributes, which were checked."""
+        kept = {**self.attributes, **attributes}
+        visibility = int(kept.pop(VISIBILITY, self.visibility))
+        kept = {name: value for name, value in kept.items() if value or name not in _EMPTIED}
+        return replace(self, attributes=kept, visibility=visibility, modified_s=now_s)
+
+    def notes(self) -> str:
+        """The text that is kept."""
+        mine = {
+            "attributes": dict(self.attributes),
+            "tags": dict(self.tags),
+            "created_s": self.created_s,
+            "modified_s": self.modified_s,
+            "tasks": list(self.tasks),
+            **({"never_hidden": True} if not self.visibility else {}),
+        }
+        return json.dumps({**self.others, _KEY: mine}, separators=(",", ":"))
+
+
+def read_sheet(notes: str, lease_ms: int) -> Sheet:
+    """The reverse of Sheet.notes(); what is no such text, of a queue that others made, is an empty sheet."""
+    try:
+        whole = json.loads(notes or "{}")
+        mine = whole.pop(_KEY, {})
+        return Sheet(
+            visibility=0 if mine.get("never_hidden") else max(1, round(lease_ms / 1000)),
+            attributes=_good(mine.get("attributes", {})),
+            tags=dict(mine.get("tags", {})),
+            created_s=int(mine.get("created_s", 0)),
+            modified_s=int(mine.get("modified_s", 0)),
+            tasks=tuple(mine.get("tasks", ())),
+            others=whole,
+        )
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return Sheet(visibility=max(1, round(lease_ms / 1000)))
+
+
+def _good(attributes: Mapping[str, str]) -> dict[str, str]:
+    """Those that can be what a client has set, since whoever writes notes may err."""
+    found = {}
+    for name, value in attributes.items():
+        with contextlib.suppress(SqsError):
+            found[name] = _checked(name, value)
+    return found
+
+
+# --- checks -------------------------------------------------------------------------------------------
+
+
+def check_name(name: str, attributes: Mapping[str, str]) -> None:
+    """Raise SqsError for a name that no queue may have, or none with these attributes."""
+    if attributes.get("FifoQueue") == "true" and not name.endswith(FIFO_SUFFIX):
+        raise SqsError(
+            INVALID_VALUE,
+            "The name of a FIFO queue can only include alphanumeric characters, hyphens, or underscores, "
+            "must end with .fifo suffix and be 1 to 80 in length.",
+        )
+    if name.endswith(FIFO_SUFFIX) and _NAME.fullmatch(name.replace(".", "-")):
+        # FIFO queues are opened here, as soon as storages can order by groups.
+        refuse_fifo()
+    if not _NAME.fullmatch(name):
+        raise SqsError(
+            INVALID_VALUE,
+            "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length",
+        )
+
+
+def is_name(name: str) -> bool:
+    """True for a name that a queue of SQS may have."""
+    return _NAME.fullmatch(name) is not None
+
+
+def refuse_fifo(name: str = "FifoQueue") -> None:
+    """Raise the error of places where SQS has no FIFO queues."""
+    raise SqsError(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name}.")
+
+
+def checked(given: Mapping[str, str]) -> dict[str, str]:
+    """Attributes that a client sets, as they are kept; raises SqsError."""
+    return {name: _checked(name, value) for name, value in given.items()}
+
+
+def _checked(name: str, value: str) -> str:
+    if name in NUMBERS:
+        low, high = NUMBERS[name][1:]
+        if not (value.isascii() and value.isdecimal() and len(value) < 9 and low <= int(value) <= high):
+            raise _invalid(name)
+        return str(int(value))
+    if name in _FIFO_NAMES:
+        refuse_fifo(name)
+    if name not in _CHECKS:
+        raise SqsError(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name}.")
+    return _CHECKS[name](value) if value else value
+
+
+def check_known(names: list[str]) -> None:
+    """Raise SqsError for a name that no attribute of a queue has."""
+    known = {"All", *READ_ONLY, *NUMBERS, *_CHECKS, *_FIFO_NAMES}
+    for name in names:
+        if name not in known:
+            raise SqsError(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name}.")
+
+
+def check_same(existing: Sheet, wanted: Mapping[str, str]) -> None:
+    """Raise SqsError if a queue has other values of these attributes."""
+    for name, value in wanted.items():
+        if not _are_same(name, existing.value(name) or "", value):
+            raise SqsError(
+                QUEUE_EXISTS,
+                "A queue already exists with the same name and a different value for attribute " + name,
+            )
+
+
+def _are_same(name: str, one: str, other: str) -> bool:
+    if name.endswith("Policy") and one and other:
+        return bool(json.loads(one) == json.loads(other))
+    return one == other
+
+
+def _invalid(name: str) -> SqsError:
+    return SqsError(INVALID_ATTRIBUTE_VALUE, f"Invalid value for the parameter {name}.")
+
+
+def _object(value: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _check_policy(value: str) -> str:
+    if _object(value) is None or len(value) > _MAX_POLICY_BYTES:
+        raise _invalid("Policy")
+    return value
+
+
+def _check_redrive(value: str) -> str:
+    policy = _object(value)
+    if policy is None:
+        raise invalid(value, "RedrivePolicy", "Redrive policy is not a valid JSON map.")
+    for key in ("deadLetterTargetArn", "maxReceiveCount"):
+        if not policy.get(key):
+            if key in policy and key == "maxReceiveCount":
+                break
+            raise invalid(
+                value, "RedrivePolicy", f"Redrive policy does not contain mandatory attribute: {key}."
+            )
+    for key in policy:
+        if key not in {"deadLetterTargetArn", "maxReceiveCount"}:
+            raise invalid(
+                value,
+                "RedrivePolicy",
+                "Only following attributes are supported: [deadLetterTargetArn, maxReceiveCount].",
+            )
+    count = str(policy["maxReceiveCount"])
+    if isinstance(policy["maxReceiveCount"], bool) or not (
+        count.isascii() and count.isdecimal() and len(count) < 9 and 1 <= int(count) <= MAX_COUNT
+    ):
+        raise invalid(
+            value,
+            "RedrivePolicy",
+            f"Invalid value for maxReceiveCount: {count}, valid values are from 1 to {MAX_COUNT} both "
+            "inclusive.",
+        )
+    if not isinstance(policy["deadLetterTargetArn"], str):
+        raise invalid(value, "RedrivePolicy", "Invalid value for deadLetterTargetArn.")
+    return json.dumps({**policy, "maxReceiveCount": int(count)}, separators=(",", ":"))
+
+
+def _check_allow(value: str) -> str:
+    policy = _object(value)
+    reason = (
+        "Amazon SQS can't create the redrive allow policy, as it\N{RIGHT SINGLE QUOTATION MARK}s in an "
+        "unsupported format."
+    )
+    if policy is None or policy.get("redrivePermission") not in {"allowAll", "denyAll", "byQueue"}:
+        raise invalid(value, "RedriveAllowPolicy", reason)
+    sources = policy.get("sourceQueueArns")
+    by_queue = policy["redrivePermission"] == "byQueue"
+    if by_queue != bool(sources) or not (
+        sources is None or (isinstance(sources, list) and all(isinstance(one, str) for one in sources))
+    ):
+        raise invalid(value, "RedriveAllowPolicy", reason)
+    if sources and len(sources) > _MAX_SOURCES:
+        raise invalid(
+            value,
+            "RedriveAllowPolicy",
+            "Amazon SQS can't create the redrive allow policy. Maximum number of sourceQueueArns is "
+            f"{_MAX_SOURCES}.",
+        )
+    return value
+
+
+def _check_flag(value: str) -> str:
+    if value.lower() not in {"true", "false"}:
+        raise _invalid("SqsManagedSseEnabled")
+    return value.lower()
+
+
+_CHECKS: dict[str, Callable[[str], str]] = {
+    "Policy": _check_policy,
+    "RedrivePolicy": _check_redrive,
+    "RedriveAllowPolicy": _check_allow,
+    "KmsMasterKeyId": lambda value: value,
+    "SqsManagedSseEnabled": _check_flag,
+}

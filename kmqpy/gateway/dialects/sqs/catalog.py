@@ -1,0 +1,194 @@
+"""Which queues there are, and what is kept of each: read again every second, so all gateways see changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from kmqpy.core.clock import Clock
+from kmqpy.errors import ConfigError, QueueNotFound
+from kmqpy.gateway.dialects.sqs.addresses import queue_of_arn
+from kmqpy.gateway.dialects.sqs.attributes import Sheet, check_same, is_name, read_sheet
+from kmqpy.gateway.dialects.sqs.errors import DELETED_RECENTLY, UNSUPPORTED, SqsError, no_such_queue
+from kmqpy.gateway.service.hub import Hub, QueueName, make_queue
+from kmqpy.queue import QueueDescription, Storage
+
+_FRESH_S = 1.0
+"""So long, in seconds, what was read of a queue is good; a change by another gateway shows then."""
+_MOST = 10_000
+_LONG_S = 30.0
+"""Seconds for what may take long in large storages."""
+
+
+class _Known(NamedTuple):
+    sheet: Sheet
+    read_s: float
+
+
+class Catalog:
+    """The queues of SQS's clients: all whose names SQS allows, in the storage that has no name.
+
+    rest_s  seconds for which nobody can make a queue of a name that was deleted
+    """
+
+    def __init__(self, hub: Hub, clock: Clock, rest_s: float) -> None:
+        self._hub = hub
+        self._clock = clock
+        self._rest_s = rest_s
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._reading: dict[str, asyncio.Task[Sheet | None]] = {}
+        self._deleted_s: OrderedDict[str, float] = OrderedDict()
+
+    async def get(self, name: str) -> Sheet:
+        """What is kept of a queue; raises SqsError if it does not exist."""
+        known = self._known.get(name)
+        if known is not None and self._clock.monotonic() - known.read_s < _FRESH_S:
+            return known.sheet
+        reading = self._reading.get(name)  # one reads for all who ask meanwhile
+        if reading is None:
+            reading = self._reading[name] = asyncio.ensure_future(self.find(name))
+            reading.add_done_callback(lambda _: self._reading.pop(name, None))
+        return _found(await asyncio.shield(reading))
+
+    async def read(self, name: str) -> Sheet:
+        """The same, as it is in the storage at this moment."""
+        return _found(await self.find(name))
+
+    async def find(self, name: str) -> Sheet | None:
+        """The same; None if the queue does not exist."""
+        if not is_name(name):
+            return None
+        read_s = self._clock.monotonic()
+        try:
+            sheet = await self._hub.administer(QueueName(name), _sheet)
+        except QueueNotFound:
+            self._known.pop(name, None)
+            return None
+        self._known[name] = _Known(sheet, read_s)
+        if len(self._known) > _MOST:
+            self._known.popitem(last=False)
+        return sheet
+
+    async def names(self) -> list[str]:
+        """The names of all queues, sorted."""
+
+        def listed(storage: Storage, _: str) -> list[str]:
+            return storage.list()
+
+        found = await self._hub.administer(QueueName("all"), listed, patience_s=_LONG_S)
+        return [name for name in found if is_name(name)]
+
+    async def sources_of(self, target: str) -> list[str]:
+        """The names of the queues whose dead letters go to `target`."""
+        found = []
+        for name in await self.names():
+            sheet = await self.find(name)
+            redrive = None if sheet is None else sheet.redrive
+            if redrive is not None and queue_of_arn(redrive.arn, "RedrivePolicy") == target:
+                found.append(name)
+        return found
+
+    async def describe(self, name: str) -> QueueDescription:
+        """A queue with its sizes; raises SqsError if it does not exist."""
+
+        def described(storage: Storage, stored: str) -> QueueDescription:
+            return storage.describe(stored)
+
+        try:
+            return await self._hub.administer(QueueName(name), described, patience_s=_LONG_S)
+        except QueueNotFound:
+            raise no_such_queue() from None
+
+    async def create(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> None:
+        """Make a queue, unless there is one with these attributes; raises SqsError if they differ."""
+        existing = await self.find(name)
+        if existing is not None:
+            check_same(existing, attributes)
+            return
+        deleted_s = self._deleted_s.get(name)
+        if deleted_s is not None and self._clock.monotonic() - deleted_s < self._rest_s:
+            raise SqsError(
+                DELETED_RECENTLY,
+                f"You must wait {self._rest_s:g} seconds after deleting a queue before you can create "
+                "another with the same name.",
+            )
+        now_s = self._clock.wall_ms() // 1000
+        sheet = Sheet(tags=tags, created_s=now_s).changed(attributes, now_s)
+        settings = {"max_redeliveries": None, "notes": sheet.notes(), **_lease(sheet)}
+
+        def made(storage: Storage, stored: str) -> Sheet:
+            try:
+                make_queue(storage, stored, settings)
+            except ConfigError as error:
+                raise _refusal(error) from None
+            return _sheet(storage, stored)
+
+        check_same(await self._hub.administer(QueueName(name), made, patience_s=_LONG_S), attributes)
+
+    async def change(self, name: str, change: Callable[[Sheet], Sheet]) -> Sheet:
+        """Change what is kept of a queue; `change` may be called several times, with what others have set."""
+
+        def altered(storage: Storage, stored: str) -> Sheet:
+            lease_ms = _lease_ms(storage, stored)
+
+            def new_notes(notes: str) -> str:
+                return change(read_sheet(notes, lease_ms)).notes()
+
+            wanted = change(_sheet(storage, stored))
+            lease = _lease(wanted) if wanted.visibility != round(lease_ms / 1000) else {}
+            try:
+                storage.alter(stored, notes=new_notes, **lease)
+            except ConfigError as error:
+                raise _refusal(error) from None
+            return _sheet(storage, stored)
+
+        try:
+            sheet = await self._hub.administer(QueueName(name), altered)
+        except QueueNotFound:
+            raise no_such_queue() from None
+        self._known[name] = _Known(sheet, self._clock.monotonic())
+        return sheet
+
+    async def delete(self, name: str) -> None:
+        """Delete a queue; raises SqsError if there is none."""
+
+        def deleted(storage: Storage, stored: str) -> None:
+            storage.delete(stored)
+
+        try:
+            await self._hub.administer(QueueName(name), deleted, patience_s=_LONG_S)
+        except QueueNotFound:
+            raise no_such_queue() from None
+        self._known.pop(name, None)
+        self._deleted_s[name] = self._clock.monotonic()
+        self._deleted_s.move_to_end(name)
+        if len(self._deleted_s) > _MOST:
+            self._deleted_s.popitem(last=False)
+
+
+def _found(sheet: Sheet | None) -> Sheet:
+    if sheet is None:
+        raise no_such_queue()
+    return sheet
+
+
+def _sheet(storage: Storage, stored: str) -> Sheet:
+    with storage.open(stored) as queue:
+        settings = queue.settings
+        return read_sheet(getattr(settings, "notes", ""), settings.lease_ms)
+
+
+def _lease_ms(storage: Storage, stored: str) -> int:
+    with storage.open(stored) as queue:
+        return queue.settings.lease_ms
+
+
+def _lease(sheet: Sheet) -> Mapping[str, int]:
+    """The setting that holds the visibility timeout; a lease can't be 0."""
+    return {"lease_ms": sheet.visibility * 1000} if sheet.visibility else {}
+
+
+def _refusal(error: ConfigError) -> SqsError:
+    return SqsError(UNSUPPORTED, f"The storage of this gateway can't keep attributes of queues: {error}")

@@ -1,0 +1,74 @@
+"""The errors of SQS, by the names that its two protocols have for them. Pure: no I/O."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kmqpy.errors import KmqError
+
+
+class Fault(NamedTuple):
+    """A kind of error: its code in the query protocol, its shape in JSON, its status."""
+
+    code: str
+    shape: str
+    status: int = 400
+
+
+class SqsError(KmqError):
+    """An error that SQS's clients know."""
+
+    def __init__(self, fault: Fault, message: str) -> None:
+        super().__init__(message)
+        self.fault = fault
+
+
+def _service(code: str, status: int = 400, shape: str = "") -> Fault:
+    return Fault(f"AWS.SimpleQueueService.{code}", shape or code, status)
+
+
+BATCH_IDS_NOT_DISTINCT = _service("BatchEntryIdsNotDistinct")
+BATCH_TOO_LONG = _service("BatchRequestTooLong")
+EMPTY_BATCH = _service("EmptyBatchRequest")
+INVALID_BATCH_ID = _service("InvalidBatchEntryId")
+NO_SUCH_QUEUE = _service("NonExistentQueue", shape="QueueDoesNotExist")
+NOT_IN_FLIGHT = _service("MessageNotInflight")
+PURGE_IN_PROGRESS = _service("PurgeQueueInProgress", 403)
+DELETED_RECENTLY = _service("QueueDeletedRecently")
+TOO_MANY_ENTRIES = _service("TooManyEntriesInBatchRequest")
+UNSUPPORTED = _service("UnsupportedOperation")
+
+ACCESS_DENIED = Fault("AccessDenied", "AccessDeniedException", 403)
+INCOMPLETE_SIGNATURE = Fault("IncompleteSignature", "IncompleteSignature")
+INVALID_ACTION = Fault("InvalidAction", "UnknownOperationException")
+INVALID_ATTRIBUTE_NAME = Fault("InvalidAttributeName", "InvalidAttributeName")
+INVALID_ATTRIBUTE_VALUE = Fault("InvalidAttributeValue", "InvalidAttributeValue")
+INVALID_CONTENTS = Fault("InvalidMessageContents", "InvalidMessageContents")
+INVALID_HANDLE = Fault("ReceiptHandleIsInvalid", "ReceiptHandleIsInvalid")
+INVALID_TOKEN = Fault("InvalidClientTokenId", "InvalidClientTokenId", 403)
+INVALID_VALUE = Fault("InvalidParameterValue", "InvalidParameterValueException")
+MALFORMED = Fault("MalformedInput", "SerializationException")
+MISSING_TOKEN = Fault("MissingAuthenticationToken", "MissingAuthenticationToken", 403)
+MISSING_PARAMETER = Fault("MissingParameter", "MissingRequiredParameterException")
+OVER_LIMIT = Fault("OverLimit", "OverLimit", 403)
+QUEUE_EXISTS = Fault("QueueAlreadyExists", "QueueNameExists")
+SIGNATURE_MISMATCH = Fault("SignatureDoesNotMatch", "SignatureDoesNotMatch", 403)
+RESOURCE_NOT_FOUND = Fault("ResourceNotFoundException", "ResourceNotFoundException", 404)
+THROTTLED = Fault("RequestThrottled", "RequestThrottled", 403)
+TOO_LARGE = Fault("RequestEntityTooLarge", "RequestEntityTooLarge", 413)
+UNAVAILABLE = Fault("ServiceUnavailable", "ServiceUnavailable", 503)
+
+
+def missing(name: str) -> SqsError:
+    """The error for a parameter that is required, and not there."""
+    return SqsError(MISSING_PARAMETER, f"The request must contain the parameter {name}.")
+
+
+def invalid(value: object, name: str, reason: str) -> SqsError:
+    """The error for a parameter with a wrong value; the texts are SQS's."""
+    return SqsError(INVALID_VALUE, f"Value {value} for parameter {name} is invalid. Reason: {reason}")
+
+
+def no_such_queue() -> SqsError:
+    """The error for a queue that does not exist."""
+    return SqsError(NO_SUCH_QUEUE, "The specified queue does not exist.")

@@ -1,0 +1,346 @@
+"""SQS's actions on messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from operator import methodcaller
+from typing import Any, NamedTuple
+
+from kmqpy.core.clock import Clock
+from kmqpy.errors import NotSupported, ReceiptError
+from kmqpy.gateway.dialects.sqs import batches, shapes, values
+from kmqpy.gateway.dialects.sqs.addresses import queue_of_arn
+from kmqpy.gateway.dialects.sqs.asked import Asked
+from kmqpy.gateway.dialects.sqs.attributes import NUMBERS, VISIBILITY, Redrive, Sheet
+from kmqpy.gateway.dialects.sqs.catalog import Catalog
+from kmqpy.gateway.dialects.sqs.errors import (
+    BATCH_TOO_LONG,
+    NOT_IN_FLIGHT,
+    UNSUPPORTED,
+    SqsError,
+    invalid,
+    no_such_queue,
+)
+from kmqpy.gateway.dialects.sqs.messages import (
+    FirstTakes,
+    Handle,
+    Origin,
+    Prepared,
+    Received,
+    check_visibility,
+    invalid_handle,
+    message_id,
+    parse_handle,
+    prepared,
+    size_of,
+)
+from kmqpy.gateway.dialects.sqs.polls import Polls
+from kmqpy.gateway.limits import Overloaded
+from kmqpy.gateway.service.hub import Hub, QueueName
+from kmqpy.gateway.service.served_queue import ServedQueue, Taken
+from kmqpy.message import OutgoingMessage
+
+_MAX_RECEIVED = 10
+_MAX_WAIT_S = 20
+_MAX_BATCH_BYTES = 1_048_576
+_SHOWN_LEASE_S = 5.0
+"""The lease of messages that are received with a visibility timeout of 0, until they are given back."""
+_TRIES = 100
+"""A receive that only finds messages whose time is over, or dead letters, tries so often."""
+_GONE = "Message does not exist or is not available for visibility timeout change."
+
+
+class _Terms(NamedTuple):
+    """How messages are received."""
+
+    most: int
+    visibility: int
+    wait_s: float
+    system: Sequence[str]
+    names: Sequence[str]
+
+
+class MessageActions:
+    """Sends, receives, deletes messages, and changes their visibility."""
+
+    def __init__(self, hub: Hub, catalog: Catalog, polls: Polls, clock: Clock) -> None:
+        self._hub = hub
+        self._catalog = catalog
+        self._polls = polls
+        self._clock = clock
+        self._first_takes = FirstTakes()
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    async def send(self, asked: Asked, given: shapes.SendMessageRequest) -> dict[str, Any]:
+        """Send a message."""
+        name = asked.queue(given.QueueUrl)
+        one = prepared(given, await self._catalog.get(name))
+        asked.call.count = 1
+        (id_,) = await self._send(name, [one])
+        return {**one.answer, "MessageId": id_}
+
+    async def send_batch(self, asked: Asked, given: shapes.SendMessageBatchRequest) -> dict[str, Any]:
+        """Send messages, of which some may be refused."""
+        name = asked.queue(given.QueueUrl)
+        entries = batches.checked("SendMessageBatchRequestEntry", given.Entries or ())
+        sheet = await self._catalog.get(name)
+        size = sum(map(size_of, entries.values()))
+        if size > _MAX_BATCH_BYTES:
+            raise SqsError(
+                BATCH_TOO_LONG,
+                f"Batch requests cannot be longer than {_MAX_BATCH_BYTES} bytes. You have sent {size} bytes.",
+            )
+        found = {id_: _tried(one, sheet) for id_, one in entries.items()}
+        good = {id_: one for id_, one in found.items() if isinstance(one, Prepared)}
+        asked.call.count = len(good)
+        ids = dict(zip(good, await self._send(name, list(good.values())), strict=True)) if good else {}
+        return batches.outcome(
+            {
+                id_: one if isinstance(one, SqsError) else {"MessageId": ids[id_], **one.answer}
+                for id_, one in found.items()
+            }
+        )
+
+    async def _send(self, name: str, messages: Sequence[Prepared]) -> list[str]:
+        """Send messages; returns their ids for clients."""
+
+        async def send(served: ServedQueue) -> list[str]:
+            ids = await served.send([one.message for one in messages])
+            return [message_id(served.unique_id, one) for one in ids]
+
+        try:
+            ids: list[str] = await self._hub.with_queue(QueueName(name), send, missing=_raise_missing)
+        except NotSupported as error:
+            raise SqsError(UNSUPPORTED, str(error)) from None
+        self._polls.note(name, sum(not one.message.delay for one in messages))
+        return ids
+
+    # --- receiving --------------------------------------------------------------------------------
+
+    async def receive(self, asked: Asked, given: shapes.ReceiveMessageRequest) -> dict[str, Any]:
+        """Receive messages, or wait for some."""
+        name = asked.queue(given.QueueUrl)
+        terms = _terms(given, await self._catalog.get(name))
+        asked.call.share.add(0)  # refused sooner if there is no room for an answer
+        until_s = self._clock.monotonic() + terms.wait_s
+        while True:
+            arrival = self._polls.expect(name)
+            try:
+                shown = await self._receive(asked, name, terms)
+                left_s = until_s - self._clock.monotonic()
+                if shown or left_s <= 0 or self._polls.stopped or await asked.call.is_gone():
+                    return {"Messages": shown} if shown else {}
+                with asked.call.waiting():  # it takes no place of those that run
+                    await self._polls.wait(name, arrival, left_s)
+            finally:
+                self._polls.forget(name, arrival)
+
+    async def _receive(self, asked: Asked, name: str, terms: _Terms) -> list[dict[str, Any]]:
+        """The messages that are there, as they are shown."""
+        sheet = await self._catalog.get(name)
+
+        async def take(served: ServedQueue) -> list[dict[str, Any]]:
+            lease_s = terms.visibility or _SHOWN_LEASE_S
+            for _ in range(_TRIES):
+                messages, _ = await served.take(terms.most, lease_s)
+                good = await self._sorted_out(asked, name, sheet, served, messages)
+                if good or not messages:
+                    break
+            if good and await asked.call.is_gone():
+                await served.give_back([one.taken for one in good])
+                self._polls.note(name, len(good))
+                return []
+            try:
+                return self._shown(asked, served, good, terms)
+            except Overloaded:
+                await served.give_back([one.taken for one in good])
+                raise
+            finally:
+                if good and not terms.visibility:
+                    await asyncio.gather(*(served.change(_receipt(served, one.taken), 0) for one in good))
+
+        return await self._hub.with_queue(QueueName(name), take, missing=_raise_missing)
+
+    async def _sorted_out(
+        self, asked: Asked, name: str, sheet: Sheet, served: ServedQueue, messages: Sequence[Taken]
+    ) -> list[Received]:
+        """The messages to hand out; without those that are too old, or were received too often."""
+        now_ms = self._clock.wall_ms()
+        oldest_ms = now_ms - sheet.number("MessageRetentionPeriod") * 1000
+        redrive = sheet.redrive
+        good: list[Received] = []
+        old: list[Received] = []
+        dead: list[Received] = []
+        for one in (Received.of(taken, served.unique_id) for taken in messages):
+            if 0 < one.sent_ms < oldest_ms:
+                old.append(one)
+            elif redrive is not None and one.taken.attempts > redrive.most:
+                dead.append(one)
+            else:
+                good.append(one)
+        if dead and redrive is not None and not await self._bury(asked, name, redrive, dead):
+            good, dead = [*dead, *good], []  # there is no queue for them
+        await served.ack([one.taken.id for one in (*old, *dead)])
+        return good
+
+    async def _bury(self, asked: Asked, name: str, redrive: Redrive, dead: Sequence[Received]) -> bool:
+        """Send messages to the queue for dead letters; returns False if there is none."""
+        target = queue_of_arn(redrive.arn, "RedrivePolicy")
+        messages = []
+        for one in dead:
+            headers = [(key, value) for key, value in one.taken.headers if key != values.MOVED]
+            headers.append(Origin(one.id, one.sent_ms, one.count - 1, asked.addresses.arn(name)).header())
+            messages.append(OutgoingMessage(one.taken.body, key=one.taken.key, headers=headers))
+        send = methodcaller("send", messages)
+        sent = await self._hub.with_queue(QueueName(target), send, missing=lambda: None)
+        if sent is not None:
+            self._polls.note(target, len(dead))
+        return sent is not None
+
+    def _shown(
+        self, asked: Asked, served: ServedQueue, messages: Sequence[Received], terms: _Terms
+    ) -> list[dict[str, Any]]:
+        now_ms = self._clock.wall_ms()
+        found = []
+        for one in messages:
+            first_ms = self._first_takes.note(
+                one.id, is_first=one.taken.attempts == 1, now_ms=now_ms, else_ms=one.taken.queued_ms
+            )
+            handle = Handle(served.ids.make(one.taken.id), _receipt(served, one.taken), now_ms).text()
+            sender = asked.addresses.account
+            found.append(one.shown(handle, terms.system, terms.names, first_ms=first_ms, sender=sender))
+        size = sum(len(one.taken.body) for one in messages)
+        asked.call.share.add(size)
+        asked.spend(size)
+        asked.call.count = len(found)
+        return found
+
+    # --- what was received ------------------------------------------------------------------------
+
+    async def delete(self, asked: Asked, given: shapes.DeleteMessageRequest) -> None:
+        """Delete a message, by the handle of any of its receives."""
+        name = asked.queue(given.QueueUrl)
+        await self._on_handle(asked, name, given.ReceiptHandle, _delete)
+
+    async def delete_batch(self, asked: Asked, given: shapes.DeleteMessageBatchRequest) -> dict[str, Any]:
+        """Delete messages."""
+        name = asked.queue(given.QueueUrl)
+        entries = batches.checked("DeleteMessageBatchRequestEntry", given.Entries or ())
+        return await self._each(
+            asked, name, {id_: (one.ReceiptHandle, _delete) for id_, one in entries.items()}
+        )
+
+    async def change(self, asked: Asked, given: shapes.ChangeMessageVisibilityRequest) -> None:
+        """Let a message be hidden for so long from now."""
+        name = asked.queue(given.QueueUrl)
+        await self._on_handle(asked, name, given.ReceiptHandle, self._changing(given.VisibilityTimeout, name))
+
+    async def change_batch(
+        self, asked: Asked, given: shapes.ChangeMessageVisibilityBatchRequest
+    ) -> dict[str, Any]:
+        """The same for several messages."""
+        name = asked.queue(given.QueueUrl)
+        entries = batches.checked("ChangeMessageVisibilityBatchRequestEntry", given.Entries or ())
+        return await self._each(
+            asked,
+            name,
+            {
+                id_: (one.ReceiptHandle, self._changing(one.VisibilityTimeout, name))
+                for id_, one in entries.items()
+            },
+        )
+
+    def _changing(self, seconds: int | None, name: str) -> _Doing:
+        async def change(served: ServedQueue, handle: Handle) -> None:
+            given_s = check_visibility(0 if seconds is None else seconds)
+            most = NUMBERS[VISIBILITY].most
+            passed_s = (self._clock.wall_ms() - handle.taken_ms) / 1000
+            if given_s and passed_s + given_s > most + 1:
+                raise invalid(
+                    given_s,
+                    VISIBILITY,
+                    f"Total VisibilityTimeout for the message is beyond the limit [{most} seconds]",
+                )
+            if not await served.change(handle.receipt, given_s):
+                raise SqsError(NOT_IN_FLIGHT, f"Value {handle.text()} is invalid. Reason: {_GONE}")
+            if not given_s:
+                self._polls.note(name)
+
+        return change
+
+    async def _each(
+        self, asked: Asked, name: str, entries: dict[str, tuple[str | None, _Doing]]
+    ) -> dict[str, Any]:
+        await self._catalog.get(name)
+        asked.call.count = len(entries)
+        done = await asyncio.gather(
+            *(self._tried_on(asked, name, handle, do) for handle, do in entries.values())
+        )
+        return batches.outcome(dict(zip(entries, done, strict=True)))
+
+    async def _tried_on(
+        self, asked: Asked, name: str, handle: str | None, do: _Doing
+    ) -> dict[str, Any] | SqsError:
+        try:
+            await self._on_handle(asked, name, handle, do)
+        except SqsError as error:
+            return error
+        return {}
+
+    async def _on_handle(self, asked: Asked, name: str, handle: str | None, do: _Doing) -> None:
+        await self._catalog.get(name)  # a queue that does not exist is told first
+        parsed = parse_handle(handle or "")
+        asked.call.count = asked.call.count or 1
+        try:
+            await self._hub.with_queue(QueueName(name), partial(_with, do, parsed), missing=_raise_missing)
+        except ReceiptError:
+            raise invalid_handle(handle or "") from None
+
+
+_Doing = Callable[[ServedQueue, Handle], Awaitable[None]]
+
+
+async def _with(do: _Doing, handle: Handle, served: ServedQueue) -> None:
+    await do(served, handle)
+
+
+async def _delete(served: ServedQueue, handle: Handle) -> None:
+    id_ = served.ids.parse(handle.wire_id)
+    if id_ is None:  # of an earlier queue of this name
+        raise invalid_handle(handle.text())
+    await served.ack([id_])
+
+
+def _receipt(served: ServedQueue, taken: Taken) -> str:
+    return taken.receipt or served.receipt(taken.id)
+
+
+def _raise_missing() -> Any:
+    raise no_such_queue()
+
+
+def _tried(given: shapes.SendMessageBatchRequestEntry, sheet: Sheet) -> Prepared | SqsError:
+    try:
+        return prepared(given, sheet)
+    except SqsError as error:
+        return error
+
+
+def _terms(given: shapes.ReceiveMessageRequest, sheet: Sheet) -> _Terms:
+    """How messages are to be received; raises SqsError."""
+    count = 1 if given.MaxNumberOfMessages is None else given.MaxNumberOfMessages
+    if not 1 <= count <= _MAX_RECEIVED:
+        raise invalid(count, "MaxNumberOfMessages", f"Must be between 1 and {_MAX_RECEIVED}, if provided.")
+    wait_s = given.WaitTimeSeconds
+    if wait_s is None:
+        wait_s = sheet.number("ReceiveMessageWaitTimeSeconds")
+    elif not 0 <= wait_s <= _MAX_WAIT_S:
+        raise invalid(wait_s, "WaitTimeSeconds", f"Must be >= 0 and <= {_MAX_WAIT_S}, if provided.")
+    visibility = given.VisibilityTimeout
+    visibility = sheet.visibility if visibility is None else check_visibility(visibility)
+    system = [*(given.AttributeNames or ()), *(given.MessageSystemAttributeNames or ())]
+    values.check_system_names(system)
+    return _Terms(count, visibility, wait_s, system, given.MessageAttributeNames or ())

@@ -1,0 +1,279 @@
+"""Messages as SQS's clients send and receive them: checks, ids, receipt handles, answers. Pure: no I/O."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import struct
+import zlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from kmqpy.gateway.dialects.sqs import checksums, values
+from kmqpy.gateway.dialects.sqs.attributes import NUMBERS, VISIBILITY, Sheet
+from kmqpy.gateway.dialects.sqs.errors import INVALID_HANDLE, INVALID_VALUE, SqsError, invalid, missing
+from kmqpy.gateway.dialects.sqs.shapes import SendMessageBatchRequestEntry, SendMessageRequest
+from kmqpy.gateway.service.served_queue import Taken
+from kmqpy.message import OutgoingMessage, last_header
+
+_HEAD = struct.Struct(">QI")
+_REMEMBERED = 100_000
+_GROUP = re.compile(r"[!-~]{1,128}")
+
+
+class Prepared(NamedTuple):
+    """A message that may be sent, and its checksums, as the answer has them."""
+
+    message: OutgoingMessage
+    answer: dict[str, str]
+
+
+Given = SendMessageRequest | SendMessageBatchRequestEntry
+"""A message as a client sends it."""
+
+
+def size_of(given: Given) -> int:
+    """The bytes of a message that count, whatever is wrong with it."""
+    attributes = (given.MessageAttributes or {}).items()
+    return len((given.MessageBody or "").encode()) + sum(
+        len(name.encode()) + sum(len(part or "") for part in (one.DataType, one.StringValue, one.BinaryValue))
+        for name, one in attributes
+        if one is not None
+    )
+
+
+def prepared(given: Given, sheet: Sheet) -> Prepared:
+    """Check a message; raises SqsError."""
+    if not given.MessageBody:
+        raise missing("MessageBody")
+    values.check_contents(given.MessageBody)
+    body = given.MessageBody.encode()
+    attributes = values.checked(given.MessageAttributes or {})
+    system = values.checked_trace(given.MessageSystemAttributes or {})
+    size = size_of(given)
+    most = sheet.number("MaximumMessageSize")
+    if size > most:
+        raise SqsError(
+            INVALID_VALUE,
+            f"One or more parameters are invalid. Reason: Message must be shorter than {most} bytes.",
+        )
+    delay_s = given.DelaySeconds
+    if delay_s is None:
+        delay_s = sheet.number("DelaySeconds")
+    elif not 0 <= delay_s <= NUMBERS["DelaySeconds"].most:
+        raise invalid(delay_s, "DelaySeconds", "DelaySeconds must be >= 0 and <= 900.")
+    group = _group(given)
+    answer = {"MD5OfMessageBody": checksums.of_body(body)}
+    if attributes:
+        answer["MD5OfMessageAttributes"] = checksums.of_attributes(attributes)
+    if system:
+        answer["MD5OfMessageSystemAttributes"] = checksums.of_attributes(system)
+    headers = values.to_headers(attributes, system)
+    if group is not None:
+        headers.append((values.GROUP, group.encode()))
+    return Prepared(OutgoingMessage(body, headers=headers, delay=delay_s), answer)
+
+
+def _group(given: Given) -> str | None:
+    """The group of a message, which standard queues keep; what only FIFO queues know is refused."""
+    if given.MessageDeduplicationId is not None:
+        raise invalid(
+            given.MessageDeduplicationId[:128],
+            "MessageDeduplicationId",
+            "The request include parameter that is not valid for this queue type.",
+        )
+    group = given.MessageGroupId
+    if group is not None and not _GROUP.fullmatch(group):
+        raise invalid(
+            group[:128],
+            "MessageGroupId",
+            "MessageGroupId can only include alphanumeric and punctuation characters. 1 to 128 in length.",
+        )
+    return group
+
+
+def check_visibility(seconds: int) -> int:
+    """A visibility timeout that a client gives; raises SqsError."""
+    most = NUMBERS[VISIBILITY].most
+    if not 0 <= seconds <= most:
+        raise invalid(seconds, VISIBILITY, f"Must be between 0 and {most}, if provided.")
+    return seconds
+
+
+# --- ids and handles ----------------------------------------------------------------------------------
+
+
+def message_id(unique_id: str, stored_id: str) -> str:
+    """The id for clients of the message that the storage calls `stored_id`, in the queue of `unique_id`."""
+    digest = hashlib.blake2b(f"{unique_id}\0{stored_id}".encode(), digest_size=16).digest()
+    return str(UUID(bytes=digest, version=4))
+
+
+class Handle(NamedTuple):
+    """What a receipt handle says.
+
+    wire_id   names the message, see WireIds
+    receipt   the storage's receipt of one take of it
+    taken_ms  when that was (ms since 1970)
+    """
+
+    wire_id: str
+    receipt: str
+    taken_ms: int
+
+    def text(self) -> str:
+        """The handle for clients."""
+        content = f"{self.wire_id} {self.receipt}".encode()
+        head = _HEAD.pack(self.taken_ms, zlib.crc32(content, self.taken_ms & 0xFFFFFFFF))
+        return base64.urlsafe_b64encode(head + content).decode()
+
+
+def parse_handle(text: str) -> Handle:
+    """The reverse of Handle.text(); raises SqsError."""
+    try:
+        raw = base64.b64decode(text.encode("ascii"), altchars=b"-_", validate=True)
+        taken_ms, checksum = _HEAD.unpack_from(raw)
+        content = raw[_HEAD.size :]
+        if zlib.crc32(content, taken_ms & 0xFFFFFFFF) == checksum:
+            wire_id, _, receipt = content.decode().partition(" ")
+            return Handle(wire_id, receipt, taken_ms)
+    except (ValueError, struct.error):
+        pass
+    raise invalid_handle(text)
+
+
+def invalid_handle(text: str) -> SqsError:
+    """The error for what is no receipt handle of this queue."""
+    return SqsError(
+        INVALID_HANDLE, f'The input receipt handle "{text[:1024]}" is not a valid receipt handle.'
+    )
+
+
+class FirstTakes:
+    """Remembers when messages were received first, those that were taken lately; no storage does."""
+
+    def __init__(self) -> None:
+        self._ms: OrderedDict[str, int] = OrderedDict()
+
+    def note(self, id_: str, *, is_first: bool, now_ms: int, else_ms: int) -> int:
+        """When a message was received first, in ms since 1970; `else_ms` if nobody here knows."""
+        if is_first:
+            self._ms[id_] = now_ms
+            if len(self._ms) > _REMEMBERED:
+                self._ms.popitem(last=False)
+        return self._ms.get(id_, else_ms)
+
+
+# --- dead letters -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a message had been in the queue from which it came to its dead letter queue.
+
+    id       its id there
+    sent_ms  when it was sent (ms since 1970)
+    count    how often it was received there
+    arn      of that queue; empty if it came by no redrive policy
+    """
+
+    id: str
+    sent_ms: int
+    count: int
+    arn: str
+
+    def header(self) -> tuple[str, bytes]:
+        """The header that keeps it."""
+        return values.MOVED, json.dumps([self.id, self.sent_ms, self.count, self.arn]).encode()
+
+
+def origin_of(taken: Taken) -> Origin | None:
+    """From where a message came; None if it was sent to this queue."""
+    header = last_header(taken.headers, values.MOVED)
+    if header is None:
+        return None
+    try:
+        id_, sent_ms, count, arn = json.loads(header)
+        return Origin(str(id_), int(sent_ms), int(count), str(arn))
+    except (ValueError, TypeError, RecursionError):  # of somebody else
+        return None
+
+
+# --- receiving ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message that was taken, with what answers say of it.
+
+    id       for clients
+    sent_ms  when it was sent; count: how often it was received (ms since 1970)
+    """
+
+    taken: Taken
+    id: str
+    sent_ms: int
+    count: int
+    origin: Origin | None
+
+    @classmethod
+    def of(cls, taken: Taken, unique_id: str) -> Received:
+        """The message of a queue."""
+        origin = origin_of(taken)
+        if origin is None:
+            return cls(taken, message_id(unique_id, taken.id), taken.sent_ms, taken.attempts, None)
+        return cls(taken, origin.id, origin.sent_ms, origin.count + taken.attempts, origin)
+
+    def shown(
+        self, handle: str, system: Sequence[str], names: Sequence[str], *, first_ms: int, sender: str
+    ) -> dict[str, Any]:
+        """Its form in an answer.
+
+        system    the system attributes that are asked for
+        names     the attributes that are asked for
+        first_ms  when it was received first
+        sender    for SenderId
+        """
+        body = self.taken.body
+        try:
+            text = body.decode()
+        except UnicodeDecodeError:  # of a program with kmqpy
+            text = base64.b64encode(body).decode()
+            body = text.encode()
+        found: dict[str, Any] = {
+            "MessageId": self.id,
+            "ReceiptHandle": handle,
+            "MD5OfBody": checksums.of_body(body),
+            "Body": text,
+        }
+        if system:
+            known = self._system(first_ms, sender)
+            wanted = known if "All" in system else system
+            attributes = {name: known[name] for name in known if name in wanted}
+            if attributes:
+                found["Attributes"] = attributes
+        if names:
+            chosen = values.chosen(values.from_headers(self.taken.headers), names)
+            if chosen:
+                found["MD5OfMessageAttributes"] = checksums.of_attributes(chosen)
+                found["MessageAttributes"] = {name: one.shown() for name, one in chosen.items()}
+        return found
+
+    def _system(self, first_ms: int, sender: str) -> Mapping[str, str]:
+        found = {
+            "SenderId": sender,
+            "SentTimestamp": str(self.sent_ms),
+            "ApproximateReceiveCount": str(self.count),
+            "ApproximateFirstReceiveTimestamp": str(first_ms),
+        }
+        for name, header in ((values.TRACE_HEADER, values.TRACE), ("MessageGroupId", values.GROUP)):
+            if content := last_header(self.taken.headers, header):
+                found[name] = content.decode(errors="replace")
+        if self.origin is not None and self.origin.arn:
+            found["DeadLetterQueueSourceArn"] = self.origin.arn
+        return found

@@ -1,0 +1,316 @@
+"""SQS's actions on queues: their life, attributes, tags and permissions."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from operator import methodcaller
+from typing import Any
+
+from kmqpy.core.clock import Clock
+from kmqpy.gateway.dialects.sqs import attributes, shapes
+from kmqpy.gateway.dialects.sqs.addresses import queue_of_arn
+from kmqpy.gateway.dialects.sqs.asked import Asked
+from kmqpy.gateway.dialects.sqs.attributes import Sheet
+from kmqpy.gateway.dialects.sqs.catalog import Catalog
+from kmqpy.gateway.dialects.sqs.errors import (
+    INVALID_VALUE,
+    OVER_LIMIT,
+    PURGE_IN_PROGRESS,
+    SqsError,
+    invalid,
+    missing,
+    no_such_queue,
+)
+from kmqpy.gateway.service.hub import Hub, QueueName
+
+_MAX_LISTED = 1_000
+_MAX_TAGS = 50
+_MAX_KEY, _MAX_TAG = 128, 256
+_MAX_PERMITTED = 7
+_ACTIONS = frozenset(
+    {
+        "*",
+        "SendMessage",
+        "ReceiveMessage",
+        "DeleteMessage",
+        "ChangeMessageVisibility",
+        "GetQueueAttributes",
+        "GetQueueUrl",
+        "ListDeadLetterSourceQueues",
+        "PurgeQueue",
+    }
+)
+"""Actions that AddPermission can permit."""
+_LONG_S = 60.0
+"""Seconds that a purge may take."""
+
+
+class QueueActions:
+    """Makes, changes, lists and deletes queues.
+
+    rest_s  seconds for which a queue that was purged can't be purged again
+    """
+
+    def __init__(self, hub: Hub, catalog: Catalog, clock: Clock, rest_s: float) -> None:
+        self._hub = hub
+        self._catalog = catalog
+        self._clock = clock
+        self._rest_s = rest_s
+        self._purged_s: dict[str, float] = {}
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def create(self, asked: Asked, given: shapes.CreateQueueRequest) -> dict[str, Any]:
+        """Make a queue, unless it is there with the same attributes."""
+        name = asked.about(given.QueueName or "")
+        wanted = given.Attributes or {}
+        attributes.check_name(name, wanted)
+        checked = attributes.checked(wanted)
+        tags = given.tags or {}
+        _check_tags(name, tags)
+        await self._check_target(asked, name, checked)
+        await self._catalog.create(name, checked, tags)
+        return {"QueueUrl": asked.addresses.url(name)}
+
+    async def url(self, asked: Asked, given: shapes.GetQueueUrlRequest) -> dict[str, Any]:
+        """The URL of a queue."""
+        name = asked.about(given.QueueName or "")
+        await self._catalog.get(name)
+        return {"QueueUrl": asked.addresses.url(name)}
+
+    async def urls(self, asked: Asked, given: shapes.ListQueuesRequest) -> dict[str, Any]:
+        """The URLs of queues."""
+        prefix = given.QueueNamePrefix or ""
+        names = [name for name in await self._catalog.names() if name.startswith(prefix) and asked.may(name)]
+        return _page(asked, "QueueUrls", names, given.MaxResults, given.NextToken)
+
+    async def delete(self, asked: Asked, given: shapes.DeleteQueueRequest) -> None:
+        """Delete a queue with its messages."""
+        await self._catalog.delete(asked.queue(given.QueueUrl))
+
+    async def purge(self, asked: Asked, given: shapes.PurgeQueueRequest) -> None:
+        """Remove all messages of a queue."""
+        name = asked.queue(given.QueueUrl)
+        await self._catalog.get(name)
+        now_s = self._clock.monotonic()
+        self._purged_s = {one: at_s for one, at_s in self._purged_s.items() if now_s - at_s < self._rest_s}
+        if name in self._purged_s:
+            raise SqsError(
+                PURGE_IN_PROGRESS,
+                f"Only one PurgeQueue operation on {name} is allowed every {self._rest_s:g} seconds.",
+            )
+        purge = methodcaller("purge")
+        await self._hub.with_queue(QueueName(name), purge, missing=_raise_missing, patience_s=_LONG_S)
+        self._purged_s[name] = now_s
+
+    # --- attributes -------------------------------------------------------------------------------
+
+    async def attributes(self, asked: Asked, given: shapes.GetQueueAttributesRequest) -> dict[str, Any]:
+        """Attributes of a queue."""
+        name = asked.queue(given.QueueUrl)
+        names = given.AttributeNames or []
+        attributes.check_known(names)
+        sheet = await self._catalog.read(name)
+        found = sheet.shown()
+        found["QueueArn"] = asked.addresses.arn(name)
+        found["CreatedTimestamp"] = str(sheet.created_s)
+        found["LastModifiedTimestamp"] = str(sheet.modified_s)
+        if "All" in names or any(one.startswith("Approximate") for one in names):
+            sizes = await self._catalog.describe(name)
+            found["ApproximateNumberOfMessages"] = str(sizes.ready)
+            found["ApproximateNumberOfMessagesNotVisible"] = str(sizes.in_flight)
+            found["ApproximateNumberOfMessagesDelayed"] = str(sizes.delayed)
+        chosen = found if "All" in names else {one: found[one] for one in names if one in found}
+        return {"Attributes": chosen} if chosen else {}
+
+    async def set_attributes(self, asked: Asked, given: shapes.SetQueueAttributesRequest) -> None:
+        """Change attributes of a queue."""
+        name = asked.queue(given.QueueUrl)
+        checked = attributes.checked(given.Attributes or {})
+        await self._catalog.read(name)
+        await self._check_target(asked, name, checked)
+        now_s = self._clock.wall_ms() // 1000
+        await self._catalog.change(name, lambda sheet: sheet.changed(checked, now_s))
+
+    async def _check_target(self, asked: Asked, name: str, checked: Mapping[str, str]) -> None:
+        """Raise SqsError if the queue for dead letters does not exist, or does not admit this one."""
+        policy = checked.get("RedrivePolicy")
+        if not policy:
+            return
+        arn = json.loads(policy)["deadLetterTargetArn"]
+        target = await self._catalog.find(queue_of_arn(arn, "deadLetterTargetArn"))
+        if target is None:
+            raise invalid(policy, "RedrivePolicy", "Dead letter target does not exist.")
+        if not target.admits(asked.addresses.arn(name)):
+            raise invalid(
+                policy,
+                "RedrivePolicy",
+                "Dead letter target does not allow this queue, by its RedriveAllowPolicy.",
+            )
+
+    async def sources(self, asked: Asked, given: shapes.ListDeadLetterSourceQueuesRequest) -> dict[str, Any]:
+        """The queues whose dead letters go to a queue."""
+        name = asked.queue(given.QueueUrl)
+        await self._catalog.read(name)
+        found = await self._catalog.sources_of(name)
+        return {"queueUrls": [], **_page(asked, "queueUrls", found, given.MaxResults, given.NextToken)}
+
+    # --- tags -------------------------------------------------------------------------------------
+
+    async def tags(self, asked: Asked, given: shapes.ListQueueTagsRequest) -> dict[str, Any]:
+        """The tags of a queue."""
+        sheet = await self._catalog.read(asked.queue(given.QueueUrl))
+        return {"Tags": dict(sheet.tags)} if sheet.tags else {}
+
+    async def tag(self, asked: Asked, given: shapes.TagQueueRequest) -> None:
+        """Add tags to a queue, or give them other values."""
+        name, tags = asked.queue(given.QueueUrl), given.Tags or {}
+        if not tags:
+            raise missing("Tags")
+        _check_tags(name, tags)
+
+        def tagged(sheet: Sheet) -> Sheet:
+            together = {**sheet.tags, **tags}
+            _check_tags(name, together)
+            return replace(sheet, tags=together)
+
+        await self._catalog.change(name, tagged)
+
+    async def untag(self, asked: Asked, given: shapes.UntagQueueRequest) -> None:
+        """Remove tags."""
+        name, keys = asked.queue(given.QueueUrl), set(given.TagKeys or ())
+        if not keys:
+            raise SqsError(INVALID_VALUE, "Tag keys must be between 1 and 128 characters in length.")
+
+        def untagged(sheet: Sheet) -> Sheet:
+            return replace(sheet, tags={key: one for key, one in sheet.tags.items() if key not in keys})
+
+        await self._catalog.change(name, untagged)
+
+    # --- permissions ------------------------------------------------------------------------------
+
+    async def permit(self, asked: Asked, given: shapes.AddPermissionRequest) -> None:
+        """Add a statement to the policy of a queue."""
+        name, label = asked.queue(given.QueueUrl), given.Label or ""
+        accounts, actions = given.AWSAccountIds or [], given.Actions or []
+        _check_label(label)
+        if not accounts:
+            raise invalid("[]", "PrincipalId", "Unable to verify.")
+        if not actions:
+            raise missing("Actions")
+        for action in actions:
+            if action not in _ACTIONS:
+                raise invalid(
+                    f"SQS:{action}"[:200],
+                    "ActionName",
+                    "Only the queue owner is allowed to invoke this action."
+                    if action in shapes.REQUESTS
+                    else "Please refer to the appropriate WSDL for a list of valid actions.",
+                )
+        if len(actions) > _MAX_PERMITTED:
+            raise SqsError(
+                OVER_LIMIT, f"{len(actions)} Actions were found, maximum allowed is {_MAX_PERMITTED}."
+            )
+        arn = asked.addresses.arn(name)
+        statement = {
+            "Sid": label,
+            "Effect": "Allow",
+            "Principal": {"AWS": _one_or_all(f"arn:aws:iam::{account}:root" for account in accounts)},
+            "Action": _one_or_all(f"SQS:{action}" for action in actions),
+            "Resource": arn,
+        }
+
+        def added(statements: list[Any]) -> list[Any]:
+            if any(_label(one) == label for one in statements):
+                raise invalid(label, "Label", "Already exists.")
+            return [*statements, statement]
+
+        await self._change_policy(name, arn, added)
+
+    async def forbid(self, asked: Asked, given: shapes.RemovePermissionRequest) -> None:
+        """Remove a statement from the policy of a queue."""
+        name, label = asked.queue(given.QueueUrl), given.Label or ""
+        _check_label(label)
+
+        def removed(statements: Sequence[Any]) -> list[Any]:
+            left = [one for one in statements if _label(one) != label]
+            if len(left) == len(statements):
+                raise invalid(label, "Label", "can't find label on existing policy.")
+            return left
+
+        await self._change_policy(name, asked.addresses.arn(name), removed)
+
+    async def _change_policy(self, name: str, arn: str, change: Callable[[list[Any]], list[Any]]) -> None:
+        now_s = self._clock.wall_ms() // 1000
+
+        def changed(sheet: Sheet) -> Sheet:
+            text = sheet.attributes.get("Policy")
+            policy = json.loads(text) if text else {}
+            former = policy.get("Statement", [])
+            statements = change(former if isinstance(former, list) else [former])
+            if not statements:
+                return sheet.changed({"Policy": ""}, now_s)
+            head = {"Version": "2012-10-17", "Id": f"{arn}/SQSDefaultPolicy"}
+            new = json.dumps({**head, **policy, "Statement": statements})
+            return sheet.changed(attributes.checked({"Policy": new}), now_s)
+
+        await self._catalog.change(name, changed)
+
+
+def _raise_missing() -> Any:
+    raise no_such_queue()
+
+
+def _label(statement: Any) -> Any:
+    return statement.get("Sid") if isinstance(statement, dict) else None
+
+
+def _check_label(label: str) -> None:
+    if not attributes.is_name(label):
+        raise invalid(
+            label[:200],
+            "Label",
+            "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length.",
+        )
+
+
+def _one_or_all(texts: Iterable[str]) -> str | list[str]:
+    found = [*texts]
+    return found[0] if len(found) == 1 else found
+
+
+def _check_tags(name: str, tags: Mapping[str, str]) -> None:
+    if len(tags) > _MAX_TAGS:
+        raise SqsError(INVALID_VALUE, f"Too many tags added for queue {name}.")
+    for key, value in tags.items():
+        if not 1 <= len(key) <= _MAX_KEY or value is None or len(value) > _MAX_TAG or "\0" in key + value:
+            raise SqsError(
+                INVALID_VALUE,
+                f"Tag keys must be between 1 and {_MAX_KEY} characters in length, values at most {_MAX_TAG}.",
+            )
+
+
+def _page(
+    asked: Asked, field: str, names: Sequence[str], most: int | None, token: str | None
+) -> dict[str, Any]:
+    """A page of queues' URLs; without MaxResults up to 1,000, and no token."""
+    if most is not None and not 1 <= most <= _MAX_LISTED:
+        raise invalid(most, "MaxResults", f"Must be between 1 and {_MAX_LISTED}, if provided.")
+    if token:
+        after = _parse_token(token)
+        names = [name for name in names if name > after]
+    shown = names[: most or _MAX_LISTED]
+    found: dict[str, Any] = {field: [asked.addresses.url(name) for name in shown]} if shown else {}
+    if most is not None and len(names) > len(shown):
+        found["NextToken"] = base64.urlsafe_b64encode(shown[-1].encode()).decode()
+    return found
+
+
+def _parse_token(token: str) -> str:
+    try:
+        return base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True).decode()
+    except ValueError:
+        raise invalid(token[:200], "NextToken", "it is none of this queue list.") from None

@@ -1,0 +1,91 @@
+"""Sends with dedup keys (rule 12 of kmqpy.storages.engine), on any dialect: the keys are rows of a table."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kmqpy.storages.engine import NewRow
+from kmqpy.storages.sql.dialect import Cursor, Dialect, Parameters
+
+_CLEANED_EVERY = 10
+"""One put of so many looks for old keys, and removes at most twice as many as came since the last one."""
+_LEAST_WINDOW_MS = 60_000
+"""Keys of messages that are unique until they are acknowledged are not looked at again for at least this."""
+
+
+def put_unique(
+    dialect: Dialect,
+    cursor: Cursor,
+    parameters: Parameters,
+    rows: Sequence[NewRow],
+    put: Callable[[Sequence[NewRow]], list[int]],
+) -> list[int]:
+    """Put the rows whose keys are free by `put`; returns the ids of all, or of those that have their keys.
+
+    parameters  with :window_ms, and :until_acknowledged
+    """
+    wanted = sorted({row.dedup for row in rows if row.dedup is not None})
+    given = {**parameters, **_keys(dialect, wanted)}
+    until_acknowledged = bool(parameters["until_acknowledged"])
+    dialect.change(cursor, "claim_keys", given)
+    cursor.execute(dialect.sql["keys"], given)
+    ids = {
+        key: message
+        for key, message, in_window, is_there in cursor.fetchall()
+        if (is_there if until_acknowledged else in_window)
+    }
+    fresh: dict[str, NewRow] = {}
+    new: list[NewRow] = []
+    for row in rows:
+        if row.dedup is None:
+            new.append(row)
+        elif row.dedup not in ids and row.dedup not in fresh:
+            fresh[row.dedup] = row
+            new.append(row)
+    if not new:
+        return [ids[row.dedup] for row in rows if row.dedup is not None]
+    put_ids = put(new)
+    if not put_ids:
+        return []
+    ids |= {row.dedup: row_id for row, row_id in zip(new, put_ids, strict=True) if row.dedup is not None}
+    _keep(dialect, cursor, parameters, {key: ids[key] for key in fresh})
+    if random.random() * _CLEANED_EVERY < 1:
+        _clean(dialect, cursor, parameters, 2 * _CLEANED_EVERY * len(rows))
+    without = iter(row_id for row, row_id in zip(new, put_ids, strict=True) if row.dedup is None)
+    return [next(without) if row.dedup is None else ids[row.dedup] for row in rows]
+
+
+def _keep(dialect: Dialect, cursor: Cursor, parameters: Parameters, ids: dict[str, int]) -> None:
+    window_ms = parameters["window_ms"]
+    if parameters["until_acknowledged"]:
+        window_ms = max(window_ms, _LEAST_WINDOW_MS)
+    given = {
+        **parameters,
+        "window_ms": window_ms,
+        **_keys(dialect, [*ids]),
+        "ids": dialect.ids([*ids.values()]),
+        "listed": json.dumps([*ids.items()]),
+    }
+    dialect.change(cursor, "keep_keys", given)
+
+
+def _clean(dialect: Dialect, cursor: Cursor, parameters: Parameters, limit: int) -> None:
+    """Remove keys whose time is over; those of messages that are still there get more, if that keeps them."""
+    cursor.execute(dialect.sql["old_keys"], {**parameters, "limit": limit})
+    kept: list[str] = []
+    over: list[str] = []
+    for key, is_there in cursor.fetchall():
+        (kept if is_there and parameters["until_acknowledged"] else over).append(key)
+    if kept:
+        window_ms = max(parameters["window_ms"], _LEAST_WINDOW_MS)
+        given = {**parameters, **_keys(dialect, kept), "window_ms": window_ms}
+        dialect.change(cursor, "prolong_keys", given)
+    if over:
+        dialect.change(cursor, "forget_keys", {**parameters, **_keys(dialect, over)})
+
+
+def _keys(dialect: Dialect, keys: Sequence[str]) -> dict[str, Any]:
+    return {"keys": dialect.ids(keys), "listed": json.dumps(keys)}

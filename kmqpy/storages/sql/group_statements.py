@@ -1,0 +1,159 @@
+"""The SQL statements for groups and for dedup ids; see statements.py. Pure: no I/O.
+
+In a queue with order="group", of which Engine's rule 11 tells, two columns of a message are used:
+
+group_id  the number of its group: a digest of the queue and the group's name, so no two queues share one
+state     4 behind: it waits for another message of its group, and no take looks at it
+
+State 0 (ready) is a guess there: a take looks at the others of the group, with the lock of `take_turn`, and
+takes the message or makes it wait behind. The latter it does with another one of the group locked: whoever
+finishes that one, makes the first of those behind ready when it is gone (`first_behind`, `show`). So none is
+forgotten, and senders, who make all messages ready, need no lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def _first(column: str, state: int, alias: str) -> str:
+    return (
+        f"(SELECT f.{column} FROM {{messages}} AS f WHERE f.group_id = m.group_id AND f.state = {state} "
+        f"ORDER BY f.place LIMIT 1) AS {alias}"
+    )
+
+
+# Each subquery looks at one entry of the index by group, state and place.
+_AROUND = ", ".join(
+    (
+        _first("place", 0, "first_ready"),
+        _first("place", 1, "first_delayed"),
+        _first("id", 1, "delayed_id"),
+        _first("id", 2, "taken_id"),
+        _first("id", 3, "dead_id"),
+        _first("place", 4, "first_behind"),
+    )
+)
+_PICK = f"""SELECT m.id, m.place, m.group_id, {_AROUND} FROM {{messages}} AS m
+WHERE m.queue = :queue AND m.state = 0 AND m.minus_priority = 0 AND m.place > :after
+    AND {{nothing_due}}
+ORDER BY m.minus_priority, m.place LIMIT :limit"""
+_FIRST_BEHIND = (
+    "(SELECT f.id FROM {messages} AS f WHERE f.group_id = given.group_id AND f.state = 4 "
+    "ORDER BY f.place LIMIT 1{lock_some})"
+)
+
+_SHARED = {
+    "look_grouped": _PICK,
+    "behind": """SELECT id, place, CASE WHEN until_ms > {now} THEN 1 ELSE 0 END FROM {messages}
+WHERE group_id = :group_id AND state = 4 ORDER BY place LIMIT :limit""",
+    "lock_behind": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 = 4{lock_some}",
+    "lock_witnesses": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 <> 4{lock_some}",
+    "rows": "SELECT {columns} FROM {messages} WHERE {by_ids}",
+    "wait_behind": "UPDATE {messages} SET state = 4 WHERE {by_ids}",
+    "groups_of": "SELECT DISTINCT group_id FROM {messages} WHERE {by_ids} AND group_id IS NOT NULL",
+    "held_groups": """SELECT DISTINCT group_id FROM {messages}
+WHERE queue = :queue AND {not_ready}state = 3 AND group_id IS NOT NULL""",
+    "first_behind": f"SELECT {_FIRST_BEHIND} AS id FROM {{given_groups}}",
+    "show": """UPDATE {messages} SET state = CASE WHEN until_ms > {now} THEN 1 ELSE 0 END,
+    until_ms = CASE WHEN until_ms > {now} THEN until_ms ELSE 0 END WHERE {by_ids} AND state + 0 = 4""",
+    # A key is locked, whether it is new or not, until the transaction ends.
+    "claim_keys": """INSERT INTO {dedup} (queue, dedup_key, message, until_ms)
+SELECT :queue, given.dedup_key, 0, 0 FROM {given_keys} ORDER BY given.dedup_key {or_lock}""",
+    "keys": """SELECT d.dedup_key, d.message, CASE WHEN d.until_ms > {now} THEN 1 ELSE 0 END,
+    (SELECT count(*) FROM {messages} AS m WHERE m.id = d.message AND m.state + 0 <> 3)
+FROM {dedup} AS d WHERE d.queue = :queue AND d.dedup_key {in_keys}{lock}""",
+    "old_keys": """SELECT d.dedup_key,
+    (SELECT count(*) FROM {messages} AS m WHERE m.id = d.message AND m.state + 0 <> 3)
+FROM {dedup} AS d WHERE d.queue = :queue AND d.until_ms <= {now} AND d.message > 0
+ORDER BY d.until_ms LIMIT :limit{lock_some}""",
+    "prolong_keys": """UPDATE {dedup} SET until_ms = {now} + :window_ms
+WHERE queue = :queue AND dedup_key {in_keys}""",
+    "forget_keys": "DELETE FROM {dedup} WHERE queue = :queue AND dedup_key {in_keys}",
+    "forget_all_keys": "DELETE FROM {dedup} WHERE queue = :queue",
+}
+
+_KEEP_KEYS = "message = given.message, until_ms = {now} + :window_ms"
+_SAME_KEY = "d.queue = :queue AND d.dedup_key = given.dedup_key"
+_JSON_TABLE = "JSON_TABLE(:listed, '$[*]' COLUMNS ({columns})) AS given"
+_KEY_COLUMN = "dedup_key char(22) CHARACTER SET ascii COLLATE ascii_bin PATH"
+_MARIADB = {
+    # MariaDB would also lock what the subqueries look at, and who ends a message would pass that over.
+    "lock_ready": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 = 0{lock_some}",
+    "keep_keys": "UPDATE {dedup} AS d JOIN "
+    + _JSON_TABLE.format(columns=f"{_KEY_COLUMN} '$[0]', message bigint PATH '$[1]'")
+    + f" ON {_SAME_KEY} SET d.message = given.message, d.until_ms = {{now}} + :window_ms",
+}
+_OWN: Mapping[str, Mapping[str, str]] = {
+    "postgresql": {
+        "keep_keys": f"UPDATE {{dedup}} AS d SET {_KEEP_KEYS} FROM unnest(CAST(:keys AS text[]), "
+        f"CAST(:ids AS bigint[])) AS given(dedup_key, message) WHERE {_SAME_KEY}",
+        "pick_grouped": f"{_PICK}{{lock_some}}",
+        "isolation": "SELECT current_setting('transaction_isolation')",
+    },
+    "mariadb": _MARIADB,
+    "mysql": _MARIADB,
+    "sqlite": {
+        "keep_keys": f"""UPDATE {{dedup}} AS d SET {_KEEP_KEYS} FROM (
+    SELECT json_extract(value, '$[0]') AS dedup_key, json_extract(value, '$[1]') AS message
+    FROM json_each(:listed)
+) AS given WHERE {_SAME_KEY}""",
+    },
+}
+_BY_LIST = {
+    "by_ids": "id IN :ids",
+    "in_keys": "IN :keys",
+    "given_groups": _JSON_TABLE.format(columns="group_id bigint PATH '$'"),
+    "given_keys": _JSON_TABLE.format(columns=f"{_KEY_COLUMN} '$'"),
+    "or_lock": "ON DUPLICATE KEY UPDATE message = {dedup}.message",
+    "lock": " FOR UPDATE",
+    "lock_some": " FOR UPDATE SKIP LOCKED",
+}
+_PARTS: Mapping[str, Mapping[str, str]] = {
+    "postgresql": {
+        "by_ids": "id = ANY (CAST(:ids AS bigint[]))",
+        "in_keys": "= ANY (CAST(:keys AS text[]))",
+        "given_groups": "unnest(CAST(:ids AS bigint[])) AS given(group_id)",
+        "given_keys": "unnest(CAST(:keys AS text[])) AS given(dedup_key)",
+        "or_lock": "ON CONFLICT (queue, dedup_key) DO UPDATE SET queue = excluded.queue",
+        "lock": " FOR UPDATE OF d",
+        "lock_some": " FOR UPDATE SKIP LOCKED",
+    },
+    "mariadb": _BY_LIST,
+    "mysql": _BY_LIST,
+    "sqlite": {
+        "by_ids": "id IN (SELECT value FROM json_each(:ids))",
+        "in_keys": "IN (SELECT value FROM json_each(:keys))",
+        "given_groups": "(SELECT value AS group_id FROM json_each(:ids)) AS given",
+        "given_keys": "(SELECT value AS dedup_key FROM json_each(:keys)) AS given WHERE true",
+        "or_lock": "ON CONFLICT (queue, dedup_key) DO NOTHING",
+        "lock": "",
+        "lock_some": "",
+    },
+}
+
+
+_RETURNING = ("postgresql", "sqlite")
+"""The dialects that return what they have changed."""
+
+
+def group_statements(
+    dialect: str, own: Mapping[str, str], *, columns: str, nothing_due: str, take: str
+) -> dict[str, str]:
+    """The statements of a dialect by name; `{…}` that all statements have are left to statements.py.
+
+    own          the dialect's other statements
+    columns      those of a message
+    nothing_due  the condition that no delay or lease has ended, unless :late
+    take         what a take sets
+    """
+    texts = {**_SHARED, **_OWN[dialect]}
+    if dialect in _RETURNING:
+        texts |= {f"{name}_in_groups": f"{own[name]} RETURNING group_id" for name in ("pass_time", "finish")}
+        texts["take_chosen"] = f"UPDATE {{messages}} SET {take} WHERE {{by_ids}} RETURNING {{columns}}"
+    for name, text in texts.items():
+        filled = text.replace("{columns}", columns).replace("{nothing_due}", nothing_due)
+        for part, value in _PARTS[dialect].items():
+            filled = filled.replace(f"{{{part}}}", value)
+        texts[name] = filled
+    return texts

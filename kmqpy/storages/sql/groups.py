@@ -1,0 +1,314 @@
+"""Takes and ends of messages in queues with order="group" (rule 11 of kmqpy.storages.engine), on any dialect.
+
+group_statements.py explains how messages of a group wait for each other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from kmqpy.errors import ConfigError
+from kmqpy.storages.engine import MessageRow
+from kmqpy.storages.sql.dialect import (
+    CHUNK,
+    Cursor,
+    Dialect,
+    Parameters,
+    Picked,
+    just_taken,
+    message_rows,
+    situation,
+)
+
+_MOST_PICKED = 1_000
+_MOST_FILLED = 8
+"""So many groups at most give a take more messages than those that are ready: each costs two statements."""
+
+
+class _Ready(NamedTuple):
+    """A ready row, and the first rows of its group in each state."""
+
+    id: int
+    place: int
+    group: int | None
+    first_ready: int | None
+    first_delayed: int | None
+    delayed_id: int | None
+    taken_id: int | None
+    dead_id: int | None
+    first_behind: int | None
+
+    def waits_for(self, *, holds: bool) -> int | None:
+        """The id of a row for which it must wait, if one of the group is in flight, or dead and holds it."""
+        return self.taken_id or (self.dead_id if holds else None)
+
+    @property
+    def is_behind_delayed(self) -> bool:
+        """True if a delayed row of the group is before it."""
+        return self.first_delayed is not None and self.first_delayed < self.place
+
+    @property
+    def is_behind_others(self) -> bool:
+        """True if a row that waits behind others is before it."""
+        return self.first_behind is not None and self.first_behind < self.place
+
+    def is_first(self, *, holds: bool) -> bool:
+        """True if it may be taken."""
+        if self.group is None:
+            return True
+        is_free = self.waits_for(holds=holds) is None
+        is_next = not (self.is_behind_delayed or self.is_behind_others)
+        return is_free and is_next and self.first_ready == self.place
+
+
+@dataclass(slots=True)
+class _Take:
+    """What one take does with the ready rows that it looks at.
+
+    chosen   ids of rows to take, in order
+    own      the groups of these, and behind which place nothing is taken: that of the first delayed row
+    waiting  ids of rows that must wait, by a row of their group that lets them go on: a witness; 0: a row of
+             `chosen`
+    unclear  groups of which another transaction has the first row
+    healed   groups whose first row waits behind nothing any more: it was given back late
+    """
+
+    limit: int
+    holds: bool
+    one_per_group: bool
+    chosen: list[int] = field(default_factory=list)
+    own: dict[int, int | None] = field(default_factory=dict)
+    waiting: dict[int, list[int]] = field(default_factory=dict)
+    unclear: set[int] = field(default_factory=set)
+    healed: set[int] = field(default_factory=set)
+    _stopped: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def room(self) -> int:
+        return self.limit - len(self.chosen)
+
+    def look_at(self, rows: Sequence[_Ready], locked: Collection[int] | None) -> None:
+        """Decide about rows, which come by place; `locked`: those that could be locked. None: all."""
+        for row in rows:
+            if locked is None or row.id in locked:
+                self._look(row)
+            elif row.group is not None:
+                self.unclear.add(row.group)
+
+    def _look(self, row: _Ready) -> None:
+        group = row.group
+        if group is None:
+            if self.room:
+                self.chosen.append(row.id)
+            return
+        if group in self.unclear or group in self.healed:
+            return
+        witness = self._stopped.get(group) or row.waits_for(holds=self.holds)
+        if witness is None and row.is_behind_delayed:
+            witness = row.delayed_id
+        if witness is not None:
+            self._stopped[group] = witness
+            self.waiting.setdefault(witness, []).append(row.id)
+        elif group in self.own:
+            if row.is_behind_others or self.one_per_group:
+                self.waiting.setdefault(0, []).append(row.id)
+            elif self.room:
+                self.chosen.append(row.id)
+        elif row.is_behind_others:
+            self.healed.add(group)
+        elif row.first_ready != row.place:
+            self.unclear.add(group)
+        elif self.room:
+            self.chosen.append(row.id)
+            self.own[group] = row.first_delayed
+
+
+def take_grouped(
+    dialect: Dialect,
+    cursor: Cursor,
+    parameters: Parameters,
+    *,
+    for_good: bool,  # noqa: ARG001 - no such queue is at-most-once
+    late: bool,
+    one_per_group: bool,
+) -> Picked:
+    """Take rows in order of each group. One taker at a time decides; it finds out which rows must wait.
+
+    `has_ready` in the result says that there is more to find out, in another transaction.
+    """
+    sql = dialect.sql
+    cursor.execute(sql["take_turn"], parameters)
+    now = None if "take_chosen" in sql else situation(cursor, sql, parameters)
+    if now is not None and now.is_due and not late:
+        return now
+    take = _Take(parameters["limit"], bool(parameters["holds"]), one_per_group)
+    after, size, looked = -1, min(take.limit, _MOST_PICKED), 0
+    is_end = False
+    while take.room and looked < CHUNK and not is_end:
+        name = "pick_grouped" if "pick_grouped" in sql else "look_grouped"
+        found = _ready_rows(cursor, sql[name], {**parameters, "after": after, "limit": size})
+        locked = None
+        if "lock_ready" in sql:
+            locked = _locked(dialect, cursor, "lock_ready", [row.id for row in found])
+        take.look_at(found, locked)
+        is_end = len(found) < size
+        looked += len(found)
+        after = found[-1].place if found else after
+        size = min(2 * size, _MOST_PICKED)
+    for group in () if one_per_group else [*take.own][:_MOST_FILLED]:
+        _follow(dialect, cursor, take, group, up_to=None if is_end else after)
+    rows = _take_rows(dialect, cursor, parameters, take.chosen, now)
+    _let_wait(dialect, cursor, take)
+    healed = go_on(dialect, cursor, take.healed)
+    if not rows:
+        now = situation(cursor, sql, parameters)
+        return now._replace(has_ready=healed > 0 or not is_end)
+    return Picked(rows, rows[0].since_ms)
+
+
+def look_grouped(dialect: Dialect, cursor: Cursor, parameters: Parameters) -> list[MessageRow]:
+    """The first rows that a take would find, at most :limit."""
+    after, ids = -1, list[int]()
+    while len(ids) < parameters["limit"]:
+        given = {**parameters, "after": after, "limit": _MOST_PICKED, "late": 1}
+        found = _ready_rows(cursor, dialect.sql["look_grouped"], given)
+        ids += [row.id for row in found if row.is_first(holds=bool(parameters["holds"]))]
+        if len(found) < _MOST_PICKED:
+            break
+        after = found[-1].place
+    return _rows(dialect, cursor, ids[: parameters["limit"]])
+
+
+def groups_of(dialect: Dialect, cursor: Cursor, ids: Sequence[int]) -> list[int]:
+    """The groups of rows; they never change."""
+    cursor.execute(dialect.sql["groups_of"], {"ids": dialect.ids(ids)})
+    return [group for (group,) in cursor.fetchall()]
+
+
+def change_grouped(
+    dialect: Dialect, cursor: Cursor, name: str, parameters: Parameters, ids: Sequence[int], *, within: bool
+) -> tuple[int, list[int]]:
+    """As Dialect.change(); also returns the groups of the rows with these ids.
+
+    within  True: in a transaction of the application's
+    """
+    if within and "isolation" in dialect.sql:
+        cursor.execute(dialect.sql["isolation"])
+        (found,) = cursor.fetchone()
+        if found != "read committed":  # it would not see what a taker lets wait meanwhile
+            raise ConfigError(f"transaction: its isolation level is {found}; groups need read committed")
+    if f"{name}_in_groups" in dialect.sql:
+        cursor.execute(dialect.sql[f"{name}_in_groups"], parameters)
+        found = [group for (group,) in cursor.fetchall()]
+        return len(found), found
+    groups = groups_of(dialect, cursor, ids)
+    return dialect.change(cursor, name, parameters), groups
+
+
+def held_groups(dialect: Dialect, cursor: Cursor, parameters: Parameters) -> list[int]:
+    """The groups that have dead rows."""
+    cursor.execute(dialect.sql["held_groups"], parameters)
+    return [group for (group,) in cursor.fetchall()]
+
+
+def go_on(dialect: Dialect, cursor: Cursor, groups: Iterable[int | None]) -> int:
+    """Make the first row that waits ready in each of these groups; returns how many.
+
+    It follows the statement that has changed other rows of the groups, so that it sees which rows others have
+    let wait for these, and waits for nobody: who has locked the first row makes it ready, too.
+    """
+    wanted = sorted({group for group in groups if group is not None})
+    if not wanted:
+        return 0
+    cursor.execute(dialect.sql["first_behind"], {**dialect.defaults(), **_listed(dialect, wanted)})
+    ids = [row_id for (row_id,) in cursor.fetchall() if row_id is not None]
+    ids = sorted(_locked(dialect, cursor, "lock_behind", ids))
+    if ids:
+        dialect.change(cursor, "show", {**dialect.defaults(), "ids": dialect.ids(ids)})
+    return len(ids)
+
+
+def pass_time_grouped(dialect: Dialect, cursor: Cursor, parameters: Parameters) -> int:
+    """As Dialect.pass_time(); then the groups of the rows go on."""
+    sql, given = dialect.sql, {**parameters, "limit": CHUNK, "number": 0}
+    if "pass_time_in_groups" in sql:
+        cursor.execute(sql["pass_time_in_groups"], given)
+        groups = [group for (group,) in cursor.fetchall()]
+        go_on(dialect, cursor, groups)
+        return len(groups)
+    cursor.execute(sql["due"], given)
+    ids = [row_id for (row_id,) in cursor.fetchall()]
+    if ids:
+        dialect.change(cursor, "pass_time", {**given, "ids": dialect.ids(ids)})
+        go_on(dialect, cursor, groups_of(dialect, cursor, ids))
+    return len(ids)
+
+
+def _ready_rows(cursor: Cursor, statement: str, parameters: Parameters) -> list[_Ready]:
+    cursor.execute(statement, parameters)
+    return sorted((_Ready(*one) for one in cursor.fetchall()), key=lambda row: row.place)
+
+
+def _follow(dialect: Dialect, cursor: Cursor, take: _Take, group: int, *, up_to: int | None) -> None:
+    """Choose rows that wait behind those of their group that are chosen.
+
+    up_to  ready rows behind this place were not looked at; None: all were
+    """
+    if not take.room or group in take.unclear:
+        return
+    cursor.execute(dialect.sql["behind"], {**dialect.defaults(), "group_id": group, "limit": take.room})
+    bounds = [bound for bound in (take.own[group], up_to) if bound is not None]
+    ids = []
+    for row_id, place, is_delayed in cursor.fetchall():
+        if is_delayed or any(place > bound for bound in bounds):
+            break
+        ids.append(row_id)
+    locked = _locked(dialect, cursor, "lock_behind", ids)
+    take.chosen += takewhile(locked.__contains__, ids)
+
+
+def _let_wait(dialect: Dialect, cursor: Cursor, take: _Take) -> None:
+    """Make rows wait behind others, if these can be locked: else somebody may be about to end them."""
+    witnesses = [one for one in take.waiting if one]
+    locked = _locked(dialect, cursor, "lock_witnesses", witnesses)
+    ids = [row_id for one, waiting in take.waiting.items() if not one or one in locked for row_id in waiting]
+    if ids:
+        dialect.change(cursor, "wait_behind", {"ids": dialect.ids(ids)})
+
+
+def _take_rows(
+    dialect: Dialect, cursor: Cursor, parameters: Parameters, ids: Sequence[int], now: Picked | None
+) -> list[MessageRow]:
+    if not ids:
+        return []
+    given = {**parameters, "ids": dialect.ids(ids)}
+    if now is None:
+        cursor.execute(dialect.sql["take_chosen"], given)
+        return message_rows(cursor.fetchall())
+    rows = _rows(dialect, cursor, ids)
+    dialect.change(cursor, "take_picked", given)
+    return just_taken(rows, now, parameters)
+
+
+def _rows(dialect: Dialect, cursor: Cursor, ids: Sequence[int]) -> list[MessageRow]:
+    if not ids:
+        return []
+    cursor.execute(dialect.sql["rows"], {"ids": dialect.ids(ids)})
+    return message_rows(cursor.fetchall())
+
+
+def _locked(dialect: Dialect, cursor: Cursor, statement: str, ids: Sequence[int]) -> set[int]:
+    """Lock these rows, if nobody else has; returns the ids of those that are locked now."""
+    if not ids:
+        return set()
+    cursor.execute(dialect.sql[statement], {"ids": dialect.ids(ids)})
+    return {row_id for (row_id,) in cursor.fetchall()}
+
+
+def _listed(dialect: Dialect, values: Sequence[Any]) -> dict[str, Any]:
+    """Parameters with a list, in each form in which dialects take one."""
+    return {"ids": dialect.ids(values), "listed": json.dumps(values)}

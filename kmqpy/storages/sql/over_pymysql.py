@@ -1,0 +1,296 @@
+"""What the dialects of MariaDB and MySQL share, by PyMySQL.
+
+An UPDATE returns no rows, so a take is several statements.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pymysql
+import sqlalchemy
+from pymysql.cursors import Cursor as PlainCursor
+
+# Not pymysql.err: with install_as_MySQLdb() Django replaces this attribute by a copy with other classes.
+from pymysql.err import Error, InterfaceError
+
+from kmqpy.core.sockets import keep_alive
+from kmqpy.errors import ConfigError, MessageError
+from kmqpy.queue import Capabilities
+from kmqpy.storages.engine import NewRow, TakeRef
+from kmqpy.storages.sql.dialect import (
+    CHUNK,
+    Cursor,
+    Fate,
+    Parameters,
+    Picked,
+    ServerDialect,
+    group_id,
+    headers_bytes,
+    just_taken,
+    message_rows,
+    situation,
+)
+from kmqpy.storages.tls import is_refusal
+
+_ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+_DURABILITY = (
+    "SHOW GLOBAL VARIABLES WHERE Variable_name IN "
+    "('innodb_flush_log_at_trx_commit', 'log_bin', 'sync_binlog', 'wsrep_on')"
+)
+_SESSION = "SET SESSION sql_mode = %s, innodb_lock_wait_timeout = 5"
+# The numbers of errors, of the server and of the client, by the Fate that they imply.
+_DENIED_CODES = {1044, 1045, 1142, 1143, 1227, 1370, 1698, 3159}
+_CONNECT_CODES = {2003, 2013, 2026}  # among them TLS that one end refuses
+_UNDONE_CODES = {1020, 1040, 1203, 1205, 1213, 2002, 2003, 2005, 3101}  # 3101: Group Replication
+_MISPLACED_CODES = {1047, 1290, 1792, 1836}  # read-only; 1047: a node that has left its Galera cluster
+_BROKEN_CODES = {0, 1053, 1152, 1153, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 2014, 4031}
+_MAX_INSERT_BYTES, _MAX_INSERT_ROWS = 3 * 2**20, 1_000
+"""The most bytes and rows of one INSERT; put() sends the rest by others. A larger row has its own INSERT."""
+_ROW_BYTES, _MARGIN_BYTES = 640, 2**16
+"""What a row's statement has beside its values, and what a packet is to have beside the rows."""
+MAX_MESSAGE_BYTES = 7 * 2**20
+"""The largest message, in packets of 16 MiB (max_allowed_packet): a body is sent as hexadecimal digits."""
+_DIGESTS_PER_QUERY = 500
+"""MariaDB makes a subquery of a longer list (in_predicate_conversion_threshold), which reads all rows."""
+_NO_TAKES = ((0, 0),)
+"""Stands for an empty list, which SQL lacks: no row has the id 0."""
+_ANSWER_TIMEOUT_S = 60.0
+"""A connection without an answer for this many seconds (or pool_timeout, if that is longer) counts as broken.
+
+Purges of large queues take long.
+"""
+
+
+class OverPyMySql(ServerDialect):
+    """Implements Dialect but for what differs between MariaDB and MySQL, which subclasses say.
+
+    sql_mode  that of sessions
+    """
+
+    driver = "PyMySQL (with asyncio asyncmy)"
+    capabilities = Capabilities(
+        collapse=True,
+        groups=True,
+        dedup=True,
+        retry_delays=True,
+        transactions=True,
+        max_body_bytes=MAX_MESSAGE_BYTES,
+    )
+    is_one_statement = False
+    waits_ms = 200
+    sql_mode: str
+    _packet_bytes = 2**24
+
+    def engine(self) -> sqlalchemy.Engine:
+        """See Dialect."""
+        connect_s = max(1.0, min(5.0, self._pool["pool_timeout"]))
+        made = sqlalchemy.create_engine(
+            self._url,
+            connect_args={
+                "charset": "utf8mb4",
+                "connect_timeout": connect_s,
+                "read_timeout": connect_s,  # until _prepare()
+                **self._settings(),
+            },
+            **self._pool,
+        )
+        # Before SQLAlchemy asks the server what it is: that fails on one of the other scheme.
+        sqlalchemy.event.listen(made, "connect", self._prepare, insert=True)
+        return made
+
+    def cursor(self, connection: Any) -> Cursor:
+        """See Dialect."""
+        if not isinstance(connection, pymysql.Connection):
+            raise TypeError
+        found: Any = connection.cursor(PlainCursor)
+        return found
+
+    async def async_cursor(self, connection: Any) -> Any:
+        """See Dialect."""
+        if not type(connection).__module__.startswith("asyncmy."):
+            raise TypeError  # aiomysql can't escape bytes with a PyMySQL as new as ours
+        return connection.cursor(importlib.import_module("asyncmy.cursors").Cursor)
+
+    def fileno(self, connection: Any) -> int | None:
+        """See Dialect."""
+        found: int = connection._sock.fileno()
+        return found
+
+    def check(self, connection: Any, seconds: float) -> None:
+        """See Dialect."""
+        usual_s, connection._read_timeout = connection._read_timeout, seconds
+        connection.ping(reconnect=False)  # a connection that fails is not used any more
+        connection._read_timeout = usual_s
+
+    def lossy_setting(self, cursor: Cursor) -> str:
+        """See Dialect."""
+        cursor.execute(_DURABILITY)
+        found = {name.lower(): str(value).upper() for name, value in cursor.fetchall()}
+        if found.get("wsrep_on") == "ON":
+            raise ConfigError(
+                "queue url: the server is a node of a Galera cluster, where two writers lose each other's "
+                "updates; use a server outside of it, or one with replicas"
+            )
+        if (flush := found.get("innodb_flush_log_at_trx_commit", "1")) != "1":
+            return f"innodb_flush_log_at_trx_commit={flush}"
+        # A commit that the binary log lacks after a crash is rolled back.
+        if found.get("log_bin") == "ON" and (sync := found.get("sync_binlog", "1")) != "1":
+            return f"sync_binlog={sync}"
+        return ""
+
+    def keeps(self, cursor: Cursor) -> bool:  # noqa: ARG002
+        """See Dialect."""
+        return False
+
+    def begin(self, cursor: Cursor) -> None:
+        """See Dialect."""
+        cursor.execute("START TRANSACTION")
+
+    def fate(self, error: BaseException) -> Fate | None:
+        """See Dialect."""
+        if not isinstance(error, Error):
+            # PyMySQL's error for a way to log in that needs a package which is missing, and which it names.
+            return Fate.DENIED if isinstance(error, RuntimeError) and "package is" in str(error) else None
+        code = error.args[0] if error.args else None
+        if code in _DENIED_CODES or (code in _CONNECT_CODES and is_refusal(error)):
+            return Fate.DENIED
+        if code in _UNDONE_CODES:
+            return Fate.UNDONE
+        if code in _MISPLACED_CODES:
+            return Fate.MISPLACED
+        broken = code in _BROKEN_CODES or isinstance(error, InterfaceError)
+        return Fate.UNKNOWN if broken else Fate.REFUSED
+
+    def _settings(self) -> dict[str, Any]:
+        """Arguments of PyMySQL for TLS and the name; without TLS it connects without."""
+        found: dict[str, Any] = {"ssl_disabled": True} if self._tls is None else {"ssl": self._tls.context()}
+        if self._application_name is not None:
+            found["program_name"] = self._application_name
+        return found
+
+    def defaults(self) -> dict[str, Any]:
+        """See Dialect."""
+        return {}
+
+    def refs(self, takes: Sequence[TakeRef]) -> dict[str, Any]:
+        """See Dialect."""
+        ids = tuple(one.id for one in takes)
+        return {
+            "ids": ids or (0,),
+            "any_ids": tuple(one.id for one in takes if one.is_any) or (0,),
+            "takes": tuple(map(tuple, takes)) or _NO_TAKES,
+            "order": ",".join(map(str, ids)),
+        }
+
+    def ids(self, ids: Sequence[int | str]) -> Any:
+        """See Dialect."""
+        return tuple(ids) or (0,)
+
+    def put(self, cursor: Cursor, parameters: Parameters, rows: Sequence[NewRow]) -> list[int]:
+        """See Dialect."""
+        if not cursor.execute(self.sql["lock_queue"], parameters):
+            return []
+        _, step = cursor.fetchone()
+        ids: list[int] = []
+        for some in _portions(rows, self.name, self._packet_bytes):
+            values = [
+                cursor.mogrify(
+                    self.sql["put_row"],
+                    {
+                        **parameters,
+                        "at": at,
+                        "delay_ms": row.delay_ms,
+                        "priority": row.priority,
+                        "key": row.key,
+                        "headers": headers_bytes(row.headers),
+                        "body": row.body,
+                        "digest": row.digest,
+                        "group_id": group_id(parameters, row),
+                        "group": row.group,
+                    },
+                )
+                for at, row in enumerate(some)
+            ]
+            cursor.execute(self.sql["put"].replace("{rows}", ",".join(values)))
+            ids += self.new_ids(cursor, len(some), step)
+        return ids
+
+    def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:
+        """See Dialect."""
+        now = situation(cursor, self.sql, parameters)
+        if not late and now.is_due:
+            return now
+        if not cursor.execute(self.sql["pick"], parameters):
+            return now
+        found = message_rows([columns for *columns, _ in cursor.fetchall()])
+        ids = tuple(row.id for row in found)
+        name = "take_picked_for_good" if for_good else "take_picked"
+        cursor.execute(self.sql[name], {**parameters, "ids": ids})
+        return Picked(just_taken(found, now, parameters), now.now_ms)
+
+    def remove_twins(self, cursor: Cursor, parameters: Parameters, digests: Sequence[bytes]) -> None:
+        """See Dialect."""
+        for at in range(0, len(digests), _DIGESTS_PER_QUERY):
+            some = tuple(digests[at : at + _DIGESTS_PER_QUERY])
+            cursor.execute(self.sql["twins"], {**parameters, "digests": some})
+            ids = tuple(one for (one,) in cursor.fetchall())
+            for begin in range(0, len(ids), CHUNK):
+                self.change(cursor, "take_picked_for_good", {"ids": ids[begin : begin + CHUNK]})
+
+    def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
+        """See Dialect."""
+        if not cursor.execute(self.sql["due"], {**parameters, "limit": CHUNK}):
+            return 0
+        ids = tuple(one for (one,) in cursor.fetchall())
+        return self.change(cursor, "pass_time", {**parameters, "ids": ids})
+
+    def change(self, cursor: Cursor, name: str, parameters: Parameters) -> int:
+        """See Dialect."""
+        changed: int = cursor.execute(self.sql[name], parameters)
+        return changed
+
+    def check_server(self, version: str) -> None:
+        """Raise ConfigError if a server of this version is not of this dialect."""
+        raise NotImplementedError
+
+    def new_ids(self, cursor: Cursor, count: int, step: int) -> Sequence[int]:
+        """The ids of the `count` rows that the cursor has just inserted; `step` is between those of MySQL."""
+        raise NotImplementedError
+
+    def _prepare(self, connection: Any, _: Any) -> None:
+        self.check_server(connection.get_server_info())
+        keep_alive(connection._sock)
+        connection.autocommit(True)  # noqa: FBT003 - a method of PyMySQL
+        with connection.cursor() as cursor:
+            cursor.execute(_ISOLATION)
+            cursor.execute(_SESSION, (self.sql_mode,))
+            cursor.execute("SELECT @@max_allowed_packet")
+            (self._packet_bytes,) = cursor.fetchone()
+        answer_s = max(_ANSWER_TIMEOUT_S, self._pool["pool_timeout"])
+        connection._read_timeout = connection._write_timeout = answer_s
+
+
+def _portions(rows: Sequence[NewRow], name: str, packet_bytes: int) -> Iterator[list[NewRow]]:
+    """The rows in groups, one for each INSERT; raises MessageError for a row that is too large."""
+    packet_bytes -= _MARGIN_BYTES
+    most = min(MAX_MESSAGE_BYTES, (packet_bytes - _ROW_BYTES) // 2)
+    portion: list[NewRow] = []
+    size = 0
+    for row in rows:
+        more = len(row.body) + len(row.key or b"") + len(headers_bytes(row.headers) or b"")
+        if more > most:
+            advice = "" if most == MAX_MESSAGE_BYTES else "; its max_allowed_packet may be raised"
+            raise MessageError(
+                f"message: {more} bytes with key and headers are more than {name} takes, {most}{advice}"
+            )
+        more = 2 * more + _ROW_BYTES
+        if len(portion) >= _MAX_INSERT_ROWS or size + more > min(_MAX_INSERT_BYTES, packet_bytes):
+            if portion:
+                yield portion
+            portion, size = [], 0
+        portion.append(row)
+        size += more
+    yield portion

@@ -1,0 +1,358 @@
+"""SQS's actions by boto3, over several storages."""
+
+import json
+import threading
+import time
+import uuid
+
+import pytest
+from botocore.exceptions import ClientError
+from gateway_support import running
+from sqs_support import ACCOUNT, client, code
+
+from kmqpy.core.clock import wait_until
+from kmqpy.queue import storage_for
+
+SERVICE = "AWS.SimpleQueueService"
+
+
+@pytest.fixture(scope="module")
+def sqs(sqs_served):
+    return client(sqs_served)
+
+
+@pytest.fixture
+def name():
+    return f"s-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def queue(sqs, name):
+    """The URL of a new queue."""
+    return sqs.create_queue(QueueName=name)["QueueUrl"]
+
+
+def received(sqs, queue, **options):
+    return sqs.receive_message(QueueUrl=queue, **options).get("Messages", [])
+
+
+def bodies(messages):
+    return [one["Body"] for one in messages]
+
+
+def counts(sqs, queue):
+    """Messages that are ready, in flight, delayed."""
+    names = [f"ApproximateNumberOfMessages{end}" for end in ("", "NotVisible", "Delayed")]
+    found = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=names)["Attributes"]
+    return tuple(int(found[one]) for one in names)
+
+
+def test_a_message_is_sent_received_and_deleted(sqs, queue):
+    attributes = {
+        "some.text": {"DataType": "String", "StringValue": "é\r\n"},
+        "some.number": {"DataType": "Number.int", "StringValue": "-12.5e3"},
+        "kmq-bytes": {"DataType": "Binary", "BinaryValue": b"\0\xff"},
+    }
+    trace = {"AWSTraceHeader": {"DataType": "String", "StringValue": "Root=1-2"}}
+    sent = sqs.send_message(
+        QueueUrl=queue, MessageBody="{é}\t", MessageAttributes=attributes, MessageSystemAttributes=trace
+    )
+    assert counts(sqs, queue) == (1, 0, 0)
+    (one,) = received(
+        sqs, queue, MessageAttributeNames=["All"], MessageSystemAttributeNames=["All"], VisibilityTimeout=0
+    )
+    assert (one["Body"], one["MessageId"]) == ("{é}\t", sent["MessageId"])
+    assert one["MD5OfMessageAttributes"] == sent["MD5OfMessageAttributes"]
+    assert one["MessageAttributes"] == attributes
+    found = one["Attributes"]
+    assert (found["ApproximateReceiveCount"], found["AWSTraceHeader"], found["SenderId"]) == (
+        "1",
+        "Root=1-2",
+        ACCOUNT,
+    )
+    (again,) = received(sqs, queue, MessageAttributeNames=["some.*"], AttributeNames=["SentTimestamp"])
+    assert again["ReceiptHandle"] != one["ReceiptHandle"]
+    assert again["MessageAttributes"].keys() == {"some.text", "some.number"}
+    assert again["MD5OfMessageAttributes"] != one["MD5OfMessageAttributes"]
+    assert again["Attributes"] == {"SentTimestamp": found["SentTimestamp"]}
+    assert counts(sqs, queue) == (0, 1, 0)
+    assert received(sqs, queue) == []
+    sqs.delete_message(QueueUrl=queue, ReceiptHandle=one["ReceiptHandle"])  # the older handle
+    sqs.delete_message(QueueUrl=queue, ReceiptHandle=again["ReceiptHandle"])
+    assert counts(sqs, queue) == (0, 0, 0)
+
+
+def test_visibility_is_changed_from_now_and_0_gives_back(sqs, queue):
+    sqs.send_message(QueueUrl=queue, MessageBody="a")
+    (one,) = received(sqs, queue, VisibilityTimeout=30)
+    handle = one["ReceiptHandle"]
+    sqs.change_message_visibility(QueueUrl=queue, ReceiptHandle=handle, VisibilityTimeout=0)
+    (again,) = received(sqs, queue, AttributeNames=["ApproximateReceiveCount"], VisibilityTimeout=30)
+    assert again["Attributes"] == {"ApproximateReceiveCount": "2"}
+    sqs.change_message_visibility(QueueUrl=queue, ReceiptHandle=again["ReceiptHandle"], VisibilityTimeout=1)
+    assert bodies(received(sqs, queue, WaitTimeSeconds=5)) == ["a"]  # sooner than after 30 s
+    with pytest.raises(ClientError) as error:
+        sqs.change_message_visibility(QueueUrl=queue, ReceiptHandle=handle, VisibilityTimeout=43_200 + 1)
+    assert code(error) == "InvalidParameterValue"
+    sqs.purge_queue(QueueUrl=queue)
+    with pytest.raises(ClientError) as error:
+        sqs.change_message_visibility(QueueUrl=queue, ReceiptHandle=handle, VisibilityTimeout=5)
+    assert code(error) == f"{SERVICE}.MessageNotInflight"
+
+
+def test_a_delay_of_a_message_beats_that_of_the_queue(sqs, name):
+    queue = sqs.create_queue(QueueName=name, Attributes={"DelaySeconds": "900"})["QueueUrl"]
+    sqs.send_message(QueueUrl=queue, MessageBody="late")
+    sqs.send_message(QueueUrl=queue, MessageBody="soon", DelaySeconds=1)
+    sqs.send_message(QueueUrl=queue, MessageBody="now", DelaySeconds=0)
+    assert bodies(received(sqs, queue, MaxNumberOfMessages=10)) == ["now"]
+    assert counts(sqs, queue) == (0, 1, 2)
+    assert bodies(received(sqs, queue, MaxNumberOfMessages=10, WaitTimeSeconds=10)) == ["soon"]
+
+
+def test_a_long_poll_wakes_at_once(sqs, sqs_served, name):
+    attributes = {"ReceiveMessageWaitTimeSeconds": "20"}
+    queue = sqs.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"]
+
+    def send_both():
+        time.sleep(0.3)
+        sqs.send_message(QueueUrl=queue, MessageBody="by SQS")
+        time.sleep(0.3)
+        with sqs_served.storage.open(name) as other:
+            other.send("by kmqpy", headers={"name": "value"})
+
+    sender = threading.Thread(target=send_both)
+    begun_s = time.monotonic()
+    sender.start()
+    assert bodies(received(sqs, queue)) == ["by SQS"]
+    (other,) = received(sqs, queue, MessageAttributeNames=["All"])
+    sender.join()
+    assert other["MessageAttributes"] == {"name": {"DataType": "String", "StringValue": "value"}}
+    assert time.monotonic() - begun_s < 10
+    begun_s = time.monotonic()
+    assert received(sqs, queue, WaitTimeSeconds=0) == []
+    assert time.monotonic() - begun_s < 5
+
+
+def test_entries_of_a_batch_fail_alone(sqs, queue):
+    sent = sqs.send_message_batch(
+        QueueUrl=queue,
+        Entries=[
+            {"Id": "a", "MessageBody": "1"},
+            {"Id": "b", "MessageBody": "\x07"},
+            {"Id": "c", "MessageBody": "3", "DelaySeconds": 901},
+            {"Id": "d", "MessageBody": "4"},
+        ],
+    )
+    assert [one["Id"] for one in sent["Successful"]] == ["a", "d"]
+    assert {one["Id"]: one["Code"] for one in sent["Failed"]} == {
+        "b": "InvalidMessageContents",
+        "c": "InvalidParameterValue",
+    }
+    messages = received(sqs, queue, MaxNumberOfMessages=10)
+    assert bodies(messages) == ["1", "4"]
+    handles = [one["ReceiptHandle"] for one in messages]
+    entries = [
+        {"Id": f"e{n}", "ReceiptHandle": one} for n, one in enumerate([*handles, "bad", handles[0][:-8]])
+    ]
+    changed = sqs.change_message_visibility_batch(
+        QueueUrl=queue, Entries=[{**one, "VisibilityTimeout": 60} for one in entries]
+    )
+    deleted = sqs.delete_message_batch(QueueUrl=queue, Entries=entries)
+    for found in (changed, deleted):
+        assert [one["Id"] for one in found["Successful"]] == ["e0", "e1"]
+        assert {one["Code"] for one in found["Failed"]} == {"ReceiptHandleIsInvalid"}
+    assert counts(sqs, queue) == (0, 0, 0)
+
+
+def test_dead_letters_go_to_a_queue_of_their_own(sqs, queue, name):
+    dead = sqs.create_queue(QueueName=f"{name}-dead")["QueueUrl"]
+    policy = json.dumps({"deadLetterTargetArn": arn(f"{name}-dead"), "maxReceiveCount": "2"})
+    sqs.set_queue_attributes(QueueUrl=queue, Attributes={"RedrivePolicy": policy})
+    assert sqs.list_dead_letter_source_queues(QueueUrl=dead)["queueUrls"] == [queue]
+    id_ = sqs.send_message(QueueUrl=queue, MessageBody="poison", MessageGroupId="g")["MessageId"]
+    sqs.send_message(QueueUrl=queue, MessageBody="good")
+    for _ in range(2):
+        assert bodies(received(sqs, queue, VisibilityTimeout=0)) == ["poison"]
+    assert bodies(received(sqs, queue)) == ["good"]
+    (one,) = received(sqs, dead, AttributeNames=["All"])
+    assert one["MessageId"] == id_
+    found = one["Attributes"]
+    assert found["DeadLetterQueueSourceArn"] == arn(name)
+    assert (found["ApproximateReceiveCount"], found["MessageGroupId"]) == ("3", "g")
+    assert counts(sqs, queue) == (0, 1, 0)
+    allow = json.dumps({"redrivePermission": "denyAll"})
+    sqs.set_queue_attributes(QueueUrl=dead, Attributes={"RedriveAllowPolicy": allow})
+    with pytest.raises(ClientError) as error:
+        sqs.create_queue(QueueName=f"{name}-2", Attributes={"RedrivePolicy": policy})
+    assert code(error) == "InvalidParameterValue"
+    sqs.set_queue_attributes(QueueUrl=queue, Attributes={"RedrivePolicy": ""})
+    assert sqs.list_dead_letter_source_queues(QueueUrl=dead)["queueUrls"] == []
+
+
+def arn(name):
+    return f"arn:aws:sqs:us-east-1:{ACCOUNT}:{name}"
+
+
+def buried(sqs, queue, dead, count):
+    """Let messages become dead letters of `queue` in `dead`; returns the ARNs of both."""
+    arns = [arn(one.rpartition("/")[2]) for one in (queue, dead)]
+    policy = json.dumps({"deadLetterTargetArn": arns[1], "maxReceiveCount": 1})
+    sqs.set_queue_attributes(QueueUrl=queue, Attributes={"RedrivePolicy": policy})
+    for n in range(count):
+        sqs.send_message(QueueUrl=queue, MessageBody=str(n))
+    for _ in range(2):
+        received(sqs, queue, MaxNumberOfMessages=10, VisibilityTimeout=0)
+    assert counts(sqs, dead)[0] == count
+    return arns
+
+
+def task(sqs, source):
+    (found,) = sqs.list_message_move_tasks(SourceArn=source)["Results"]
+    return found
+
+
+def test_a_move_task_puts_dead_letters_back(sqs, queue, name):
+    dead = sqs.create_queue(QueueName=f"{name}-dead")["QueueUrl"]
+    _, source = buried(sqs, queue, dead, 5)
+    handle = sqs.start_message_move_task(SourceArn=source)["TaskHandle"]
+    assert wait_until(lambda: task(sqs, source)["Status"] == "COMPLETED", 20)
+    assert task(sqs, source)["ApproximateNumberOfMessagesMoved"] == 5
+    assert (counts(sqs, queue), counts(sqs, dead)) == ((5, 0, 0), (0, 0, 0))
+    with pytest.raises(ClientError) as error:
+        sqs.cancel_message_move_task(TaskHandle=handle)
+    assert code(error) == f"{SERVICE}.UnsupportedOperation"
+    sqs.send_message(QueueUrl=dead, MessageBody="of nowhere")
+    sqs.start_message_move_task(SourceArn=source)
+    assert wait_until(lambda: task(sqs, source)["Status"] == "FAILED", 20)
+    assert task(sqs, source)["FailureReason"] == "CouldNotDetermineMessageSource"
+    assert counts(sqs, dead) == (1, 0, 0)
+    other = sqs.create_queue(QueueName=f"{name}-other")["QueueUrl"]
+    sqs.start_message_move_task(SourceArn=source, DestinationArn=arn(f"{name}-other"))
+    assert bodies(received(sqs, other, WaitTimeSeconds=20)) == ["of nowhere"]
+    for wrong in (arn(f"{name}-none"), arn(f"{name}-other")):
+        with pytest.raises(ClientError) as error:
+            sqs.start_message_move_task(SourceArn=wrong)
+        assert code(error) in {"ResourceNotFoundException", "InvalidParameterValue"}
+
+
+def test_a_move_task_is_cancelled_or_goes_on_at_another_gateway(tmp_path, name):
+    url = f"sqlite:///{tmp_path / 'queues.db'}"
+    with running(storage_for(url)) as one:
+        sqs = client(one)
+        queue, dead = (sqs.create_queue(QueueName=f"{name}{end}")["QueueUrl"] for end in ("", "-dead"))
+        _, source = buried(sqs, queue, dead, 6)
+        handle = sqs.start_message_move_task(SourceArn=source, MaxNumberOfMessagesPerSecond=1)["TaskHandle"]
+        with pytest.raises(ClientError) as error:
+            sqs.start_message_move_task(SourceArn=source)
+        assert code(error) == f"{SERVICE}.UnsupportedOperation"
+        assert wait_until(lambda: task(sqs, source)["ApproximateNumberOfMessagesMoved"] > 0, 10)
+        sqs.cancel_message_move_task(TaskHandle=handle)
+        assert wait_until(lambda: task(sqs, source)["Status"] == "CANCELLED", 10)
+        left = counts(sqs, dead)[0]
+        assert 0 < left < 6
+        sqs.start_message_move_task(SourceArn=source, MaxNumberOfMessagesPerSecond=1)
+    with running(storage_for(url)) as other:
+        sqs = client(other)
+        assert wait_until(lambda: task(sqs, source)["Status"] == "COMPLETED", 20)
+        assert (counts(sqs, queue)[0], counts(sqs, dead)) == (6, (0, 0, 0))
+
+
+def test_messages_end_with_their_retention(sqs, queue, sqs_served, name):
+    sqs.send_message(QueueUrl=queue, MessageBody="old")
+    sqs.set_queue_attributes(QueueUrl=queue, Attributes={"MessageRetentionPeriod": "60"})
+    actions = sqs_served.gateway._sqs._actions["ReceiveMessage"][1].__self__
+    clock = actions._clock
+    try:
+        actions._clock = Later(clock, 61_000)
+        sqs.send_message(QueueUrl=queue, MessageBody="new")
+        assert received(sqs, queue) == []  # by that clock both are old
+        assert counts(sqs, queue) == (0, 0, 0)
+    finally:
+        actions._clock = clock
+
+
+class Later:
+    """A clock that is ahead."""
+
+    def __init__(self, clock, ms):
+        self._clock, self._ms = clock, ms
+
+    def wall_ms(self):
+        return self._clock.wall_ms() + self._ms
+
+    def monotonic(self):
+        return self._clock.monotonic()
+
+
+def test_a_queue_lives_with_its_attributes(sqs, name):
+    attributes = {"VisibilityTimeout": "0", "DelaySeconds": "5"}
+    tags = {"team": "é", "empty": ""}
+    queue = sqs.create_queue(QueueName=name, Attributes=attributes, tags=tags)["QueueUrl"]
+    assert sqs.create_queue(QueueName=name, Attributes={"DelaySeconds": "5"})["QueueUrl"] == queue
+    with pytest.raises(sqs.exceptions.QueueNameExists) as error:
+        sqs.create_queue(QueueName=name, Attributes={"DelaySeconds": "6"})
+    assert code(error) == "QueueAlreadyExists"
+    assert sqs.get_queue_url(QueueName=name)["QueueUrl"] == queue
+    assert sqs.list_queues(QueueNamePrefix=name)["QueueUrls"] == [queue]
+    found = sqs.get_queue_attributes(QueueUrl=name, AttributeNames=["All"])["Attributes"]
+    assert found.items() >= {**attributes, "MaximumMessageSize": "1048576", "QueueArn": arn(name)}.items()
+    assert int(found["CreatedTimestamp"]) <= time.time()
+    sqs.set_queue_attributes(QueueUrl=queue, Attributes={"VisibilityTimeout": "7"})
+    sqs.tag_queue(QueueUrl=queue, Tags={"team": "b"})
+    sqs.untag_queue(QueueUrl=queue, TagKeys=["empty", "none"])
+    assert sqs.list_queue_tags(QueueUrl=queue)["Tags"] == {"team": "b"}
+    found = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["VisibilityTimeout", "DelaySeconds"])
+    assert found["Attributes"] == {"VisibilityTimeout": "7", "DelaySeconds": "5"}
+    sqs.delete_queue(QueueUrl=queue)
+    with pytest.raises(sqs.exceptions.QueueDoesNotExist) as error:
+        sqs.send_message(QueueUrl=queue, MessageBody="a")
+    assert code(error) == f"{SERVICE}.NonExistentQueue"
+    with pytest.raises(ClientError) as error:
+        sqs.create_queue(QueueName=name)
+    assert code(error) == f"{SERVICE}.QueueDeletedRecently"
+
+
+def test_permissions_edit_the_policy(sqs, queue, name):
+    sqs.add_permission(QueueUrl=queue, Label="a", AWSAccountIds=["1", "2"], Actions=["SendMessage"])
+    sqs.add_permission(QueueUrl=queue, Label="b", AWSAccountIds=["1"], Actions=["*"])
+    with pytest.raises(ClientError):
+        sqs.add_permission(QueueUrl=queue, Label="b", AWSAccountIds=["1"], Actions=["*"])
+    sqs.remove_permission(QueueUrl=queue, Label="b")
+    found = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["Policy"])["Attributes"]["Policy"]
+    (statement,) = json.loads(found)["Statement"]
+    assert (statement["Sid"], statement["Action"], statement["Resource"]) == (
+        "a",
+        "SQS:SendMessage",
+        arn(name),
+    )
+    sqs.remove_permission(QueueUrl=queue, Label="a")
+    assert "Attributes" not in sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["Policy"])
+
+
+def test_queues_are_listed_in_pages(sqs, name):
+    urls = [sqs.create_queue(QueueName=f"{name}-{n}")["QueueUrl"] for n in range(3)]
+    first = sqs.list_queues(QueueNamePrefix=name, MaxResults=2)
+    assert first["QueueUrls"] == urls[:2]
+    rest = sqs.list_queues(QueueNamePrefix=name, MaxResults=2, NextToken=first["NextToken"])
+    assert (rest["QueueUrls"], rest.get("NextToken")) == (urls[2:], None)
+    assert "QueueUrls" not in sqs.list_queues(QueueNamePrefix=f"{name}-none")
+
+
+def test_other_gateways_see_what_one_changes(tmp_path, name):
+    url = f"sqlite:///{tmp_path / 'queues.db'}"
+    with running(storage_for(url)) as one, running(storage_for(url)) as other:
+        here, there = client(one), client(other)
+        queue = here.create_queue(QueueName=name, Attributes={"DelaySeconds": "9"})["QueueUrl"]
+        there.send_message(QueueUrl=queue, MessageBody="a")
+        assert counts(here, queue) == (0, 0, 1)
+        here.set_queue_attributes(QueueUrl=queue, Attributes={"DelaySeconds": "0"})
+        assert wait_until(
+            lambda: there.send_message(QueueUrl=queue, MessageBody="b") and counts(here, queue)[0] > 0, 10
+        )
+        assert bodies(received(there, queue, WaitTimeSeconds=20)) == ["b"]
+        there.delete_queue(QueueUrl=queue)
+        with pytest.raises(ClientError):
+            here.get_queue_attributes(QueueUrl=queue, AttributeNames=["All"])
+    with running(storage_for(url)) as third:
+        assert "QueueUrls" not in client(third).list_queues()

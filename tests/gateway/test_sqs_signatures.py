@@ -1,0 +1,173 @@
+"""SQS's signatures: in headers and in URLs, by keys that the operator's key makes."""
+
+import json
+import urllib.parse
+from datetime import UTC, datetime, timedelta
+
+import boto3
+import pytest
+from botocore.auth import SigV4Auth, SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+from botocore.credentials import Credentials
+from botocore.exceptions import ClientError
+from gateway_support import running
+from sqs_support import code
+
+from kmqpy.errors import ConfigError
+from kmqpy.gateway.keys.keyring import new_key, rotated
+from kmqpy.gateway.keys.stores import FileKeys
+from kmqpy.queue import storage_for
+
+OPERATOR_KEY = b"k" * 32
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    store = FileKeys(tmp_path_factory.mktemp("keys") / "keys.json")
+    made = {}
+    for title, roles, permissions in [
+        ("standard", ["queue_standard"], []),
+        ("admin", ["queue_admin"], []),
+        ("sender", [], ["queue|post|jobs-*"]),
+    ]:
+        made[title] = new_key(title, roles, permissions, operator_key=OPERATOR_KEY)
+        store.put(made[title][0])
+    other, secret = new_key("EmoDB's", ["queue_admin"], [])
+    store.put(other)
+    return store, {
+        **{title: (key.id, secret) for title, (key, secret) in made.items()},
+        "other": (other.id, secret),
+    }
+
+
+@pytest.fixture(scope="module")
+def served(keys, tmp_path_factory):
+    url = f"sqlite:///{tmp_path_factory.mktemp('signed') / 'queues.db'}"
+    with running(storage_for(url), keys[0], aws_key=OPERATOR_KEY) as found:
+        yield found
+
+
+def client(served, pair):
+    return boto3.client(
+        "sqs",
+        endpoint_url=f"http://127.0.0.1:{served.gateway.port}",
+        region_name="eu-north-1",
+        aws_access_key_id=pair[0],
+        aws_secret_access_key=pair[1],
+        config=Config(retries={"total_max_attempts": 1}),
+    )
+
+
+def test_keys_may_do_what_their_permissions_say(served, keys):
+    admin, standard, sender = (client(served, keys[1][name]) for name in ("admin", "standard", "sender"))
+    queue = standard.create_queue(QueueName="jobs-1")["QueueUrl"]
+    standard.create_queue(QueueName="others")
+    standard.send_message(QueueUrl=queue, MessageBody="ü~ /+")
+    sender.send_message(QueueUrl=queue, MessageBody="b")
+    assert len(standard.receive_message(QueueUrl=queue, MaxNumberOfMessages=10)["Messages"]) == 2
+    for call in (
+        lambda: sender.receive_message(QueueUrl=queue),
+        lambda: sender.send_message(QueueUrl="others", MessageBody="a"),
+        lambda: sender.create_queue(QueueName="others-2"),
+        lambda: standard.delete_queue(QueueUrl=queue),
+        lambda: standard.set_queue_attributes(QueueUrl=queue, Attributes={"DelaySeconds": "1"}),
+    ):
+        with pytest.raises(ClientError) as error:
+            call()
+        assert code(error) == "AccessDenied"
+    assert len(admin.list_queues()["QueueUrls"]) == 2
+    assert "QueueUrls" not in sender.list_queues()
+    admin.set_queue_attributes(QueueUrl=queue, Attributes={"VisibilityTimeout": "1"})
+
+
+def test_wrong_secrets_and_unknown_keys_are_refused(served, keys):
+    key_id, secret = keys[1]["admin"]
+    for pair, wanted in (
+        ((key_id, secret[:-1] + "~"), "SignatureDoesNotMatch"),
+        (("AKIAUNKNOWN", secret), "InvalidClientTokenId"),
+        (keys[1]["other"], "InvalidClientTokenId"),
+    ):
+        with pytest.raises(ClientError) as error:
+            client(served, pair).list_queues()
+        assert (code(error), error.value.response["ResponseMetadata"]["HTTPStatusCode"]) == (wanted, 403)
+    assert served.ask("GET", "/?Action=ListQueues").status == 403
+
+
+def signed(served, pair, body, *, age=timedelta(0), headers=None, drop=()):
+    """Headers of a signed request."""
+    url = f"http://127.0.0.1:{served.gateway.port}/"
+    request = AWSRequest(
+        "POST",
+        url,
+        headers={
+            "Content-Type": "application/x-amz-json-1.0",
+            "X-Amz-Target": "AmazonSQS.ListQueues",
+            **(headers or {}),
+        },
+        data=body,
+    )
+    auth = SigV4Auth(Credentials(*pair), "sqs", "us-east-1")
+    request.context["timestamp"] = (datetime.now(UTC) - age).strftime("%Y%m%dT%H%M%SZ")
+    auth._modify_request_before_signing(request)
+    for name in drop:
+        del request.headers[name]
+    text = auth.canonical_request(request)
+    auth._inject_signature_to_request(request, auth.signature(auth.string_to_sign(request, text), request))
+    return dict(request.headers.items())
+
+
+def test_what_was_signed_can_not_be_changed(served, keys):
+    pair = keys[1]["admin"]
+
+    def ask(headers, body=b"{}", path="/"):
+        answer = served.ask("POST", path, raw=body, headers=headers)
+        return answer.status, answer.headers.get("x-amzn-query-error", "").partition(";")[0]
+
+    good = signed(served, pair, b"{}")
+    assert ask(good) == (200, "")
+    assert ask(good, b'{"MaxResults":1}') == (403, "SignatureDoesNotMatch")
+    assert ask(good, path="/?a=b") == (403, "SignatureDoesNotMatch")
+    assert ask({**good, "X-Amz-Target": "AmazonSQS.PurgeQueue"}) == (403, "SignatureDoesNotMatch")
+    for age in (timedelta(minutes=16), timedelta(minutes=-16)):
+        assert ask(signed(served, pair, b"{}", age=age)) == (403, "SignatureDoesNotMatch")
+    assert ask(signed(served, pair, b"{}", age=timedelta(minutes=14))) == (200, "")
+    unsigned_target = signed(served, pair, b"{}", drop=["X-Amz-Target"])
+    assert ask({**unsigned_target, "X-Amz-Target": "AmazonSQS.ListQueues"}) == (400, "IncompleteSignature")
+    for broken in (
+        "AWS4-HMAC-SHA256 Credential=a",
+        "Basic x",
+        good["Authorization"].replace("/sqs/", "/s3/"),
+    ):
+        assert ask({**good, "Authorization": broken}) == (400, "IncompleteSignature")
+
+
+def test_a_signed_url_is_good_until_it_expires(served, keys):
+    url = f"http://127.0.0.1:{served.gateway.port}/000000000000/signed%20?Action=ListQueues&QueueNamePrefix=a%20~%2B"
+    request = AWSRequest("GET", url)
+    SigV4QueryAuth(Credentials(*keys[1]["admin"]), "sqs", "us-east-1", expires=60).add_auth(request)
+    path = request.url.partition(str(served.gateway.port))[2]
+    assert served.ask("GET", path).status == 200
+    assert served.ask("GET", path.replace("ListQueues", "PurgeQueue")).status == 403
+    assert served.ask("GET", path.replace("Expires=60", "Expires=61")).status == 403
+    old = urllib.parse.parse_qs(urllib.parse.urlsplit(path).query)["X-Amz-Date"][0]
+    assert served.ask("GET", path.replace(old, "20200101T000000Z")).status == 403
+    assert served.ask("GET", path.replace("Expires=60", "Expires=x")).status == 400
+
+
+def test_rotation_keeps_the_old_secret_only_if_it_is_told_to():
+    key, first = new_key("a", ["queue_admin"], [], operator_key=OPERATOR_KEY)
+    both, second = rotated(key, keep_old=True, operator_key=OPERATOR_KEY)
+    only, third = rotated(both, keep_old=False, operator_key=OPERATOR_KEY)
+    assert len({first, second, third}) == 3
+    assert (len(both.nonces), len(only.nonces), both.nonces[1]) == (2, 1, key.nonces[0])
+    assert first not in json.dumps([*both.nonces, *both.digests])
+    with pytest.raises(ConfigError, match="--aws-key"):
+        rotated(key, keep_old=False)
+
+
+def test_a_gateway_without_the_operators_key_refuses(keys, tmp_path):
+    with running(storage_for(f"sqlite:///{tmp_path / 'queues.db'}"), keys[0]) as other:
+        with pytest.raises(ClientError) as error:
+            client(other, keys[1]["admin"]).list_queues()
+        assert code(error) == "InvalidClientTokenId"

@@ -1,0 +1,86 @@
+"""What `durable` says is what the server's settings say."""
+
+from collections.abc import Iterator
+
+import pytest
+from sql_support import Place
+
+from kmqpy.cli.app import run
+from kmqpy.errors import ConfigError
+from kmqpy.queue import storage_for
+from kmqpy.storages.sql.mariadb import MariaDb
+from kmqpy.storages.sql.over_pymysql import OverPyMySql
+
+
+@pytest.fixture
+def lossy(place: Place) -> Iterator[str]:
+    """The setting that makes the server lossy, until the end of the test; empty for one without such."""
+    if place.name == "postgresql":
+        ((database,),) = place.execute("SELECT current_database()")
+        place.execute(f"ALTER DATABASE {database} SET synchronous_commit = off")
+        yield "synchronous_commit=off"
+        place.execute(f"ALTER DATABASE {database} RESET synchronous_commit")
+    elif place.name in ("mariadb", "mysql"):
+        place.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
+        yield "innodb_flush_log_at_trx_commit=2"
+        place.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+    else:
+        yield ""
+
+
+def test_a_server_that_syncs_is_durable(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    with storage_for(place.url) as storage:
+        assert (storage.capabilities.durable, storage.capabilities.lossy_setting) == (True, "")
+    assert run(["--queue-url", place.url, "doctor"]) == 0
+    assert "storage: no setting of the server" in capsys.readouterr().out
+
+
+def test_one_that_does_not_is_asked_when_it_is_opened(
+    place: Place, lossy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with storage_for(place.url) as storage:
+        assert (storage.capabilities.durable, storage.capabilities.lossy_setting) == (not lossy, lossy)
+    assert run(["--queue-url", place.url, "doctor"]) == 0
+    assert (f"storage: {lossy}: a power cut" in capsys.readouterr().out) == bool(lossy)
+
+
+@pytest.mark.parametrize("place", ["mysql"], indirect=True)
+def test_a_commit_that_the_binary_log_may_lack_is_not_durable(place: Place) -> None:
+    ((log_bin,),) = place.execute("SELECT @@log_bin")
+    place.execute("SET GLOBAL sync_binlog = 100")
+    try:
+        with storage_for(place.url) as storage:
+            assert storage.capabilities.lossy_setting == ("sync_binlog=100" if log_bin else "")
+    finally:
+        place.execute("SET GLOBAL sync_binlog = 1")
+
+
+class Answers:
+    """A cursor on a server with these variables: a Galera cluster can't be started here."""
+
+    def __init__(self, **variables: str) -> None:
+        self._variables = variables
+
+    def execute(self, _: str) -> None:
+        pass
+
+    def fetchall(self) -> list[tuple[str, str]]:
+        return list(self._variables.items())
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"innodb_flush_log_at_trx_commit": "0"}, "innodb_flush_log_at_trx_commit=0"),
+        ({"innodb_flush_log_at_trx_commit": "1", "log_bin": "ON", "sync_binlog": "0"}, "sync_binlog=0"),
+        ({"innodb_flush_log_at_trx_commit": "1", "log_bin": "OFF", "sync_binlog": "0"}, ""),
+        ({"wsrep_on": "OFF"}, ""),
+    ],
+)
+def test_the_binary_log_counts_where_there_is_one(variables: dict[str, str], said: str) -> None:
+    assert OverPyMySql.lossy_setting(MariaDb.__new__(MariaDb), Answers(**variables)) == said
+
+
+def test_a_node_of_a_galera_cluster_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Galera cluster.* use a server outside"):
+        OverPyMySql.lossy_setting(MariaDb.__new__(MariaDb), Answers(wsrep_on="ON"))

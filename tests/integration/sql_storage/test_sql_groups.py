@@ -1,0 +1,88 @@
+"""Groups and dedup ids in SQL within transactions of the application, and whom their locks hold up."""
+
+from collections.abc import Iterator
+
+import pytest
+from sql_support import Place
+
+from kmqpy.errors import ConfigError
+from kmqpy.message import OutgoingMessage
+from kmqpy.queue import Queue, storage_for
+
+
+@pytest.fixture
+def grouped(place: Place) -> Iterator[Queue]:
+    with storage_for(place.url) as storage:
+        storage.create("g", order="group")
+        queue = storage.open("g")
+        queue.send_many(
+            [OutgoingMessage(name, group=name[0]) for name in ("a1", "a2", "a3", "a4", "b1", "b2")]
+        )
+        yield queue
+
+
+def taken(queue: Queue, limit: int = 1) -> list[str]:
+    return [one.body.decode() for one in queue.receive(limit, wait=0, lease=60)]
+
+
+def test_a_group_goes_on_when_the_transaction_commits(place: Place, grouped: Queue) -> None:
+    (a1,) = grouped.receive(1, lease=60)
+    if place.name == "sqlite":
+        assert taken(grouped) == ["b1"]
+    with place.application.connect() as connection:
+        grouped.ack(a1, transaction=connection)
+        if place.name != "sqlite":  # there the transaction is the only writer
+            assert taken(grouped) == ["b1"]
+            assert taken(grouped) == []
+        connection.rollback()
+        assert taken(grouped, 9) == []
+        grouped.ack(a1, transaction=connection)
+        connection.commit()
+    assert taken(grouped, 9) == ["a2", "a3", "a4"]
+
+
+def test_two_transactions_that_end_a_batch_forget_nobody_behind_it(place: Place, grouped: Queue) -> None:
+    a1, a2 = grouped.receive(2, lease=60)
+    assert taken(grouped, 9) == ["b1", "b2"]
+    if place.name == "sqlite":
+        pytest.skip("one transaction at a time")
+    with place.application.connect() as one, place.application.connect() as other:
+        grouped.ack(a1, transaction=one)
+        grouped.ack(a2, transaction=other)
+        assert taken(grouped) == []
+        one.commit()
+        assert taken(grouped) == []
+        other.commit()
+    assert taken(grouped, 9) == ["a3", "a4"]
+
+
+def test_sends_into_a_group_wait_for_no_transaction(place: Place, grouped: Queue) -> None:
+    if place.name == "sqlite":
+        pytest.skip("one transaction at a time")
+    (a1,) = grouped.receive(1, lease=60)
+    with place.application.connect() as connection:
+        grouped.send("a5", group="a", transaction=connection)
+        grouped.send("a6", group="a")
+        grouped.ack(a1)
+        assert taken(grouped, 2) == ["a2", "a3"]
+        connection.commit()
+    assert "a5" not in taken(grouped, 9)
+
+
+def test_a_dedup_id_is_free_after_a_rollback(place: Place, queue: Queue) -> None:
+    with place.application.connect() as connection:
+        queue.send("1", dedup_id="d", transaction=connection)
+        connection.rollback()
+        first = queue.send("2", dedup_id="d")
+        assert queue.send("3", dedup_id="d", transaction=connection) == first
+        connection.commit()
+    assert [one.body for one in queue.receive()] == [b"2"]
+
+
+def test_a_transaction_that_would_not_see_who_waits_is_refused(place: Place, grouped: Queue) -> None:
+    if place.name != "postgresql":
+        pytest.skip("its snapshots hide nothing from a statement that locks")
+    (a1,) = grouped.receive(1, lease=60)
+    strict = place.application.execution_options(isolation_level="REPEATABLE READ")
+    with strict.connect() as connection, pytest.raises(ConfigError, match="read committed"):
+        grouped.ack(a1, transaction=connection)
