@@ -26,7 +26,7 @@ HUEY = Peer(
 )
 _ON_KAFKA = (("threads", 8, 0), ("threads", 1, 0), ("threads", 8, 1), ("asyncio", 100, 1), ("asyncio", 8, 1))
 """The kind of handlers, how many at the same time, and for how many ms each waits."""
-_SLOWER = 5
+_WAITING, _SQLITE = 5, 10
 """Handlers that wait, and SQLite, get so many times fewer messages."""
 
 
@@ -35,14 +35,14 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
     with lab.queue(PARTITIONS) as queue:
         lab.preload(queue, PARTITIONS, sizes.worker_messages, 100)
         for kind, handlers, ms in _ON_KAFKA:
-            count = sizes.worker_messages // (_SLOWER if ms else 1)
+            count = sizes.worker_messages // (_WAITING if ms else 1)
             turn = partial(_on_kafka, lab, queue, kind=kind, handlers=handlers, ms=ms, messages=count)
             yield _case(
                 f"Kafka, {kind}, {handlers} handlers of {ms} ms",
                 {OURS: partial(turn, "kmqpy"), BARE: partial(turn, "bare")},
                 sizes,
             )
-    count = sizes.worker_messages // _SLOWER
+    count = sizes.worker_messages // _SQLITE
     yield _case(
         "SQLite, threads, 1 handlers of 0 ms",
         {OURS: partial(_on_sqlite, count), HUEY.name: partial(_huey, count)},

@@ -18,6 +18,7 @@ def main(file: str, messages: str) -> None:
     times: dict[int, float] = {}
     logging.disable(logging.CRITICAL)
     huey = SqliteHuey(filename=file, fsync=True, results=False)
+    quick = SqliteHuey(filename=file, fsync=False).storage  # fills the same queue
 
     @huey.task()
     def work(_: str) -> None:
@@ -28,7 +29,7 @@ def main(file: str, messages: str) -> None:
             done.set()
 
     for _ in range(count):
-        work("x" * 100)
+        quick.enqueue(huey.serialize_task(work.s("x" * 100)))
     consumer = huey.create_consumer(workers=1, periodic=False)
     consumer.start()
     if not done.wait(300):

@@ -54,9 +54,10 @@ class OutcomeWriter:
         """
         with self._changed:
             if not self._ended:
-                if not self._waiting:  # else run() does not wait
-                    self._changed.notify()
+                before = len(self._waiting)
                 self._waiting += batch
+                if not before or before < _SMALL <= len(self._waiting):  # else run() waits for none
+                    self._changed.notify()
                 return
         self._write(batch)
 
@@ -80,7 +81,7 @@ class OutcomeWriter:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             if len(self._waiting) < _SMALL and not self._closing and (linger_s := self._linger()):
-                self._changed.wait(linger_s)  # put() ends it not, since outcomes wait
+                self._changed.wait_for(lambda: len(self._waiting) >= _SMALL or self._closing, linger_s)
             batch, self._waiting = self._waiting, []
             self._ended = not batch  # under the same lock: put() can add nothing between empty batch and end
             return batch

@@ -10,7 +10,8 @@ HORIZON_S = 0.05
 """A worker takes as many messages ahead as its handlers handled within so many seconds."""
 _MAX_LEASE_SHARE = 1 / 20
 """The same as a share of the lease, for short ones."""
-_LINGER_SHARE = 1 / 25
+_LINGER_SHARE = 1 / 10
+"""Outcomes wait for others for this share of the time that what was taken ahead lasts."""
 _MAX_AHEAD = 1_000
 """With more, receives and acknowledgements get no cheaper."""
 _MAX_BYTES = 16 << 20

@@ -6,6 +6,12 @@ import pytest
 from fake_queue import FakeQueue
 from worker_support import JumpingClock, until
 
+from kmqpy.core.clock import SystemClock
+from kmqpy.telemetry.base import Telemetry
+from kmqpy.worker.failure_log import FailureLog
+from kmqpy.worker.lease_keeper import LeaseKeeper
+from kmqpy.worker.outcome import ACKNOWLEDGE
+from kmqpy.worker.outcome_writer import OutcomeWriter
 from kmqpy.worker.taking_ahead import TakingAhead
 from kmqpy.worker.worker import Worker
 
@@ -93,6 +99,51 @@ def test_a_worker_with_quick_handlers_takes_hundreds_at_once():
             assert left.acquire(timeout=60)
     assert queue.largest_receive > 50
     assert queue.taken == {}
+
+
+class TestLinger:
+    def test_outcomes_wait_for_others_only_while_there_are_messages_enough(self):
+        ahead = TakingAhead(8, 30.0, 0.0, grows=True)
+        assert ahead.linger_s == 0
+        ahead.number(500, 1 / 16)
+        assert ahead.linger_s == pytest.approx(0.005)
+        ahead.number(508, 1 + 1 / 16)
+        assert ahead.linger_s == 0
+
+    @pytest.mark.parametrize(("count", "linger_s"), [(50, 0.01), (120, 60.0)], ids=["short", "enough"])
+    def test_those_that_come_meanwhile_are_written_together(self, count, linger_s):
+        queue = FakeQueue(*["x"] * count)
+        failures = FailureLog("fake", Telemetry())
+        keeper = LeaseKeeper(queue, 30, SystemClock(), failures)
+        held = keeper.add(queue.receive(count), lambda _: None)
+        sizes = []
+
+        def linger():
+            writer.put([(one, ACKNOWLEDGE) for one in held[1:]])
+            return linger_s
+
+        writer = OutcomeWriter(queue, keeper, failures, lambda batch: sizes.append(len(batch)), linger)
+        running = threading.Thread(target=writer.run, daemon=True)
+        running.start()
+        writer.put([(held[0], ACKNOWLEDGE)])
+        until(lambda: sizes)
+        writer.close()
+        running.join(30)
+        assert sizes == [count]
+
+    def test_close_does_not_wait_for_others(self):
+        queue = FakeQueue("x")
+        failures = FailureLog("fake", Telemetry())
+        keeper = LeaseKeeper(queue, 30, SystemClock(), failures)
+        lingers = threading.Event()
+        writer = OutcomeWriter(queue, keeper, failures, lambda _: None, lambda: lingers.set() or 60.0)
+        running = threading.Thread(target=writer.run, daemon=True)
+        running.start()
+        writer.put([(one, ACKNOWLEDGE) for one in keeper.add(queue.receive(), lambda _: None)])
+        assert lingers.wait(60)
+        writer.close()
+        running.join(30)
+        assert queue.of("ack") == ["r1"]
 
 
 def test_what_was_taken_for_quick_handlers_is_given_back_when_they_are_slow(monkeypatch):
