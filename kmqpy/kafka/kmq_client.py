@@ -23,7 +23,7 @@ from kmqpy.core.settings import check_limit
 from kmqpy.core.stack import is_inside
 from kmqpy.errors import Closed, DecodeError, KmqError, NotSupported, ReceiptError, shown
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.client.client_options import ClientOptions, split_options
+from kmqpy.kafka.client.client_options import MAX_IN_FLIGHT, ClientOptions, split_options
 from kmqpy.kafka.client.lazy_consumer import LazyConsumer
 from kmqpy.kafka.client.record_message import KafkaMessage, ReceiveContext
 from kmqpy.kafka.client.sender import QueueSender
@@ -115,6 +115,7 @@ class KmqClient:
         **options: Unpack[ClientOptions],
     ) -> None:
         receiving, limits = split_options(options)
+        self._max_in_flight = receiving.get("max_in_flight", MAX_IN_FLIGHT)
         self._connection = check_connection(connection)
         self._settings = settings = settings_of(queue, connection)
         self._limits = limits
@@ -175,6 +176,11 @@ class KmqClient:
     def max_lease(self) -> float:
         """See Queue.max_lease."""
         return self._settings.max_lease_ms / 1000
+
+    @property
+    def max_in_flight(self) -> int:
+        """See Queue.max_in_flight."""
+        return self._max_in_flight
 
     @property
     def in_groups(self) -> bool:

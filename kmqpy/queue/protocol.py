@@ -161,6 +161,11 @@ class Queue(Protocol):
         ...
 
     @property
+    def max_in_flight(self) -> int | None:
+        """The most messages in flight of which this object takes no more; None: there is no such limit."""
+        ...
+
+    @property
     def dead_letters(self) -> DeadLetters:
         """Operations on the messages that failed too often or were rejected."""
         ...

@@ -128,6 +128,11 @@ class StoredQueue(Closeable):
         return self._settings.in_groups
 
     @property
+    def max_in_flight(self) -> None:
+        """See Queue.max_in_flight."""
+        return None
+
+    @property
     def dead_letters(self) -> DeadLetters:
         """See Queue.dead_letters."""
         return self._dead_letters

@@ -37,6 +37,10 @@ class KeyedFifo(Generic[T]):
         """Remove and return the next item that may start, or None. When the item ends, call done()."""
         return self._ready.popleft()[1] if self._ready else None
 
+    def count(self) -> int:
+        """The number of items that may start; any thread may ask at any time."""
+        return len(self._ready)
+
     def first(self) -> T | None:
         """The item that start() would return."""
         return self._ready[0][1] if self._ready else None

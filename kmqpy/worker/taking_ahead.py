@@ -30,21 +30,24 @@ class TakingAhead:
 
     least    the number with which a worker begins; with `grows` False it stays
     lease_s  the seconds of a lease
+    limit    it does not grow beyond; None: there is no such limit
     """
 
-    def __init__(self, least: int, lease_s: float, now: float, *, grows: bool) -> None:
+    def __init__(
+        self, least: int, lease_s: float, now: float, *, grows: bool, limit: int | None = None
+    ) -> None:
         self._least = least
         self._horizon_s = min(HORIZON_S, lease_s * _MAX_LEASE_SHARE)
         self.grows = grows
         self._number = least
-        self._most = _MAX_AHEAD
+        self._most = self._limit = _MAX_AHEAD if limit is None else min(limit, _MAX_AHEAD)
         self._handled = 0
         self._since = now
 
-    @property
-    def linger_s(self) -> float:
-        """How long outcomes may wait for others: only while handlers have more than `least` ahead of them."""
-        return self._horizon_s * _LINGER_SHARE if self._number > self._least else 0.0
+    def linger_s(self, ready: int) -> float:
+        """How long outcomes may wait for others while so many messages wait for handlers, and last longer."""
+        lasts = self._number > self._least and ready >= 2 * _LINGER_SHARE * self._number
+        return _LINGER_SHARE * self._horizon_s if lasts else 0.0
 
     def number(self, handled: int, now: float) -> int:
         """The number at the monotonic time `now`, when `handled` messages were handled in all."""
@@ -63,7 +66,7 @@ class TakingAhead:
         again = 2 * sum(message.attempts > 1 for message in sample) > len(sample)
         size = sum(len(message.body) for message in sample) // len(sample)
         # After those that come again, it grows by degrees: they may be mixed with others.
-        most = min(max(2 * self._most, 2 * self._least), _MAX_AHEAD, _MAX_BYTES // max(1, size))
+        most = min(max(2 * self._most, 2 * self._least), self._limit, _MAX_BYTES // max(1, size))
         self._most = 0 if again else most
         self._number = max(self._least, min(self._number, self._most))
         return again

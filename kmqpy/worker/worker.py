@@ -150,7 +150,14 @@ class Worker:
         if prefetch is None:
             prefetch = 0 if self._at_most_once else 10 * concurrency if self._by_key else concurrency
         self._lease_s = _lease_s(queue, lease)
-        self._ahead = TakingAhead(prefetch, self._lease_s, clock.monotonic(), grows=grows)
+        most = queue.max_in_flight
+        self._ahead = TakingAhead(
+            prefetch,
+            self._lease_s,
+            clock.monotonic(),
+            grows=grows,
+            limit=None if most is None else most - concurrency,
+        )
         self._least_ahead = prefetch
         self._backoff = backoff or (None if queue.delays_retries else _DEFAULT_BACKOFF)
         # Handlers of several messages run at a time.
@@ -171,7 +178,7 @@ class Worker:
         self._taking = True
         self._leases = LeaseKeeper(queue, self._lease_s, clock, self._failures, self._report_lost)
         self._outcomes = OutcomeWriter(
-            queue, self._leases, self._failures, self._count_finished, lambda: self._ahead.linger_s
+            queue, self._leases, self._failures, self._count_finished, self._linger_s
         )
         self._stopping = threading.Event()
         self._stop_asked = False
@@ -482,6 +489,9 @@ class Worker:
             self._telemetry.in_flight(self._queue.name, self._unfinished)
         except Exception:  # a faulty telemetry must not end a thread of the worker
             _log.exception("telemetry failed", extra={"queue": self._queue.name})
+
+    def _linger_s(self) -> float:
+        return self._ahead.linger_s(self._ready.count())
 
     # --- stopping ---------------------------------------------------------------------------------
 

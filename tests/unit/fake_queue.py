@@ -24,6 +24,7 @@ class FakeQueue:
     max_lease = math.inf
     at_most_once = False
     in_groups = False
+    max_in_flight: int | None = None
     delays_retries = False
 
     def __init__(self, *bodies: bytes | str, redeliver: bool = False) -> None:

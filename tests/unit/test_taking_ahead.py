@@ -55,6 +55,12 @@ class TestNumber:
         ahead = TakingAhead(1, 0.1, 0.0, grows=True)
         assert ahead.number(100, 1 / 64) == 32
 
+    @pytest.mark.parametrize(("limit", "expected"), [(12, 12), (-4, 8), (5_000, 1_000)])
+    def test_it_grows_up_to_the_limit(self, limit, expected):
+        ahead = TakingAhead(8, 30.0, 0.0, grows=True, limit=limit)
+        ahead.note(taken(20))
+        assert ahead.number(10_000, 1 / 16) == expected
+
     def test_a_number_that_was_asked_for_stays(self):
         ahead = TakingAhead(8, 30.0, 0.0, grows=False)
         ahead.note(taken(20, size=4 << 20))
@@ -104,11 +110,12 @@ def test_a_worker_with_quick_handlers_takes_hundreds_at_once():
 class TestLinger:
     def test_outcomes_wait_for_others_only_while_there_are_messages_enough(self):
         ahead = TakingAhead(8, 30.0, 0.0, grows=True)
-        assert ahead.linger_s == 0
+        assert ahead.linger_s(8) == 0
         ahead.number(500, 1 / 16)
-        assert ahead.linger_s == pytest.approx(0.005)
+        assert ahead.linger_s(80) == pytest.approx(0.005)
+        assert ahead.linger_s(79) == 0  # as where `max_in_flight` allows no more
         ahead.number(508, 1 + 1 / 16)
-        assert ahead.linger_s == 0
+        assert ahead.linger_s(80) == 0
 
     @pytest.mark.parametrize(("count", "linger_s"), [(50, 0.01), (120, 60.0)], ids=["short", "enough"])
     def test_those_that_come_meanwhile_are_written_together(self, count, linger_s):
@@ -144,6 +151,15 @@ class TestLinger:
         writer.close()
         running.join(30)
         assert queue.of("ack") == ["r1"]
+
+
+def test_no_more_are_asked_for_than_may_be_in_flight():
+    queue, left = FakeQueue(*["x"] * 3_000), threading.Semaphore(0)
+    queue.max_in_flight = 12
+    with Worker(queue, lambda message: left.release(), concurrency=1):
+        for _ in range(3_000):
+            assert left.acquire(timeout=60)
+    assert queue.largest_receive <= 12
 
 
 def test_what_was_taken_for_quick_handlers_is_given_back_when_they_are_slow(monkeypatch):

@@ -48,7 +48,8 @@ class TestKeyedFifo:
         assert (lanes.first(), lanes.cut(1)) == (None, [])
         for item in range(5):
             lanes.add(None, item)
-        assert (lanes.first(), lanes.cut(2), lanes.cut(2)) == (0, [4, 3, 2], [])
+        assert (lanes.count(), lanes.first()) == (5, 0)
+        assert (lanes.cut(2), lanes.cut(2), lanes.count()) == ([4, 3, 2], [], 2)
         assert (lanes.start(), lanes.start(), lanes.start()) == (0, 1, None)
 
     def test_clear_returns_what_was_not_started(self):

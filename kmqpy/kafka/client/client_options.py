@@ -13,6 +13,8 @@ from kmqpy.kafka.settings import is_topic_name
 from kmqpy.kafka.topics import HEADROOM_BYTES, MAX_MESSAGE_BYTES
 from kmqpy.telemetry.base import Telemetry
 
+MAX_IN_FLIGHT = 10_000
+"""The default of the option `max_in_flight`."""
 _MOST_TIMEOUT_MS = 2**31 - 1
 _MOST_MESSAGE_BYTES = 1_000_000_000 - HEADROOM_BYTES
 """The largest values that librdkafka takes; larger ones come to it cut to 32 bits."""

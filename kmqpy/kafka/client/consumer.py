@@ -14,6 +14,7 @@ from kmqpy.core.forks import ForkGuard
 from kmqpy.core.green import tell_once
 from kmqpy.core.settings import check_limit
 from kmqpy.errors import Closed, ConfigError, Unavailable
+from kmqpy.kafka.client.client_options import MAX_IN_FLIGHT
 from kmqpy.kafka.client.housekeeper import Housekeeper
 from kmqpy.kafka.client.in_flight_limit import InFlightLimit
 from kmqpy.kafka.client.marker_writer import Item, MarkerWriter
@@ -70,7 +71,7 @@ class QueueConsumer:
         queue: QueueSettings,
         connection: KafkaConnection,
         *,
-        max_in_flight: int = 10_000,
+        max_in_flight: int = MAX_IN_FLIGHT,
         holder: str | None = None,
         instance_id: str | None = None,
         owner: Owner | None = None,
