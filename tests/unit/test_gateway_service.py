@@ -21,6 +21,7 @@ from kmqpy.gateway.service.pulse import Pulse
 from kmqpy.gateway.service.served_queue import ServedQueue, dealt
 from kmqpy.gateway.service.shelf import Shelf
 from kmqpy.queue import Capabilities
+from kmqpy.queue_policy import QueuePolicy
 from kmqpy.testing import ManualClock, memory_storage
 
 JOBS = QueueName("jobs", settings={"max_redeliveries": None})
@@ -596,6 +597,8 @@ class SlowToJoin(FakeQueue):
         super().__init__(*bodies)
         self.joined = threading.Event()
         self.before_receive = lambda: self.joined.wait(60)
+
+    settings = QueuePolicy(name="jobs")
 
     @property
     def capabilities(self):
