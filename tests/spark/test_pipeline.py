@@ -3,6 +3,7 @@
 import json
 import time
 
+import psycopg
 import pytest
 from click.testing import CliRunner
 from pyspark.errors import StreamingQueryException
@@ -311,3 +312,24 @@ def test_values_that_a_sink_cant_hold_are_refused_and_the_batch_goes_on(
     assert spark.read.parquet(str(tmp_path / "rows")).count() == 2
     # A function's text that is no text may be another one the next time.
     assert pipeline.dead_letters(queue.connection, queue.settings) == (2 if by_function else 4)
+
+
+def test_texts_with_u0000_are_refused_and_postgresql_gets_the_others(
+    spark, make_queue, database_url, tmp_path
+):
+    queue = make_queue(1)
+    for body in (rb'{"name": "a"}', rb'{"name": "b\u0000"}', rb'{"name": "c"}'):
+        queue.producer().send(body)
+    user, _, host = database_url("postgresql").partition("postgresql://")[2].rpartition("@")
+    sink = Sink(
+        path=f"jdbc:postgresql://{host}",
+        format="jdbc",
+        checkpoint=str(tmp_path / "checkpoint"),
+        options={"table": "names", "user": user},
+    )
+    assert run_pipeline(spark, queue.settings, queue.connection, schema="name string", sink=sink)
+    with psycopg.connect(database_url("postgresql")) as there:
+        assert there.execute("SELECT name FROM names ORDER BY name").fetchall() == [("a",), ("c",)]
+        with pytest.raises(psycopg.DataError, match="NUL"):
+            there.execute("SELECT %s::text", ["b\0"])
+    assert pipeline.dead_letters(queue.connection, queue.settings) == 1

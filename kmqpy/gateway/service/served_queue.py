@@ -52,9 +52,10 @@ _EXACT_SIZE = 10_000
 
 
 class Taken(NamedTuple):
-    """A message that was taken, perhaps by another gateway for us: then we know less of it.
+    """A message that was taken, perhaps by another gateway for us: then we have no receipt of that take.
 
-    message  the same as our storage gave it; None: it is from another gateway
+    message  the same as our storage gave it; None: it is from another gateway. Then `attempts`, and when it
+             was sent and queued last (ms since 1970), are not known, either
     """
 
     id: str
@@ -76,17 +77,17 @@ class Taken(NamedTuple):
 
     @property
     def attempts(self) -> int:
-        """Message.attempts; 1 if nobody knows."""
+        """How often it was handed out."""
         return 1 if self.message is None else self.message.attempts
 
     @property
     def sent_ms(self) -> int:
-        """When it was sent (ms since 1970); 0 if nobody knows."""
+        """When it was sent."""
         return 0 if self.message is None else self.message.first_enqueued_ms
 
     @property
     def queued_ms(self) -> int:
-        """When it was queued last (ms since 1970); 0 if nobody knows."""
+        """When it was queued last."""
         return 0 if self.message is None else self.message.enqueued_ms
 
 
