@@ -29,6 +29,7 @@ class Patience:
         self._most_s = most_s
         self._clock = clock
         self._begun_s = self._look_s = clock.monotonic()
+        self._was_held_up = False
         self._timeout = asyncio.timeout(None)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -70,8 +71,9 @@ class Patience:
         if not self._is_long:
             until_s = min(until_s, self._pulse.give_up_at(self._begun_s, now_s))
         late_s = now_s - self._look_s
-        if late_s > _HELD_UP_S:  # what the storage has answered may wait for us, too
-            until_s = max(until_s, now_s + late_s)
+        if late_s > _HELD_UP_S and until_s <= now_s and not self._was_held_up:
+            self._was_held_up = True  # what the storage has answered may wait for us, too: once
+            until_s = now_s + late_s
         if until_s <= now_s:
             self._timeout.reschedule(self._loop.time())
         else:

@@ -52,7 +52,7 @@ _EXACT_SIZE = 10_000
 
 
 class Taken(NamedTuple):
-    """A message that was taken, perhaps by another gateway for us: then we know less of it.
+    """A message that was taken, perhaps by another gateway for us: then we have no receipt of that take.
 
     message  the same as our storage gave it; None: it is from another gateway
     """
