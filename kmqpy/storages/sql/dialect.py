@@ -234,12 +234,28 @@ def situation(cursor: Cursor, sql: Mapping[str, str], parameters: Parameters) ->
 
 def message_row(columns: Sequence[Any]) -> MessageRow:
     """The row of the columns `statements.COLUMNS`."""
-    row_id, take, body, key, headers, minus_priority, requeues, *times, reason, place, group = columns
-    enqueued_ms, first_enqueued_ms, since_ms, until_ms = times
+    (
+        row_id,
+        take,
+        body,
+        key,
+        headers,
+        minus_priority,
+        requeues,
+        enqueued_ms,
+        first_enqueued_ms,
+        since_ms,
+        until_ms,
+        reason,
+        place,
+        group,
+    ) = columns
+    if not isinstance(body, bytes):
+        body = str(body).encode()  # a length, of dead_rows_without_bodies
     return MessageRow(
         row_id,
         take,
-        body if isinstance(body, bytes) else str(body).encode(),  # a length, of dead_rows_without_bodies
+        body,
         key,
         () if headers is None else headers_of(headers),
         -minus_priority,
@@ -249,8 +265,9 @@ def message_row(columns: Sequence[Any]) -> MessageRow:
         since_ms,
         until_ms,
         reason,
-        place=place,
-        group=group,
+        0,
+        place,
+        group,
     )
 
 

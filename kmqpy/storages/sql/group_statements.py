@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 def _first(column: str, state: int, alias: str) -> str:
     return (
-        f"(SELECT f.{column} FROM {{messages}} AS f WHERE f.group_id = m.group_id AND f.state = {state} "
+        f"(SELECT f.{column} FROM {{messages}} AS f WHERE f.group_id = m.group_id AND {{of_group}} = {state} "
         f"ORDER BY f.place LIMIT 1) AS {alias}"
     )
 
@@ -39,14 +39,14 @@ WHERE m.queue = :queue AND m.state = 0 AND m.minus_priority = 0 AND m.place > :a
     AND {{nothing_due}}
 ORDER BY m.minus_priority, m.place LIMIT :limit"""
 _FIRST_BEHIND = (
-    "(SELECT f.id FROM {messages} AS f WHERE f.group_id = given.group_id AND f.state = 4 "
+    "(SELECT f.id FROM {messages} AS f WHERE f.group_id = given.group_id AND {of_group} = 4 "
     "ORDER BY f.place LIMIT 1{lock_some})"
 )
 
 _SHARED = {
     "look_grouped": _PICK,
-    "behind": """SELECT id, place, CASE WHEN until_ms > {now} THEN 1 ELSE 0 END FROM {messages}
-WHERE group_id = :group_id AND state = 4 ORDER BY place LIMIT :limit""",
+    "behind": """SELECT id, place, CASE WHEN until_ms > {now} THEN 1 ELSE 0 END FROM {messages} AS f
+WHERE group_id = :group_id AND {of_group} = 4 ORDER BY place LIMIT :limit""",
     "lock_behind": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 = 4{lock_some}",
     "lock_witnesses": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 <> 4{lock_some}",
     "rows": "SELECT {columns} FROM {messages} WHERE {by_ids}",
@@ -60,12 +60,15 @@ WHERE queue = :queue AND {not_ready}state = 3 AND group_id IS NOT NULL""",
     # A key is locked, whether it is new or not, until the transaction ends.
     "claim_keys": """INSERT INTO {dedup} (queue, dedup_key, message, until_ms)
 SELECT :queue, given.dedup_key, 0, 0 FROM {given_keys} ORDER BY given.dedup_key {or_lock}""",
+    # By the same key: an UPDATE of rows that it joins would look through all keys.
+    "keep_keys": """INSERT INTO {dedup} (queue, dedup_key, message, until_ms)
+SELECT :queue, given.dedup_key, given.message, {now} + :window_ms FROM {given_pairs} {or_replace}""",
     "keys": """SELECT d.dedup_key, d.message, CASE WHEN d.until_ms > {now} THEN 1 ELSE 0 END,
     (SELECT count(*) FROM {messages} AS m WHERE m.id = d.message AND m.state + 0 <> 3)
 FROM {dedup} AS d WHERE d.queue = :queue AND d.dedup_key {in_keys}{lock}""",
     "old_keys": """SELECT d.dedup_key,
     (SELECT count(*) FROM {messages} AS m WHERE m.id = d.message AND m.state + 0 <> 3)
-FROM {dedup} AS d WHERE d.queue = :queue AND d.until_ms <= {now} AND d.message > 0
+FROM {dedup} AS d WHERE {of_queue} = :queue AND d.until_ms <= {now} AND d.message > 0
 ORDER BY d.until_ms LIMIT :limit{lock_some}""",
     "prolong_keys": """UPDATE {dedup} SET until_ms = {now} + :window_ms
 WHERE queue = :queue AND dedup_key {in_keys}""",
@@ -73,60 +76,64 @@ WHERE queue = :queue AND dedup_key {in_keys}""",
     "forget_all_keys": "DELETE FROM {dedup} WHERE queue = :queue",
 }
 
-_KEEP_KEYS = "message = given.message, until_ms = {now} + :window_ms"
-_SAME_KEY = "d.queue = :queue AND d.dedup_key = given.dedup_key"
 _JSON_TABLE = "JSON_TABLE(:listed, '$[*]' COLUMNS ({columns})) AS given"
 _KEY_COLUMN = "dedup_key char(22) CHARACTER SET ascii COLLATE ascii_bin PATH"
 _MARIADB = {
     # MariaDB would also lock what the subqueries look at, and who ends a message would pass that over.
     "lock_ready": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 = 0{lock_some}",
-    "keep_keys": "UPDATE {dedup} AS d JOIN "
-    + _JSON_TABLE.format(columns=f"{_KEY_COLUMN} '$[0]', message bigint PATH '$[1]'")
-    + f" ON {_SAME_KEY} SET d.message = given.message, d.until_ms = {{now}} + :window_ms",
 }
 _OWN: Mapping[str, Mapping[str, str]] = {
     "postgresql": {
-        "keep_keys": f"UPDATE {{dedup}} AS d SET {_KEEP_KEYS} FROM unnest(CAST(:keys AS text[]), "
-        f"CAST(:ids AS bigint[])) AS given(dedup_key, message) WHERE {_SAME_KEY}",
         "pick_grouped": f"{_PICK}{{lock_some}}",
         "isolation": "SELECT current_setting('transaction_isolation')",
     },
     "mariadb": _MARIADB,
     "mysql": _MARIADB,
-    "sqlite": {
-        "keep_keys": f"""UPDATE {{dedup}} AS d SET {_KEEP_KEYS} FROM (
-    SELECT json_extract(value, '$[0]') AS dedup_key, json_extract(value, '$[1]') AS message
-    FROM json_each(:listed)
-) AS given WHERE {_SAME_KEY}""",
-    },
+    "sqlite": {},
 }
+_REPLACE = """ON CONFLICT (queue, dedup_key)
+DO UPDATE SET message = excluded.message, until_ms = excluded.until_ms"""
 _BY_LIST = {
+    "of_group": "f.state",
+    "of_queue": "d.queue",
     "by_ids": "id IN :ids",
     "in_keys": "IN :keys",
     "given_groups": _JSON_TABLE.format(columns="group_id bigint PATH '$'"),
     "given_keys": _JSON_TABLE.format(columns=f"{_KEY_COLUMN} '$'"),
+    "given_pairs": _JSON_TABLE.format(columns=f"{_KEY_COLUMN} '$[0]', message bigint PATH '$[1]'"),
     "or_lock": "ON DUPLICATE KEY UPDATE message = {dedup}.message",
+    "or_replace": "ON DUPLICATE KEY UPDATE message = VALUES(message), until_ms = VALUES(until_ms)",
     "lock": " FOR UPDATE",
     "lock_some": " FOR UPDATE SKIP LOCKED",
 }
 _PARTS: Mapping[str, Mapping[str, str]] = {
     "postgresql": {
+        # Not in its other indexes: with the statistics of an empty table it would look through one of those.
+        "of_group": "(f.state + 0)",
+        "of_queue": "(d.queue + 0)",
         "by_ids": "id = ANY (CAST(:ids AS bigint[]))",
         "in_keys": "= ANY (CAST(:keys AS text[]))",
         "given_groups": "unnest(CAST(:ids AS bigint[])) AS given(group_id)",
         "given_keys": "unnest(CAST(:keys AS text[])) AS given(dedup_key)",
+        "given_pairs": "unnest(CAST(:keys AS text[]), CAST(:ids AS bigint[])) AS given(dedup_key, message)",
         "or_lock": "ON CONFLICT (queue, dedup_key) DO UPDATE SET queue = excluded.queue",
+        "or_replace": _REPLACE,
         "lock": " FOR UPDATE OF d",
         "lock_some": " FOR UPDATE SKIP LOCKED",
     },
     "mariadb": _BY_LIST,
     "mysql": _BY_LIST,
     "sqlite": {
+        "of_group": "f.state",
+        "of_queue": "d.queue",
         "by_ids": "id IN (SELECT value FROM json_each(:ids))",
         "in_keys": "IN (SELECT value FROM json_each(:keys))",
         "given_groups": "(SELECT value AS group_id FROM json_each(:ids)) AS given",
         "given_keys": "(SELECT value AS dedup_key FROM json_each(:keys)) AS given WHERE true",
+        "given_pairs": """(SELECT json_extract(value, '$[0]') AS dedup_key,
+    json_extract(value, '$[1]') AS message FROM json_each(:listed)) AS given WHERE true""",
         "or_lock": "ON CONFLICT (queue, dedup_key) DO NOTHING",
+        "or_replace": _REPLACE,
         "lock": "",
         "lock_some": "",
     },

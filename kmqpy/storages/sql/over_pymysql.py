@@ -200,7 +200,7 @@ class OverPyMySql(ServerDialect):
                 cursor.mogrify(
                     self.sql["put_row"],
                     {
-                        **parameters,
+                        "queue": parameters["queue"],
                         "at": at,
                         "delay_ms": row.delay_ms,
                         "priority": row.priority,
@@ -208,7 +208,7 @@ class OverPyMySql(ServerDialect):
                         "headers": headers_bytes(row.headers),
                         "body": row.body,
                         "digest": row.digest,
-                        "group_id": group_id(parameters, row),
+                        "group_id": None if row.group is None else group_id(parameters, row),
                         "group": row.group,
                     },
                 )

@@ -150,24 +150,26 @@ class Sqlite:
         """See Dialect."""
         first = self._draw(cursor, len(rows))
         ids = [*range(first, first + len(rows))]
-        cursor.executemany(
-            self.sql["put"],
-            [
-                {
-                    **parameters,
-                    "id": row_id,
-                    "delay_ms": row.delay_ms,
-                    "priority": row.priority,
-                    "key": row.key,
-                    "headers": headers_bytes(row.headers),
-                    "body": row.body,
-                    "digest": row.digest,
-                    "group_id": group_id(parameters, row),
-                    "group": row.group,
-                }
-                for row_id, row in zip(ids, rows, strict=True)
-            ],
-        )
+        common = {name: parameters[name] for name in ("queue", "now_ms")}
+        given = [
+            {
+                **common,
+                "id": row_id,
+                "delay_ms": row.delay_ms,
+                "priority": row.priority,
+                "key": row.key,
+                "headers": headers_bytes(row.headers),
+                "body": row.body,
+                "digest": row.digest,
+            }
+            for row_id, row in zip(ids, rows, strict=True)
+        ]
+        name = "put"
+        if any(row.group for row in rows):
+            name = "put_grouped"
+            for one, row in zip(given, rows, strict=True):
+                one |= {"group_id": group_id(parameters, row), "group": row.group}
+        cursor.executemany(self.sql[name], given)
         return ids if cursor.rowcount else []
 
     def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:  # noqa: ARG002

@@ -444,17 +444,21 @@ _SQLITE_DUE = (
     "AND until_ms <= {now}"
 )
 
+# Each parameter costs: few messages have groups.
+_SQLITE_PUT = """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms,
+    take, requeues, state, minus_priority, message_key, headers, body, digest, group_id, group_name)
+SELECT :id, id, :id, CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 END, 0, {now}, {now},
+    0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 0 END, -:priority, :key, :headers, :body, :digest,
+    :group_id, :group
+FROM {queues} WHERE id = :queue"""
+
 _SQLITE = {
     "create_queue": "INSERT OR IGNORE INTO {queues} (id, name, settings) VALUES (:queue, :name, :settings)",
     "lock_queue": "SELECT id FROM {queues} WHERE id = :queue",  # a transaction has locked the database
     "lock_settings": "SELECT settings FROM {queues} WHERE id = :queue",
     "draw": "UPDATE {numbers} SET next = next + :count RETURNING next - :count",
-    "put": """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms,
-    take, requeues, state, minus_priority, message_key, headers, body, digest, group_id, group_name)
-SELECT :id, id, :id, CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 END, 0, {now}, {now},
-    0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 0 END, -:priority, :key, :headers, :body, :digest,
-    :group_id, :group
-FROM {queues} WHERE id = :queue""",
+    "put": _SQLITE_PUT.replace(", group_id, group_name)", ")").replace(",\n    :group_id, :group", ""),
+    "put_grouped": _SQLITE_PUT,
     "take": f"UPDATE {{messages}} SET {_TAKE} WHERE id IN (SELECT id {_NEXT_READY}) RETURNING {COLUMNS}",
     "take_for_good": f"DELETE FROM {{messages}} WHERE id IN (SELECT id {_NEXT_READY}) RETURNING {_GONE_ROW}",
     "take_turn": "SELECT id FROM {queues} WHERE id = :queue",

@@ -19,7 +19,7 @@ _GROUP_INDEX = (
 _DEDUP_INDEX = "CREATE INDEX {dedup_index}_until ON {dedup} (queue, until_ms)"
 
 _POSTGRESQL_3 = (
-    _GROUP_INDEX,
+    _GROUP_INDEX.replace("state", "(state + 0)"),  # see group_statements.py
     """CREATE TABLE {dedup} (
     queue bigint NOT NULL,
     dedup_key text COLLATE "C" NOT NULL,
@@ -30,7 +30,7 @@ _POSTGRESQL_3 = (
     fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_cost_delay = 0
 )""",
-    _DEDUP_INDEX,
+    _DEDUP_INDEX.replace("queue", "(queue + 0)"),
 )
 _POSTGRESQL_SCHEMA = (
     "CREATE TABLE {meta} (name text PRIMARY KEY, value text NOT NULL)",
