@@ -27,6 +27,7 @@ from benchmarks import (
     memory,
     report,
     restart,
+    sends,
     spark_processing,
     spark_state,
     spark_tracker,
@@ -56,6 +57,7 @@ IN_README = ("drain", "100 bytes, 4 partitions, acks in order")
 WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "drain": drain.cases,
     "latency": latency.cases,
+    "sends": sends.cases,
     "first-message": first_message.cases,
     "workers": workers.cases,
     "waiting-acks": waiting.cases,

@@ -24,6 +24,7 @@ class Sizes:
     waiting_threads: tuple[int, ...]
     waiting_s: float
     worker_messages: int
+    sends_s: float
     lateness_s: float
     bulk_messages: int
     in_flight: int
@@ -58,6 +59,7 @@ FULL = Sizes(
     waiting_threads=(1, 8, 64),
     waiting_s=10.0,
     worker_messages=200_000,
+    sends_s=5.0,
     lateness_s=20.0,
     bulk_messages=100_000,
     in_flight=1_000_000,
@@ -88,6 +90,7 @@ QUICK = Sizes(
     waiting_threads=(8,),
     waiting_s=1.0,
     worker_messages=40_000,
+    sends_s=0.5,
     lateness_s=2.0,
     bulk_messages=20_000,
     in_flight=50_000,

@@ -29,9 +29,8 @@ class _Emodb:
         self.send = (
             _post(f"{queue}/send", _BODY) if batch == 1 else _post(f"{queue}/sendbatch", [_BODY] * batch)
         )
-        self.poll = (
-            f"GET {queue}/poll?ttl={_LEASE_S}&limit={batch} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
-        )
+        poll = f"{queue}/poll?ttl={_LEASE_S}&limit={batch}"
+        self.poll = f"GET {poll} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
 
     def ack(self, answer: bytes) -> tuple[int, bytes]:
         ids = [message["id"] for message in json.loads(answer)]

@@ -30,6 +30,8 @@ Speaks = Callable[[Mapping[str, str], bytes], bool]
 
 _REQUEST_ID = "x-request-id"
 _MAX_REQUEST_ID = 100
+_SMALL = 16 * 1024
+"""A body of so many bytes does not fill buffers."""
 _LOOKS = ["GET", "HEAD", "OPTIONS"]
 """The methods of what only shows something."""
 _BUSY = json_response(b'{"message":"the gateway is busy","retryAfterSeconds":1}', 503, {"retry-after": "1"})
@@ -90,7 +92,7 @@ class GatewayApp:
             response = await self._answer(call, base, dialect, answer)
         finally:
             self._running -= 1
-        response.headers[_REQUEST_ID] = request_id
+        response.raw_headers.append((_REQUEST_ID.encode(), request_id.encode()))
         if self.draining:
             response.headers["connection"] = "close"
         try:
@@ -180,8 +182,10 @@ async def _sent(response: Response, send: Send) -> None:
     await send(
         {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
     )
-    await send({"type": "http.response.body", "body": response.body, "more_body": True})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    is_large = len(response.body) > _SMALL
+    await send({"type": "http.response.body", "body": response.body, "more_body": is_large})
+    if is_large:
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _copy(response: Response) -> Response:

@@ -15,6 +15,9 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close
 _GRACE_S = 1.0
 """So long, in seconds, the answer to a body that is late may take before the connection is closed without."""
 
+_SMALL = 16 * 1024
+"""What has more bytes is written at once."""
+
 _LAST_S = 0.5
 """So long, in seconds, connections without a request stay open when the gateway ends."""
 
@@ -23,18 +26,33 @@ class _HeadTooLarge(Exception):
     """Ends the parsing of a head."""
 
 
-class _Forgiving:
-    """A transport that drops what is written after its end; uvloop's raises, with a traceback in the log.
+class _Transport:
+    """A transport that writes head and body of an answer together; each write costs as much as the rest.
 
-    A call may still run when its connection ends: by the client, or as the rest of the request is no HTTP.
+    It drops what is written after its end, where uvloop's raises, with a traceback in the log: a call may
+    still run when its connection ends, by the client, or as the rest of the request is no HTTP.
     """
 
-    def __init__(self, transport: Any) -> None:
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
+        self._loop = loop
+        self._held: list[bytes] = []
 
     def write(self, data: bytes) -> None:
-        if not self._transport.is_closing():
-            self._transport.write(data)
+        self._held.append(data)
+        if len(data) > _SMALL:  # who writes it waits until it is on its way
+            self._flush()
+        elif len(self._held) == 1:
+            self._loop.call_soon(self._flush)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        held, self._held = self._held, []
+        if held and not self._transport.is_closing():
+            self._transport.writelines(held)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -53,7 +71,7 @@ def guarded(limits: Limits, metrics: GatewayMetrics) -> type[HttpToolsProtocol]:
         _answer_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
-            super().connection_made(_Forgiving(transport))  # type: ignore[arg-type]
+            super().connection_made(_Transport(transport, self.loop))  # type: ignore[arg-type]
             metrics.connections.inc()
             if len(self.connections) > limits.max_connections:
                 metrics.refused.labels("connections").inc()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any, cast
 from urllib.parse import parse_qsl, unquote
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Message, Receive
 
 from kmqpy.gateway.limits import Limits, Share, read_body
 
@@ -46,6 +48,7 @@ class Call:
     key_id: str = "-"
     count: int = 0
     refused: str = ""
+    _headers: dict[str, str] | None = None
 
     def segments(self, base: str) -> list[str] | None:
         """The parts of the path below `base`, split before they are unescaped; None for a path elsewhere.
@@ -63,13 +66,18 @@ class Call:
         """The query's parameters; of one that is given more than once, the first."""
         found: dict[str, str] = {}
         query = self.request.scope["query_string"].decode("latin-1")
+        if not query:
+            return found
         for name, value in parse_qsl(query, keep_blank_values=True, errors="replace", max_num_fields=None):
             found.setdefault(name, value)
         return found
 
     def header(self, name: str) -> str:
-        """A header; empty if it is missing."""
-        return self.request.headers.get(name, "")
+        """A header, its name in small letters; empty if it is missing, of several the first."""
+        if self._headers is None:  # Starlette would decode all of them for each
+            pairs = reversed(self.request.scope["headers"])
+            self._headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
+        return self._headers.get(name, "")
 
     def has_body(self) -> bool:
         """True if the head of the request announces a body."""
@@ -77,21 +85,48 @@ class Call:
 
     async def body(self) -> bytes:
         """The body, decompressed; raises TooLarge, BadEncoding, Overloaded, BodyTimeout, ClientDisconnect."""
+        first = at_once(self.request.receive)
+        reading = read_body(
+            self._chunks(first), self.header("content-encoding"), self.share, self.limits.max_body_bytes
+        )
+        if first is not None and not first.get("more_body"):
+            return await reading
         try:
             with self.waiting():
                 async with asyncio.timeout(self.limits.body_timeout_s):
-                    return await read_body(
-                        self.request.stream(),
-                        self.header("content-encoding"),
-                        self.share,
-                        self.limits.max_body_bytes,
-                    )
+                    return await reading
         except TimeoutError:
             raise BodyTimeout from None
 
     async def is_gone(self) -> bool:
         """True if the client has closed the connection, so nobody would get an answer."""
-        return await self.request.is_disconnected()
+        return is_end(at_once(self.request.receive))
+
+    async def _chunks(self, message: Message | None) -> AsyncIterator[bytes]:
+        while True:
+            message = message or await self.request.receive()
+            if is_end(message):
+                raise ClientDisconnect
+            yield message["body"]
+            if not message.get("more_body"):
+                return
+            message = None
+
+
+def at_once(receive: Receive) -> Message | None:
+    """What the server has for the application now; None if nothing: then nobody waits for it."""
+    waiting = cast("Coroutine[Any, Any, Message]", receive())
+    try:
+        waiting.send(None)
+    except StopIteration as done:
+        return cast("Message", done.value)
+    waiting.close()
+    return None
+
+
+def is_end(message: Message | None) -> bool:
+    """True for what says that the client has closed the connection."""
+    return message is not None and message["type"] == "http.disconnect"
 
 
 def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -91,6 +91,7 @@ class GatewayMetrics:
         self._deaths: dict[str, int] = {}
         self._queues: set[str] = set()
         self._of_call: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._of_queue: dict[tuple[str, str, str], Counter] = {}
 
     def _counter(self, name: str, text: str, label: str, values: Iterable[str]) -> Counter:
         """A counter that begins at 0 for each value of its label, so that the first event is an increase."""
@@ -124,4 +125,8 @@ class GatewayMetrics:
                 self._queues.add(queue)
             else:
                 queue = _OTHER
-        self._messages.labels(dialect, call, queue).inc(count)
+        key = dialect, call, queue
+        counter = self._of_queue.get(key)
+        if counter is None:
+            counter = self._of_queue[key] = self._messages.labels(*key)
+        counter.inc(count)

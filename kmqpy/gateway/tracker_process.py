@@ -57,6 +57,8 @@ class TrackerProcess(Closeable):
         self._closing.set()
         if self._process is not None:
             self._process.terminate()
+        self._thread.join(_END_S)
+        self.kill()
         self._thread.join()
 
     def kill(self) -> None:
@@ -77,7 +79,9 @@ class TrackerProcess(Closeable):
                 failures += 1
                 what, details = "the tracker can't be started", {"error": str(error)}
             else:
-                code = self._wait(self._process)
+                if self._closing.is_set():
+                    self._process.terminate()  # close() may have come too early for this process
+                code = self._process.wait()
                 if self._closing.is_set():
                     return
                 failures = 1 if SYSTEM_CLOCK.monotonic() - started_s > _STEADY_S else failures + 1
@@ -87,16 +91,3 @@ class TrackerProcess(Closeable):
             pause_s = self._backoff.delay(failures)
             _log.error(what, extra={**details, "again_in_s": round(pause_s, 1)})
             self._closing.wait(pause_s)
-
-    def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
-        while not self._closing.is_set():
-            try:
-                return process.wait(0.5)
-            except subprocess.TimeoutExpired:
-                continue
-        process.terminate()
-        try:
-            return process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()

@@ -4,6 +4,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import Message
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.kafka.copies.late_acks import CheckedCopies, LateAckCheck
@@ -90,13 +91,7 @@ def check_of_slow_claims(monkeypatch, each_s):
 
     def claim(at):
         key, value, headers = naming_tick(0, CLAIM, [at])
-        return SimpleNamespace(
-            key=lambda: key,
-            value=lambda: value,
-            headers=lambda: headers,
-            offset=lambda: at,
-            timestamp=lambda: (2, at),
-        )
+        return Message(key=key, value=value, headers=headers, offset=at, timestamp=(2, at))
 
     def take_long(_known, record, _headers):
         clock.sleep(each_s)

@@ -1,9 +1,9 @@
 """Late acknowledgements: what is read from the markers, and what a copy's header says."""
 
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import Message
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.copies.end_markers import end_markers
@@ -36,13 +36,13 @@ class Log:
     def write(self, key, value, headers=None):
         at, ms = self._begin + len(self.records), self.ms
         self.records.append(
-            SimpleNamespace(
-                key=lambda: key,
-                value=lambda: value,
-                headers=lambda: headers or None,
-                partition=lambda: PARTITION,
-                offset=lambda: at,
-                timestamp=lambda: (2, ms),
+            Message(
+                key=key,
+                value=value,
+                headers=headers or None,
+                partition=PARTITION,
+                offset=at,
+                timestamp=(2, ms),
             )
         )
         self.acks.read(self.records[-1:])

@@ -211,6 +211,28 @@ def test_r26_a_flush_waits_for_nothing_that_is_posted_later(producer):
     assert writer.close(0.1) == 1
 
 
+def test_r26_who_waits_is_told_of_a_confirmation_as_soon_as_it_comes(producer, monkeypatch):
+    """Looking for it now and then costs whoever acknowledges one message after the other most of the time."""
+    monkeypatch.setattr(marker_writer, "_AWAITED_POLL_S", 60)
+    answer, polling = producer.poll, threading.Event()
+
+    def poll(timeout_s):
+        if timeout_s:
+            polling.set()
+            producer.answers.wait(timeout_s)
+        answer(timeout_s)
+
+    monkeypatch.setattr(producer, "poll", poll)
+    writer, left = MarkerWriter(KafkaConnection(), RANGES), []
+    waiting = threading.Thread(target=lambda: left.append(writer.write([(0, [1])], 60.0)))
+    waiting.start()
+    assert polling.wait(10)
+    producer.answers.set()
+    waiting.join(10)
+    assert (left, writer._waiters) == ([0], [])
+    assert writer.close() == 0
+
+
 def test_r26_who_waits_is_told_when_the_writer_is_closed_before(producer):
     writer = MarkerWriter(KafkaConnection(), SINGLE)
     left = []

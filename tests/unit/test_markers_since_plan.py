@@ -1,8 +1,7 @@
 """Which messages of a plan are left alone for what was written behind it."""
 
-from types import SimpleNamespace
-
 import pytest
+from confluent_kafka import Message
 
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op
@@ -19,13 +18,13 @@ QUEUE = QueueSettings(name="q")
 
 def record(marker, at=POSITION, timestamp_ms=NOW_MS, key=None):
     made_key, value, headers = codec.encode(marker)
-    return SimpleNamespace(
-        key=lambda: made_key if key is None else key,
-        value=lambda: value,
-        headers=lambda: headers,
-        partition=lambda: 3,
-        offset=lambda: at,
-        timestamp=lambda: (1, timestamp_ms),
+    return Message(
+        key=made_key if key is None else key,
+        value=value,
+        headers=headers,
+        partition=3,
+        offset=at,
+        timestamp=(1, timestamp_ms),
     )
 
 

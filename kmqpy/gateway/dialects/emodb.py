@@ -121,16 +121,16 @@ class EmoDialect:
         self._moves = moves
         self._authenticate = authenticate
         self._of_queue = {
-            ("POST", "send"): _Verb("send", self._send, "post", has_body=True),
-            ("POST", "sendbatch"): _Verb("sendbatch", self._send_batch, "post", has_body=True),
-            ("GET", "size"): _Verb("size", self._size, "get_status"),
-            ("GET", "uncached_size"): _Verb("size", self._size, "get_status"),
-            ("GET", "claimcount"): _Verb("claimcount", self._claim_count, "get_status"),
-            ("GET", "peek"): _Verb("peek", self._peek, "poll"),
-            ("GET", "poll"): _Verb("poll", self._poll, "poll"),
-            ("POST", "renew"): _Verb("renew", self._renew, "poll", has_body=True),
-            ("POST", "ack"): _Verb("ack", self._ack, "poll", has_body=True),
-            ("POST", "unclaimall"): _Verb("unclaimall", self._unclaim_all, "poll"),
+            "send": {"POST": _Verb("send", self._send, "post", has_body=True)},
+            "sendbatch": {"POST": _Verb("sendbatch", self._send_batch, "post", has_body=True)},
+            "size": {"GET": _Verb("size", self._size, "get_status")},
+            "uncached_size": {"GET": _Verb("size", self._size, "get_status")},
+            "claimcount": {"GET": _Verb("claimcount", self._claim_count, "get_status")},
+            "peek": {"GET": _Verb("peek", self._peek, "poll")},
+            "poll": {"GET": _Verb("poll", self._poll, "poll")},
+            "renew": {"POST": _Verb("renew", self._renew, "poll", has_body=True)},
+            "ack": {"POST": _Verb("ack", self._ack, "poll", has_body=True)},
+            "unclaimall": {"POST": _Verb("unclaimall", self._unclaim_all, "poll")},
         }
         self._purge_verb = _Verb("purge", self._purge, "poll")
         self._send_batches_verb = _Verb("_sendbatch", self._send_batches, None, has_body=True)
@@ -201,13 +201,15 @@ class EmoDialect:
             case [queue]:
                 by_method = {"DELETE": self._purge_verb}
             case [queue, name]:
-                by_method = {of: verb for (of, named), verb in self._of_queue.items() if named == name}
+                by_method = self._of_queue.get(name, {})
             case _:
                 by_method = {}
         if not by_method:
-            calls = ", ".join(dict.fromkeys(name for _, name in self._of_queue))
+            calls = ", ".join(self._of_queue)
             text = f"no such path; the calls of a queue are NAME/ and one of {calls}, and DELETE NAME"
             raise _Refused(_message(404, text))
+        if method in by_method:
+            return by_method[method], queue
         if "GET" in by_method and by_method["GET"].name != "poll":  # which changes something
             by_method = {**by_method, "HEAD": by_method["GET"]}
         if method not in by_method:
@@ -313,7 +315,8 @@ class EmoDialect:
         for step in steps:
             for piece in _pieces(given):
                 await self._with_queue(request, partial(step, piece), given=piece)
-                await asyncio.sleep(0)  # others have their turn
+                if len(steps) > 1:
+                    await asyncio.sleep(0)  # others have their turn
         return success
 
     async def _unclaim_all(self, request: _Request) -> Response:
@@ -476,7 +479,8 @@ async def _checked(request: _Request, raw: Sequence[msgspec.Raw]) -> list[bytes]
                 size = f"Message size ({len(body)}) is greater than the maximum allowed ({most}) message size"
                 raise _Refused(_illegal(size))
             bodies.append(body)
-        await asyncio.sleep(0)  # others have their turn
+        if len(raw) > _PIECE:
+            await asyncio.sleep(0)  # others have their turn
     return bodies
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(?::[0-9]*)?")
 _OF_NO_PAGE = {"", "none", "same-origin"}
@@ -36,12 +37,14 @@ def objection(header: Callable[[str], str], own_names: Iterable[str]) -> str:
     return ""
 
 
+@lru_cache(1_000)
 def _name(host: str) -> str:
     """The name or address in a Host header, without its port."""
     found = _HOST.fullmatch(host)
     return (found[1] if found else host).strip("[]").rstrip(".").lower()
 
 
+@lru_cache(1_000)
 def is_loopback(name: str) -> bool:
     """True for a name or address by which a machine means itself."""
     try:

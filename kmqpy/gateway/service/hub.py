@@ -88,6 +88,10 @@ class Hub:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._storages = dict(storages)
+        self._first_names = {
+            name: next(first for first, other in storages.items() if other is one)
+            for name, one in storages.items()
+        }
         self._all_named = any(name and one is storages[""] for name, one in storages.items())
         self._elsewhere = elsewhere
         self._claims: OrderedDict[str, Claims] = OrderedDict()
@@ -212,18 +216,19 @@ class Hub:
         patience: Patience,
     ) -> T:
         """The result of `use`, again if the queue was deleted since it was opened; None: it is made."""
-        is_quick = self.storage_of(name).capabilities.immediate
+        place = self._place(name)
+        is_quick = self._storages[place[0]].capabilities.immediate
         for _ in range(_TRIES):
-            if not is_quick and self._place(name) not in self._entries:
+            if not is_quick and place not in self._entries:
                 patience.be_long()  # what opens a queue on Kafka makes connections, and perhaps topics
-            queue = await self._find(name, make=missing is None)
+            queue = await self._find(place, name.settings, make=missing is None)
             if queue is None and missing is not None:
                 return missing()
             if queue is not None:
                 try:
                     return await use(queue)
                 except (QueueNotFound, Closed):
-                    self._close(self._place(name), queue)
+                    self._close(place, queue)
         raise Unavailable("the queue is deleted and made again all the time")
 
     async def take_for_other(self, unique_id: str, limit: int, lease_s: float) -> list[Taken]:
@@ -266,8 +271,7 @@ class Hub:
             for closed in closing:
                 closed.result()
 
-    async def _find(self, name: QueueName, *, make: bool) -> ServedQueue | None:
-        place = self._place(name)
+    async def _find(self, place: Place, settings: Mapping[str, Any], *, make: bool) -> ServedQueue | None:
         entry = self._entries.get(place)
         if entry is not None and self._is_usable(entry):
             self._entries.move_to_end(place)
@@ -282,7 +286,7 @@ class Hub:
         # One opens for all who ask meanwhile. Who wants the queue made can't wait for one who does not.
         opening = self._opening.get((place, make))
         if opening is None:
-            opening = asyncio.ensure_future(self._open_or_make(place, name.settings, make=make))
+            opening = asyncio.ensure_future(self._open_or_make(place, settings, make=make))
             self._opening[place, make] = opening
             opening.add_done_callback(lambda _: self._opening.pop((place, make), None))
             opening.add_done_callback(_heed_error)
@@ -384,9 +388,8 @@ class Hub:
                     f"queue: there is no storage {storage!r}; names begin with one of {names}, and :"
                 )
             storage, rest = "", name.name
-        found = self._storages[storage]
-        first = next(one for one, other in self._storages.items() if other is found)
-        return first, stored_name(rest, prefix=name.prefix, any_name=found.capabilities.any_name)
+        any_name = self._storages[storage].capabilities.any_name
+        return self._first_names[storage], stored_name(rest, prefix=name.prefix, any_name=any_name)
 
     async def _run(self, storage: Storage, function: Callable[..., T], *args: Any) -> T:
         return await asyncio.wrap_future(self._threads[storage].submit(functools.partial(function, *args)))

@@ -79,9 +79,12 @@ class WireIds:
 
 
 def _packed(message_id: str) -> bytes:
-    numbers = message_id.split("-")
-    if all(number.isascii() and number.isdecimal() and str(int(number)) == number for number in numbers):
-        match [*map(int, numbers)]:
+    try:
+        numbers = [*map(int, message_id.split("-"))]
+    except ValueError:
+        numbers = []
+    if numbers and "-".join(map(str, numbers)) == message_id:
+        match numbers:
             case [number] if number <= INT64_MAX:
                 return _NUMBER.pack(number)
             case [partition, number] if partition < 1 << _PARTITION_BITS and number < 1 << _NUMBER_BITS:

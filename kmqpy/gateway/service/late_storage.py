@@ -13,7 +13,7 @@ from kmqpy.queue import Capabilities, Storage
 
 _log = logging.getLogger(__name__)
 
-_PATIENCE_S = 3.0
+_PATIENCE_S = 10.0
 """Seconds for which the start of the gateway waits for a storage."""
 _ALL = Capabilities()
 """Of a storage that nobody knows yet: until it is open, every operation raises Unavailable anyway."""

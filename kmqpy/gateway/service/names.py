@@ -8,6 +8,7 @@ a `.` before them. So no two queues of dialects have one name in the storage.
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 _ESCAPES = {":": ".C.", "@": ".A."}
 """For storages with rules of their own for names (Kafka)."""
@@ -17,6 +18,7 @@ _KEPT = 140
 """Characters that are kept of a longer name; a digest of the whole name follows."""
 
 
+@lru_cache(10_000)
 def stored_name(name: str, *, prefix: str = "", any_name: bool) -> str:
     """The name in the storage of the queue that a dialect calls `name`.
 

@@ -54,31 +54,40 @@ _EXACT_SIZE = 10_000
 class Taken(NamedTuple):
     """A message that was taken, perhaps by another gateway for us: then we have no receipt of that take.
 
-    Then `attempts`, and when it was sent and queued last (ms since 1970), are not known, either.
+    message  the same as our storage gave it; None: it is from another gateway. Then `attempts`, and when it
+             was sent and queued last (ms since 1970), are not known, either
     """
 
     id: str
     body: bytes
-    receipt: str | None = None
+    message: Message | None = None
     key: bytes | None = None
     headers: Headers = ()
-    attempts: int = 1
-    sent_ms: int = 0
-    queued_ms: int = 0
 
     @classmethod
     def of(cls, message: Message) -> Taken:
         """A message that this gateway has taken, or sees."""
-        return cls(
-            message.id,
-            message.body,
-            message.receipt,
-            message.key,
-            message.headers,
-            message.attempts,
-            message.first_enqueued_ms,
-            message.enqueued_ms,
-        )
+        return cls(message.id, message.body, message, message.key, message.headers)
+
+    @property
+    def receipt(self) -> str | None:
+        """The receipt of our take, which few need; on Kafka it is work to make one."""
+        return None if self.message is None else self.message.receipt
+
+    @property
+    def attempts(self) -> int:
+        """How often it was handed out."""
+        return 1 if self.message is None else self.message.attempts
+
+    @property
+    def sent_ms(self) -> int:
+        """When it was sent."""
+        return 0 if self.message is None else self.message.first_enqueued_ms
+
+    @property
+    def queued_ms(self) -> int:
+        """When it was queued last."""
+        return 0 if self.message is None else self.message.enqueued_ms
 
 
 class Elsewhere(Protocol):

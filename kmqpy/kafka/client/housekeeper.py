@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from kmqpy.core import garbage
 from kmqpy.kafka.client.read_ahead import ReadAhead
 from kmqpy.kafka.client.receiver import MIN_LEASE_LEFT, Receiver
 from kmqpy.kafka.settings import QueueSettings
@@ -85,6 +86,7 @@ class Housekeeper:
     def _run(self) -> None:
         every_s = min(_MAX_PAUSE_S, self._queue.lease_ms / 1000 * MIN_LEASE_LEFT / 5)
         while not self._closed.wait(every_s):
+            garbage.resume()
             try:
                 self._read_ahead.give_back_stale()
                 if self._receiving.acquire(blocking=False):
@@ -98,6 +100,7 @@ class Housekeeper:
                 self._close_if_abandoned()
             except Exception:  # the thread must live; receive() meets the same error and raises it
                 _log.exception("housekeeping failed", extra={"queue": self._queue.name})
+        garbage.resume()
 
     def _replace_cut_off(self) -> None:
         found = self._receiver.find_cut_off()

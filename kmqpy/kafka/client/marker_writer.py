@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 _IDLE_POLL_S = 0.05
 """The writer's own thread looks for failed markers this often while no thread waits for a confirmation."""
 _AWAITED_POLL_S = 0.001
-"""The writer's own thread looks for new markers and confirmations this often while a thread waits."""
+"""While a thread waits, the writer's own thread waits no longer than this for the next confirmation."""
 _COLLECT_S = 0.002
 """The writer's own thread collects markers for this long, to send them together."""
 _COLLECT_RANGES_S = 0.005
@@ -352,7 +352,7 @@ class MarkerWriter(Closeable):
         return librdkafka.new_producer(
             self._connection,
             {
-                "linger.ms": 1,
+                "linger.ms": 0 if self._writes_ranges else 1,  # few records, which _collect_s has gathered
                 "message.timeout.ms": self._delivery_timeout_ms,
                 "queue.buffering.max.messages": 200_000,
                 **settings,
@@ -363,26 +363,28 @@ class MarkerWriter(Closeable):
 
     def _serve(self) -> None:
         while not self._closing.is_set():
-            self._work.wait(_AWAITED_POLL_S if self._waiters else _IDLE_POLL_S)
+            if not self._waiters:
+                self._work.wait(_IDLE_POLL_S)
             self._work.clear()
             if self._queued and not self._waiters:
                 self._stop_collecting.wait(self._collect_s)
             try:
                 self._send_queued()
-                self._producer.poll(0)
+                self._producer.poll(_AWAITED_POLL_S if self._waiters else 0)
                 self._send_again()
             except Exception:  # without this thread nothing would be written any more
                 _log.exception("writing markers failed", extra={"topic": self._topic})
+                self._closing.wait(_AWAITED_POLL_S)
             self._starts.poll_unused()
             self._tell_waiters()
 
     def _tell_waiters(self) -> None:
         with self._changed:
+            for waiter in [one for one in self._waiters if not one.left]:
+                self._waiters.remove(waiter)  # its next markers find us waiting for work
+                waiter.done.set()
             if not self._waiters:
                 self._stop_collecting.clear()
-            for waiter in self._waiters:
-                if not waiter.left:
-                    waiter.done.set()
 
     def _send_queued(self) -> None:
         """Send the markers that were collected, in each partition in the order in which they were queued."""

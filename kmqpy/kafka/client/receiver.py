@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from operator import attrgetter
 from typing import Any
 
 from kmqpy import message as m
+from kmqpy.core import garbage
 from kmqpy.core.clock import Clock
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError
@@ -56,9 +55,6 @@ for longer leases than its caller: otherwise, little of a short lease would be l
 
 _CHECK_CUT_OFF_AFTER_S = 5.0
 """When nothing was received for this long, the client checks whether it still reaches Kafka."""
-
-_MIN_MESSAGES_FOR_GC_PAUSE = 500
-"""The garbage collector pauses while a batch is made that may have at least this many messages."""
 
 _record_of = attrgetter("_record")
 
@@ -254,7 +250,7 @@ class Receiver:
         self, member: GroupMember, max_messages: int, wait_s: float, lease_ms: int
     ) -> _StartedMessages:
         """Poll, and write start markers for the records that came; returns the messages to hand out."""
-        with _pause_garbage_collector(max_messages):
+        with garbage.paused(max_messages):
             self.give_back_interrupted()
             if self._collapsing is None:
                 records, offsets = member.poll(max_messages, wait_s)
@@ -284,6 +280,7 @@ class Receiver:
             self._start_batch = start_batch
             # While the broker writes the start markers:
             messages: list[KafkaMessage] = list(map(KafkaMessage, records, repeat(context)))
+            garbage.put_off(len(messages))
             if self._collapsing is not None:
                 self._collapsing.note_ends()
         outcome = start_batch.wait_until_confirmed()
@@ -398,23 +395,6 @@ class Receiver:
 
     def _outcome_known(self, partition: int) -> bool:
         return self._topics.writer.starts.outcome_known(partition)
-
-
-@contextmanager
-def _pause_garbage_collector(count: int) -> Iterator[None]:
-    """Pause Python's garbage collector while `count` objects are made, if they are many.
-
-    None of these objects is garbage, but the collector would scan all objects again and again: with batches
-    of 5,000 that takes a third of the time of receive().
-    """
-    if count < _MIN_MESSAGES_FOR_GC_PAUSE or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _is_started(message: KafkaMessage, delays: Collection[Place], outcome: StartOutcome) -> bool:

@@ -15,6 +15,8 @@ from kmqpy.storages.redis.arrival_subscriber import ArrivalSubscriber
 from kmqpy.storages.redis.rows import (
     gone_rows,
     put_digests,
+    put_groups,
+    put_keys,
     put_options,
     read_rows,
     row_bytes,
@@ -58,6 +60,9 @@ class RedisEngine:
             durable=not lossy,
             lossy_setting=lossy,
             collapse=True,
+            groups=True,
+            dedup=True,
+            retry_delays=True,
             blocking_take=True,
             max_body_bytes=_MAX_BODY_BYTES,
         )
@@ -86,10 +91,11 @@ class RedisEngine:
             "last_number": first + _NUMBERS_PER_BLOCK,
             "arrivals": 0,
             "largest": 1,
-            "max_redeliveries": _limit(settings),
+            "max_redeliveries": _limit(settings)[0],
             "to_front": int(settings.to_front),
             "is_manual": int(settings.is_manual),
             "at_most_once": int(settings.at_most_once),
+            "more": _more(settings),
         }
         self._server.function("make", (key,), *(part for pair in fields.items() for part in pair))
         made = self._storage_function("register", settings.name, generation, settings.to_json())
@@ -131,7 +137,7 @@ class RedisEngine:
         limit = None
         while limit != _limit(settings):  # others may alter the queue before its limit is set, or after
             limit = _limit(settings)
-            self._server.function("limit", (self._key(generation),), limit)
+            self._server.function("limit", (self._key(generation),), *limit)
             found = self.find_queue(queue.name)
             if found is None or found.generation != generation:
                 break
@@ -155,9 +161,11 @@ class RedisEngine:
         if not rows:
             return []
         stored = _checked_bytes([*map(row_bytes, rows)])
-        how = (put_options(rows), put_digests(rows))
-        first = int(self._call(queue, "put", *how, *stored, repeatable=False))
-        return list(range(first, first + len(rows)))
+        how = (put_options(rows), put_digests(rows), put_groups(rows), put_keys(rows, queue.settings))
+        ids = self._call(queue, "put", *how, *stored, repeatable=False)
+        if how[-1]:
+            return [*map(int, ids.split())]
+        return list(range(int(ids), int(ids) + len(rows)))
 
     def take(
         self,
@@ -165,11 +173,11 @@ class RedisEngine:
         limit: int,
         lease_ms: int,
         *,
-        one_per_group: bool = False,  # noqa: ARG002
+        one_per_group: bool = False,
     ) -> Taken:
         """See Engine."""
         wakes = self._arrivals.wakes
-        now_ms, due_ms, arrivals, rows = self._call(queue, "take", limit, lease_ms)
+        now_ms, due_ms, arrivals, rows = self._call(queue, "take", limit, lease_ms, int(one_per_group))
         return Taken(read_rows(rows), now_ms, due_ms if due_ms >= 0 else None, _SeenArrivals(arrivals, wakes))
 
     def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:  # noqa: ARG002
@@ -187,7 +195,7 @@ class RedisEngine:
         gone: Sequence[MessageRow] = (),
     ) -> int:
         """See Engine."""
-        how = (delay_ms or 0, int(count), int(reason is not None), reason or "")
+        how = ("" if delay_ms is None else delay_ms, int(count), int(reason is not None), reason or "")
         rows = _checked_bytes(gone_rows(gone))
         return int(self._call(queue, "give_back", take_refs(takes), *how, *rows, repeatable=not gone))
 
@@ -401,9 +409,18 @@ def _appendfsync(server: Server) -> str:
     return found[1].decode() if len(found) == 2 else ""
 
 
-def _limit(settings: StoredQueueSettings) -> int | str:
-    """max_redeliveries as the functions keep it."""
-    return "" if settings.max_redeliveries is None else settings.max_redeliveries
+def _limit(settings: StoredQueueSettings) -> tuple[int | str, str]:
+    """The settings that can change, as the functions keep them."""
+    return "" if settings.max_redeliveries is None else settings.max_redeliveries, _more(settings)
+
+
+def _more(settings: StoredQueueSettings) -> str:
+    """What few queues have, in one field: whether they have groups, and whether these are held; retries."""
+    retries = settings.retries
+    if not (settings.in_groups or retries.delays_ms):
+        return ""
+    numbers = f"{settings.in_groups:d} {settings.holds:d} {round(retries.jitter * 1000)}"
+    return f"{numbers} {','.join(map(str, retries.delays_ms))}"
 
 
 def _not_found(queue: QueueRow) -> QueueNotFound:

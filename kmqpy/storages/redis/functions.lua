@@ -17,8 +17,14 @@ A queue is KEYS[1], a hash of its settings and counters, with these beside it in
   :twins     zset    the same, as members digest .. id
   :dead      zset    ids of dead rows, in the order they were buried
   :dead_rows, :dead_cards   hashes   id -> row, and id -> what is listed of it without its body
+  :groups    hash    id -> group: rows, dead ones too, of a queue with order "group"
+  :behind    zset    members of member_of(): rows that wait for another one of their group
+  :heads     hash    group -> id of the row that is ready or delayed
+  :busy, :held   hashes   group -> how many of it are taken; where dead rows hold it, how many are dead
+  :dedup     hash    dedup key -> id of the row that has it, and until when
+  :dedup_until   zset    the keys, by when to look at them again
 
-An id is in exactly one of fresh, ordered, delayed, taken and dead; so their lengths are the queue's exact sizes.
+An id is in exactly one of fresh, ordered, delayed, taken, behind and dead; so their lengths are the queue's exact sizes.
 A row is first_enqueued_ms (8 bytes), then what rows.py made: length of the key + 1, length of the headers
 (4 bytes each), key, headers, body. It is written once. A state changes with each step of the message's life.
 
@@ -44,9 +50,14 @@ local ROW_BYTES = 16 -- of a row without key, headers and body
 local CARD_BYTES = 12 -- of a card before its state
 local DIGEST_BYTES = 16
 local PARTS = {
-  ':rows', ':states', ':fresh', ':ordered', ':delayed', ':taken', ':leases', ':digests', ':twins',
+  ':rows', ':states', ':fresh', ':ordered', ':delayed', ':taken', ':leases', ':digests', ':twins', ':behind',
+  ':heads', ':busy',
 }
-local DEAD_PARTS = { ':dead', ':dead_rows', ':dead_cards' }
+local DEAD_PARTS = { ':dead', ':dead_rows', ':dead_cards', ':held' }
+local OTHER_PARTS = { ':groups', ':dedup', ':dedup_until' }
+local KEY_BYTES = 22 -- of a dedup key
+local LEAST_WINDOW_MS = 60000 -- before a key is looked at again, if it lasts until its message is acknowledged
+local GROUP = 'kmq-group' -- the first header of a row of a group
 local LIBRARY = 'kmqpy_library_'
 
 local function text_of(number)
@@ -95,7 +106,7 @@ local function read_whole(key, ids, bytes)
   return found
 end
 
-local IS_STATUS = { T = true, R = true, D = true }
+local IS_STATUS = { T = true, R = true, D = true, W = true }
 
 local function read_states(q, ids)
   local found = read_whole(q.states, ids, STATE_BYTES)
@@ -174,13 +185,120 @@ local function bury_row(out, id, s, at)
   out.buried[#out.buried + 1] = s
 end
 
--- Rule 4 of Engine.
+-- Groups: rule 11 of Engine ------------------------------------------------------------------------
+
+-- Sorts by group, then by place: a group holds no NUL.
+local function member_of(group, s, id)
+  return group .. '\0' .. string.format('%016.0f', s.place) .. id
+end
+
+local function groups_of(q, ids)
+  return q.in_groups and read(q.groups, ids) or {}
+end
+
+local function count_down(key, group)
+  if redis.call('HINCRBY', key, group, -1) <= 0 then redis.call('HDEL', key, group) end
+end
+
+-- Rows leave the state that they are in; settle() looks after their groups.
+local function leave_groups(q, ids, states)
+  if not q.in_groups then return end
+  for i, group in ipairs(groups_of(q, ids)) do
+    if group then
+      local s = unpacked(states[i])
+      if s.status == 'T' then count_down(q.busy, group)
+      elseif s.status == 'W' then redis.call('ZREM', q.behind, member_of(group, s, ids[i]))
+      elseif redis.call('HGET', q.heads, group) == ids[i] then redis.call('HDEL', q.heads, group)
+      end
+      q.touched[group] = true
+    end
+  end
+end
+
+-- Members of those that wait in a group, in order.
+local function behind(q, group, count)
+  return redis.call('ZRANGEBYLEX', q.behind, '[' .. group .. '\0', '(' .. group .. '\1', 'LIMIT', 0, count)
+end
+
+local function id_in(member, group)
+  return string.sub(member, #group + 18)
+end
+
+-- A row waits, be it for others or for a time to come (its `ends`), until settle() lets it come.
+local function wait_behind(q, out, id, s, group)
+  s.status = 'W'
+  redis.call('ZADD', q.behind, 0, member_of(group, s, id))
+  table.insert(out.states, id)
+  table.insert(out.states, packed(s))
+  q.touched[group] = true
+end
+
+local function show(q, group)
+  local member = behind(q, group, 1)[1]
+  while member do
+    local id = id_in(member, group)
+    local state = read_states(q, { id })[1]
+    redis.call('ZREM', q.behind, member)
+    if state then
+      local s = unpacked(state)
+      redis.call('HSET', q.heads, group, id)
+      if s.ends > q.now then
+        s.status = 'D'
+        redis.call('ZADD', q.delayed, text_of(s.ends), id)
+        announce_due(q, s.ends)
+      else
+        s.status, s.ends = 'R', 0
+        local is_first = nothing_ready(q)
+        redis.call('ZADD', q.ordered, score(s), id)
+        if is_first then announce_arrival(q) end
+      end
+      redis.call('HSET', q.states, id, packed(s))
+      return
+    end
+    member = behind(q, group, 1)[1]
+  end
+end
+
+-- Of each group that was touched, lets the first row come if nothing is in flight or holds the group, and no other.
+local function settle(q)
+  if not q.in_groups then return end
+  for group in pairs(q.touched) do
+    local is_free = redis.call('HEXISTS', q.busy, group) == 0
+      and not (q.holds and redis.call('HEXISTS', q.held, group) == 1)
+    local head = redis.call('HGET', q.heads, group)
+    local state = head and read_states(q, { head })[1]
+    if head and not state then redis.call('HDEL', q.heads, group) end
+    local first = behind(q, group, 1)[1]
+    local s = state and unpacked(state)
+    if s and (not is_free or (first and first < member_of(group, s, head))) then
+      redis.call('ZREM', s.status == 'R' and q.ordered or q.delayed, head)
+      redis.call('HDEL', q.heads, group)
+      s.status = 'W'
+      redis.call('ZADD', q.behind, 0, member_of(group, s, head))
+      redis.call('HSET', q.states, head, packed(s))
+      s = nil
+    end
+    if is_free and not s then show(q, group) end
+  end
+  q.touched = {}
+end
+
+-- The delay of the queue's retries, shortened by up to `jitter` thousandths of it.
+local function retry_delay(q, id, requeues)
+  if not q.retries then return 0 end
+  local delay = q.retries[math.min(requeues + 1, #q.retries)]
+  local by = (tonumber(id) * 7919 + q.now) % 1001
+  return delay - math.floor(delay * q.jitter * by / 1000000)
+end
+
+-- Rule 4 of Engine. Without a delay it is that of the queue's retries.
 local function requeue(q, out, id, s, at, delay, count, reason)
   s.reason = reason
   if count and q.max_redeliveries and s.requeues >= q.max_redeliveries then
     bury_row(out, id, s, at)
     return
   end
+  delay = delay or (count and retry_delay(q, id, s.requeues)) or 0
   if count then
     s.requeues = s.requeues + 1
     s.enqueued = at
@@ -189,6 +307,12 @@ local function requeue(q, out, id, s, at, delay, count, reason)
     s.place = next_number(q)
   end
   s.since = 0
+  local group = groups_of(q, { id })[1]
+  if group then
+    s.ends = at + delay
+    wait_behind(q, out, id, s, group)
+    return
+  end
   if at + delay > q.now then
     s.status, s.ends = 'D', at + delay
     table.insert(out.delayed, text_of(s.ends))
@@ -227,7 +351,18 @@ local function apply(q, out)
       local first, key_bytes, header_bytes = struct.unpack('>I8I4I4', row)
       local key_ends = 16 + math.max(0, key_bytes - 1)
       local state = packed(s)
-      local head = struct.pack('>I8I4I4', first, key_bytes, 0) .. string.sub(row, 17, key_ends)
+      local group_header = ''
+      if string.sub(row, key_ends + 5, key_ends + 4 + #GROUP) == GROUP and header_bytes > 8 + #GROUP then
+        local length = struct.unpack('>I4', row, key_ends + 5 + #GROUP)
+        group_header = string.sub(row, key_ends + 1, key_ends + 8 + #GROUP + length)
+      end
+      local head = struct.pack('>I8I4I4', first, key_bytes, #group_header) .. string.sub(row, 17, key_ends)
+        .. group_header
+      local group = q.holds and groups_of(q, { id })[1]
+      if group then
+        redis.call('HINCRBY', q.held, group, 1)
+        q.touched[group] = true
+      end
       redis.call('HSET', q.dead_rows, id, row)
       redis.call('HSET', q.dead_cards, id,
         struct.pack('>I8I4', #row - key_ends - header_bytes, #state) .. state .. head)
@@ -268,11 +403,13 @@ local function pass_time(q)
       return a[2].place < b[2].place
     end)
     for _, one in ipairs(rows) do
-      requeue(q, out, one[1], one[2], one[2].ends, 0, true, 'expired')
+      leave_groups(q, { one[1] }, { packed(one[2]) })
+      requeue(q, out, one[1], one[2], one[2].ends, nil, true, 'expired')
     end
     write('ZREM', q.leases, expired)
     write('ZREM', q.taken, expired)
     apply(q, out)
+    settle(q)
     due = tonumber(redis.call('ZRANGE', q.delayed, 0, 0, 'WITHSCORES')[2])
     ended = tonumber(redis.call('ZRANGE', q.leases, 0, 0, 'WITHSCORES')[2])
   end
@@ -283,7 +420,8 @@ end
 -- The keys of a queue, each made when it is first used: q.rows is key:rows.
 local IS_PART = {
   rows = true, states = true, fresh = true, ordered = true, delayed = true, taken = true, leases = true,
-  digests = true, twins = true, dead = true, dead_rows = true, dead_cards = true,
+  digests = true, twins = true, dead = true, dead_rows = true, dead_cards = true, groups = true, behind = true,
+  heads = true, busy = true, held = true, dedup = true, dedup_until = true,
 }
 local PARTS_OF = {
   __index = function(q, name)
@@ -303,7 +441,7 @@ end
 -- The queue of this key, up to date with the clock, and with `numbers` numbers to spare; or nil and an error.
 local function enter(key, numbers)
   local meta = redis.call('HMGET', key, 'number', 'last_number', 'arrivals', 'largest', 'max_redeliveries',
-    'to_front', 'is_manual', 'at_most_once')
+    'to_front', 'is_manual', 'at_most_once', 'more')
   if not meta[1] then
     return nil, redis.error_reply('KMQNOTFOUND')
   end
@@ -321,6 +459,15 @@ local function enter(key, numbers)
   end
   q.max_redeliveries = tonumber(meta[5]) -- nil: no limit
   q.to_front, q.is_manual, q.at_most_once = meta[6] == '1', meta[7] == '1', meta[8] == '1'
+  q.touched = {}
+  if meta[9] and meta[9] ~= '' then -- 1 if in groups, 1 if dead letters hold them, thousandths, delays
+    local in_groups, holds, jitter, retries = string.match(meta[9], '^(%d) (%d) (%d+) ?([%d,]*)$')
+    q.in_groups, q.holds, q.jitter = in_groups == '1', holds == '1', tonumber(jitter or 0)
+    if retries and retries ~= '' then
+      q.retries = {}
+      for delay in string.gmatch(retries, '%d+') do q.retries[#q.retries + 1] = tonumber(delay) end
+    end
+  end
   local time = redis.call('TIME')
   q.now = time[1] * 1000 + math.floor(time[2] / 1000)
   if pass_time(q) then
@@ -402,7 +549,8 @@ end
 
 -- Takes rows out of the order or the index that they are in; their states say which, or the set of fresh ids.
 local function unlist(q, ids, states, fresh)
-  local lists = { T = {}, R = {}, D = {}, fresh = {} }
+  leave_groups(q, ids, states)
+  local lists = { T = {}, R = {}, D = {}, W = {}, fresh = {} }
   for i, state in ipairs(states) do
     local is_fresh = fresh and fresh[ids[i]] and redis.call('HEXISTS', q.digests, ids[i]) == 0
     local list = is_fresh and lists.fresh or lists[string.sub(state, 1, 1)]
@@ -511,17 +659,91 @@ end
 
 local calls = {}
 
--- plain: '', or `delay priority` of each row; '', or the digests of the rows, one after the other; then the rows.
+-- The id of the row that has a dedup key; nil if it is free.
+local function holder_of(q, key, until_acknowledged)
+  local id, ends = string.match(redis.call('HGET', q.dedup, key) or '', '^(%d+) (%d+)$')
+  if not id then return nil end
+  if until_acknowledged then return redis.call('HEXISTS', q.rows, id) == 1 and id or nil end
+  return tonumber(ends) > q.now and id or nil
+end
+
+local function keep_key(q, key, id, window)
+  local ends = text_of(q.now + window)
+  redis.call('HSET', q.dedup, key, id .. ' ' .. ends)
+  redis.call('ZADD', q.dedup_until, ends, key)
+end
+
+-- Removes up to `count` keys whose time is over.
+local function forget_keys(q, until_acknowledged, count)
+  for _, key in ipairs(redis.call('ZRANGEBYSCORE', q.dedup_until, '-inf', q.now, 'LIMIT', 0, count)) do
+    if until_acknowledged and holder_of(q, key, true) then
+      redis.call('ZADD', q.dedup_until, text_of(q.now + LEAST_WINDOW_MS), key)
+    else
+      redis.call('HDEL', q.dedup, key)
+      redis.call('ZREM', q.dedup_until, key)
+    end
+  end
+end
+
+-- plain: '', or `delay priority` of each row; '', or the digests of the rows, one after the other; '', or their groups,
+-- each with a NUL behind it; '', or window, 1 if keys last until acknowledged, and the dedup keys, or as many spaces;
+-- then the rows.
+-- -> the first id, of ids without gaps; with dedup keys all ids, as text
 function calls.put(q, args)
-  local plain, count, rows, fresh = args[1] == '', #args - 2, {}, {}
+  local keys = args[4] ~= '' and args[4]
+  if not keys then return calls.put_all(q, args) end
+  local window, ua, listed = string.match(keys, '^(%d+) (%d) (.*)$')
+  local until_acknowledged = ua == '1'
+  window = until_acknowledged and math.max(tonumber(window), LEAST_WINDOW_MS) or tonumber(window)
+  local groups = string.gmatch(args[3], '([^%z]*)%z')
+  local options = string.gmatch(args[1], '%d+ %d+')
+  local ids, new = {}, { {}, {}, {} }
+  local rows = {}
+  local next_id = q.number
+  for i = 5, #args do
+    local key = string.sub(listed, (i - 5) * KEY_BYTES + 1, (i - 4) * KEY_BYTES)
+    local group, option = args[3] ~= '' and groups(), args[1] ~= '' and options()
+    local is_keyed = string.byte(key) ~= 32
+    local holder = is_keyed and (q.fresh_keys and q.fresh_keys[key] or holder_of(q, key, until_acknowledged))
+    if not holder then
+      next_id = next_id + 1
+      holder = text_of(next_id)
+      rows[#rows + 1] = args[i]
+      if group then new[1][#rows] = group end
+      if option then new[2][#rows] = option end
+      if args[2] ~= '' then
+        new[3][#rows] = string.sub(args[2], (i - 5) * DIGEST_BYTES + 1, (i - 4) * DIGEST_BYTES)
+      end
+      if is_keyed then
+        q.fresh_keys = q.fresh_keys or {}
+        q.fresh_keys[key] = holder
+        keep_key(q, key, holder, window)
+      end
+    end
+    ids[#ids + 1] = holder
+  end
+  forget_keys(q, until_acknowledged, 2 * #ids)
+  if #rows > 0 then
+    local groups_text = #new[1] > 0 and table.concat(new[1], '\0') .. '\0' or ''
+    local given = { table.concat(new[2], ','), table.concat(new[3]), groups_text, '' }
+    for i, row in ipairs(rows) do given[i + 4] = row end
+    calls.put_all(q, given)
+  end
+  return table.concat(ids, ' ')
+end
+
+function calls.put_all(q, args)
+  local plain, count, rows, fresh = args[1] == '', #args - 4, {}, {}
+  local groups = string.gmatch(args[3], '([^%z]*)%z')
   local collapses, digests, twins = args[2] ~= '', {}, {}
-  local out = not (plain and not collapses) and changes()
+  local is_grouped = q.in_groups and args[3] ~= ''
+  local out = (is_grouped or collapses or not plain) and changes()
   local options = string.gmatch(args[1], '(%d+) (%d+)')
   local time, largest = struct.pack('>I8', q.now), q.largest
   local first = text_of(q.number + 1)
   for i = 1, count do
     local number = next_number(q)
-    local id, row = text_of(number), time .. args[i + 2]
+    local id, row = text_of(number), time .. args[i + 4]
     rows[#rows + 1] = id
     rows[#rows + 1] = row
     largest = math.max(largest, #row)
@@ -532,7 +754,13 @@ function calls.put(q, args)
       digests[2 * i - 1], digests[2 * i] = id, digest
       twins[2 * i - 1], twins[2 * i] = '0', digest .. id
     end
-    if delay == '0' and priority == '0' and collapses then
+    local group = is_grouped and groups()
+    if group and group ~= '' then
+      local s = fresh_state(id, row)
+      s.ends = delay == '0' and 0 or q.now + tonumber(delay)
+      redis.call('HSET', q.groups, id, group)
+      wait_behind(q, out, id, s, group)
+    elseif delay == '0' and priority == '0' and collapses then
       table.insert(out.ready, score({ priority = 0, place = number }))
       table.insert(out.ready, id)
     elseif delay == '0' and priority == '0' then
@@ -564,7 +792,29 @@ function calls.put(q, args)
   return first
 end
 
--- limit, lease_ms
+-- Of the groups of rows that were taken, those that follow, in order: of each a list of ids and one of their states.
+local function successors(q, taken_groups, count)
+  local found = {}
+  for _, group in ipairs(taken_groups) do
+    if count <= 0 then break end
+    local members = behind(q, group, math.min(count, PIECE))
+    local ids = {}
+    for i, member in ipairs(members) do ids[i] = id_in(member, group) end
+    local chosen, states = {}, {}
+    for i, state in ipairs(read_states(q, ids)) do
+      if not state or unpacked(state).ends > q.now then break end
+      chosen[i], states[i] = ids[i], state
+      redis.call('ZREM', q.behind, members[i])
+    end
+    if #chosen > 0 then
+      found[#found + 1] = { chosen, states }
+      count = count - #chosen
+    end
+  end
+  return found
+end
+
+-- limit, lease_ms, 1 for one row of a group at most
 function calls.take(q, args)
   local limit, ends = tonumber(args[1]), q.now + tonumber(args[2])
   local ends_text, reply, count, bytes, piece = text_of(ends), {}, 0, 0, piece_of(q)
@@ -574,9 +824,24 @@ function calls.take(q, args)
   redis.call('ZCARD', q.taken)
   redis.call('ZCARD', q.twins)
   local collapses = redis.call('HLEN', q.digests) > 0
+  local taken_groups, following = {}, nil
   while count < limit and bytes < BYTES do
-    local ids, states = pop_ready(q, math.min(piece, limit - count))
-    if #ids == 0 then break end
+    local ids, states
+    if not following then ids, states = pop_ready(q, math.min(piece, limit - count)) end
+    if following or #ids == 0 then
+      if not q.in_groups or args[3] == '1' then break end
+      following = following or successors(q, taken_groups, limit - count)
+      if #following == 0 then break end
+      ids, states = unpack(table.remove(following, 1))
+    end
+    for i, group in ipairs(groups_of(q, ids)) do
+      if group then
+        taken_groups[#taken_groups + 1] = group
+        redis.call('HDEL', q.heads, group)
+        redis.call('HINCRBY', q.busy, group, 1)
+        q.touched[group] = true
+      end
+    end
     if collapses then ids, states = collapse(q, ids, states) end
     local rows = read_rows(q, ids)
     local new_states, taken, leases, n = {}, {}, {}, 0
@@ -623,6 +888,7 @@ function calls.finish(q, args)
   forget_digests(q, ids)
   write('HDEL', q.rows, ids)
   write('HDEL', q.states, ids)
+  if q.in_groups then write('HDEL', q.groups, ids) end
   return #ids
 end
 
@@ -647,7 +913,7 @@ local function add_again(q, args, first)
   if largest > q.largest then redis.call('HSET', q.key, 'largest', text_of(largest)) end
 end
 
--- takes, delay_ms, 1 if it counts, 1 if there is a reason, the reason, rows that are gone
+-- takes, delay_ms or '', 1 if it counts, 1 if there is a reason, the reason, rows that are gone
 function calls.give_back(q, args)
   add_again(q, args, 6)
   local ids, states = current(q, args[1], true)
@@ -684,6 +950,8 @@ function calls.extend(q, args)
   forget_digests(q, others)
   for _, id in ipairs(others) do
     redis.call('ZADD', q.taken, id, id)
+    local group = groups_of(q, { id })[1]
+    if group then redis.call('HINCRBY', q.busy, group, 1) end
   end
   apply(q, out)
   if #out.leases > 0 then announce_due(q, ends) end
@@ -750,10 +1018,11 @@ end
 
 function calls.counts(q)
   return {
-    redis.call('LLEN', q.fresh) + redis.call('ZCARD', q.ordered),
+    redis.call('LLEN', q.fresh) + redis.call('ZCARD', q.ordered) + (q.in_groups and redis.call('ZCARD', q.behind) or 0),
     redis.call('ZCARD', q.delayed),
     redis.call('ZCARD', q.taken),
     redis.call('ZCARD', q.dead),
+    q.holds and redis.call('HLEN', q.held) or 0,
   }
 end
 
@@ -788,6 +1057,17 @@ function calls.purge(q)
   local count = redis.call('HLEN', q.rows)
   for _, part in ipairs(PARTS) do
     redis.call('UNLINK', q.key .. part)
+  end
+  if q.in_groups then
+    local dead, kept = redis.call('ZRANGE', q.dead, 0, -1), {}
+    for i, group in ipairs(groups_of(q, dead)) do
+      if group then
+        kept[#kept + 1] = dead[i]
+        kept[#kept + 1] = group
+      end
+    end
+    redis.call('UNLINK', q.groups)
+    write('HSET', q.groups, kept)
   end
   return count
 end
@@ -831,12 +1111,19 @@ function calls.redrive(q, args)
     local row = state and redis.call('HGET', q.dead_rows, id)
     if row then
       local s = unpacked(state)
-      s.status, s.requeues, s.enqueued, s.since, s.reason, s.place = 'R', 0, q.now, 0, nil, next_number(q)
+      s.status, s.requeues, s.enqueued, s.since, s.reason = 'R', 0, q.now, 0, nil
+      if not q.holds then s.place = next_number(q) end
       redis.call('HSET', q.rows, id, row)
-      table.insert(out.ready, score(s))
-      table.insert(out.ready, id)
-      table.insert(out.states, id)
-      table.insert(out.states, packed(s))
+      local group = groups_of(q, { id })[1]
+      if group then
+        if q.holds then count_down(q.held, group) end
+        wait_behind(q, out, id, s, group)
+      else
+        table.insert(out.ready, score(s))
+        table.insert(out.ready, id)
+        table.insert(out.states, id)
+        table.insert(out.states, packed(s))
+      end
       done[#done + 1] = id
     end
   end
@@ -849,6 +1136,10 @@ end
 
 function calls.purge_dead(q)
   local count = redis.call('ZCARD', q.dead)
+  if q.in_groups then
+    for _, group in ipairs(redis.call('HKEYS', q.held)) do q.touched[group] = true end
+    write('HDEL', q.groups, redis.call('ZRANGE', q.dead, 0, -1))
+  end
   for _, part in ipairs(DEAD_PARTS) do
     redis.call('UNLINK', q.key .. part)
   end
@@ -865,6 +1156,7 @@ local function register(name, call, flags, numbers)
       local q, refusal = enter(keys[1], numbers and numbers(args) or STEP)
       if not q then return refusal end
       local reply = call(q, args)
+      settle(q)
       leave(q)
       return reply
     end,
@@ -902,9 +1194,11 @@ redis.register_function(LIBRARY .. 'make', function(keys, args)
   end
 end)
 
--- the limit, or an empty text
+-- the limit, or an empty text; what enter() reads as `more`
 redis.register_function(LIBRARY .. 'limit', function(keys, args)
-  if redis.call('EXISTS', keys[1]) == 1 then redis.call('HSET', keys[1], 'max_redeliveries', args[1]) end
+  if redis.call('EXISTS', keys[1]) == 1 then
+    redis.call('HSET', keys[1], 'max_redeliveries', args[1], 'more', args[2])
+  end
 end)
 
 -- Keeps a queue for good once it is registered; 0 if there is none, -1 if others have deleted a part of it.
@@ -932,7 +1226,7 @@ redis.register_function({
   flags = { 'allow-oom' },
   callback = function(keys)
     local there = redis.call('UNLINK', keys[1])
-    for _, names in ipairs({ PARTS, DEAD_PARTS }) do
+    for _, names in ipairs({ PARTS, DEAD_PARTS, OTHER_PARTS }) do
       for _, part in ipairs(names) do
         redis.call('UNLINK', keys[1] .. part)
       end

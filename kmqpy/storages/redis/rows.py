@@ -14,6 +14,7 @@ from struct import Struct
 from kmqpy.message import Headers
 from kmqpy.storages.damage import replace_unreadable_headers
 from kmqpy.storages.engine import MessageRow, NewRow, TakeRef
+from kmqpy.storages.settings import StoredQueueSettings
 
 _KEY_AND_HEADERS_LENGTHS = Struct(">II")
 _NO_KEY_NO_HEADERS = _KEY_AND_HEADERS_LENGTHS.pack(0, 0)
@@ -31,13 +32,17 @@ _STORED_ROW = Struct(">QII")
 _TIME = Struct(">Q")
 _HEADER_LENGTH = Struct(">I")
 _LENGTH_OF_NONE = 2**32 - 1
+_GROUP = "kmq-group"
+"""The name of a header, the first one, that holds the group; users have none of this name (rule R20)."""
+_NO_KEY = " " * 22
 
 
 def row_bytes(row: NewRow) -> bytes:
     """The bytes of a message, as an argument of the function `put`."""
-    if row.key is None and not row.headers:
+    if row.key is None and not row.headers and row.group is None:
         return _NO_KEY_NO_HEADERS + row.body
-    headers = b"".join(chain.from_iterable(map(_header_bytes, row.headers)))
+    stored = row.headers if row.group is None else ((_GROUP, row.group.encode()), *row.headers)
+    headers = b"".join(chain.from_iterable(map(_header_bytes, stored)))
     key = row.key or b""
     lengths = _KEY_AND_HEADERS_LENGTHS.pack(0 if row.key is None else len(key) + 1, len(headers))
     return b"".join((lengths, key, headers, row.body))
@@ -55,12 +60,27 @@ def put_digests(rows: Iterable[NewRow]) -> bytes:
     return b"".join(row.digest or b"" for row in rows)
 
 
+def put_groups(rows: Sequence[NewRow]) -> bytes:
+    """The groups of rows, an argument of the function `put`; empty if they have none."""
+    if not any(row.group for row in rows):
+        return b""
+    return b"".join((row.group or "").encode() + b"\0" for row in rows)
+
+
+def put_keys(rows: Sequence[NewRow], settings: StoredQueueSettings) -> bytes:
+    """The dedup keys of rows, an argument of the function `put`; empty if they have none."""
+    if not any(row.dedup for row in rows):
+        return b""
+    keys = "".join(row.dedup or _NO_KEY for row in rows)
+    return f"{settings.dedup_window_ms} {settings.until_acknowledged:d} {keys}".encode()
+
+
 def gone_rows(gone: Iterable[MessageRow]) -> list[bytes]:
     """Rows that a take has deleted, as arguments of a function: for each, numbers as text, then the row."""
     found: list[bytes] = []
     for row in gone:
         numbers = (row.id, row.priority, row.take, row.requeues, row.enqueued_ms, row.place)
-        stored = row_bytes(NewRow(row.body, row.key, row.headers))
+        stored = row_bytes(NewRow(row.body, row.key, row.headers, group=row.group))
         found += (b" ".join(b"%d" % one for one in numbers), _TIME.pack(row.first_enqueued_ms) + stored)
     return found
 
@@ -101,6 +121,10 @@ def read_rows(data: bytes) -> list[MessageRow]:
             headers = _headers(data[body_at : (body_at := body_at + headers_length)])
         if body_at > at:  # another program wrote the lengths; behind them are bytes of the next message
             key, headers = None, replace_unreadable_headers(ValueError("key and headers longer than the row"))
+        group = None
+        if headers and headers[0][0] == _GROUP:
+            group = (headers[0][1] or b"").decode(errors="replace")
+            headers = headers[1:]
         rows.append(
             MessageRow(
                 row_id,
@@ -117,6 +141,7 @@ def read_rows(data: bytes) -> list[MessageRow]:
                 reason,
                 size,
                 place,
+                group,
             )
         )
     return rows
