@@ -39,6 +39,9 @@ BODY_SCHEMA = "value binary"
 _REFUSAL = "refused"
 """The column with the reason why a body can't become a row; null where it can."""
 _CORRUPT = "_kmq_corrupt"
+_PARSED, _OBJECTS = "_kmq_parsed", "_kmq_objects"
+"""Columns while reasons are found: what several conditions ask for, Spark parses for each unless it is a
+column."""
 _NO_OBJECT = "not a JSON object"
 _NO_NUMBER = "not JSON, which has no NaN and no Infinity"
 _NO_UTF8 = "not UTF-8"
@@ -74,25 +77,28 @@ def with_refusals(df: DataFrame, schema: StructType, limits: Iterable[Limit] = (
 
     limits  of the sink for the row's values
     """
-    text = F.col("value").cast("string")
-    row = F.from_json(text, schema.toNullable(), _OPTIONS)
+    text, row = F.col("value").cast("string"), F.col(_PARSED)
     times = [field for field in schema if holds(field.dataType, (TimestampType,))]
     texts = F.from_json(text, StructType([StructField(one.name, _with_texts(one.dataType)) for one in times]))
-    unreadable = _listed(schema, _mismatch, lambda field: ~_fits(text, [field]))
+    unreadable = _listed(schema, _mismatch, lambda field: _parsed(text, [field])[_CORRUPT].isNotNull())
     beyond = _listed(schema, _mismatch, lambda field: _is_beyond(row, texts, field))
     bytes_ = _listed(schema, _name, lambda field: _differs(text, field, _BAD_BYTES))
     surrogates = _listed(schema, _name, lambda field: _differs(text, field, _LONE))
     unholdable = F.concat_ws(", ", *(F.when(one.broken(row[one.column]), one.reason) for one in limits))
-    no_object = F.when(~_is_object(text, {}), _NO_OBJECT).otherwise(_with(_NO_NUMBER, beyond))
+    no_object = F.when(~_is_one(_objects(text, {})), _NO_OBJECT).otherwise(_with(_NO_NUMBER, beyond))
     reason = (
-        F.when(~_is_object(text, {"allowNonNumericNumbers": "false"}), no_object)
+        F.when(~_is_one(F.col(_OBJECTS)), no_object)
         .when(~F.is_valid_utf8(text), _with(_NO_UTF8, bytes_))
-        .when(~_fits(text, schema.fields), _with(_OTHER_SCHEMA, unreadable))
+        .when(row[_CORRUPT].isNotNull(), _with(_OTHER_SCHEMA, unreadable))
         .when(beyond != "", _with(_OTHER_SCHEMA, beyond))
         .when(text.rlike(_SURROGATE) & (surrogates != ""), _with(_NO_TEXT, surrogates))
         .when(unholdable != "", _with(_NOT_FOR_SINK, unholdable))
     )
-    return df.withColumn(_REFUSAL, reason)
+    parsed = {
+        _PARSED: _parsed(text, schema.fields),
+        _OBJECTS: _objects(text, {"allowNonNumericNumbers": "false"}),
+    }
+    return df.withColumns(parsed).withColumn(_REFUSAL, reason).drop(*parsed)
 
 
 def with_fields(bodies: DataFrame, schema: StructType) -> DataFrame:
@@ -114,12 +120,16 @@ class PassBodies:
         return found
 
 
-def _is_object(text: Column, options: Mapping[str, str]) -> Column:
+def _objects(text: Column, options: Mapping[str, str]) -> Column:
+    """The JSON objects of a text, without their fields."""
     # from_json ignores text after an object, but not within brackets.
     bracketed = F.concat(F.lit("["), text, F.lit("]"))
     some = StructType([StructField(_CORRUPT, StringType())])
-    found = F.from_json(bracketed, ArrayType(some), options)
-    return F.coalesce((F.size(found) == 1) & found[0].isNotNull(), F.lit(False))  # noqa: FBT003
+    return F.from_json(bracketed, ArrayType(some), options)
+
+
+def _is_one(objects: Column) -> Column:
+    return F.coalesce((F.size(objects) == 1) & objects[0].isNotNull(), F.lit(False))  # noqa: FBT003
 
 
 def _listed(
@@ -188,10 +198,10 @@ def _differs(text: Column, field: StructField, pattern: str) -> Column:
     return F.coalesce(one != other, F.lit(False))  # noqa: FBT003
 
 
-def _fits(text: Column, fields: Sequence[StructField]) -> Column:
-    """True where each value of a JSON object has the type of its field."""
+def _parsed(text: Column, fields: Sequence[StructField]) -> Column:
+    """The fields of a JSON object; _CORRUPT is null where each value has the type of its field."""
     wanted = StructType([*fields, StructField(_CORRUPT, StringType())]).toNullable()
-    return F.from_json(text, wanted, {**_OPTIONS, "columnNameOfCorruptRecord": _CORRUPT})[_CORRUPT].isNull()
+    return F.from_json(text, wanted, {**_OPTIONS, "columnNameOfCorruptRecord": _CORRUPT})
 
 
 def _mismatch(field: StructField) -> str:
