@@ -25,7 +25,7 @@ _POSTGRESQL_3 = (
     dedup_key text COLLATE "C" NOT NULL,
     message bigint NOT NULL,
     until_ms bigint NOT NULL,
-    PRIMARY KEY (queue, dedup_key)
+    PRIMARY KEY (dedup_key, queue)
 ) WITH (
     fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_cost_delay = 0

@@ -86,3 +86,22 @@ def test_a_transaction_that_would_not_see_who_waits_is_refused(place: Place, gro
     strict = place.application.execution_options(isolation_level="REPEATABLE READ")
     with strict.connect() as connection, pytest.raises(ConfigError, match="read committed"):
         grouped.ack(a1, transaction=connection)
+
+
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+def test_a_batch_stores_a_dedup_id_once(queue: Queue) -> None:
+    first, second = queue.send_many([OutgoingMessage(body, dedup_id="x") for body in ("a", "b")])
+    assert first == second
+    assert taken(queue, 9) == ["a"]
+
+
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+def test_a_dead_letter_may_hold_its_group(place: Place) -> None:
+    with storage_for(place.url) as storage:
+        storage.create("h", order="group", on_dead_letter="hold")
+        queue = storage.open("h")
+        queue.send_many([OutgoingMessage(name, group="a") for name in ("a1", "a2")])
+        queue.dead_letter(queue.receive(1, lease=60), confirmed=True)
+        assert taken(queue) == []
+        queue.dead_letters.purge()
+        assert taken(queue) == ["a2"]
