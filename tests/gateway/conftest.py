@@ -19,7 +19,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     url = _url(request.param, request, tmp_path_factory)
     with (
         TrackerProcess(url) if request.param == "kafka" else nullcontext(),
-        running(storage_for(url)) as found,
+        running(storage_for(url), roots={"": root} if (root := url.partition("root=")[2]) else {}) as found,
     ):
         yield found
 

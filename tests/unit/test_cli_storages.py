@@ -223,7 +223,7 @@ def test_an_option_that_only_kafka_has_is_named(kmq_at, line):
 
 def test_priorities_are_refused_for_kafka(url, capsys):
     assert run(["send", "q", "x", "--priority", "5", "--zookeeper="]) == 2
-    assert "have no priorities" in capsys.readouterr().err
+    assert "--priority: queues on Kafka have none" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ class FakeTopics:
 
 
 class FakeWriter:
+    is_away = False
+
     def __init__(self, *_, **__):
         self.queued = []
         self.closed = False

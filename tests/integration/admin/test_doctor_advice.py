@@ -450,6 +450,7 @@ NEITHER_SETTING_NOR_COMMAND = {
     Kind.TRACKER_WITHOUT_KAFKA: "whoever runs it must look",
     Kind.SETTINGS_TOPIC_UNREADABLE: "whoever gives rights must",
     Kind.HANGING_TRANSACTION: "test_hanging.py follows it, on a Kafka of its own",
+    Kind.NOT_DURABLE: "of other storages than Kafka; test_sql_durability.py follows it",
     Kind.LOG_CUT: "what is lost is lost; test_cut_logs_readers.py shows that kmqpy goes on",
 }
 

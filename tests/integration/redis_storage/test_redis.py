@@ -274,13 +274,13 @@ def test_what_is_much_is_done_in_steps_and_complete(redis_url, queue_name):
         assert redis.finish(queue, refs(taken[:2500])) == 2500
         assert redis.release_all(queue) == 2500
         redis.take(queue, 5000, 0)  # all of these leases end at once, and nothing more may be redelivered
-        assert redis.counts(queue) == (0, 0, 0, 2500)
+        assert redis.counts(queue)[:4] == (0, 0, 0, 2500)
         assert [one.id for one in redis.dead_rows(queue, 5000, with_bodies=False)] == [
             one.id for one in taken[2500:]
         ]
         assert redis.redrive(queue, ids=[one.id for one in taken], limit=None) == 2500
         assert redis.purge(queue) == 2500
-        assert redis.counts(queue) == (0, 0, 0, 0)
+        assert redis.counts(queue)[:4] == (0, 0, 0, 0)
 
 
 def test_large_messages_are_read_in_pieces(redis_url, queue_name):

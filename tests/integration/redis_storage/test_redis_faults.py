@@ -53,7 +53,7 @@ def test_a_call_whose_answer_is_lost_is_repeated_but_for_put(redis_url, queue_na
         assert [row.body for row in redis.take(queue, 1, LONG_MS).rows] == [b"y"]
         lost_answer("finish")
         redis.finish(queue, refs(redis.taken_rows(queue, limit=10)))
-        assert redis.counts(queue) == (0, 0, 0, 0)
+        assert redis.counts(queue)[:4] == (0, 0, 0, 0)
         for name in ("allot", "make", "register", "settle"):
             lost_answer(name)
             assert redis.create_queue(StoredQueueSettings(name=name))

@@ -67,6 +67,7 @@ def test_postgresql_finds_messages_by_an_index(used: tuple[Names, psycopg.Connec
     text = statements("postgresql", names)[name]
     parameters = list(dict.fromkeys(re.findall(r"%\((\w+)\)b", text)))
     text = re.sub(r"%\((\w+)\)b", lambda found: f"${parameters.index(found[1]) + 1}", text)
+    text = text.replace("%%", "%")
     nulls = ", ".join(["NULL"] * len(parameters))
     connection.execute(f"PREPARE {name} AS {text}")
     ((((plan,),),),) = [connection.execute(f"EXPLAIN (FORMAT JSON) EXECUTE {name}({nulls})").fetchall()]

@@ -19,8 +19,11 @@ class SqsError(KmqError):
     """An error that SQS's clients know."""
 
     def __init__(self, fault: Fault, message: str) -> None:
-        super().__init__(message)
+        super().__init__(fault, message)
         self.fault = fault
+
+    def __str__(self) -> str:
+        return str(self.args[1])
 
 
 def _service(code: str, status: int = 400, shape: str = "") -> Fault:
