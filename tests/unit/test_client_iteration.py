@@ -108,7 +108,7 @@ class FakeMember:
     def apply_start_outcome(self, *_):
         pass
 
-    def start_over(self, *_):
+    def start_over(self, *_, **__):
         pass
 
     maintain = keep_alive = close = start_over
