@@ -67,7 +67,8 @@ Rules for every engine:
    `groups` are given no rows with a group and no such queues; other queues keep it, and do nothing with it.
 12. *Dedup keys*: put() stores a row with a dedup key only if no row has the key, and returns the id of the
    row that has it. A row has it for `dedup_window_ms` since its put, or, in a queue that keeps them
-   `until_acknowledged`, while it is neither finished nor dead. That counts within one put(), and for puts
+   `until_acknowledged`, while it is neither finished nor dead; redriven, it has the key again, unless another
+   row got it meanwhile. That counts within one put(), and for puts
    at a time: one waits until the transaction of the other is decided. Needs the capability `dedup`.
 """
 

@@ -194,11 +194,17 @@ class MemoryQueue:
             return row_id if row is not None and row.state is not RowState.DEAD else None
         return row_id if until_ms > self.now_ms else None
 
+    def _may_have(self, key: str) -> bool:
+        """True if a row has this dedup key, or would have it if it were redriven."""
+        return self.holder(key) is not None or (
+            self.row.settings.until_acknowledged and self.dedup[key][0] in self.rows
+        )
+
     def keep_key(self, key: str, row_id: int) -> None:
         """Let a row have this dedup key; forget keys whose time is over."""
         self.dedup.pop(key, None)
         for other in [*islice(self.dedup, 2)]:
-            if self.holder(other) is None:
+            if not self._may_have(other):
                 del self.dedup[other]
         self.dedup[key] = (row_id, self.now_ms + self.row.settings.dedup_window_ms)
 

@@ -676,7 +676,9 @@ end
 -- Removes up to `count` keys whose time is over.
 local function forget_keys(q, until_acknowledged, count)
   for _, key in ipairs(redis.call('ZRANGEBYSCORE', q.dedup_until, '-inf', q.now, 'LIMIT', 0, count)) do
-    if until_acknowledged and holder_of(q, key, true) then
+    local id = string.match(redis.call('HGET', q.dedup, key) or '', '^%d+')
+    local is_there = id and (redis.call('HEXISTS', q.rows, id) == 1 or redis.call('HEXISTS', q.dead_rows, id) == 1)
+    if until_acknowledged and is_there then
       redis.call('ZADD', q.dedup_until, text_of(q.now + LEAST_WINDOW_MS), key)
     else
       redis.call('HDEL', q.dedup, key)

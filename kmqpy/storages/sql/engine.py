@@ -260,9 +260,8 @@ class SqlEngine:
         def count(cursor: Cursor, parameters: dict[str, Any]) -> Counts:
             cursor.execute(self._sql["counts" if limit is None else "some_counts"], parameters)
             ready, delayed, taken, dead, behind = cursor.fetchone()
-            is_held = queue.settings.holds and limit is None
-            held = len(held_groups(self._dialect, cursor, parameters)) if is_held else 0
-            return Counts(ready + behind, delayed, taken, dead, held)
+            held = self._held_groups(cursor, queue, parameters) if limit is None else ()
+            return Counts(ready + behind, delayed, taken, dead, len(held))
 
         return self._after_passing_time(queue, count, limit=min(limit or 0, NO_LIMIT))
 
@@ -290,8 +289,6 @@ class SqlEngine:
 
         def purge(cursor: Cursor, parameters: dict[str, Any]) -> int:
             names = ("purge_ready", "purge_unready")
-            if queue.settings.until_acknowledged:
-                self._dialect.change(cursor, "forget_all_keys", parameters)
             return sum(self._dialect.change(cursor, name, parameters) for name in names)
 
         return self._after_passing_time(queue, purge)
@@ -313,9 +310,14 @@ class SqlEngine:
         if ids is not None:
             given["ids"] = self._dialect.ids(ids)
         name = "redrive" if ids is None else "redrive_ids"
-        redriven = self._after_passing_time(
-            queue, lambda cursor, parameters: self._dialect.change(cursor, name, parameters), **given
-        )
+
+        def redrive(cursor: Cursor, parameters: dict[str, Any]) -> int:
+            groups = self._held_groups(cursor, queue, parameters)
+            redriven = self._dialect.change(cursor, name, parameters)
+            go_on(self._dialect, cursor, groups)
+            return redriven
+
+        redriven = self._after_passing_time(queue, redrive, **given)
         self._arrived(queue)
         return redriven
 
@@ -323,7 +325,7 @@ class SqlEngine:
         """See Engine."""
 
         def purge(cursor: Cursor, parameters: dict[str, Any]) -> int:
-            groups = held_groups(self._dialect, cursor, parameters) if queue.settings.holds else ()
+            groups = self._held_groups(cursor, queue, parameters)
             purged = self._dialect.change(cursor, "purge_dead", parameters)
             go_on(self._dialect, cursor, groups)
             return purged
@@ -471,6 +473,9 @@ class SqlEngine:
                 "group": row.group,
             }
             cursor.execute(self._sql["add_again"], {**parameters, **given})
+
+    def _held_groups(self, cursor: Cursor, queue: QueueRow, parameters: dict[str, Any]) -> Sequence[int]:
+        return held_groups(self._dialect, cursor, parameters) if queue.settings.holds else ()
 
     def _after_passing_time(
         self, queue: QueueRow, work: Callable[[Cursor, dict[str, Any]], T], **parameters: Any

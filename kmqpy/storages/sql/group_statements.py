@@ -67,7 +67,7 @@ SELECT :queue, given.dedup_key, given.message, {now} + :window_ms FROM {given_pa
     (SELECT count(*) FROM {messages} AS m WHERE m.id = d.message AND m.state + 0 <> 3)
 FROM {dedup} AS d WHERE d.queue = :queue AND d.dedup_key {in_keys}{lock}""",
     "old_keys": """SELECT d.dedup_key,
-    (SELECT count(*) FROM {messages} AS m WHERE m.id = d.message AND m.state + 0 <> 3)
+    (SELECT count(*) FROM {messages} AS m WHERE m.id = d.message)
 FROM {dedup} AS d WHERE {of_queue} = :queue AND d.until_ms <= {now} AND d.message > 0
 ORDER BY d.until_ms LIMIT :limit{lock_some}""",
     "prolong_keys": """UPDATE {dedup} SET until_ms = {now} + :window_ms

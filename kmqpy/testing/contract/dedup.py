@@ -101,6 +101,20 @@ def test_a_unique_job_is_unique_until_it_is_acknowledged(kmq_target: Target, uni
     assert queue.send("7", dedup_id="a") not in (first, second, third)
 
 
+def test_a_redriven_job_is_unique_again_unless_another_one_is(kmq_target: Target, unique: MakeQueue) -> None:
+    queue = unique(dedup_until="acknowledged", dedup_window_ms=1)
+    first, second = queue.send("1", dedup_id="a"), queue.send("2", dedup_id="b")
+    for one in take(queue, 2):
+        queue.dead_letter(one, confirmed=True)
+    kmq_target.pass_time(PAST_LEASE_S)
+    for number in range(30):  # sends remove keys whose time is over
+        queue.send("other", dedup_id=f"c{number}")
+    other = queue.send("3", dedup_id="b")
+    assert queue.dead_letters.redrive() == 2
+    assert queue.send("4", dedup_id="a") == first
+    assert queue.send("5", dedup_id="b") == other != second
+
+
 def test_equal_bodies_can_be_the_same_message(unique: MakeQueue) -> None:
     queue = unique(dedup_by="body")
     first = queue.send("x")

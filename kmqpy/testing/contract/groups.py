@@ -231,6 +231,16 @@ def test_a_dead_letter_holds_its_group_where_that_is_asked_for(
     assert _bodies(_take(queue, 9)) == ["c3"]
 
 
+def test_a_redriven_message_lets_those_before_it_go_on(grouped: MakeQueue) -> None:
+    queue = grouped(on_dead_letter="hold")
+    ids = _send(queue, "a1", "a2", "a3")
+    queue.dead_letter(queue.receipt(ids[1]), confirmed=True)
+    assert _take(queue) == []
+    assert queue.dead_letters.redrive() == 1
+    assert _bodies(queue.peek(9)) == ["a1"]
+    assert _bodies(_take(queue, 9)) == ["a1", "a2", "a3"]
+
+
 def test_what_is_named_by_its_id_is_finished_wherever_it_waits(grouped: MakeQueue) -> None:
     queue = grouped()
     ids = _send(queue, "a1", "a2", "a3", "a4")
