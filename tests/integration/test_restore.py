@@ -53,7 +53,7 @@ class Sql:
         return shown
 
     def backup(self) -> Any:
-        tables = ["meta", "queues", "messages", *(["numbers"] if self.dialect == "sqlite" else [])]
+        tables = ["meta", "queues", "messages", "dedup", *(["numbers"] if self.dialect == "sqlite" else [])]
         with self.engine.connect() as connection:
             return {
                 self.names.tables[what]: connection.execute(
@@ -201,6 +201,22 @@ def test_with_a_new_generation_old_receipts_are_refused_and_nothing_is_lost(plac
         assert [message.body for message in again.receive()] == [b"dead"]
         assert after.describe("q").settings["max_redeliveries"] == 7
         assert sorted(after.list()) == ["other", "q"]
+
+
+def test_groups_and_dedup_ids_are_restored(place: Sql | RedisKeys) -> None:
+    with storage_for(place.url) as storage:
+        storage.create("q", order="group")
+        queue = storage.open("q")
+        queue.send("1", group="a")
+        first = queue.send("2", group="b", dedup_id="d")
+        backup = place.backup()
+        place.restore(backup)
+        place.renew()
+    with storage_for(place.url) as storage:
+        queue = storage.open("q")
+        queue.send("3", group="a")
+        assert queue.send("4", group="b", dedup_id="d") == first
+        assert [one.body for one in queue.receive(9, lease=600, one_per_group=True)] == [b"1", b"2"]
 
 
 def test_queues_in_zookeeper_refuse_old_receipts_once_their_storage_has_another_id(

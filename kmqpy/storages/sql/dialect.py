@@ -283,7 +283,8 @@ def group_id(parameters: Parameters, row: NewRow) -> int | None:
     """The number of a row's group, in a queue in which groups matter."""
     if row.group is None or not parameters["in_groups"]:
         return None
-    digest = blake2b(row.group.encode(), digest_size=8, key=b"%d" % parameters["queue"]).digest()
+    # By the queue's name: its number is another one after a restore.
+    digest = blake2b(f"{parameters['name']}\0{row.group}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) % INT64_MAX
 
 

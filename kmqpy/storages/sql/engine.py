@@ -381,6 +381,7 @@ class SqlEngine:
         return {
             **self._dialect.defaults(),
             "queue": int(queue.generation),
+            "name": queue.name,
             "automatic": int(not settings.is_manual),
             "to_front": int(settings.to_front),
             "in_groups": int(settings.in_groups),

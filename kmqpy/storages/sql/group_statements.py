@@ -2,7 +2,7 @@
 
 In a queue with order="group", of which Engine's rule 11 tells, two columns of a message are used:
 
-group_id  the number of its group: a digest of the queue and the group's name, so no two queues share one
+group_id  the number of its group: a digest of the names of queue and group, so no two queues share one
 state     4 behind: it waits for another message of its group, and no take looks at it
 
 State 0 (ready) is a guess there: a take looks at the others of the group, with the lock of `take_turn`, and
