@@ -32,7 +32,7 @@ from kmqpy.queue import Queue
 from kmqpy.queue.arguments import check_queue
 from kmqpy.worker.batches import Batches, each_result
 from kmqpy.worker.lease_keeper import LeasedMessage
-from kmqpy.worker.outcome import ACKNOWLEDGE, RELEASE, Outcome
+from kmqpy.worker.outcome import RELEASE, Outcome
 from kmqpy.worker.signals import called_at_signals
 from kmqpy.worker.worker import Worker, WorkerOptions
 
@@ -373,6 +373,7 @@ class _TaskWorker(Worker):
         # Changed on the loop only:
         self._tasks: dict[asyncio.Task[Outcome], LeasedMessage] = {}
         self._ended: list[tuple[LeasedMessage, Outcome]] = []
+        self._timer: asyncio.TimerHandle | None = None
 
     def start_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start, with handlers on this loop; raises KmqError if the worker was started before."""
@@ -410,7 +411,14 @@ class _TaskWorker(Worker):
 
     def _next_if_ready(self) -> LeasedMessage | None:
         with self._ready_changed:
-            return None if self._is_over() else self._ready.start()
+            if self._is_over() or not self._ready:
+                return None
+            wait_s = self._wait_s()
+            if not wait_s:
+                return self._start_ready()
+        if wait_s < math.inf and (self._timer is None or self._timer.when() <= self._loop.time()):
+            self._timer = self._loop.call_later(wait_s + _TIMER_EARLY_S, self._start_handlers)
+        return None
 
     def _end_task(self, task: asyncio.Task[Outcome]) -> None:
         one = self._tasks.pop(task)
@@ -448,7 +456,7 @@ class _TaskWorker(Worker):
         except BaseException as error:
             if one.context is None:  # the telemetry failed before the handler was called
                 failure = error
-        return ACKNOWLEDGE if failure is None else self._outcome_of_failure(one.message, failure)
+        return self._outcome_of(one.message, failure)
 
 
 async def _wait_for_end(work: Future[None]) -> None:

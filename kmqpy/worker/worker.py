@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextvars
 import inspect
 import logging
+import math
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -43,6 +44,7 @@ from kmqpy.worker.outcome import (
     failed_outcome,
 )
 from kmqpy.worker.outcome_writer import OutcomeWriter
+from kmqpy.worker.pace import Breaker, Pace, rate_of
 from kmqpy.worker.signals import noted_signals
 from kmqpy.worker.taking_ahead import TakingAhead
 
@@ -52,6 +54,8 @@ _RECEIVE_WAIT_S = 0.5
 """Seconds that one receive() waits for messages; the receiving thread notices stop() only afterwards."""
 _MAX_WAIT_S = 1.0
 """When a message has waited for its handler for so many seconds, handlers are not quick any more."""
+_PACE_POLL_S = 0.1
+"""While rate or breaker keep the worker from receiving, it looks so often whether it may, in seconds."""
 _SIGNAL_POLL_S = 0.1
 """Seconds between two checks of run() whether a signal came."""
 _GRACE_S = 1.5
@@ -72,6 +76,8 @@ class WorkerOptions(TypedDict, total=False):
     backoff: Backoff | None
     drain_timeout: Duration
     on_lost: Callable[[Message], None] | None
+    rate: str | float | None
+    breaker: Breaker | None
     telemetry: Telemetry | None
     clock: Clock
 
@@ -101,6 +107,9 @@ class Worker:
                    earlier consumer has acknowledged the message. The handler of the message may stop; the
                    worker writes its outcome only if that is an acknowledgement. The thread that extends
                    leases calls on_lost, so on_lost must return soon
+    rate           so many handlers start at most: "100/s", "30/min", "5/h", or a number per second; of this
+                   worker, whatever others do
+    breaker        pauses the worker while its handlers fail one after the other
     handle_signals whether SIGTERM and SIGINT stop the worker while run() runs in the main thread
 
     On a queue with `delivery="at-most-once"` the worker receives nothing ahead unless `prefetch` says so, and
@@ -124,6 +133,8 @@ class Worker:
         backoff: Backoff | None = None,
         drain_timeout: Duration = 30.0,
         on_lost: Callable[[Message], None] | None = None,
+        rate: str | float | None = None,
+        breaker: Breaker | None = None,
         handle_signals: bool = True,
         telemetry: Telemetry | None = None,
         clock: Clock = SYSTEM_CLOCK,
@@ -138,6 +149,8 @@ class Worker:
             raise ConfigError(f"handler: {shown(handler)} can't be called")
         if on_lost is not None and not callable(on_lost):
             raise ConfigError(f"on_lost: {shown(on_lost)} can't be called")
+        if breaker is not None and not isinstance(breaker, Breaker):
+            raise ConfigError(f"breaker: {shown(breaker)} is no kmqpy.Breaker")
         self._check_handler(handler)
         self._guard = ForkGuard("the worker")
         self._queue = queue
@@ -173,7 +186,8 @@ class Worker:
         self._unfinished = 0
         self._handled = 0
         self._enough = 0  # the taking thread waits until no more than these are unfinished
-        self._ready_changed = threading.Condition()  # guards the next two
+        self._ready_changed = threading.Condition()  # guards the next three
+        self._pace = Pace(None if rate is None else rate_of(rate), breaker, clock.monotonic())
         self._ready: KeyedFifo[LeasedMessage] = KeyedFifo()
         self._taking = True
         self._leases = LeaseKeeper(queue, self._lease_s, clock, self._failures, self._report_lost)
@@ -325,10 +339,13 @@ class Worker:
                 ahead = self._ahead.number(self._handled, self._clock.monotonic())
                 room = self._concurrency + ahead - self._unfinished
                 refill_at = max(1, ahead // 2)
-                if room >= refill_at:
+                if room < refill_at:
+                    self._enough = self._concurrency + ahead - refill_at
+                    self._changed.wait()
+                elif (room := self._pace.room(room, self._ready.count(), self._clock.monotonic())) > 0:
                     return room
-                self._enough = self._concurrency + ahead - refill_at
-                self._changed.wait()
+                else:
+                    self._changed.wait(_PACE_POLL_S)
         return 0
 
     def _accept(self, messages: Sequence[Message]) -> None:
@@ -340,6 +357,10 @@ class Worker:
             for one in leased:
                 self._ready.add(one.key, one)
             surplus = self._ready.cut(self._concurrency + self._least_ahead) if again else []
+            if self._pace.is_open and not (
+                self._at_most_once or self._by_key
+            ):  # what was under way when the breaker opened
+                surplus += self._ready.cut(1)
         self._release(surplus)
         self._wake_handlers(len(leased))
         self._tell_in_flight()
@@ -384,12 +405,25 @@ class Worker:
     def _next(self) -> LeasedMessage | None:
         with self._ready_changed:
             while not self._is_over():
-                one = self._ready.start()
-                if one is not None:
+                wait_s = self._wait_s()
+                if not wait_s and (one := self._start_ready()) is not None:
                     return one
-                self._ready_changed.wait()
+                self._ready_changed.wait(wait_s if self._ready and 0 < wait_s < math.inf else None)
             self._ready_changed.notify_all()  # what is over for one is over for all
         return None
+
+    def _wait_s(self) -> float:
+        """Seconds until a handler may start; the caller holds `_ready_changed`."""
+        # At the end, messages that can't be given back are handled at once.
+        is_free = self._pace.is_free or self._stopping.is_set()
+        return 0.0 if is_free else self._pace.wait_s(self._clock.monotonic())
+
+    def _start_ready(self) -> LeasedMessage | None:
+        """The next message, if there is one, as started; the caller holds `_ready_changed`."""
+        one = self._ready.start()
+        if one is not None:
+            self._pace.begin(one.message.id)
+        return one
 
     def _is_over(self) -> bool:
         """True if no handler is called any more; the caller holds `_ready_changed`."""
@@ -416,9 +450,11 @@ class Worker:
             self._count_finished(self._leases.finish([one]))
         else:
             self._put_outcome(one, outcome)
-        if one.key is not None:
+        if one.key is not None or not self._pace.is_free:
             with self._ready_changed:  # the caller looks for a message next: nobody need be woken
-                self._ready.done(one.key)
+                self._pace.drop(one.message.id)
+                if one.key is not None:
+                    self._ready.done(one.key)
 
     def _put_outcome(self, one: LeasedMessage, outcome: Outcome) -> None:
         self._outcomes.put([(one, outcome)])
@@ -438,7 +474,7 @@ class Worker:
         except BaseException as error:
             if one.context is None:  # the telemetry failed before the handler was called
                 failure = error
-        return ACKNOWLEDGE if failure is None else self._outcome_of_failure(one.message, failure)
+        return self._outcome_of(one.message, failure)
 
     def _refuse_awaitable(self, result: object) -> Outcome:
         """End the worker: the handler did nothing but return an awaitable, which only AsyncWorker awaits."""
@@ -463,6 +499,35 @@ class Worker:
                 self._on_lost(message)
             except Exception as error:
                 self._failures.report("worker thread", "on_lost failed", error)
+
+    def _outcome_of(self, message: Message, error: BaseException | None) -> Outcome:
+        """What becomes of a message whose handler has ended; the breaker hears of it, too."""
+        is_away = False
+        if not self._pace.is_free:
+            is_away = self._tell_breaker(message, None if isinstance(error, Reject | Retry) else error)
+        if error is None:
+            return ACKNOWLEDGE
+        return RELEASE if is_away and not self._at_most_once else self._outcome_of_failure(message, error)
+
+    def _tell_breaker(self, message: Message, error: BaseException | None) -> bool:
+        """Returns True if this attempt must not count."""
+        waiting: Sequence[LeasedMessage] = ()
+        with self._ready_changed:
+            was_open = self._pace.is_open
+            is_away = self._pace.end(message.id, error, self._clock.monotonic())
+            is_open = self._pace.is_open
+            if is_open and not (was_open or self._at_most_once):
+                waiting = self._ready.clear()
+            self._ready_changed.notify_all()
+        if is_open != was_open:
+            extra = {"queue": self._queue.name}
+            if is_open:
+                self._failures.count("breaker")
+                _log.warning("handlers fail one after the other: the worker pauses", extra=extra)
+            else:
+                _log.info("handlers do not fail any more: the worker goes on", extra=extra)
+        self._release(waiting)
+        return is_away
 
     def _outcome_of_failure(self, message: Message, error: BaseException) -> Outcome:
         outcome = failed_outcome(error, message.attempts, self._backoff)
