@@ -110,9 +110,18 @@ class CutOffCheck:
     Each client asks Kafka about `topic`, because an answer about all topics may be large. That the topic is
     missing is an answer, too. But where brokers create topics by themselves, the question of a producer makes
     Kafka create a missing topic.
+
+    is_over  once this is true, find() asks nobody any more, and finds nobody
     """
 
-    def __init__(self, connection: KafkaConnection, topic: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        connection: KafkaConnection,
+        topic: str,
+        clock: Clock,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._is_over = is_over
         self._connection = connection
         self._topic = topic
         self._clock = clock
@@ -137,8 +146,8 @@ class CutOffCheck:
         """
         now = self._clock.monotonic()
         self._next_check = now + _CHECK_EVERY_S
-        silent = [client for client in clients if not self._is_answered(client)]
-        if not silent or not self._is_new_client_answered():
+        silent = [client for client in clients if not self._is_over() and not self._is_answered(client)]
+        if not silent or self._is_over() or not self._is_new_client_answered():
             silent = []
         self._silent_since = {client: self._silent_since.get(client, now) for client in silent}
         cut_off = [client for client, since in self._silent_since.items() if now - since >= _CUT_OFF_AFTER_S]

@@ -5,15 +5,17 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from kmqpy.dev import Cluster
 from kmqpy.dev.ports import free_ports
-from kmqpy.errors import ConfigError, Unavailable
+from kmqpy.errors import Closed, ConfigError, Unavailable
 from kmqpy.queue import queue_for, storage_for
 
 _CLOSES_WITHIN_S = 4.5
@@ -59,6 +61,26 @@ def test_a_queue_is_closed_soon_when_kafka_is_away(own_cluster: Cluster, url: st
     began = time.monotonic()
     queue.close()
     assert time.monotonic() - began < _CLOSES_WITHIN_S
+
+
+def test_a_queue_is_closed_soon_while_start_markers_wait(own_cluster: Cluster, url: str) -> None:
+    """It took 13 s: 3 s for the markers, 10 s until their outcome is known."""
+    queue = queue_for(url)
+    assert queue.receive(1, wait=30)  # the others are fetched, too
+    own_cluster.broker().pause()
+
+    def receive() -> None:
+        with suppress(Closed):
+            queue.receive(10)
+
+    receiving = threading.Thread(target=receive, daemon=True)
+    receiving.start()
+    time.sleep(0.3)
+    began = time.monotonic()
+    queue.close()
+    assert time.monotonic() - began < _CLOSES_WITHIN_S
+    receiving.join(5)
+    assert not receiving.is_alive()
 
 
 def test_acknowledgements_are_waited_for_while_kafka_answers(

@@ -89,6 +89,7 @@ class QueueConsumer:
         self._topics = TopicsInUse(connection, self._queue, clock, topics)
         self._in_flight = InFlightLimit(max_in_flight, self._queue.name, self._telemetry, clock)
         self._read_ahead = ReadAhead(self._queue, self._topics, self._in_flight, clock)
+        self._closed = threading.Event()
         self._receiver = Receiver(
             connection,
             self._queue,
@@ -98,6 +99,7 @@ class QueueConsumer:
             holder=holder,
             instance_id=instance_id,
             look_for_topics=self._look_for_topics,
+            closed=self._closed,
             telemetry=self._telemetry,
             clock=clock,
         )
@@ -109,7 +111,6 @@ class QueueConsumer:
             watch_topics=self._watch_topics,
             look_for_topics=self._look_for_topics,
         )
-        self._closed = threading.Event()
         self._housekeeper = Housekeeper(
             self._queue,
             self._receiver,

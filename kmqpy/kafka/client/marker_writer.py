@@ -319,8 +319,12 @@ class MarkerWriter(Closeable):
             self.is_away = 0 < before <= left and not librdkafka.answers(self._producer, self._topic)
             left_s = deadline - self._clock.monotonic()
         # The next owner reads the start markers, which must all be in the log by then.
+        asks_at = self._clock.monotonic() + _SILENCE_S
         while not (self.is_away or self._starts.all_outcomes_known()) and self._clock.monotonic() < deadline:
             self._clock.sleep(POLL_S)
+            if self._clock.monotonic() >= asks_at:
+                self.is_away = not librdkafka.answers(self._producer, self._topic)
+                asks_at = self._clock.monotonic() + _SILENCE_S
         self._stop_thread()
         if left:
             self._producer.purge()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import repeat
@@ -80,6 +81,7 @@ class Receiver:
     client           the object whose ack() the messages call
     holder           a name for this client in start markers, shown to people
     look_for_topics  waits until the topic ids are known as of now, and changes `topics` to these
+    closed           set when the client closes
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Receiver:
         holder: str | None,
         instance_id: str | None,
         look_for_topics: Callable[[], None],
+        closed: threading.Event,
         telemetry: Telemetry,
         clock: Clock,
     ) -> None:
@@ -104,13 +107,14 @@ class Receiver:
         self._holder = holder
         self._instance_id = instance_id
         self._look_for_topics = look_for_topics
+        self._closed = closed
         self._telemetry = telemetry
         self._clock = clock
         self._copy_check: LateAckCheck | None = None
         if queue.late_acks:
             self._copy_check = LateAckCheck(connection, queue, clock, lambda: topics.ids.queue)
         self._collapsing = Collapsing(connection, queue, telemetry) if queue.collapse else None
-        self._cut_off = CutOffCheck(connection, self._queue.markers_topic, clock)
+        self._cut_off = CutOffCheck(connection, self._queue.markers_topic, clock, closed.is_set)
         self._hanging = HangingWatch(connection, queue.name, clock)
         self._received_at = clock.monotonic()
         self._member: GroupMember | None = None
@@ -283,7 +287,7 @@ class Receiver:
             garbage.put_off(len(messages))
             if self._collapsing is not None:
                 self._collapsing.note_ends()
-        outcome = start_batch.wait_until_confirmed()
+        outcome = start_batch.wait_until_confirmed(self._closed)
         if not outcome.failed:
             self._confirmed_in_s = self._clock.monotonic() - started_at
         goes_back_in = member.goes_back_in(outcome.last_at)

@@ -35,6 +35,8 @@ POLL_S = 0.01
 _ERRORS_ONLY_POLL_S = 0.001
 """One poll of the producer that reports errors only waits for at most this long. The time is short, because
 the confirmation of a marker does not end such a poll."""
+_CLOSING_S = 0.5
+"""A client that closes waits no longer for its start markers, in seconds."""
 _WARN_EVERY_S = 10.0
 """The writer logs at most one warning of markers that a producer did not accept in this time."""
 _MIN_ERRORS_ONLY = 200
@@ -106,6 +108,7 @@ class StartBatch:
         self._errors_only: Producer | None = None
         self._clock = clock
         self._deadline = clock.monotonic() + timeout_s
+        self._hurries = False
         self._give_up = give_up
         self._all_confirmed = all_confirmed
         self._partitions: dict[int, _PartitionStarts] = {}
@@ -170,19 +173,23 @@ class StartBatch:
             self._given_back = True
             self._write_back()
 
-    def wait_until_confirmed(self) -> StartOutcome:
+    def wait_until_confirmed(self, closed: threading.Event | None = None) -> StartOutcome:
         """Wait until the markers are confirmed, at most until the time-out; returns the outcome.
+
+        Once `closed` is set, it waits for half a second at most: close() waits for it.
 
         A marker that failed is not confirmed: it may be in the log, or be appended later, see
         UnconfirmedStarts.
         """
         while self._has_unreported() and (left_s := self.left_s()) > 0:
             self._give_back_when_late()
+            self._hurry(closed)
             # Short, because another thread may have polled the report that this one waits for.
             self._producer.poll(min(left_s, POLL_S))
         if self._errors_only is not None:
             while len(self._errors_only) and self.left_s() > 0:
                 self._give_back_when_late()
+                self._hurry(closed)
                 self._errors_only.poll(_ERRORS_ONLY_POLL_S)
         # Once given up, the producer that reports errors only says which markers it held, see rule R18 of
         # docs/rules.md.
@@ -201,6 +208,11 @@ class StartBatch:
             else:
                 failed[partition] = lowest
         return StartOutcome(last_at, failed, self._given_back)
+
+    def _hurry(self, closed: threading.Event | None) -> None:
+        if closed is not None and closed.is_set() and not self._hurries:
+            self._hurries = True
+            self._deadline = min(self._deadline, self._clock.monotonic() + _CLOSING_S)
 
     def _give_back_when_late(self) -> None:
         if self._clock.monotonic() >= self._give_back_at:
