@@ -49,6 +49,9 @@ class Telemetry:
     def in_flight(self, queue: str, count: int) -> None:
         """The client or worker has `count` messages that it received and has not finished."""
 
+    def paused(self, queue: str, is_paused: int) -> None:
+        """The worker's breaker has opened (1, or True), or closed (0): meanwhile it handles no messages."""
+
     def moved(self, queue: str, headers: Headers, *, dead_letter: bool) -> None:
         """A tracker appended a copy with these headers: a redelivery, or a dead letter (`dead_letter`)."""
 
@@ -94,6 +97,11 @@ class Combined(Telemetry):
         """The number of messages in flight changed."""
         for part in self._parts:
             part.in_flight(queue, count)
+
+    def paused(self, queue: str, is_paused: int) -> None:
+        """The worker's breaker has opened or closed."""
+        for part in self._parts:
+            part.paused(queue, is_paused)
 
     def moved(self, queue: str, headers: Headers, *, dead_letter: bool) -> None:
         """A tracker appended a copy with these headers."""

@@ -37,6 +37,7 @@ class MetricsTelemetry(Telemetry):
                                          of Telemetry.finished() except `send`), by messaging.operation.name
     kmq.client.failures                  failures after which kmqpy went on, by kmq.failure
     kmq.client.in_flight                 messages in flight of the client that reported last
+    kmq.worker.paused                    1 while the breaker of the worker that reported last is open
 
     `system` is the value of messaging.system. Receiving and finishing are counted, not timed.
     """
@@ -69,6 +70,9 @@ class MetricsTelemetry(Telemetry):
         )
         self._in_flight = meter.create_gauge(
             "kmq.client.in_flight", "{message}", "Messages in flight of the client."
+        )
+        self._paused = meter.create_gauge(
+            "kmq.worker.paused", "{worker}", "Whether the worker's breaker is open."
         )
 
     @contextmanager
@@ -103,6 +107,10 @@ class MetricsTelemetry(Telemetry):
     def in_flight(self, queue: str, count: int) -> None:
         """Record the number of messages in flight of this client."""
         self._in_flight.set(count, self._destination(queue))
+
+    def paused(self, queue: str, is_paused: int) -> None:
+        """Record whether the worker's breaker is open."""
+        self._paused.set(is_paused, self._destination(queue))
 
     @contextmanager
     def _timed(self, histogram: Histogram, attributes: dict[str, str]) -> Iterator[None]:

@@ -37,6 +37,7 @@ class PrometheusTelemetry(Telemetry):
     …_collapsed_total       messages (Telemetry.finished() says what the late ones are)
     kmq_client_failures_total{queue, what}   failures after which kmqpy went on
     kmq_client_in_flight    messages in flight of the client that reported last
+    kmq_worker_paused       1 while the breaker of the worker that reported last is open
     kmq_worker_handler_seconds{queue, outcome}   histogram; outcome is `ok` or `error`
 
     Make one object for each registry (default: the global registry), and share it between clients. If a
@@ -62,6 +63,9 @@ class PrometheusTelemetry(Telemetry):
             "Messages received by the client that are in flight.",
             ["queue"],
             registry=registry,
+        )
+        self._paused = Gauge(
+            "kmq_worker_paused", "Whether the worker's breaker is open.", ["queue"], registry=registry
         )
         self._seconds = Histogram(
             "kmq_worker_handler_seconds",
@@ -98,3 +102,7 @@ class PrometheusTelemetry(Telemetry):
     def in_flight(self, queue: str, count: int) -> None:
         """Record the number of messages in flight of this client."""
         self._in_flight.labels(queue).set(count)
+
+    def paused(self, queue: str, is_paused: int) -> None:
+        """Record whether the worker's breaker is open."""
+        self._paused.labels(queue).set(is_paused)

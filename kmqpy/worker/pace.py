@@ -14,6 +14,8 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)/(s|min|h)")
 _SECONDS = {"s": 1, "min": 60, "h": 3600}
 _BURST_S = 0.05
 """Who was late may start at once what he could have started in so many seconds, and at least one."""
+_TRIED_AGAIN = 12
+"""A message that was tried is held back for so many of the longest pauses."""
 _AHEAD_S = 1.0
 """Messages for so many seconds wait for their time, and at least one: others could have them sooner."""
 
@@ -24,11 +26,13 @@ class Breaker:
 
     When the handlers of `failures` different messages have failed in a row, the breaker opens: the worker
     gives back what it has taken, and receives nothing. After a pause it tries one message. If that fails,
-    too, it is given back without counting the attempt, and the next pause is twice as long. Otherwise the
-    worker goes on at once as before.
+    too, the attempt does not count, and the next pause is twice as long; the message is held back for 12 of
+    the longest pauses, so that others are tried meanwhile. Otherwise the worker goes on at once as before.
 
-    failures   one message that fails by itself never opens the breaker, however often it comes
-    on         the errors that count; any other outcome says that all is well. Reject and Retry never count
+    failures   above 1, a message that fails by itself does not open the breaker, however often it comes
+    on         the errors that count; any other outcome says that all is well. Reject and Retry never count.
+               Name those of what may be away: with Exception, what fails by a fault of the handler is tried
+               again and again, too, once the breaker is open
     pause      the first pause
     max_pause  the longest one: the worker notices no later that all is well again
 
@@ -127,26 +131,30 @@ class Pace:
         if self.is_open:
             self._tried = message_id
 
-    def end(self, message_id: str, error: BaseException | None, now: float) -> bool:
-        """Note how a handler has ended; returns True if the breaker is open: the attempt must not count."""
+    def end(self, message_id: str, error: BaseException | None, now: float) -> float | None:
+        """Note how a handler has ended; returns None if that counts as an attempt.
+
+        Else the breaker is open, and the message is held back for so many seconds.
+        """
         if self._breaker is None:
-            return False
+            return None
         has_failed = isinstance(error, self._breaker.on)
         if not self.is_open:
             self._failed = self._failed | {message_id} if has_failed else set()
             if len(self._failed) >= self._breaker.failures:
                 self._pause_s = self._breaker.pause_s
                 self._tries_at = now + self._pause_s
-            return False
-        if message_id == self._tried:
-            self._tried = None
-            if has_failed:
-                self._pause_s = min(2 * self._pause_s, self._breaker.max_pause_s)
-                self._tries_at = now + self._pause_s
-            else:
-                self._tries_at = None
-                self._failed = set()
-        return has_failed
+            return None
+        if message_id != self._tried:
+            return 0.0 if has_failed else None
+        self._tried = None
+        if not has_failed:
+            self._tries_at = None
+            self._failed = set()
+            return None
+        self._pause_s = min(2 * self._pause_s, self._breaker.max_pause_s)
+        self._tries_at = now + self._pause_s
+        return _TRIED_AGAIN * self._breaker.max_pause_s
 
     def drop(self, message_id: str) -> None:
         """Note that a message is finished; if end() was not called, its handler has not run."""

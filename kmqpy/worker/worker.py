@@ -357,13 +357,11 @@ class Worker:
             for one in leased:
                 self._ready.add(one.key, one)
             surplus = self._ready.cut(self._concurrency + self._least_ahead) if again else []
-            if self._pace.is_open and not (
-                self._at_most_once or self._by_key
-            ):  # what was under way when the breaker opened
-                surplus += self._ready.cut(1)
+            if self._pace.is_open and not self._at_most_once and self._ready.count() > 1:
+                surplus += self._ready.clear()  # they were under way when the breaker opened
         self._release(surplus)
         self._wake_handlers(len(leased))
-        self._tell_in_flight()
+        self._tell(self._telemetry.in_flight, self._unfinished)
         if self._stopping.is_set():
             self._release_waiting()
 
@@ -502,32 +500,35 @@ class Worker:
 
     def _outcome_of(self, message: Message, error: BaseException | None) -> Outcome:
         """What becomes of a message whose handler has ended; the breaker hears of it, too."""
-        is_away = False
-        if not self._pace.is_free:
-            is_away = self._tell_breaker(message, None if isinstance(error, Reject | Retry) else error)
+        held_s: float | None = None
+        if not self._pace.is_free and (error is None or isinstance(error, Exception)):
+            held_s = self._tell_breaker(message, None if isinstance(error, Reject | Retry) else error)
         if error is None:
             return ACKNOWLEDGE
-        return RELEASE if is_away and not self._at_most_once else self._outcome_of_failure(message, error)
+        if held_s is None or self._at_most_once:
+            return self._outcome_of_failure(message, error)
+        return GiveBack(held_s, count=False)
 
-    def _tell_breaker(self, message: Message, error: BaseException | None) -> bool:
-        """Returns True if this attempt must not count."""
+    def _tell_breaker(self, message: Message, error: Exception | None) -> float | None:
+        """See Pace.end()."""
         waiting: Sequence[LeasedMessage] = ()
         with self._ready_changed:
             was_open = self._pace.is_open
-            is_away = self._pace.end(message.id, error, self._clock.monotonic())
+            held_s = self._pace.end(message.id, error, self._clock.monotonic())
             is_open = self._pace.is_open
             if is_open and not (was_open or self._at_most_once):
                 waiting = self._ready.clear()
             self._ready_changed.notify_all()
         if is_open != was_open:
             extra = {"queue": self._queue.name}
+            self._tell(self._telemetry.paused, is_open)
             if is_open:
                 self._failures.count("breaker")
                 _log.warning("handlers fail one after the other: the worker pauses", extra=extra)
             else:
                 _log.info("handlers do not fail any more: the worker goes on", extra=extra)
         self._release(waiting)
-        return is_away
+        return held_s
 
     def _outcome_of_failure(self, message: Message, error: BaseException) -> Outcome:
         outcome = failed_outcome(error, message.attempts, self._backoff)
@@ -547,11 +548,11 @@ class Worker:
             self._handled += sum(one.context is not None for one in messages)
             if self._unfinished <= self._enough:
                 self._changed.notify_all()
-        self._tell_in_flight()
+        self._tell(self._telemetry.in_flight, self._unfinished)
 
-    def _tell_in_flight(self) -> None:
+    def _tell(self, event: Callable[[str, int], None], value: int) -> None:
         try:
-            self._telemetry.in_flight(self._queue.name, self._unfinished)
+            event(self._queue.name, value)
         except Exception:  # a faulty telemetry must not end a thread of the worker
             _log.exception("telemetry failed", extra={"queue": self._queue.name})
 
