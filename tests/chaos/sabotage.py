@@ -98,7 +98,7 @@ def no_start_wait() -> None:
 
     class Unconfirmed:
         def __init__(self, started: StartOutcome) -> None:
-            self.wait_until_confirmed = lambda: started
+            self.wait_until_confirmed = lambda _=None: started
             self.give_back = lambda: None
 
     def start(self: StartMarkerWriter, takes: Any, delays: Any, *more: Any) -> Unconfirmed:

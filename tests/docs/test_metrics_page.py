@@ -105,6 +105,7 @@ def test_metrics_of_opentelemetry() -> None:
     telemetry.finished("q", "ack")
     telemetry.failed("q", "commit")
     telemetry.in_flight("q", 1)
+    telemetry.paused("q", 1)
     with pytest.raises(ValueError, match="x"), telemetry.processing(message):
         raise ValueError("x")
     (resource,) = reader.get_metrics_data().resource_metrics

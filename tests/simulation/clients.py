@@ -179,7 +179,7 @@ class Claim:
         self._started = started(partitions)
         self._starting = starting
 
-    def wait_until_confirmed(self) -> Steps:
+    def wait_until_confirmed(self, closed=None) -> Steps:
         """Say it at once, or when the truth is known."""
         if self._starting is not None:
             yield from self._starting.wait_until_confirmed()

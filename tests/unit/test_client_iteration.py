@@ -59,7 +59,7 @@ class FakeWriter:
         return self
 
     def start(self, takes, *_):
-        return SimpleNamespace(wait_until_confirmed=lambda: StartOutcome(dict.fromkeys(takes, 0), {}))
+        return SimpleNamespace(wait_until_confirmed=lambda _: StartOutcome(dict.fromkeys(takes, 0), {}))
 
     def put_one(self, marker):
         if self.closed:
@@ -264,7 +264,7 @@ def test_a_failure_does_not_end_housekeeping(client, monkeypatch, caplog):
 def test_what_an_interrupted_receive_took_is_given_back(client, monkeypatch):
     calls = []
     starting = SimpleNamespace(
-        wait_until_confirmed=lambda: 1 / 0, give_back=lambda: calls.append("given back")
+        wait_until_confirmed=lambda _: 1 / 0, give_back=lambda: calls.append("given back")
     )
     monkeypatch.setattr(client._topics.writer, "start", lambda *_: starting)
     with pytest.raises(ZeroDivisionError):
@@ -292,7 +292,7 @@ class SlowLink:
     def start(self, takes, _delays, lease_ms, *_):
         self.leases_ms.append(lease_ms)
 
-        def wait_until_confirmed():
+        def wait_until_confirmed(_):
             self.now += 0.08
             return StartOutcome(dict.fromkeys(takes, 0), {})
 
