@@ -45,13 +45,11 @@ if TYPE_CHECKING:
     from kmqpy.queue import Queue, queue_for, storage_for
     from kmqpy.telemetry.base import Telemetry
     from kmqpy.worker.outcome import Reject, Retry
-    from kmqpy.worker.pace import Breaker
     from kmqpy.worker.worker import Worker
     from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 _MODULES = {
     "Backoff": "kmqpy.core.backoff",
-    "Breaker": "kmqpy.worker.pace",
     "KafkaConnection": "kmqpy.kafka.settings",
     "KafkaStorage": "kmqpy.kafka.storage",
     "KmqClient": "kmqpy.kafka.kmq_client",
@@ -70,7 +68,6 @@ _MODULES = {
 
 __all__ = [
     "Backoff",
-    "Breaker",
     "Closed",
     "ConfigError",
     "DecodeError",

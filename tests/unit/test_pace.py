@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from kmqpy import Breaker
 from kmqpy.errors import ConfigError
-from kmqpy.worker.pace import Pace, rate_of
+from kmqpy.worker.pace import Breaker, Pace, rate_of
 
 
 def begun(pace, until, step=0.001):

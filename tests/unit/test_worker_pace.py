@@ -7,10 +7,11 @@ import time
 import pytest
 from worker_support import Failures, until
 
-from kmqpy import Breaker, Reject, Retry, storage_for
+from kmqpy import Reject, Retry, storage_for
 from kmqpy.errors import ConfigError
 from kmqpy.message import OutgoingMessage
 from kmqpy.worker.asyncio import AsyncWorker
+from kmqpy.worker.pace import Breaker
 from kmqpy.worker.worker import Worker
 
 AWAY = Breaker(failures=4, on=ConnectionError, pause=0.05, max_pause=0.1)
