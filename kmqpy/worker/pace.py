@@ -34,7 +34,8 @@ class Breaker:
                Name those of what may be away: with Exception, what fails by a fault of the handler is tried
                again and again, too, once the breaker is open
     pause      the first pause
-    max_pause  the longest one: the worker notices no later that all is well again
+    max_pause  the longest one: the worker notices no later that all is well again. The queue's `max_delay_ms`
+               must allow 12 of these
 
     Raises ConfigError for wrong arguments.
     """

@@ -108,7 +108,6 @@ class StartBatch:
         self._errors_only: Producer | None = None
         self._clock = clock
         self._deadline = clock.monotonic() + timeout_s
-        self._hurries = False
         self._give_up = give_up
         self._all_confirmed = all_confirmed
         self._partitions: dict[int, _PartitionStarts] = {}
@@ -210,8 +209,7 @@ class StartBatch:
         return StartOutcome(last_at, failed, self._given_back)
 
     def _hurry(self, closed: threading.Event | None) -> None:
-        if closed is not None and closed.is_set() and not self._hurries:
-            self._hurries = True
+        if closed is not None and closed.is_set():
             self._deadline = min(self._deadline, self._clock.monotonic() + _CLOSING_S)
 
     def _give_back_when_late(self) -> None:

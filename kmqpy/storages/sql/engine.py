@@ -29,6 +29,7 @@ from kmqpy.storages.sql.dialect import (
 from kmqpy.storages.sql.groups import (
     change_grouped,
     go_on,
+    groups_of,
     held_groups,
     look_grouped,
     pass_time_grouped,
@@ -312,7 +313,11 @@ class SqlEngine:
         name = "redrive" if ids is None else "redrive_ids"
 
         def redrive(cursor: Cursor, parameters: dict[str, Any]) -> int:
-            groups = self._held_groups(cursor, queue, parameters)
+            groups: Sequence[int] = ()
+            if queue.settings.holds and ids is not None:
+                groups = groups_of(self._dialect, cursor, ids)
+            elif queue.settings.holds:
+                groups = held_groups(self._dialect, cursor, parameters)
             redriven = self._dialect.change(cursor, name, parameters)
             go_on(self._dialect, cursor, groups)
             return redriven
