@@ -612,9 +612,12 @@ local function pop_ready(q, count)
   return ids, read_states(q, ids)
 end
 
--- In a queue that is fair: how many ready rows have the smallest rank.
-local function of_least_rank(q)
-  local first = q.fair and redis.call('ZRANGE', q.ordered, 0, 0, 'WITHSCORES')[2]
+-- How many of the first ready rows come before those that wait behind them: in a queue that is fair, those of the
+-- smallest rank.
+local function before_followers(q)
+  if not q.shares or redis.call('ZCARD', q.behind) == 0 then return math.huge end
+  if not q.fair then return 1 end
+  local first = redis.call('ZRANGE', q.ordered, 0, 0, 'WITHSCORES')[2]
   if not first then return math.huge end
   local fresh = redis.call('LLEN', q.fresh)
   local rank = fresh > 0 and 9 or math.floor(tonumber(first) / PRIORITIES)
@@ -859,7 +862,7 @@ function calls.take(q, args)
   local taken_groups, following = {}, nil
   while count < limit and bytes < BYTES do
     local ids, states
-    if not following then ids, states = pop_ready(q, math.min(piece, limit - count, of_least_rank(q))) end
+    if not following then ids, states = pop_ready(q, math.min(piece, limit - count, before_followers(q))) end
     if following or #ids == 0 then
       if not q.in_groups or q.shares or args[3] == '1' then break end
       following = following or successors(q, taken_groups, limit - count)

@@ -210,10 +210,8 @@ def _chosen(
     """The ids of rows to take, in order: heads, and those that wait behind them, by rank."""
     taken = {group: one.taken for group, one in groups.items()}
     followers: dict[int, deque[tuple[int, int]]] = {}
-    # A row without an id stands for the next one of its group.
-    waiting: list[tuple[int, int, int, int | None]] = [
-        (row.rank, row.place, row.id, row.group) for row in heads
-    ]
+    # A row without an id stands for the next one of its group, which is at this place.
+    waiting = [(row.rank, row.place, row.id, row.group) for row in heads]
     heapify(waiting)
     chosen: list[int] = []
     while waiting and len(chosen) < limit:
@@ -221,14 +219,17 @@ def _chosen(
         if group is not None and not row_id:
             if group not in followers and len(followers) < _MOST_FILLED:
                 followers[group] = deque(_behind(dialect, cursor, group, limit - len(chosen)))
-            if group not in followers or not followers[group]:
+            if not followers.get(group):
                 continue
             row_id, _ = followers[group].popleft()
         chosen.append(row_id)
         if group is not None:
             taken[group] += 1
-            if taken[group] < limits.most:
-                heappush(waiting, (limits.rank(taken[group]), INT64_MAX, 0, group))
+            place = groups[group].behind_place
+            if group in followers:
+                place = followers[group][0][1] if followers[group] else None
+            if place is not None and taken[group] < limits.most:
+                heappush(waiting, (limits.rank(taken[group]), place, 0, group))
     return chosen
 
 
