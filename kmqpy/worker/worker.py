@@ -100,7 +100,8 @@ class Worker:
     lease          the longest time until messages are redelivered if this process dies; at least 0.1 s, at
                    most the queue's `max_lease`; default: the queue's `default_lease`
     backoff        the delay of a redelivery after a failure; grows with the attempts of the message; default:
-                   the queue's `retry_delays`, or if it has none, Backoff()
+                   the queue's `retry_delays`, or if it has none, Backoff(). The queue's `max_delay_ms` caps
+                   this delay, and that of a Retry
     drain_timeout  how long stop() waits for running handlers; afterwards their messages are given back,
                    and the attempt is not counted
     on_lost        called with each lost message: its lease can't be extended, because it had ended or an
@@ -538,7 +539,7 @@ class Worker:
                 _log.warning("handler failed; the queue is at most once: lost", exc_info=error, extra=extra)
                 return ACKNOWLEDGE
             if isinstance(outcome, GiveBack):
-                extra["delay_s"] = outcome.delay
+                extra["delay_s"] = outcome.delay_in(self._queue)
             _log.warning("handler failed; the message will be redelivered", exc_info=error, extra=extra)
         return outcome
 
