@@ -140,11 +140,12 @@ async def _patiently(connection: _Connection, request: bytes) -> None:
     for left in reversed(range(_TRIES)):
         try:
             await connection.ask(request)
-            return
         except RuntimeError:
             if not left:
                 raise
             await asyncio.sleep(0.5)
+        else:
+            return
 
 
 async def _until(
