@@ -27,7 +27,8 @@ class Breaker:
     When the handlers of `failures` different messages have failed in a row, the breaker opens: the worker
     gives back what it has taken, and receives nothing. After a pause it tries one message. If that fails,
     too, the attempt does not count, and the next pause is twice as long; the message is held back for 12 of
-    the longest pauses (at most for the queue's `max_delay_ms`), so that others are tried meanwhile. Otherwise the worker goes on at once as before.
+    the longest pauses (at most for the queue's `max_delay_ms`), so that others are tried meanwhile. Otherwise
+    the worker goes on at once as before.
 
     failures   above 1, a message that fails by itself does not open the breaker, however often it comes
     on         the errors that count; any other outcome says that all is well. Reject and Retry never count.
