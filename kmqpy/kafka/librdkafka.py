@@ -62,7 +62,7 @@ _log.addFilter(_ThrottleFilter())
 
 _METADATA_TIMEOUT_S = 2.0
 """Seconds that refresh_partition() waits for the partitions of a topic."""
-_AWAY_AFTER_S = 2.0
+_AWAY_AFTER_S = 1.5
 """Seconds that answers() waits for Kafka."""
 _ONE_LOOK_S = 0.5
 """Seconds that has_no_topic() waits for an answer; its caller has waited for long already."""
@@ -448,7 +448,7 @@ def has_no_topic(client: confluent_kafka.Producer | confluent_kafka.Consumer, to
 
 
 def answers(client: confluent_kafka.Producer | confluent_kafka.Consumer, topic: str) -> bool:
-    """False if Kafka is away: it says nothing to a simple question within 2 s."""
+    """False if Kafka is away: it says nothing to a simple question within 1.5 s."""
     try:
         client.list_topics(topic, _AWAY_AFTER_S)
     except KafkaException as exception:
