@@ -132,8 +132,11 @@ def take_shared(
     look, groups, is_clear = _look(dialect, cursor, parameters, limits)
     chosen = _chosen(dialect, cursor, parameters["limit"], look.heads, groups, limits)
     rows = _take_rows(dialect, cursor, parameters, chosen, now)
-    busy = {row.group for row in look.heads if row.id in set(chosen)} - {None}
-    share_on(dialect, cursor, [group for group in busy if group is not None], parameters, limits)
+    first = {*chosen}
+    # What was sent since waits behind none of these.
+    busy = [row.group for row in look.heads if row.id in first and row.group is not None]
+    busy = [group for group in busy if groups[group].behind_id is not None]
+    share_on(dialect, cursor, busy, parameters, limits)
     if rows:
         return Picked(rows, rows[0].since_ms)
     return situation(cursor, sql, parameters)._replace(has_ready=not is_clear)
@@ -162,7 +165,7 @@ def share_on(
         rank = limits.rank(one.taken)
         if one.follower is not None and (one.shown_id is not None or one.taken < limits.most):
             ranks[one.follower] = rank
-        elif one.shown_id is not None and one.shown_rank != rank:
+        elif one.shown_id is not None and (one.shown_rank or 0) > rank:  # takes notice what is too small
             ranks[one.shown_id] = rank
     return _set_ranks(dialect, cursor, ranks)
 
@@ -183,7 +186,7 @@ def _look(
     dialect: Dialect, cursor: Cursor, parameters: Parameters, limits: _Limits
 ) -> tuple[_Look, Mapping[int, _Group], bool]:
     """Look at ready rows until what is said of the first ones is true; also returns whether it is."""
-    size = min(max(2 * parameters["limit"], _FEWEST_LOOKED), _MOST_LOOKED)
+    size = min(max(parameters["limit"], _FEWEST_LOOKED), _MOST_LOOKED)
     for _ in range(_LOOKS):
         cursor.execute(dialect.sql["look_shared"], {**parameters, "limit": size})
         rows = sorted((_Ready(*one) for one in cursor.fetchall()), key=lambda row: (row.rank, row.place))
