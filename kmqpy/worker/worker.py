@@ -59,8 +59,8 @@ _PACE_POLL_S = 0.1
 _SIGNAL_POLL_S = 0.1
 """Seconds between two checks of run() whether a signal came."""
 _GRACE_S = 1.5
-"""Seconds beyond `drain_timeout` that stop() waits at most for calls of the queue: half for the receiving
-thread, the rest for outcomes. A storage that is away would hold each call up for its own time-out."""
+"""Seconds beyond `drain_timeout` that stop() waits at most for outcomes to be written; at least half of them
+it waits for the receiving thread. A storage that is away would hold each call up for its own time-out."""
 _DEFAULT_BACKOFF = Backoff()
 _FATAL_ERRORS = (ConfigError, NotSupported, Closed, Fenced, Forked)
 """Errors of receive() that end the worker, because another try would fail, too."""
@@ -100,7 +100,8 @@ class Worker:
     lease          the longest time until messages are redelivered if this process dies; at least 0.1 s, at
                    most the queue's `max_lease`; default: the queue's `default_lease`
     backoff        the delay of a redelivery after a failure; grows with the attempts of the message; default:
-                   the queue's `retry_delays`, or if it has none, Backoff()
+                   the queue's `retry_delays`, or if it has none, Backoff(). The queue's `max_delay_ms` caps
+                   this delay, and that of a Retry
     drain_timeout  how long stop() waits for running handlers; afterwards their messages are given back,
                    and the attempt is not counted
     on_lost        called with each lost message: its lease can't be extended, because it had ended or an
@@ -538,7 +539,7 @@ class Worker:
                 _log.warning("handler failed; the queue is at most once: lost", exc_info=error, extra=extra)
                 return ACKNOWLEDGE
             if isinstance(outcome, GiveBack):
-                extra["delay_s"] = outcome.delay
+                extra["delay_s"] = outcome.delay_in(self._queue)
             _log.warning("handler failed; the message will be redelivered", exc_info=error, extra=extra)
         return outcome
 
@@ -564,7 +565,7 @@ class Worker:
     def _drain(self) -> None:
         deadline = self._clock.monotonic() + self._drain_s
         self._release_waiting()
-        self._taker.join(self._drain_s + _GRACE_S / 2)
+        self._taker.join(max(self._drain_s, _GRACE_S / 2))
         self._release_waiting()
         with self._changed:
             left = max(0.0, deadline - self._clock.monotonic())

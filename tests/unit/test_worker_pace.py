@@ -8,6 +8,7 @@ import pytest
 from worker_support import Failures, until
 
 from kmqpy import Reject, Retry, storage_for
+from kmqpy.core.backoff import Backoff
 from kmqpy.errors import ConfigError
 from kmqpy.message import OutgoingMessage
 from kmqpy.worker.asyncio import AsyncWorker
@@ -107,6 +108,23 @@ class TestPace:
         again = [message.attempts for message in handled if message.attempts > 1]
         assert len(again) <= 8
         assert max(again, default=1) == 2
+
+    @pytest.mark.parametrize("asked", ["breaker", "backoff", "Retry"])
+    def test_no_message_is_held_back_for_longer_than_its_queue_allows(self, make_queue, kind, asked):
+        """Refused, a nack left the message to its lease: it came late, and had used up an attempt."""
+        queue, seen = make_queue(max_delay_ms=50, max_redeliveries=None), []
+        queue.send("x")
+
+        def handler(message):
+            seen.append(message)
+            if len(seen) < 4:
+                raise Retry(60, count=False) if asked == "Retry" else ConnectionError
+
+        options = {"breaker": AWAY} if asked == "breaker" else {"backoff": Backoff(first=60)}
+        if asked == "breaker":
+            queue.send_many(["x"] * 3)  # these open it
+        with Working(kind, queue, handler, lease=30, **options):
+            until(lambda: queue.size() == queue.in_flight() == 0, timeout=15)
 
     @pytest.mark.parametrize("order", ["fifo", "group"])
     def test_what_always_fails_does_not_keep_the_others_away(self, make_queue, kind, order):
