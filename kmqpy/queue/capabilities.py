@@ -33,7 +33,7 @@ class Capabilities:
     durable            sends and acknowledgements that the storage confirmed survive a kill -9 of the server,
                        and a power cut where settings of the server decide that (on Kafka replicas do)
     lossy_setting      the setting of the server that decides against that, `name=value`, asked when the
-                       storage is opened; "": there is none, or (ZooKeeper's forceSync) the server keeps quiet
+                       storage is opened; "": there is none. ZooKeeper does not tell: `forceSync=unknown`
     shared             other processes that open the same url find the same queues
     blocking_take      the storage tells a waiting receive() of a new message at once. Otherwise receive()
                        asks the storage again and again

@@ -400,13 +400,16 @@ def _checked_info(server: Server) -> dict[str, str]:
 def _lossy_setting(facts: dict[str, str], server: Server) -> str:
     if facts.get("aof_enabled") != "1":
         return "appendonly=no"
-    synced = _appendfsync(server)
-    return "" if synced == "always" else f"appendfsync={synced or 'unknown'}"
+    wanted = {"appendfsync": "always", "no-appendfsync-on-rewrite": "no"}
+    for name, value in wanted.items():
+        if (found := _setting(server, name)) != value:
+            return f"{name}={found or 'unknown'}"
+    return ""
 
 
-def _appendfsync(server: Server) -> str:
+def _setting(server: Server, name: str) -> str:
     try:
-        found = server.call("CONFIG", "GET", "appendfsync")
+        found = server.call("CONFIG", "GET", name)
     except (AccessDenied, ResponseError):
         return ""  # a hosted server that does not tell its settings
     return found[1].decode() if len(found) == 2 else ""

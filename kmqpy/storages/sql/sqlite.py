@@ -113,9 +113,10 @@ class Sqlite:
     def check(self, connection: Any, seconds: float) -> None:
         """See Dialect; a file is always there."""
 
-    def lossy_setting(self, cursor: Cursor) -> str:  # noqa: ARG002
-        """See Dialect. Each connection is set so that commits are synced."""
-        return ""
+    def lossy_setting(self, cursor: Cursor) -> str:
+        """See Dialect. Each connection is set so that commits are synced (2)."""
+        ((level,),) = cursor.execute("PRAGMA synchronous").fetchall()
+        return "" if level >= 2 else f"synchronous={level}"
 
     def keeps(self, cursor: Cursor) -> bool:  # noqa: ARG002
         """See Dialect."""
