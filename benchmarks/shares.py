@@ -33,7 +33,7 @@ KINDS: Mapping[str, Mapping[str, object]] = {
 }
 TAKERS = 4
 CAP = 5
-HANDLER_S, QUIET_S, QUIET_GAP_S = 0.01, 8.0, 0.01
+HANDLER_S, QUIET_S, QUIET_GAP_S = 0.02, 10.0, 0.05
 LEASE_S = 600
 
 

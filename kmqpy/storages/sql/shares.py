@@ -122,48 +122,42 @@ def take_shared(
     `has_ready` in the result says that there is more to find out, in another transaction.
     """
     sql = dialect.sql
-    cursor.execute(sql["take_turn"], parameters)
-    now = None if "RETURNING" in sql["take_shared"] else situation(cursor, sql, parameters)
-    if now is not None and now.is_due and not late:
-        return now
-    limits = _present_limits(cursor, sql, parameters)
-    if limits is None:
+    now = None
+    if "RETURNING" in sql["take_shared"]:
+        cursor.execute(sql["lock_settings"], parameters)  # that is the turn there
+    else:
+        cursor.execute(sql["take_turn"], parameters)
+        now = situation(cursor, sql, parameters)
+        if now.is_due and not late:
+            return now
+        cursor.execute(sql["settings"], parameters)
+    settings = cursor.fetchone()
+    if settings is None:
         return situation(cursor, sql, parameters)
+    limits = _limits(settings[0])  # those that the queue has now, in whatever open queue they were altered
     look, groups, is_clear = _look(dialect, cursor, parameters, limits)
-    chosen = _chosen(dialect, cursor, parameters["limit"], look.heads, groups, limits)
+    chosen, ranks = _chosen(dialect, cursor, parameters["limit"], look.heads, groups, limits)
     rows = _take_rows(dialect, cursor, parameters, chosen, now)
-    first = {*chosen}
-    # What was sent since waits behind none of these.
-    busy = [row.group for row in look.heads if row.id in first and row.group is not None]
-    busy = [group for group in busy if groups[group].behind_id is not None]
-    share_on(dialect, cursor, busy, parameters, limits)
+    _set_ranks(dialect, cursor, ranks)
     if rows:
         return Picked(rows, rows[0].since_ms)
     return situation(cursor, sql, parameters)._replace(has_ready=not is_clear)
 
 
-def share_on(
-    dialect: Dialect,
-    cursor: Cursor,
-    groups: Sequence[int],
-    parameters: Parameters,
-    limits: _Limits | None = None,
-) -> int:
+def share_on(dialect: Dialect, cursor: Cursor, groups: Sequence[int], parameters: Parameters) -> int:
     """Let the first row of each of these groups be ready, with its rank; returns how many it changed.
 
-    limits  a take's: then none of a group that has as many taken as it may. Who ends a message leaves that to
-            takers: of those who end the others at the same time, each may see what the others still have
+    Also of groups that seem to have as many taken as they may, which only takes heed: of those who end the
+    others at the same time, each may see what the others still have.
 
     It follows the statement that has changed other rows of the groups, so that it sees which rows others have
     let wait for these, and waits for nobody: who has locked a row looks after its group, too.
     """
-    if not groups:
-        return 0
-    limits = limits or _Limits(bool(parameters["fair"]), INT64_MAX)
+    limits = _Limits(bool(parameters["fair"]), INT64_MAX)
     ranks: dict[int, int] = {}
     for one in _states(dialect, cursor, groups).values():
         rank = limits.rank(one.taken)
-        if one.follower is not None and (one.shown_id is not None or one.taken < limits.most):
+        if one.follower is not None:
             ranks[one.follower] = rank
         elif one.shown_id is not None and (one.shown_rank or 0) > rank:  # takes notice what is too small
             ranks[one.shown_id] = rank
@@ -173,13 +167,6 @@ def share_on(
 @lru_cache(maxsize=1_000)
 def _limits(settings: str) -> _Limits:
     return _Limits.of(StoredQueueSettings.from_json(settings, "queue"))
-
-
-def _present_limits(cursor: Cursor, sql: Mapping[str, str], parameters: Parameters) -> _Limits | None:
-    """The limits that the queue has now, in whatever open queue they were altered; None: it is gone."""
-    cursor.execute(sql["settings"], parameters)
-    found = cursor.fetchone()
-    return None if found is None else _limits(found[0])
 
 
 def _look(
@@ -209,8 +196,11 @@ def _chosen(
     heads: Iterable[_Ready],
     groups: Mapping[int, _Group],
     limits: _Limits,
-) -> list[int]:
-    """The ids of rows to take, in order: heads, and those that wait behind them, by rank."""
+) -> tuple[list[int], dict[int, int]]:
+    """The ids of rows to take, in order, and the ranks of those that follow them.
+
+    Rows to take are heads, and those that wait behind them, by rank.
+    """
     taken = {group: one.taken for group, one in groups.items()}
     followers: dict[int, deque[tuple[int, int]]] = {}
     # A row without an id stands for the next one of its group, which is at this place.
@@ -221,7 +211,7 @@ def _chosen(
         _, _, row_id, group = heappop(waiting)
         if group is not None and not row_id:
             if group not in followers and len(followers) < _MOST_FILLED:
-                followers[group] = deque(_behind(dialect, cursor, group, limit - len(chosen)))
+                followers[group] = deque(_behind(dialect, cursor, group, limit - len(chosen) + 1))
             if not followers.get(group):
                 continue
             row_id, _ = followers[group].popleft()
@@ -233,7 +223,15 @@ def _chosen(
                 place = followers[group][0][1] if followers[group] else None
             if place is not None and taken[group] < limits.most:
                 heappush(waiting, (limits.rank(taken[group]), place, 0, group))
-    return chosen
+    following = {}
+    for group, count in taken.items():
+        if count > groups[group].taken and count < limits.most:
+            next_id = groups[group].behind_id
+            if group in followers:
+                next_id = followers[group][0][0] if followers[group] else None
+            if next_id is not None:
+                following[next_id] = limits.rank(count)
+    return chosen, following
 
 
 def _behind(dialect: Dialect, cursor: Cursor, group: int, limit: int) -> list[tuple[int, int]]:
