@@ -71,8 +71,8 @@ class SqlEngine:
         elif dialect.name == "sqlite":
             self._watcher = Watcher(self._connections, self._sql["changes"], self._arrivals)
         try:
+            lossy = self._run(dialect.lossy_setting)  # first, since it may refuse the server
             self._storage_id = Schema(self._connections, names).prepare()
-            lossy = self._run(dialect.lossy_setting)
             self._capabilities = replace(dialect.capabilities, durable=not lossy, lossy_setting=lossy)
         except BaseException:
             self._connections.close()

@@ -95,7 +95,8 @@ class _CursorPerStatement:
 
 
 _UNLOGGED = (
-    "SELECT min(relname) FROM pg_class WHERE relpersistence = 'u' AND oid = ANY(%(tables)s::regclass[])"
+    "SELECT min(relname) FROM pg_class JOIN unnest(%(tables)s::text[]) AS name ON oid = to_regclass(name) "
+    "WHERE relpersistence = 'u'"
 )
 
 
