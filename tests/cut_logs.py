@@ -101,11 +101,43 @@ def cut_logs(
     Says what was cut, of several brokers on the one with the longest log left. Clients that live through it
     may have written again by then.
     """
+    found = _cut_dead(cluster, lambda _: logs, brokers)
+    assert found.keys() == logs.keys(), f"no log of {logs.keys() - found.keys()}"
+    return found
+
+
+def cut_power(
+    cluster: Cluster, brokers: Sequence[int], meanwhile: Callable[[], object] = lambda: None
+) -> dict[tuple[str, int], CutLog]:
+    """The same with all logs of these brokers: each is cut back to what its broker had flushed to its disk.
+
+    The controllers' log is left: they flush each record. `meanwhile` is called while no broker runs.
+    """
+    return _cut_dead(cluster, lambda broker: flushed(cluster, broker), brokers, meanwhile)
+
+
+def flushed(cluster: Cluster, broker: int) -> dict[tuple[str, int], int]:
+    """Where the flushed part of each log ends, by the recovery-point checkpoint of a broker that is dead."""
+    data = log_folder(cluster, "", 0, broker).parent
+    there = {folder.name: 0 for folder in data.glob("*-*") if folder.name != "__cluster_metadata-0"}
+    for line in (data / "recovery-point-offset-checkpoint").read_text().splitlines()[2:]:
+        topic, partition, offset = line.split()
+        there[f"{topic}-{partition}"] = int(offset)
+    places = {name.rpartition("-"): end for name, end in there.items() if (data / name).is_dir()}
+    return {(topic, int(number)): end for (topic, _, number), end in places.items() if number.isdigit()}
+
+
+def _cut_dead(
+    cluster: Cluster,
+    logs_of: Callable[[int], Mapping[tuple[str, int], Keep]],
+    brokers: Sequence[int],
+    meanwhile: Callable[[], object] = lambda: None,
+) -> dict[tuple[str, int], CutLog]:
     for broker in brokers:
         cluster.broker(broker).kill()
     found: dict[tuple[str, int], CutLog] = {}
     for broker in brokers:
-        for (topic, partition), keep in logs.items():
+        for (topic, partition), keep in logs_of(broker).items():
             folder = log_folder(cluster, topic, partition, broker)
             if not folder.exists():  # the broker has no replica
                 continue
@@ -114,7 +146,7 @@ def cut_logs(
         # With this mark the broker would not look at what is in its logs.
         mark = log_folder(cluster, "", 0, broker).with_name(".kafka_cleanshutdown")
         mark.unlink(missing_ok=True)
-    assert found.keys() == logs.keys(), f"no log of {logs.keys() - found.keys()}"
+    meanwhile()
     for broker in brokers:
         cluster.broker(broker).start(wait=0)
     for broker in brokers:

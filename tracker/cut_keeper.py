@@ -18,6 +18,7 @@ from kmqpy.kafka.markers.log_cuts import Cut, LogCuts
 from tracker.background import Pool
 from tracker.context import TrackerContext
 from tracker.partition.owned_partition import OwnedPartition
+from tracker.partition.start_position import StartPosition
 from tracker.redelivery.known_log import LastSeen
 from tracker.redelivery.lost_copies import find_lost_copies
 from tracker.redelivery.tick_writer import TickWriter
@@ -104,6 +105,27 @@ class CutKeeper:
         )
         part.log_was_cut(start, end, cut_away.messages, self._clock.monotonic())
         self._seek_lost_copies(part, start)
+
+    def not_told(self, part: OwnedPartition, begin: StartPosition) -> None:
+        """Report a cut that a takeover has found, and does not tell; see StartPosition.untold."""
+        assert begin.untold is not None
+        start, end = begin.untold.start, begin.at.taken_end
+        self._metrics.log_cuts.labels(part.key[0]).inc()
+        self._metrics.lost_to_log_cuts.labels(part.key[0]).inc(begin.lost)
+        _log.error(
+            "the log of the queue was cut back: messages are lost, and clients have taken new ones since",
+            extra={
+                **self._problems.about(part.key),
+                "from_offset": start,
+                "to_offset": end,
+                "in_flight_lost": begin.lost,
+            },
+        )
+        part.problems.log_was_cut(
+            f"the log of topic {part.queue.name} was cut back: messages from offset {start} to before {end} "
+            f"are lost, {begin.lost} of them in flight; see KmqLogCut in docs/operations.md",
+            self._clock.monotonic(),
+        )
 
     def markers_cut_away(self, part: OwnedPartition, what: str) -> None:
         """The takeover has found, and logged, that the log of the markers was cut back: report it."""

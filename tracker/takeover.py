@@ -14,12 +14,13 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Severity
 from kmqpy.kafka.admin.registry_entries import StoredOffset
+from kmqpy.kafka.client.assigned_partition import StartsFound
 from kmqpy.kafka.client.crash_recovery import find_starts
 from kmqpy.kafka.copies.own_hanging import end_transaction, open_transactions_of_tracker, original_of
 from kmqpy.kafka.cut_search import find_cut
 from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers.codec import Marker, Op, topic_tag
-from kmqpy.kafka.markers.log_cuts import Cut, LogCuts
+from kmqpy.kafka.markers.log_cuts import Cut
 from kmqpy.kafka.topic_identity import TopicIds, stale_markers_error
 from tracker.background import Pool
 from tracker.context import TrackerContext
@@ -124,8 +125,12 @@ class Takeover:
         if cut is not None and known.knows(cut):
             cut = None
         existed_to = 0 if cut is None else begin.at.taken_end
-        if cut is not None and self._was_told_since(part, begin.at, known, queue_end.epoch):
-            cut = None
+        if cut is not None:
+            since = self._markers_since(part, begin.at, queue_end.epoch)
+            if not known.merged(since.cuts).is_current(known.number_of(begin.at.taken_end - 1)):
+                cut = None  # told: clients know of later cuts what is to be known
+            elif since.epoch is not None and since.epoch >= cut.epoch:
+                begin, existed_to, cut = begin.without_takes_behind(cut), 0, None
         cuts = known if cut is None else known.with_cut(cut)
         if cuts != begin.at.cuts:
             # Messages that stood behind them are dropped, and counted, when this tick is read.
@@ -199,12 +204,9 @@ class Takeover:
             clock=self._clock,
         )
 
-    def _was_told_since(self, part: OwnedPartition, stored: StoredOffset, known: LogCuts, epoch: int) -> bool:
-        """Return True if a tick has told since that the last record known when the offset was stored is gone.
-
-        Then clients have taken what stands there now, and know of later cuts what is to be known.
-        """
-        since = find_starts(
+    def _markers_since(self, part: OwnedPartition, stored: StoredOffset, epoch: int) -> StartsFound:
+        """What markers since the stored offset tell of cuts, and of the epoch from which clients take."""
+        return find_starts(
             self._connection,
             part.queue,
             part.number,
@@ -213,7 +215,6 @@ class Takeover:
             latest_epoch=epoch,
             clock=self._clock,
         )
-        return not known.merged(since.cuts).is_current(known.number_of(stored.taken_end - 1))
 
     def begin(self, part: OwnedPartition, result: TakeoverResult | Exception) -> None:
         """Begin to read markers, or go on if the partition is read already.
@@ -240,6 +241,8 @@ class Takeover:
             part.catch_up_to(result.tick, result.queue_end, result.existed, result.known_end)
             if result.begin.markers_cut:
                 self._cuts.markers_cut_away(part, str(result.begin.problem))
+            if result.begin.untold is not None:
+                self._cuts.not_told(part, result.begin)
             self._cuts.end_told(part, result.queue_end)
             if 0 <= result.begin.at.queue_epoch < result.queue_end.epoch and result.known_end.offset:
                 self._cuts.is_there(part, result.known_end.offset - 1)

@@ -267,11 +267,12 @@ def _print_findings(found: Sequence[Finding], *, as_json: bool) -> None:
 
 def _durability(url: StorageUrl) -> Finding:
     with url.storage() as storage:
-        reason = storage.capabilities.lossy_setting
-    if not reason:
-        return Finding(
-            Severity.OK, "storage", Kind.OK, "no setting of the server lets it lose what it confirmed"
-        )
+        reason, durable = storage.capabilities.lossy_setting, storage.capabilities.durable
+    if durable:
+        what = "no setting of the server lets it lose what it confirmed"
+        if reason:
+            what = f"{reason}: the server does not tell; with its default it keeps what it confirmed"
+        return Finding(Severity.OK, "storage", Kind.OK, what)
     return Finding(
         Severity.WARNING,
         "storage",

@@ -22,6 +22,8 @@ class Capabilities:
     collapse           of equal messages that wait, a queue may hand out one (collapse=True)
     groups             send(group=…), and a queue may hand out the messages of a group in order, one at a time
                        (order="group", on_dead_letter=…)
+    fair               a queue may prefer groups of which least is in flight, and limit how many are
+                       (fair=True, max_in_flight_per_group=…)
     dedup              send(dedup_id=…), and a queue's settings dedup_until and dedup_by
     retry_delays       a queue may have delays of its own before redeliveries (retry_delays=…)
     transactions       send(transaction=…) and ack(transaction=…) are part of the application's transaction
@@ -31,7 +33,7 @@ class Capabilities:
     durable            sends and acknowledgements that the storage confirmed survive a kill -9 of the server,
                        and a power cut where settings of the server decide that (on Kafka replicas do)
     lossy_setting      the setting of the server that decides against that, `name=value`, asked when the
-                       storage is opened; "": there is none, or (ZooKeeper's forceSync) the server keeps quiet
+                       storage is opened; "": there is none. ZooKeeper does not tell: `forceSync=unknown`
     shared             other processes that open the same url find the same queues
     blocking_take      the storage tells a waiting receive() of a new message at once. Otherwise receive()
                        asks the storage again and again
@@ -67,6 +69,7 @@ class Capabilities:
     shared: bool = True
     collapse: bool = False
     groups: bool = False
+    fair: bool = False
     dedup: bool = False
     retry_delays: bool = False
     transactions: bool = False

@@ -95,6 +95,8 @@ class Pace:
         self._pause_s = 0.0
         self._tries_at: float | None = None
         self._tried: str | None = None
+        self._is_late = False
+        self._late = 0
 
     @property
     def is_free(self) -> bool:
@@ -126,9 +128,20 @@ class Pace:
             return min(room, max(1, math.ceil(self._rate * _AHEAD_S)) - waiting)
         return room
 
+    def hold(self) -> None:
+        """Note that a message waits until wait_s() is over."""
+        self._is_late = not self.is_open
+
+    def take_late(self) -> int:
+        """How many handlers have started late because of the rate since the last call."""
+        late, self._late = self._late, 0
+        return late
+
     def begin(self, message_id: str) -> None:
         """Note that the handler of this message starts; wait_s() was 0."""
         self._left -= 1
+        self._late += self._is_late
+        self._is_late = False
         if self.is_open:
             self._tried = message_id
 

@@ -415,7 +415,10 @@ class Worker:
         """Seconds until a handler may start; the caller holds `_ready_changed`."""
         # At the end, messages that can't be given back are handled at once.
         is_free = self._pace.is_free or self._stopping.is_set()
-        return 0.0 if is_free else self._pace.wait_s(self._clock.monotonic())
+        wait_s = 0.0 if is_free else self._pace.wait_s(self._clock.monotonic())
+        if wait_s and self._ready:
+            self._pace.hold()
+        return wait_s
 
     def _start_ready(self) -> LeasedMessage | None:
         """The next message, if there is one, as started; the caller holds `_ready_changed`."""
@@ -519,7 +522,10 @@ class Worker:
             is_open = self._pace.is_open
             if is_open and not (was_open or self._at_most_once):
                 waiting = self._ready.clear()
+            late = self._pace.take_late()
             self._ready_changed.notify_all()
+        if late:
+            self._tell(lambda queue, count: self._telemetry.finished(queue, "hold-back", count), late)
         if is_open != was_open:
             extra = {"queue": self._queue.name}
             self._tell(self._telemetry.paused, is_open)

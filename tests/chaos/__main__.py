@@ -11,7 +11,7 @@ from kmqpy.core import logs
 from kmqpy.errors import ClusterError
 
 from . import report
-from .cuts import run as cut_at_random
+from .cuts import run as cut_logs
 from .gateways import STORAGES
 from .gateways import run as kill_gateways
 from .run import run as run_it
@@ -37,6 +37,7 @@ reads the topics: nothing may be lost, unfinished, unexpected, or copied twice b
   make chaos ARGS="--full --minutes 5"     the same in small
   make chaos ARGS="--late"                 100,000 acks up to 5 s after the lease, about 10 minutes
   make chaos ARGS="--cuts 30"              logs are cut back instead, 30 times, about 15 minutes
+  make chaos ARGS="--power 4"              the power of all brokers is cut instead, about 4 minutes
   make chaos ARGS="--gateways kafka"       gateways are killed: 100,000 messages, about 15 minutes
   make chaos ARGS="--seed 7"               other targets, another order
   make chaos ARGS="--control two-sends"    a safeguard is taken out: the checker must find it
@@ -71,6 +72,10 @@ def main() -> None:
 @click.option("--seed", type=int, help="Of the schedule; default: from the clock.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, show_default=False)
 @click.option("--cuts", type=click.IntRange(1), help="Cut logs back so many times, and do nothing else.")
+@click.option("--power", type=click.IntRange(1), help="Cut the power of all brokers so many times instead.")
+@click.option(
+    "--flush", type=click.IntRange(0), default=0, help="With --power: brokers flush after so many records."
+)
 @click.option("--gateways", type=click.Choice(STORAGES), help="Kill gateways over this storage instead.")
 @click.option("--messages", type=click.IntRange(1), default=100_000, help="With --gateways.")
 @click.option("--no-late-acks", is_flag=True, help="The queue has no late acks.")
@@ -87,6 +92,8 @@ def run(
     seed: int | None,
     out: Path,
     cuts: int | None,
+    power: int | None,
+    flush: int,
     gateways: str | None,
     messages: int,
     no_late_acks: bool,
@@ -102,7 +109,9 @@ def run(
         elif gateways:
             problems = kill_gateways(gateways, messages, _seed(seed), out, _tell)
         elif cuts:
-            problems = cut_at_random(cuts, _seed(seed), out, _tell)
+            problems = cut_logs(cuts, _seed(seed), out, _tell)
+        elif power:
+            problems = cut_logs(power, _seed(seed), out, _tell, flush)
         else:
             problems = _chaos(level or "medium", minutes, seed, out, late_acks=not no_late_acks)
     except (Failed, ClusterError) as error:

@@ -21,6 +21,9 @@ COUNT = 20
 CUT_AT = 12
 BASE = Cut(2, CUT_AT, 1).base
 LEASE_MS = 600_000
+FORGOTTEN = ("anew", "kept")
+"""Queues of which only their tracker's stored offset knows what stood in the log of the markers, and in the
+first one's also what stood in its own."""
 HIDDEN = ("living", "starting", "elected", "taken")
 """Queues in which new messages are at the offsets of the old ones before anybody can notice."""
 
@@ -51,9 +54,16 @@ class Scene:
         stored = self.tracker._partitions[self.queue.name, 0].stored_position
         return stored is not None and stored >= COUNT + 5
 
+    def send_and_take(self) -> None:
+        """Send messages which a client takes that knows nothing of the former logs."""
+        self.new = self.send(COUNT, "new")
+        with self.queue.client() as client:
+            collect(client, len(self.new) + (0 if self.queue.name == "anew" else COUNT))
+
     def give_all_back(self) -> None:
         """As their consumers would, that have not noticed the cut."""
-        self.queue.mark_all(Marker(0, number, Op.NACK, 0) for number in range(COUNT))
+        count = COUNT * 2 if self.queue.name == "kept" else COUNT
+        self.queue.mark_all(Marker(0, number, Op.NACK, 0) for number in range(count))
 
     @property
     def state(self):
@@ -86,17 +96,22 @@ def scenes() -> Iterator[Callable[[str], Scene]]:
         made = {name: Scene(cluster, name, "/lives-on") for name in ("living", "elected", "taken", "short")}
         made["markers"] = Scene(cluster, "markers", "/lives-on")
         tracker_of(*made.values())
-        stopped = [Scene(cluster, name, "/stopped") for name in ("starting", "restarted")]
+        stopped = [Scene(cluster, name, "/stopped") for name in ("starting", "restarted", *FORGOTTEN)]
         tracker = tracker_of(*stopped)
         made |= {scene.queue.name: scene for scene in stopped}
         for scene in made.values():
             scene.take_all()
         until(lambda: all(scene.tracker_has_looked() for scene in made.values()))
-        made["markers"].queue.mark_all(Marker(0, number, Op.END) for number in range(5))
-        until(made["markers"].has_stored)
+        for name in ("markers", *FORGOTTEN):
+            made[name].queue.mark_all(Marker(0, number, Op.END) for number in range(5))
+            until(made[name].has_stored)
         tracker.stop()
         keep = {(name, 0): COUNT if name == "elected" else CUT_AT for name in made if name != "markers"}
+        keep |= {("anew", 0): 0, ("kept", 0): COUNT}
+        keep |= {(f"{name}__markers", 0): 0 for name in FORGOTTEN}
         cut_logs(cluster, {**keep, ("markers__markers", 0): CUT_AT})
+        for name in FORGOTTEN:
+            made[name].send_and_take()
         for name in HIDDEN:
             made[name].new = made[name].send(COUNT, "new")
         tracker_of(*stopped)
@@ -127,6 +142,20 @@ def test_r39_messages_in_flight_behind_a_cut_are_lost_and_no_others_are_copied(s
 @pytest.mark.parametrize("name", ["starting", "restarted"])
 def test_r39_a_tracker_that_starts_after_a_cut(scenes, name: str) -> None:
     only_the_old_ones_are_redelivered(scenes(name))
+
+
+def test_r39_messages_that_were_taken_before_anybody_told_the_cut_are_redelivered(scenes) -> None:
+    scene = scenes("anew")
+    until(lambda: scene.value("redelivered") == COUNT, what=scene.tracker.problems)
+    assert scene.queue.copies() == dict.fromkeys(scene.new, 2)
+    assert scene.value("log_cuts") == 2
+
+
+def test_r40_new_markers_at_the_offsets_of_old_ones_prove_no_cut_of_the_queue(scenes) -> None:
+    scene = scenes("kept")
+    until(lambda: scene.value("redelivered") == 2 * COUNT, what=scene.tracker.problems)
+    assert scene.value("log_cuts") == 1
+    assert scene.value("lost_to_log_cuts") == 0
 
 
 def test_r39_an_election_alone_changes_nothing(scenes) -> None:

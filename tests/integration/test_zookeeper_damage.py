@@ -9,6 +9,7 @@ from kazoo.client import KazooClient
 from kazoo.security import make_acl, make_digest_acl
 from zk_support import Cable
 
+from kmqpy.cli.app import run
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import AccessDenied, Closed, ConfigError, QueueNotFound, Unavailable
 from kmqpy.queue import Storage, queue_for, storage_for
@@ -265,6 +266,14 @@ def test_a_server_that_takes_less_than_we_think_is_told(url):
         with pytest.raises(Unavailable, match=r"jute\.maxbuffer"):
             queue.send(b"x" * 3_000_000)
         assert [message.body for message in queue.receive(wait=0)] == [b"small"]
+
+
+# --- what the server does not tell --------------------------------------------------------------------
+
+
+def test_whether_it_syncs_is_unknown_and_the_doctor_says_so(url, capsys):
+    assert run(["--queue-url", url, "doctor"]) == 0
+    assert "storage: forceSync=unknown: the server does not tell" in capsys.readouterr().out
 
 
 # --- closing ------------------------------------------------------------------------------------------

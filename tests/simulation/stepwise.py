@@ -65,7 +65,7 @@ IO = {
     "write",
 }
 
-SOMETIMES_IO = {"_cut_since", "_markers_cut_since", "_was_told_since", "ask", "bounds", "cut_back"}
+SOMETIMES_IO = {"_cut_since", "_markers_cut_since", "_markers_since", "ask", "bounds", "cut_back"}
 """Names of functions that wait, and of others."""
 
 

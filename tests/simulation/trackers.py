@@ -115,7 +115,7 @@ _marker_reader = stepwise("tracker.reading.marker_reader", set(), replay_markers
 _topic_probe = stepwise("tracker.topic_probe", set())
 _takeover = stepwise(
     "tracker.takeover",
-    {"prepare", "_cut_since", "_markers_cut_since", "_was_told_since"},
+    {"prepare", "_cut_since", "_markers_cut_since", "_markers_since"},
     find_cut=cut_search.find_cut,
     find_starts=find_starts,
 )

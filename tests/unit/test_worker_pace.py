@@ -11,6 +11,7 @@ from kmqpy import Reject, Retry, storage_for
 from kmqpy.core.backoff import Backoff
 from kmqpy.errors import ConfigError
 from kmqpy.message import OutgoingMessage
+from kmqpy.telemetry.base import Telemetry
 from kmqpy.worker.asyncio import AsyncWorker
 from kmqpy.worker.pace import Breaker
 from kmqpy.worker.worker import Worker
@@ -192,6 +193,21 @@ class TestPace:
             until(lambda: "breaker" in failures.what)
             away = False
             until(lambda: len(handled) == 40)
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+@pytest.mark.parametrize(("rate", "late"), [("50/s", 6), ("10000/s", 0)])
+def test_handlers_that_the_rate_holds_back_are_counted(make_queue, kind, rate, late):
+    queue, counted, handled = make_queue(), [], []
+
+    class Counting(Telemetry):
+        def finished(self, queue, op, count=1):
+            counted.extend([op] * count)
+
+    queue.send_many(map(str, range(8)))
+    with Working(kind, queue, handled.append, rate=rate, concurrency=3, telemetry=Counting()):
+        until(lambda: len(handled) == 8 and not queue.in_flight())
+    assert counted.count("hold-back") == pytest.approx(late, abs=1)
 
 
 def test_wrong_arguments_are_refused(make_queue):

@@ -23,6 +23,10 @@ class StartPosition(NamedTuple):
     markers_cut   True if markers that had been read were cut away (rule R40)
     ahead_s       by how many seconds the stored time was ahead of the broker's clock; 0 if that is allowed
     taken         the highest message in flight in the snapshot as it was stored, there or not; -1: none
+    untold        a cut of the queue's log that nobody is to tell, because the clients' commits and markers
+                  are lost, too: they have taken messages behind it, and named them by their offsets. Who
+                  reads of the cut would take these names for those of the former messages
+    lost          how many messages in flight that cut has taken away
     """
 
     at: StoredOffset
@@ -31,6 +35,8 @@ class StartPosition(NamedTuple):
     markers_cut: bool = False
     ahead_s: float = 0.0
     taken: int = -1
+    untold: Cut | None = None
+    lost: int = 0
 
     def corrected(self, now_ms: int, queue: QueueSettings, queue_end: int, lead_ms: int) -> StartPosition:
         """Return this position, corrected by the broker's time `now_ms` and by the end of the queue.
@@ -71,6 +77,21 @@ class StartPosition(NamedTuple):
         ahead_s = ahead_ms / 1000 if ahead_ms > lead_ms else 0.0
         at = replace(at, in_flight=tuple(rows), finished=finished)
         return self._replace(at=at, problem=problem, ahead_s=ahead_s, taken=taken)
+
+    def without_takes_behind(self, cut: Cut) -> StartPosition:
+        """Return this position without what was known of messages behind a cut; see `untold`."""
+        at, lost = self.at, 0
+        rows: list[SnapshotRow] = []
+        for row in at.in_flight:
+            bits = row.bits if isinstance(row, TakenRun) else 1
+            left = dict(at.cuts.existing([(row[0], bits.bit_length())], cut.start)).get(row[0], 0)
+            kept = bits & ((1 << left) - 1)
+            lost += (bits ^ kept).bit_count()
+            if kept:
+                rows.append(row._replace(bits=kept) if isinstance(row, TakenRun) else row)
+        finished = at.finished.below(cut.start, at.cuts)
+        at = replace(at, in_flight=tuple(rows), finished=finished, told_below=0)
+        return self._replace(at=at, untold=cut, lost=lost)
 
     @property
     def highest(self) -> int:
@@ -151,4 +172,5 @@ def _in_what_is_left(stored: StoredOffset, log_start: int) -> StoredOffset:
         finished=StoredFinished(),
         cuts=NO_CUTS,
         takes_epoch=-1,
+        told_below=0,  # takes of later epochs stand at these markers offsets now
     )

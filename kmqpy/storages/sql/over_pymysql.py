@@ -29,6 +29,7 @@ from kmqpy.storages.sql.dialect import (
     ServerDialect,
     group_id,
     headers_bytes,
+    is_behind,
     just_taken,
     message_rows,
     situation,
@@ -37,9 +38,15 @@ from kmqpy.storages.tls import is_refusal
 
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _DURABILITY = (
-    "SHOW GLOBAL VARIABLES WHERE Variable_name IN "
-    "('innodb_flush_log_at_trx_commit', 'log_bin', 'sync_binlog', 'wsrep_on')"
+    "SHOW GLOBAL VARIABLES WHERE Variable_name REGEXP 'innodb_(flush|double)|log_bin$|sync_binlog|wsrep_on'",
+    "SHOW GLOBAL STATUS LIKE 'innodb_redo_log_enabled'",  # of MySQL: ALTER INSTANCE DISABLE INNODB REDO_LOG
 )
+_LOSSY_VALUES = {
+    "innodb_flush_log_at_trx_commit": {"0", "2"},  # 3 is as good as 1; MariaDB has it
+    "innodb_flush_method": {"NOSYNC"},
+    "innodb_doublewrite": {"OFF", "0", "DETECT_ONLY"},  # a page that was half written can't be mended
+    "innodb_redo_log_enabled": {"OFF"},
+}
 _SESSION = "SET SESSION sql_mode = %s, innodb_lock_wait_timeout = 5"
 # The numbers of errors, of the server and of the client, by the Fate that they imply.
 _DENIED_CODES = {1044, 1045, 1142, 1143, 1227, 1370, 1698, 3159}
@@ -74,6 +81,7 @@ class OverPyMySql(ServerDialect):
     capabilities = Capabilities(
         collapse=True,
         groups=True,
+        fair=True,
         dedup=True,
         retry_delays=True,
         transactions=True,
@@ -127,15 +135,18 @@ class OverPyMySql(ServerDialect):
 
     def lossy_setting(self, cursor: Cursor) -> str:
         """See Dialect."""
-        cursor.execute(_DURABILITY)
-        found = {name.lower(): str(value).upper() for name, value in cursor.fetchall()}
+        found: dict[str, str] = {}
+        for question in _DURABILITY:
+            cursor.execute(question)
+            found |= {name.lower(): str(value).upper() for name, value in cursor.fetchall()}
         if found.get("wsrep_on") == "ON":
             raise ConfigError(
                 "queue url: the server is a node of a Galera cluster, where two writers lose each other's "
                 "updates; use a server outside of it, or one with replicas"
             )
-        if (flush := found.get("innodb_flush_log_at_trx_commit", "1")) != "1":
-            return f"innodb_flush_log_at_trx_commit={flush}"
+        for name, values in _LOSSY_VALUES.items():
+            if (value := found.get(name)) in values:
+                return f"{name}={value}"
         # A commit that the binary log lacks after a crash is rolled back.
         if found.get("log_bin") == "ON" and (sync := found.get("sync_binlog", "1")) != "1":
             return f"sync_binlog={sync}"
@@ -195,6 +206,7 @@ class OverPyMySql(ServerDialect):
             return []
         _, step = cursor.fetchone()
         ids: list[int] = []
+        behind = iter(is_behind(parameters, rows) or [0] * len(rows))
         for some in _portions(rows, self.name, self._packet_bytes):
             values = [
                 cursor.mogrify(
@@ -210,6 +222,7 @@ class OverPyMySql(ServerDialect):
                         "digest": row.digest,
                         "group_id": None if row.group is None else group_id(parameters, row),
                         "group": row.group,
+                        "behind": next(behind),
                     },
                 )
                 for at, row in enumerate(some)

@@ -25,6 +25,7 @@ from kmqpy.storages.sql.dialect import (
     ServerDialect,
     group_id,
     headers_bytes,
+    is_behind,
     picked,
 )
 from kmqpy.storages.sql.statements import Names
@@ -93,6 +94,12 @@ class _CursorPerStatement:
         return made
 
 
+_UNLOGGED = (
+    "SELECT min(relname) FROM pg_class JOIN unnest(%(tables)s::text[]) AS name ON oid = to_regclass(name) "
+    "WHERE relpersistence = 'u'"
+)
+
+
 class PostgreSql(ServerDialect):
     """Implements Dialect for PostgreSQL."""
 
@@ -102,6 +109,7 @@ class PostgreSql(ServerDialect):
     capabilities = Capabilities(
         collapse=True,
         groups=True,
+        fair=True,
         dedup=True,
         retry_delays=True,
         transactions=True,
@@ -114,6 +122,7 @@ class PostgreSql(ServerDialect):
     def __init__(self, url: sqlalchemy.URL, names: Names, *settings: Any, **pool: Any) -> None:
         super().__init__(url, names, *settings, **pool)
         self.channel = f"{names.schema}.{names.prefix}ready" if names.schema else f"{names.prefix}ready"
+        self._tables = [*names.qualified.values()]
 
     def engine(self) -> sqlalchemy.Engine:
         """See Dialect."""
@@ -140,7 +149,10 @@ class PostgreSql(ServerDialect):
             cursor.execute("SELECT current_setting(%(name)s, true)", {"name": name})
             if cursor.fetchone()[0] == "off":
                 return f"{name}=off"
-        return ""
+        # Somebody made them faster: a crash empties them.
+        cursor.execute(_UNLOGGED, {"tables": self._tables})
+        (unlogged,) = cursor.fetchone()
+        return f"{unlogged}=UNLOGGED" if unlogged else ""
 
     def _settings(self) -> dict[str, str]:
         """Settings of libpq for TLS and the name."""
@@ -245,6 +257,7 @@ class PostgreSql(ServerDialect):
                 "digests": digests,
                 "group_ids": [group_id(parameters, row) for row in rows] if numbers else None,
                 "groups": groups,
+                "behind": is_behind(parameters, rows) if numbers else None,
             },
         )
         return [one for (one,) in cursor.fetchall()]

@@ -51,7 +51,9 @@ class ZooKeeperEngine:
         self._turns = Turns(znodes)
         self._is_cleaned_up = False
         self._capabilities = Capabilities(
-            blocking_take=True, max_body_bytes=znodes.max_packet_bytes - _RESERVED_BYTES
+            lossy_setting="forceSync=unknown",  # no request of ZooKeeper's protocol tells
+            blocking_take=True,
+            max_body_bytes=znodes.max_packet_bytes - _RESERVED_BYTES,
         )
         self._storage_id = znodes.prepare()
 

@@ -111,6 +111,9 @@ def test_a_server_that_is_away_is_waited_for_and_then_unavailable(queue_name):
         with engine_at(databases.urls["redis"], timeout_s=30) as redis:
             assert redis.capabilities.durable
             queue = queue_of(redis)
+            redis._server.call("CONFIG", "SET", "no-appendfsync-on-rewrite", "yes")
+            with engine_at(databases.urls["redis"], prefix="other") as other:
+                assert other.capabilities.lossy_setting == "no-appendfsync-on-rewrite=yes"
             server.kill()
             with ThreadPoolExecutor(1) as thread:
                 sent = thread.submit(redis.put, queue, [NewRow(b"x")])

@@ -55,8 +55,16 @@ def test_a_commit_that_the_binary_log_may_lack_is_not_durable(place: Place) -> N
         place.execute("SET GLOBAL sync_binlog = 1")
 
 
+@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
+def test_a_table_that_a_crash_empties_is_not_durable(place: Place) -> None:
+    storage_for(place.url).close()
+    place.execute(f"ALTER TABLE {place.prefix}messages SET UNLOGGED")
+    with storage_for(place.url) as storage:
+        assert storage.capabilities.lossy_setting == f"{place.prefix}messages=UNLOGGED"
+
+
 class Answers:
-    """A cursor on a server with these variables: a Galera cluster can't be started here."""
+    """A cursor on a server with these variables."""
 
     def __init__(self, **variables: str) -> None:
         self._variables = variables
@@ -75,9 +83,12 @@ class Answers:
         ({"innodb_flush_log_at_trx_commit": "1", "log_bin": "ON", "sync_binlog": "0"}, "sync_binlog=0"),
         ({"innodb_flush_log_at_trx_commit": "1", "log_bin": "OFF", "sync_binlog": "0"}, ""),
         ({"wsrep_on": "OFF"}, ""),
+        ({"innodb_flush_log_at_trx_commit": "3"}, ""),
+        ({"innodb_doublewrite": "DETECT_ONLY"}, "innodb_doublewrite=DETECT_ONLY"),
+        ({"Innodb_redo_log_enabled": "OFF"}, "innodb_redo_log_enabled=OFF"),
     ],
 )
-def test_the_binary_log_counts_where_there_is_one(variables: dict[str, str], said: str) -> None:
+def test_which_settings_of_mariadb_and_mysql_count(variables: dict[str, str], said: str) -> None:
     assert OverPyMySql.lossy_setting(MariaDb.__new__(MariaDb), Answers(**variables)) == said
 
 
