@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kmqpy.core.clock import Clock
 from kmqpy.errors import ConfigError, QueueNotFound
 from kmqpy.gateway.dialects.sqs.addresses import queue_of_arn
-from kmqpy.gateway.dialects.sqs.attributes import Sheet, check_same, is_name, read_sheet
+from kmqpy.gateway.dialects.sqs.attributes import VISIBILITY, Sheet, check_same, is_name, read_sheet
 from kmqpy.gateway.dialects.sqs.errors import (
     DELETED_RECENTLY,
     INVALID_ATTRIBUTE_NAME,
+    INVALID_ATTRIBUTE_VALUE,
     UNSUPPORTED,
     SqsError,
     no_such_queue,
@@ -123,9 +124,14 @@ class Catalog:
             )
         now_s = self._clock.wall_ms() // 1000
         sheet = Sheet(tags=tags, created_s=now_s).changed(attributes, now_s)
-        settings = {"max_redeliveries": None, "notes": sheet.notes(), **_lease(sheet)}
+        storage = self._hub.storage_of(QueueName(name))
+        settings: dict[str, Any] = {"max_redeliveries": None, **_lease(sheet)}
+        if _keeps_notes(storage):
+            settings["notes"] = sheet.notes()
+        else:
+            _check_needs_no_notes(sheet)
         if sheet.is_fifo:
-            if not self._hub.storage_of(QueueName(name)).capabilities.groups:
+            if not storage.capabilities.groups:
                 raise SqsError(INVALID_ATTRIBUTE_NAME, "Unknown Attribute FifoQueue.")
             settings |= {"order": "group", "dedup_window_ms": _DEDUP_MS}
 
@@ -149,8 +155,11 @@ class Catalog:
 
             wanted = change(_sheet(storage, stored))
             lease = _lease(wanted) if wanted.visibility != round(lease_ms / 1000) else {}
+            noted: dict[str, Any] = {"notes": new_notes} if _keeps_notes(storage) else {}
+            if not noted:
+                _check_needs_no_notes(wanted)
             try:
-                storage.alter(stored, notes=new_notes, **lease)
+                storage.alter(stored, **noted, **lease)
             except ConfigError as error:
                 raise _refusal(error) from None
             return _sheet(storage, stored)
@@ -177,6 +186,21 @@ class Catalog:
         self._deleted_s.move_to_end(name)
         if len(self._deleted_s) > _MOST:
             self._deleted_s.popitem(last=False)
+
+
+def _keeps_notes(storage: Storage) -> bool:
+    return storage.capabilities.immediate  # Kafka has no room for them
+
+
+def _check_needs_no_notes(sheet: Sheet) -> None:
+    """Raise SqsError unless the lease says all of a queue: others have the defaults."""
+    for name, value in sheet.attributes.items():
+        if value != (Sheet().value(name) or ""):
+            raise SqsError(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name}.")
+    if not sheet.visibility:
+        raise SqsError(INVALID_ATTRIBUTE_VALUE, f"Invalid value for the parameter {VISIBILITY}.")
+    if sheet.tags or sheet.tasks:
+        raise SqsError(UNSUPPORTED, "Queues on Kafka have neither tags nor move tasks.")
 
 
 def _found(sheet: Sheet | None) -> Sheet:
