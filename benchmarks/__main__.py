@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from benchmarks import (
     memory,
     report,
     restart,
+    retries,
     sends,
     spark_processing,
     spark_state,
@@ -46,13 +48,25 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 HERE = Path(__file__).resolve().parent
 COMMITTED = {
+    "Workers, sends and latency": HERE / "results-workers.json",
     "Queues on Kafka": HERE / "results.json",
     "Other storages": HERE / "results-storages.json",
     "Queues in ZooKeeper": HERE / "results-zookeeper.json",
 }
 README = HERE.parent / "README.md"
 DOCS = HERE.parent / "docs"
-IN_README = ("drain", "100 bytes, 4 partitions, acks in order")
+IN_README = {
+    "Kafka": (workers.WORKER, workers.BARE, "faststream"),
+    "Redis": (workers.WORKER, "dramatiq", "celery"),
+    "PostgreSQL": (workers.WORKER, "procrastinate"),
+}
+COLUMNS = {
+    "trivial, msg/s": ("workers", workers.backlog_name, "handled_per_s"),
+    "1 ms each, msg/s": ("workers", partial(workers.backlog_name, ms=1), "handled_per_s"),
+    "p50, ms": ("latency of workers", workers.latency_name, "p50_ms"),
+    "p99, ms": ("latency of workers", workers.latency_name, "p99_ms"),
+}
+AS_BARS = ("drain", "100 bytes, 4 partitions, acks in order")
 
 WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "drain": drain.cases,
@@ -60,6 +74,8 @@ WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "sends": sends.cases,
     "first-message": first_message.cases,
     "workers": workers.cases,
+    "worker-latency": workers.latency_cases,
+    "retries": retries.cases,
     "waiting-acks": waiting.cases,
     "lateness": lateness.cases,
     "bulk": bulk.cases,
@@ -80,6 +96,9 @@ each."""
 
 # The embedded cluster is tuned for a quick start; with these options, a broker runs at its full speed.
 BROKER_JVM = ("-Xmx1g", "-XX:TieredStopAtLevel=4")
+# The pauses of the broker's default collectors would be the slowest messages of everybody.
+LATENCY_JVM = (*BROKER_JVM, "-XX:-UseSerialGC", "-XX:+UseZGC")
+LATENCIES = {"latency", "worker-latency", "retries"}
 
 
 @click.group()
@@ -108,9 +127,10 @@ def run(*, quick: bool, only: str, turns: int | None, out: Path) -> None:
         sizes = replace(sizes, repeats=turns, few_repeats=turns)
     began = time.monotonic()
     rows: list[Row] = []
-    # A cluster for each work: none pays for what another left behind. With --quick, all works share one.
-    for works in [chosen] if quick else [[name] for name in chosen]:
-        with Cluster(jvm_options=BROKER_JVM) as cluster:
+    # A cluster for each work: none pays for what another left behind. With --quick, works share them.
+    by_jvm = itertools.groupby(sorted(chosen, key=LATENCIES.__contains__), key=LATENCIES.__contains__)
+    for works in [list(names) for _, names in by_jvm] if quick else [[name] for name in chosen]:
+        with Cluster(jvm_options=LATENCY_JVM if works[0] in LATENCIES else BROKER_JVM) as cluster:
             lab = Lab(
                 KafkaConnection(bootstrap=cluster.bootstrap), ZooKeeperConnection(hosts=cluster.zookeeper)
             )
@@ -152,13 +172,12 @@ def scale(*, partitions: int, trackers: int, queues: int, simulate_only: bool, o
 @main.command()
 def table() -> None:
     """Put the figures of the committed results into README.md, and into docs/ with a chart."""
-    found = {title: json.loads(file.read_text()) for title, file in COMMITTED.items()}
-    core = next(iter(found.values()))
-    report.put_between_markers(README, report.summary(core, *IN_README))
+    found = report.newest({title: json.loads(file.read_text()) for title, file in COMMITTED.items()})
+    report.put_between_markers(README, report.summary(next(iter(found.values())), IN_README, COLUMNS))
     texts = [f"## {title}\n\n{report.markdown(data)}" for title, data in found.items()]
     report.put_between_markers(DOCS / "benchmarks.md", "\n\n".join(texts))
-    _, rows = from_json(core)
-    report.plot(report.of_case(rows, *IN_README), DOCS / "benchmarks.svg")
+    rows = [row for data in found.values() for row in from_json(data)[1]]
+    report.plot(report.of_case(rows, *AS_BARS), DOCS / "benchmarks.svg")
 
 
 def _meta(*, quick: bool, seconds: float) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Makes tables and a plot of the figures that were measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,13 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def markdown(data: Mapping[str, Any]) -> str:
-    """A results.json as a table in Markdown."""
+    """A results.json as tables in Markdown; works beside the plain consumer or the JVM library apart."""
     meta, rows = from_json(data)
-    return "\n".join([conditions(meta, rows), "", *_markdown_rows(rows)])
+    by_kafka = {row.work for row in rows if row.peer in (PLAIN, JVM)}
+    lines = [conditions(meta, rows)]
+    for of_kafka, group in groupby(rows, key=lambda row: row.work in by_kafka):
+        lines += ["", *_markdown_rows(list(group), by_kafka=of_kafka)]
+    return "\n".join(lines)
 
 
 def conditions(meta: Mapping[str, Any], rows: Sequence[Row]) -> str:
@@ -53,14 +57,43 @@ def conditions(meta: Mapping[str, Any], rows: Sequence[Row]) -> str:
     )
 
 
-def summary(data: Mapping[str, Any], work: str, case: str) -> str:
-    """One case of a results.json as a short table in Markdown, for the README."""
+def summary(
+    data: Mapping[str, Any],
+    peers: Mapping[str, Sequence[str]],
+    columns: Mapping[str, tuple[str, Callable[[str], str], str]],
+) -> str:
+    """Some figures of a results.json as a short table in Markdown, for the README.
+
+    Args:
+        data: The content of the results.json.
+        peers: The peers that have a line, by their storage.
+        columns: By its title, the work of a column, its case on a storage, and the metric.
+    """
     meta, rows = from_json(data)
-    lines = ["| | received and acknowledged | ÷ plain consume | ÷ JVM kmq |", "|---|---:|---:|---:|"]
-    for row in of_case(rows, work, case):
-        *_, of_plain, of_jvm = _cells(row, rows)
-        lines.append(f"| {row.peer} | {shown(row.median or 0.0)} {row.unit} | {of_plain} | {of_jvm} |")
-    return "\n".join([*lines, "", conditions(meta, of_case(rows, work, case))])
+    found = {(row.work, row.case, row.metric, row.peer): row for row in rows}
+    lines, used = ["| |", "|---|"], []
+    for title in columns:
+        lines[0] += f" {title} |"
+        lines[1] += "---:|"
+    for storage, names in peers.items():
+        for name in names:
+            own = [found.get((work, case(storage), metric, name)) for work, case, metric in columns.values()]
+            cells = ["-" if row is None or row.median is None else shown(row.median) for row in own]
+            lines.append(f"| {storage}: {name} | {' | '.join(cells)} |")
+            used += [row for row in own if row is not None]
+    return "\n".join([*lines, "", conditions(meta, used)])
+
+
+def newest(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The same results by title, without the works that another one has, too, and measured later."""
+    dates: dict[str, str] = {}
+    for data in results.values():
+        for row in data["rows"]:
+            dates[row["work"]] = max(dates.get(row["work"], ""), data["meta"]["when"])
+    return {
+        title: {**data, "rows": [row for row in data["rows"] if dates[row["work"]] == data["meta"]["when"]]}
+        for title, data in results.items()
+    }
 
 
 def of_case(rows: Sequence[Row], work: str, case: str) -> list[Row]:
@@ -68,8 +101,7 @@ def of_case(rows: Sequence[Row], work: str, case: str) -> list[Row]:
     return [row for row in rows if (row.work, row.case) == (work, case)]
 
 
-def _markdown_rows(rows: Sequence[Row]) -> list[str]:
-    by_kafka = any(row.peer in (PLAIN, JVM) for row in rows)
+def _markdown_rows(rows: Sequence[Row], *, by_kafka: bool) -> list[str]:
     head = "÷ plain consume | ÷ JVM kmq" if by_kafka else "the first ÷ it"
     lines = [f"| work | who | measured | {head} |", "|---|---|---:|---:|" + ("---:|" if by_kafka else "")]
     before, first = None, ""

@@ -24,6 +24,8 @@ class Sizes:
     waiting_threads: tuple[int, ...]
     waiting_s: float
     worker_messages: int
+    worker_latency_s: float
+    retry_backlogs: tuple[int, ...]
     sends_s: float
     lateness_s: float
     bulk_messages: int
@@ -59,6 +61,8 @@ FULL = Sizes(
     waiting_threads=(1, 8, 64),
     waiting_s=10.0,
     worker_messages=200_000,
+    worker_latency_s=4.0,
+    retry_backlogs=(1_000, 40_000),
     sends_s=5.0,
     lateness_s=20.0,
     bulk_messages=100_000,
@@ -90,6 +94,8 @@ QUICK = Sizes(
     waiting_threads=(8,),
     waiting_s=1.0,
     worker_messages=40_000,
+    worker_latency_s=1.0,
+    retry_backlogs=(1_000,),
     sends_s=0.5,
     lateness_s=2.0,
     bulk_messages=20_000,

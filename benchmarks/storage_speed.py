@@ -8,6 +8,7 @@ benchmarks.results.
 """
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -140,7 +141,7 @@ def python_of(other: Peer) -> str:
     """The Python that has the packages of a peer; they are installed when they are first needed."""
     if not other.package:
         return sys.executable
-    folder = VENVS / other.package.replace(" ", "-")
+    folder = VENVS / re.sub(r"[^\w.=-]+", "-", other.package)  # some packages glob in their own folder
     python, ready = folder / "bin" / "python", folder / ".ready"
     if not ready.exists():
         venv.create(folder, with_pip=True, clear=True)

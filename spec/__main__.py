@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kmqpy.dev.jars import jar_set
 from kmqpy.dev.java import find_java
-from spec.runs import INVARIANTS, RUNS, Run
+from spec.runs import RUNS, Run
 
 _HERE = Path(__file__).parent
 _TIMEOUT_S = 3_600
@@ -70,16 +70,17 @@ def _check(run: Run, jar: Path) -> str:
     with tempfile.TemporaryDirectory(prefix="kmq-model-") as folder:
         definitions = "".join(f"c_{name} == {value}\n" for name, value in constants.items())
         Path(folder, "Run.tla").write_text(
-            "---- MODULE Run ----\nEXTENDS Delivery, TLC\nCONSTANTS a, b\n"
+            f"---- MODULE Run ----\nEXTENDS {run.module}, TLC\nCONSTANTS a, b\n"
             f"{definitions}AnyClient == Permutations(c_Clients)\n====\n"
         )
         Path(folder, "Run.cfg").write_text(
             "SPECIFICATION Spec\nCHECK_DEADLOCK FALSE\nCONSTANTS\n  a = a\n  b = b\n"
             + "".join(f"  {name} <- c_{name}\n" for name in constants)
             + ("SYMMETRY AnyClient\n" if run.clients_are_alike else "")
-            + f"INVARIANTS {run.violates or ' '.join(INVARIANTS)}\n"
+            + f"INVARIANTS {' '.join(run.invariants)}\n"
         )
-        Path(folder, "Delivery.tla").write_text((_HERE / "Delivery.tla").read_text())
+        name = f"{run.module}.tla"
+        Path(folder, name).write_text((_HERE / name).read_text())
         java = [find_java("The model checker"), "-XX:+UseParallelGC", f"-Xmx{8 if run.full else 4}g"]
         done = subprocess.run(
             [*java, "-cp", jar, "tlc2.TLC", "-workers", "2", "-metadir", folder, "Run"],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 INVARIANTS = ("ProcessedOnce", "OneFate", "AckHolds", "NothingLost", "NoStaleHandOut", "NoStaleDeadLetter")
+OF_CUT_LOGS = ("OneName", "CopiesAreTheirs", "EndsAreTheirs", "NothingLost")
+"""The invariants of Delivery.tla, and of CutLog.tla."""
 
 _BASE = {
     "Originals": "1",
@@ -38,6 +40,21 @@ _BASE = {
     "AncestorsFrom": '"log"',
     "Forwarded": "{}",
 }
+_BASE_OF_CUT_LOGS = {
+    "Clients": "{a, b}",
+    "MaxMessages": "3",
+    "MaxCuts": "1",
+    "MaxElections": "0",
+    "MaxAssignments": "2",
+    "MaxTrackerTicks": "1",
+    "MaxEnds": "2",
+    "NumbersHaveEpochs": "TRUE",
+    "ClientsLook": "TRUE",
+    "PositionGoesBack": "TRUE",
+    "TicksComeFirst": "TRUE",
+    "TrackersLook": "TRUE",
+    "LateTakes": "FALSE",
+}
 _TWO_MESSAGES = {"Originals": "2", "PartitionOf": "<<1, 1>>", "MaxMessages": "3", "MaxAcks": "0"}
 _TWO_PARTITIONS = {"Originals": "2", "PartitionOf": "<<1, 2>>", "MaxMessages": "3", "MaxAcks": "0"}
 _PAUSED_CLIENT = {"FetchedEarlier": "{1}"}
@@ -58,26 +75,40 @@ class Run:
     constants  those that differ from the base
     violates   the invariant that a negative control must violate; None: nothing may be violated
     full       too large for a run within a minute
+    module     the model: a file of this folder
     """
 
     name: str
     constants: Mapping[str, str] = field(default_factory=dict)
     violates: str | None = None
     full: bool = False
+    module: str = "Delivery"
 
     @property
     def all_constants(self) -> dict[str, str]:
         """The value of every constant of the model."""
-        return {**_BASE, **self.constants}
+        return {**(_BASE if self.module == "Delivery" else _BASE_OF_CUT_LOGS), **self.constants}
+
+    @property
+    def invariants(self) -> Sequence[str]:
+        """What must hold, or what a control must violate."""
+        all_of_them = INVARIANTS if self.module == "Delivery" else OF_CUT_LOGS
+        return all_of_them if self.violates is None else (self.violates,)
 
     @property
     def clients_are_alike(self) -> bool:
         """The model tells its clients apart only where one fetched a message before it lost the partition."""
-        return self.all_constants["FetchedEarlier"] == self.all_constants["Forwarded"] == "{}"
+        constants = self.all_constants
+        return all(constants.get(name, "{}") == "{}" for name in ("FetchedEarlier", "Forwarded"))
 
 
 def _control(name: str, violates: str, **constants: str) -> Run:
     return Run(name=f"control: {name}", constants=constants, violates=violates)
+
+
+def _cut_logs(name: str, violates: str | None = None, *, full: bool = False, **constants: str) -> Run:
+    name = name if violates is None else f"control: {name}"
+    return Run(name=name, constants=constants, violates=violates, full=full, module="CutLog")
 
 
 RUNS = (
@@ -171,4 +202,17 @@ RUNS = (
     ),
     _control("torn transactions are not mended", "OneFate", **_TORN, TornAreMended="FALSE"),
     _control("deleted markers are not noticed", "ProcessedOnce", **_RETENTION, ClientChecksRetention="FALSE"),
+    _cut_logs("cut logs: a cut"),
+    _cut_logs("cut logs: a cut and an election", MaxElections="1", MaxEnds="1"),
+    _cut_logs("cut logs: two cuts", MaxCuts="2", MaxEnds="1"),
+    _cut_logs(
+        "cut logs: two cuts and an election", full=True, MaxCuts="2", MaxElections="1", MaxTrackerTicks="2"
+    ),
+    _cut_logs("cut logs: three owners", full=True, MaxAssignments="3", MaxElections="1"),
+    _cut_logs("cut logs: numbers are offsets", "EndsAreTheirs", NumbersHaveEpochs="FALSE"),
+    _cut_logs("cut logs: clients do not look", "NothingLost", ClientsLook="FALSE"),
+    _cut_logs("cut logs: a client goes on where it was", "NothingLost", PositionGoesBack="FALSE"),
+    _cut_logs("cut logs: messages are taken before the tick", "NothingLost", TicksComeFirst="FALSE"),
+    _cut_logs("cut logs: originals of another epoch are copied", "CopiesAreTheirs", TrackersLook="FALSE"),
+    _cut_logs("cut logs: a late take of what was cut away", "CopiesAreTheirs", LateTakes="TRUE"),
 )

@@ -1,5 +1,6 @@
 """Sends stamped messages at an even pace until it is killed; or as fast as each is confirmed."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -7,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from confluent_kafka import Producer
+from confluent_kafka.aio import AIOProducer
 
 from benchmarks.lab import stamped
 from kmqpy import KafkaConnection, KmqClient, QueueSettings
+from kmqpy.worker.asyncio import AsyncQueue
 
 _WARM_UP_S = 0.5
 
@@ -34,7 +37,8 @@ def send(options: dict[str, Any]) -> None:
 
 def confirmed(options: dict[str, Any]) -> dict[str, float]:
     """Send `at_once` messages after the other from each of `threads` threads, each time until confirmed."""
-    send, bodies = _CLIENTS[options["client"]](options), [b"x" * 100] * options["at_once"]
+    connect = _CLIENTS[options["client"], options["tasks"]]
+    send, bodies = connect(options), [b"x" * 100] * options["at_once"]
     send(bodies)  # connects
     begin = time.monotonic() + _WARM_UP_S
 
@@ -50,17 +54,19 @@ def confirmed(options: dict[str, Any]) -> dict[str, float]:
     return {"messages_per_s": count / (time.monotonic() - begin)}
 
 
-def _kmqpy(options: dict[str, Any]) -> Callable[[list[bytes]], object]:
-    client = KmqClient(
+def _client(options: dict[str, Any]) -> KmqClient:
+    return KmqClient(
         QueueSettings.from_json(options["queue"].encode()), KafkaConnection(bootstrap=options["bootstrap"])
     )
+
+
+def _kmqpy(options: dict[str, Any]) -> Callable[[list[bytes]], object]:
+    client = _client(options)
     return (lambda bodies: client.send(bodies[0])) if options["at_once"] == 1 else client.send_many
 
 
 def _plain(options: dict[str, Any]) -> Callable[[list[bytes]], object]:
-    producer = Producer(
-        {"bootstrap.servers": options["bootstrap"], "linger.ms": 0, "enable.idempotence": True}
-    )
+    producer = Producer(_config(options))
     topic, alone = QueueSettings.from_json(options["queue"].encode()).name, options["threads"] == 1
 
     def send(bodies: list[bytes]) -> None:
@@ -80,4 +86,39 @@ def _plain(options: dict[str, Any]) -> Callable[[list[bytes]], object]:
     return send
 
 
-_CLIENTS = {"kmqpy": _kmqpy, "plain": _plain}
+def _config(options: dict[str, Any]) -> dict[str, Any]:
+    return {"bootstrap.servers": options["bootstrap"], "linger.ms": 0, "enable.idempotence": True}
+
+
+def _kmqpy_tasks(options: dict[str, Any]) -> Callable[[list[bytes]], object]:
+    loop, queue = asyncio.new_event_loop(), AsyncQueue(_client(options))
+
+    async def send(bodies: list[bytes]) -> None:
+        await asyncio.gather(*(queue.send(body) for body in bodies))
+
+    return lambda bodies: loop.run_until_complete(send(bodies))
+
+
+def _plain_tasks(options: dict[str, Any]) -> Callable[[list[bytes]], object]:
+    loop, topic = asyncio.new_event_loop(), QueueSettings.from_json(options["queue"].encode()).name
+
+    async def connect() -> AIOProducer:
+        return AIOProducer(_config(options))  # sends when 1,000 messages wait, or after a second
+
+    producer = loop.run_until_complete(connect())
+
+    async def send_one(body: bytes) -> None:
+        await (await producer.produce(topic, body))
+
+    async def send(bodies: list[bytes]) -> None:
+        await asyncio.gather(*(send_one(body) for body in bodies))
+
+    return lambda bodies: loop.run_until_complete(send(bodies))
+
+
+_CLIENTS = {
+    ("kmqpy", False): _kmqpy,
+    ("kmqpy", True): _kmqpy_tasks,
+    ("plain", False): _plain,
+    ("plain", True): _plain_tasks,
+}

@@ -1,20 +1,18 @@
-"""Workers that handle a backlog: kmqpy's, and the least code for the same on Kafka.
-
-The clock starts when a tenth of the messages was handled, and stops with the last one.
-"""
+"""Workers: kmqpy's, and the least code for the same on Kafka; see benchmarks.handlers for what is timed."""
 
 import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, Producer
 
-from benchmarks.queue_load import BODY
-from kmqpy import KafkaConnection, KmqClient, QueueSettings, Worker
+from benchmarks.handlers import Handlers, send_first
+from benchmarks.results import percentile
+from kmqpy import KafkaConnection, KmqClient, Message, QueueSettings, Retry, Worker
 from kmqpy.queue import Queue, storage_for
 from kmqpy.worker.asyncio import AsyncWorker
 
@@ -22,65 +20,39 @@ _BATCH = 1_000
 _PATIENCE_S = 120.0
 
 
-class _Handlers:
-    """Handlers that wait for `ms`, and count."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._wait_s = options["ms"] / 1000
-        self._messages = options["messages"]
-        self._numbers = itertools.count(1)  # safe to use by several threads
-        self._began = self._ended = 0.0
-        self.done = threading.Event()
-
-    def handle(self, _: object) -> None:
-        if self._wait_s:
-            time.sleep(self._wait_s)
-        self._count()
-
-    async def handle_in_task(self, _: object) -> None:
-        if self._wait_s:
-            await asyncio.sleep(self._wait_s)
-        self._count()
-
-    def figures(self) -> dict[str, float]:
-        if not self.done.wait(_PATIENCE_S):
-            raise TimeoutError(f"{next(self._numbers) - 1} of {self._messages} messages, and no more")
-        return {"handled_per_s": (self._messages - self._messages // 10) / (self._ended - self._began)}
-
-    def _count(self) -> None:
-        number = next(self._numbers)
-        if number == self._messages // 10:
-            self._began = time.perf_counter()
-        elif number == self._messages:
-            self._ended = time.perf_counter()
-            self.done.set()
-
-
 def kmqpy(options: dict[str, Any]) -> dict[str, float]:
-    """A worker on Kafka; options: `bootstrap, queue, kind, handlers, ms, messages`."""
-    settings = QueueSettings.from_json(options["queue"].encode())
-    with KmqClient(settings, KafkaConnection(bootstrap=options["bootstrap"])) as queue:
+    """A worker on Kafka; options: `bootstrap, queue, kind`, and those of Handlers."""
+    with _client(options) as queue:
         return _worked(queue, options)
 
 
 def stored(options: dict[str, Any]) -> dict[str, float]:
-    """A worker on another storage, which is filled before; options: `url, kind, handlers, ms, messages`."""
+    """A worker on another storage; options: `url, kind`, and those of Handlers."""
     with storage_for(options["url"]) as storage:
-        storage.create("work")
-        queue = storage.open("work")
-        for first in range(0, options["messages"], _BATCH):
-            queue.send_many([BODY] * min(_BATCH, options["messages"] - first))
-        return _worked(queue, options)
+        if "work" not in storage.list():
+            storage.create("work")
+        return _worked(storage.open("work"), options)
+
+
+def _client(options: dict[str, Any]) -> KmqClient:
+    settings = QueueSettings.from_json(options["queue"].encode())
+    return KmqClient(settings, KafkaConnection(bootstrap=options["bootstrap"]))
 
 
 def _worked(queue: Queue, options: dict[str, Any]) -> dict[str, float]:
-    handlers, count = _Handlers(options), options["handlers"]
-    if options["kind"] == "threads":
-        with Worker(queue, handlers.handle, concurrency=count, handle_signals=False):
-            return handlers.figures()
+    handlers, count = Handlers(options), options["handlers"]
+    send_first(options, lambda bodies: queue.send_many(bodies) if len(bodies) > 1 else queue.send(bodies[0]))
+    if options.get("is_sender"):
+        return {}
+
+    def handle(message: Message) -> None:
+        handlers.handle(message.body)
+
+    async def handle_in_task(message: Message) -> None:
+        await handlers.handle_in_task(message.body)
 
     async def work() -> dict[str, float]:
-        worker = AsyncWorker(queue, handlers.handle_in_task, concurrency=count)
+        worker = AsyncWorker(queue, handle_in_task, concurrency=count)
         running = asyncio.create_task(worker.run())
         try:
             return await asyncio.to_thread(handlers.figures)
@@ -88,12 +60,55 @@ def _worked(queue: Queue, options: dict[str, Any]) -> dict[str, float]:
             worker.stop()
             await running
 
-    return asyncio.run(work())
+    if options["kind"] == "asyncio":
+        return asyncio.run(work())
+    with Worker(queue, handle, concurrency=count, handle_signals=False):
+        return handlers.figures()
+
+
+def retries(options: dict[str, Any]) -> dict[str, float]:
+    """A worker whose handlers ask for every hundredth message again; options as of kmqpy()."""
+    numbers = itertools.count(1)
+    due: dict[str, float] = {}
+    late_ms: list[float] = []
+    done = threading.Event()
+    wanted = options["messages"] // 100
+
+    def handle(message: Message) -> None:
+        now = time.monotonic()
+        if message.attempts > 1:
+            late_ms.append((now - due[message.id]) * 1000)
+            if len(late_ms) == wanted:
+                done.set()
+        elif next(numbers) % 100 == 0:
+            due[message.id] = now + 1
+            raise Retry(1)
+        else:
+            time.sleep(0.001)
+
+    with (
+        _client(options) as queue,
+        Worker(queue, handle, concurrency=options["handlers"], handle_signals=False),
+    ):
+        if not done.wait(_PATIENCE_S):
+            raise TimeoutError(f"{len(late_ms)} of {wanted} messages came again, and no more")
+    return {"p50_ms": percentile(late_ms, 50), "p99_ms": percentile(late_ms, 99), "max_ms": max(late_ms)}
 
 
 def bare(options: dict[str, Any]) -> dict[str, float]:
     """confluent-kafka's consumer, and a pool of threads or tasks; options as of kmqpy()."""
     queue = QueueSettings.from_json(options["queue"].encode())
+    producer = Producer({"bootstrap.servers": options["bootstrap"], "linger.ms": 0, "acks": "all"})
+
+    def send(bodies: Sequence[str]) -> None:
+        for body in bodies:
+            producer.produce(queue.name, body)
+            producer.poll(0)
+
+    send_first(options, send)
+    producer.flush()
+    if options.get("is_sender"):
+        return {}
     consumer = Consumer(
         {
             "bootstrap.servers": options["bootstrap"],
@@ -104,30 +119,32 @@ def bare(options: dict[str, Any]) -> dict[str, float]:
         }
     )
     consumer.subscribe([queue.name])
-    handlers = _Handlers(options)
-    if options["kind"] == "threads":
-        with ThreadPoolExecutor(options["handlers"]) as pool:
-            _handle_batches(consumer, handlers, lambda records: list(pool.map(handlers.handle, records)))
-    else:
-        with asyncio.Runner() as runner:
+    handlers = Handlers(options)
+    with ThreadPoolExecutor(1) as waiting, ThreadPoolExecutor(options["handlers"]) as pool:
+        figures = waiting.submit(handlers.figures)
+        if options["kind"] == "threads":
+            _handle_batches(consumer, handlers, lambda bodies: list(pool.map(handlers.handle, bodies)))
+        else:
+            with asyncio.Runner() as runner:
 
-            async def handle(records: list[Any]) -> None:
-                left = iter(records)
-                await asyncio.gather(*(_lane(left, handlers) for _ in range(options["handlers"])))
+                async def handle(bodies: list[bytes]) -> None:
+                    left = iter(bodies)
+                    await asyncio.gather(*(_lane(left, handlers) for _ in range(options["handlers"])))
 
-            _handle_batches(consumer, handlers, lambda records: runner.run(handle(records)))
-    consumer.close()
-    return handlers.figures()
-
-
-async def _lane(records: Iterator[Any], handlers: _Handlers) -> None:
-    for record in records:
-        await handlers.handle_in_task(record)
+                _handle_batches(consumer, handlers, lambda bodies: runner.run(handle(bodies)))
+        consumer.close()
+        return figures.result()
 
 
-def _handle_batches(consumer: Consumer, handlers: _Handlers, handle: Callable[[list[Any]], object]) -> None:
+async def _lane(bodies: Iterator[bytes], handlers: Handlers) -> None:
+    for body in bodies:
+        await handlers.handle_in_task(body)
+
+
+def _handle_batches(consumer: Consumer, handlers: Handlers, handle: Callable[[list[bytes]], object]) -> None:
     while not handlers.done.is_set():
         records = consumer.consume(1, 1.0)  # a lone consume(n, t) waits out t even when messages are there
         if records:
-            handle(records + consumer.consume(_BATCH - 1, 0))
+            records += consumer.consume(_BATCH - 1, 0)
+            handle([record.value() for record in records if record.error() is None])
             consumer.commit(asynchronous=True)

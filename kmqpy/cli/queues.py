@@ -49,7 +49,16 @@ _SETTINGS = (
         default=None,
         help="Hand no copy out that is acknowledged before it is taken [no].",
     ),
+    click.option(
+        "--fair/--no-fair", default=None, help="Prefer groups of which least is in flight; with --queue-url."
+    ),
+    click.option(
+        "--max-in-flight-per-group",
+        type=_LimitType(),
+        help="Messages of a group that may be in flight; with --queue-url.",
+    ),
 )
+_SHARES = {"fair", "max_in_flight_per_group"}
 
 
 def _setting_options(function: Any) -> Any:
@@ -68,12 +77,14 @@ def _changes(
     max_redeliveries: int | str | None,
     markers: str | None,
     late_acks: bool | None,
+    shares: dict[str, Any],
     **durations: timedelta | None,
 ) -> dict[str, int | str | bool]:
     """Return the settings that were given as options, by their names; durations in ms."""
     changes: dict[str, int | str | bool] = {
         f"{key}_ms": milliseconds(value) for key, value in durations.items() if value is not None
     }
+    changes |= {key: value for key, value in shares.items() if value is not None}
     if markers is not None:
         changes["markers"] = markers
     if late_acks is not None:
@@ -120,6 +131,8 @@ def create(
     late_acks: bool | None,
     collapse: bool,
     more: tuple[str, ...],
+    fair: bool | None,
+    max_in_flight_per_group: int | str | None,
     **names: str | None,
 ) -> None:
     """Create a queue.
@@ -134,8 +147,9 @@ def create(
       kmq --queue-url sqlite:///jobs.db queue create jobs --set requeue_to=front
     """
     name = cli.named_queue(queue)
+    shares = {"fair": fair, "max_in_flight_per_group": max_in_flight_per_group}
     changes = _changes(
-        max_redeliveries, markers, late_acks, lease=lease, max_delay=max_delay, max_lease=max_lease
+        max_redeliveries, markers, late_acks, shares, lease=lease, max_delay=max_delay, max_lease=max_lease
     )
     if collapse:
         changes["collapse"] = True
@@ -144,8 +158,8 @@ def create(
         cli.kafka_only(**of_topics, markers=markers, late_acks=late_acks, **names)
         stored.create(cli.url, name, {**changes, **dict(pairs(more, "--set"))}, as_json=cli.json)
         return
-    if more:
-        raise click.UsageError("--set is for queues of --queue-url")
+    if more or _SHARES & changes.keys():
+        raise click.UsageError("--set, --fair and --max-in-flight-per-group are for queues of --queue-url")
     given = {key: value for key, value in names.items() if value}
     settings = build(QueueSettings, {"name": name}, changes, given)
     with cli.admin() as admin:
@@ -319,6 +333,8 @@ def alter(
     markers: str | None,
     late_acks: bool | None,
     more: tuple[str, ...],
+    fair: bool | None,
+    max_in_flight_per_group: int | str | None,
 ) -> None:
     """Change a queue while it is used.
 
@@ -331,10 +347,12 @@ def alter(
       kmq queue alter jobs --markers jvm
       kmq --queue-url sqlite:///jobs.db queue alter jobs --set retry_delays=1s,10s,1m
     """
+    shares = {"fair": fair, "max_in_flight_per_group": max_in_flight_per_group}
     changes = _changes(
         max_redeliveries,
         markers,
         late_acks,
+        shares,
         lease=lease,
         max_delay=max_delay,
         max_lease=max_lease,
@@ -346,8 +364,8 @@ def alter(
         cli.kafka_only(partitions=partitions, retention=retention, markers=markers, late_acks=late_acks)
         stored.alter(cli.url, name, {**changes, **dict(pairs(more, "--set"))}, as_json=cli.json)
         return
-    if more:
-        raise click.UsageError("--set is for queues of --queue-url")
+    if more or _SHARES & changes.keys():
+        raise click.UsageError("--set, --fair and --max-in-flight-per-group are for queues of --queue-url")
     with cli.admin() as admin:
         cli.check_root(admin)
         settings = admin.alter_queue(name, partitions=partitions, retention=retention, **changes)

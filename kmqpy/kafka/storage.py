@@ -49,6 +49,8 @@ _FIXED_ON_KAFKA = {
     "dedup_until": ("window", "acknowledged"),
     "dedup_by": ("id", "body"),
     "retry_delays": ("", ...),
+    "fair": (False, ...),
+    "max_in_flight_per_group": (None, ...),
 }
 """Settings of queues on other storages: the value of each on Kafka, and what Kafka refuses (...: any)."""
 _TOPIC_SETTINGS = {"partitions": int | None, "replication": int | None, "retention_ms": int | None}

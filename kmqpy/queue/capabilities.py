@@ -22,6 +22,8 @@ class Capabilities:
     collapse           of equal messages that wait, a queue may hand out one (collapse=True)
     groups             send(group=…), and a queue may hand out the messages of a group in order, one at a time
                        (order="group", on_dead_letter=…)
+    fair               a queue may prefer groups of which least is in flight, and limit how many are
+                       (fair=True, max_in_flight_per_group=…)
     dedup              send(dedup_id=…), and a queue's settings dedup_until and dedup_by
     retry_delays       a queue may have delays of its own before redeliveries (retry_delays=…)
     transactions       send(transaction=…) and ack(transaction=…) are part of the application's transaction
@@ -67,6 +69,7 @@ class Capabilities:
     shared: bool = True
     collapse: bool = False
     groups: bool = False
+    fair: bool = False
     dedup: bool = False
     retry_delays: bool = False
     transactions: bool = False

@@ -70,6 +70,13 @@ Rules for every engine:
    `until_acknowledged`, while it is neither finished nor dead; redriven, it has the key again, unless another
    row got it meanwhile. That counts within one put(), and for puts
    at a time: one waits until the transaction of the other is decided. Needs the capability `dedup`.
+13. *Shares*: in a queue with `max_in_flight_per_group` a take returns no row of a group of which so many are
+   taken already, rows of the same take included. In a queue that is `fair`, it returns next a row of the
+   group of which least is taken, of several such groups the one with the smallest place, and of a group the
+   row with the smallest place that is ready. A row without a group is a group of its own. extend() takes a
+   row that is named with ANY_TAKE whatever is taken. peek() may leave out rows behind the first one of a
+   group. All rows have the priority 0. An alteration of the two settings counts from the next take on, also
+   in queues that are open. Needs the capability `fair`; a queue has shares from its creation on, or never.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ _CAPABILITIES = Capabilities(
     shared=False,
     collapse=True,
     groups=True,
+    fair=True,
     dedup=True,
     retry_delays=True,
     blocking_take=True,
@@ -92,7 +93,9 @@ class MemoryEngine:
             if found.row != queue:
                 return False
             found.row = QueueRow(queue.generation, settings)
-            return True
+        with found.changed:
+            found.settle_all()
+        return True
 
     def queue_names(self) -> list[str]:
         """See Engine."""
@@ -214,7 +217,7 @@ class MemoryEngine:
         """See Engine."""
         with self._locked(queue) as (found, _):
             ready = (row for row in found.rows.values() if row.state is RowState.READY)
-            first = heapq.nsmallest(limit, ready, key=lambda row: (-row.priority, row.place))
+            first = heapq.nsmallest(limit, ready, key=found.order)
             return [row.shown() for row in first]
 
     def counts(self, queue: QueueRow, limit: int | None = None) -> Counts:  # noqa: ARG002 - counting costs nothing

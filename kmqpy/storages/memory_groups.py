@@ -13,9 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """The rows of one group, by id; `head` is the one that is ready or delayed, the others wait behind."""
+    """The rows of one group, by id; `head` is the one that is ready or delayed, the others wait behind.
+
+    rank  heads of groups with smaller ones are taken first
+    """
 
     head: MemoryRow | None = None
+    rank: int = 0
     taken: dict[int, MemoryRow] = field(default_factory=dict)
     dead: dict[int, MemoryRow] = field(default_factory=dict)
     behind: dict[int, MemoryRow] = field(default_factory=dict)
@@ -49,13 +53,12 @@ class Group:
         return not (self.head or self.taken or self.dead or self.behind)
 
     def settle(
-        self, *, holds: bool, show: Callable[[MemoryRow], None], hide: Callable[[MemoryRow], None]
+        self, *, is_free: bool, show: Callable[[MemoryRow], None], hide: Callable[[MemoryRow], None]
     ) -> None:
-        """Let the first row be the head if nothing of the group is in flight or holds it, and no other.
+        """Let the first row be the head if one of the group may be taken, and no other.
 
         `show` and `hide` change the state of a row; they tell the group nothing.
         """
-        is_free = not self.taken and not (holds and self.dead)
         first = self.first_behind()
         head = self.head
         if head is not None and (not is_free or (first is not None and first.place < head.place)):

@@ -132,7 +132,8 @@ class MemoryQueue:
 
         A row of a group that waits for another one of it is ready or delayed when its turn has come.
         """
-        if row.group is None or not self.row.settings.in_groups:
+        settings = self.row.settings
+        if row.group is None or not settings.keeps_groups:
             self._enter(row, state)
             return
         group = self.groups.setdefault(row.group, Group())
@@ -141,7 +142,7 @@ class MemoryQueue:
             group.taken[row.id] = row
         elif state is RowState.DEAD:
             group.dead[row.id] = row
-        else:
+        elif settings.in_groups or state is not RowState.DELAYED:
             group.wait(row)
             state = RowState.BEHIND
         self._enter(row, state)
@@ -160,9 +161,26 @@ class MemoryQueue:
         def hide(row: MemoryRow) -> None:
             self._enter(row, RowState.BEHIND)
 
-        group.settle(holds=self.row.settings.holds, show=show, hide=hide)
+        before, rank = group.head, group.rank
+        group.rank = len(group.taken) if self.row.settings.fair else 0
+        group.settle(is_free=self._is_free(group), show=show, hide=hide)
+        if before is not None and before is group.head and group.rank != rank:
+            show(before)
         if group.is_empty:
             del self.groups[name]
+
+    def _is_free(self, group: Group) -> bool:
+        """True if one more of a group may be taken."""
+        settings = self.row.settings
+        if settings.shares:
+            most = settings.max_in_flight_per_group
+            return most is None or len(group.taken) < most
+        return not group.taken and not (settings.holds and group.dead)
+
+    def settle_all(self) -> None:
+        """Let the first row of each group come, if other settings let it."""
+        for name, group in [*self.groups.items()]:
+            self._settle(name, group)
 
     def _enter(self, row: MemoryRow, state: RowState) -> None:
         if row.id in self.rows:
@@ -177,7 +195,7 @@ class MemoryQueue:
         row.state = state
         row.version += 1
         if state is RowState.READY:
-            self.ready.push((-row.priority, row.place), row, len(self.rows))
+            self.ready.push(self.order(row), row, len(self.rows))
             self.arrivals += 1
             self.changed.notify_all()
         elif state is RowState.DELAYED or (state is RowState.TAKEN and not self.row.settings.is_manual):
@@ -185,6 +203,11 @@ class MemoryQueue:
             if (first := self.due.first()) is not None and first[1] is row:
                 self.arrivals += 1  # threads that wait must look again earlier
                 self.changed.notify_all()
+
+    def order(self, row: MemoryRow) -> tuple[int, int]:
+        """Where a ready row is among the others."""
+        group = None if row.group is None else self.groups.get(row.group)
+        return (-row.priority if group is None else group.rank), row.place
 
     def holder(self, key: str) -> int | None:
         """The id of the row that has this dedup key; None if it is free: rule 12 of the engine."""
@@ -314,7 +337,8 @@ class MemoryQueue:
         while (first := self.due.first()) is not None and first[0][0] <= now_ms:
             row = first[1]
             if row.state is RowState.DELAYED:
-                self._enter(row, RowState.READY)
+                enter = self.enter if self.row.settings.shares else self._enter
+                enter(row, RowState.READY)
             else:
                 at_ms = row.until_ms
                 self.requeue(row, at_ms=at_ms, now_ms=now_ms, delay_ms=None, count=True, reason=_EXPIRED)

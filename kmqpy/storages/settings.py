@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from kmqpy.core.settings import build, check_count
+from kmqpy.core.settings import build, check_count, check_limit
 from kmqpy.errors import ConfigError, NotSupported, shown
 from kmqpy.queue import Capabilities
 from kmqpy.queue_policy import POLICY, QueuePolicy
@@ -26,7 +26,8 @@ _CHOICES = {
     "dedup_by": ("id", "body"),
 }
 
-ALTERABLE = (*POLICY, "retry_delays", "retry_max_ms", "retry_jitter", "dedup_window_ms", "notes")
+_SHARES = ("fair", "max_in_flight_per_group")
+ALTERABLE = (*POLICY, "retry_delays", "retry_max_ms", "retry_jitter", "dedup_window_ms", "notes", *_SHARES)
 """The settings that can be changed while the queue is used."""
 
 
@@ -53,6 +54,9 @@ class StoredQueueSettings(QueuePolicy):
     on_dead_letter      with order `group`, when a message of a group becomes a dead letter. `continue`: those
                         behind it come next. `hold`: they wait until it was redriven, which puts it back in
                         its place, and acknowledged, or until the dead letters were purged
+    fair                True: a take prefers groups of which least is in flight, then the oldest message. The
+                        order of sending holds within a group only
+    max_in_flight_per_group   None, or of a group at most so many messages are in flight
     retry_delays        durations as text: how long a message waits before its first, second, … redelivery
                         after its lease ended or nack() without a delay; the last one goes for all that follow
     retry_max_ms        None, or each delay behind the last of retry_delays is twice the one before, up to it
@@ -73,6 +77,8 @@ class StoredQueueSettings(QueuePolicy):
     collapse: bool = False
     notes: str = ""
     on_dead_letter: str = "continue"
+    fair: bool = False
+    max_in_flight_per_group: int | None = None
     retry_delays: tuple[str, ...] = ()
     retry_max_ms: int | None = None
     retry_jitter: float = 0.0
@@ -87,14 +93,23 @@ class StoredQueueSettings(QueuePolicy):
             value = getattr(self, key)
             if value not in choices:
                 raise ConfigError(f"{key}: {shown(value)} is none of {', '.join(map(repr, choices))}")
-        if not isinstance(self.collapse, bool):
-            raise ConfigError(f"collapse: {shown(self.collapse)} is neither true nor false")
+        for key in ("collapse", "fair"):
+            if not isinstance(getattr(self, key), bool):
+                raise ConfigError(f"{key}: {shown(getattr(self, key))} is neither true nor false")
         if not isinstance(self.notes, str) or len(self.notes) > MAX_NOTES or "\0" in self.notes:
             raise ConfigError(f"notes: expected text of at most {MAX_NOTES} characters, without NUL")
         if self.in_groups and (self.at_most_once or self.collapse):
             raise ConfigError("order: 'group' goes neither with delivery='at-most-once' nor with collapse")
         if self.holds and not self.in_groups:
             raise ConfigError("on_dead_letter: 'hold' needs order='group'")
+        if self.max_in_flight_per_group is not None:
+            check_limit(self.max_in_flight_per_group, "max_in_flight_per_group")
+        if self.shares and (self.at_most_once or self.collapse or self.in_groups):
+            key = "fair" if self.fair else "max_in_flight_per_group"
+            raise ConfigError(
+                f"{key}: goes neither with order='group', where one of a group is in flight at a time, nor "
+                "with delivery='at-most-once' or collapse"
+            )
         check_count(self, "dedup_window_ms")
         object.__setattr__(self, "retry_delays", normal(self.retry_delays))
         _ = self.retries  # raises for wrong ones
@@ -120,6 +135,16 @@ class StoredQueueSettings(QueuePolicy):
         return self.order == "group"
 
     @property
+    def shares(self) -> bool:
+        """True when groups share the takers, by fairness or by caps."""
+        return self.fair or self.max_in_flight_per_group is not None
+
+    @property
+    def keeps_groups(self) -> bool:
+        """True when a take looks at the groups of messages."""
+        return self.in_groups or self.shares
+
+    @property
     def holds(self) -> bool:
         """True when a dead letter holds the messages of its group."""
         return self.on_dead_letter == "hold"
@@ -142,6 +167,8 @@ class StoredQueueSettings(QueuePolicy):
             (self.is_manual, capabilities.manual_redelivery, "redelivery"),
             (self.at_most_once, capabilities.at_most_once, "delivery"),
             (self.collapse, capabilities.collapse, "collapse"),
+            (self.fair, capabilities.fair, "fair"),
+            (self.max_in_flight_per_group is not None, capabilities.fair, "max_in_flight_per_group"),
             (bool(self.retry_delays), capabilities.retry_delays, "retry_delays"),
             (self.until_acknowledged, capabilities.dedup, "dedup_until"),
             (self.dedup_by == "body", capabilities.dedup, "dedup_by"),

@@ -234,7 +234,7 @@ class StoredQueue(Closeable):
         if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= MAX_PRIORITY:
             raise MessageError(f"priority: {shown(priority)} is no whole number from 0 to {MAX_PRIORITY}")
         if priority:
-            self._check_can("priority", self.capabilities.priority and not self._settings.in_groups)
+            self._check_can("priority", self.capabilities.priority and not self._settings.keeps_groups)
         if group is not None:
             self._check_can("group", self._capabilities.groups)
             _checked_name(group, "group")

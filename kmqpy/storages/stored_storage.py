@@ -75,6 +75,12 @@ class StoredStorage(Closeable):
             settings |= {key: new(settings[key]) if callable(new) else new for key, new in changes.items()}
             wanted = StoredQueueSettings.of(settings.pop("name"), settings)
             wanted.check_supported(self.capabilities)
+            if wanted.shares != queue.settings.shares:
+                made = "with" if queue.settings.shares else "without"
+                raise ConfigError(
+                    f"fair, max_in_flight_per_group: queue {name!r} was made {made} them, which "
+                    "can't be changed; make another queue"
+                )
             altered = self._engine.alter_queue(queue, wanted)
 
     def list(self) -> builtins.list[str]:

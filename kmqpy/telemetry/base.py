@@ -28,6 +28,8 @@ class Telemetry:
         collapse          in a queue with that setting, on Kafka, the client passed over messages that waited
                           when it took an equal one
 
+        hold-back         handlers of a worker started later, because of its `rate`
+
         A late op is about copies (a copy is the record with which a tracker redelivers a message). An earlier
         consumer acknowledged, gave back, extended or dead-lettered the message when a tracker was copying it
         already. The client that takes the copy finds this late operation, and applies it to the copy:

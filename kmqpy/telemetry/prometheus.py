@@ -15,15 +15,25 @@ from kmqpy.message import Message
 from kmqpy.telemetry.base import Telemetry
 
 _COUNTER_OF_OP = {  # op of Telemetry.finished(): name of its counter, and help text
-    "send": ("sent", "Messages sent and confirmed."),
-    "ack": ("acked", "Messages acknowledged."),
-    "nack": ("nacked", "Messages given back."),
-    "extend": ("extended", "Leases extended."),
-    "dead-letter": ("dead_lettered", "Messages moved to the dead letters by a client."),
-    "late-ack": ("late_acked", "Copies finished because an earlier consumer acknowledged the message."),
-    "late-dead-letter": ("late_dead_lettered", "Copies dead-lettered unseen, as an earlier consumer asked."),
-    "late-postpone": ("late_postponed", "Copies given back unseen: an earlier lease or delay is not over."),
-    "collapse": ("collapsed", "Messages passed over: they waited when an equal one was taken."),
+    "send": ("client_sent", "Messages sent and confirmed."),
+    "ack": ("client_acked", "Messages acknowledged."),
+    "nack": ("client_nacked", "Messages given back."),
+    "extend": ("client_extended", "Leases extended."),
+    "dead-letter": ("client_dead_lettered", "Messages moved to the dead letters by a client."),
+    "late-ack": (
+        "client_late_acked",
+        "Copies finished because an earlier consumer acknowledged the message.",
+    ),
+    "late-dead-letter": (
+        "client_late_dead_lettered",
+        "Copies dead-lettered unseen, as an earlier consumer asked.",
+    ),
+    "late-postpone": (
+        "client_late_postponed",
+        "Copies given back unseen: an earlier lease or delay is not over.",
+    ),
+    "collapse": ("client_collapsed", "Messages passed over: they waited when an equal one was taken."),
+    "hold-back": ("worker_held_back", "Handlers that started later because of the worker's rate."),
 }
 _BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300, 1800)
 """Upper bounds of the buckets of kmq_worker_handler_seconds, in seconds."""
@@ -37,6 +47,7 @@ class PrometheusTelemetry(Telemetry):
     …_collapsed_total       messages (Telemetry.finished() says what the late ones are)
     kmq_client_failures_total{queue, what}   failures after which kmqpy went on
     kmq_client_in_flight    messages in flight of the client that reported last
+    kmq_worker_held_back_total   handlers that started later because of the worker's rate
     kmq_worker_paused       1 while the breaker of the worker that reported last is open
     kmq_worker_handler_seconds{queue, outcome}   histogram; outcome is `ok` or `error`
 
@@ -48,7 +59,7 @@ class PrometheusTelemetry(Telemetry):
         registry = REGISTRY if registry is None else registry
         self._clock = clock
         self._finished = {
-            op: Counter(f"kmq_client_{name}", text, ["queue"], registry=registry)
+            op: Counter(f"kmq_{name}", text, ["queue"], registry=registry)
             for op, (name, text) in _COUNTER_OF_OP.items()
         }
         self._received = Counter("kmq_client_received", "Messages handed out.", ["queue"], registry=registry)

@@ -49,15 +49,22 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """The outcome of a message that the queue redelivers; the fields are arguments of Queue.nack()."""
+    """The outcome of a message that the queue redelivers; the fields are arguments of Queue.nack().
 
-    delay: Duration | None = 0
+    The queue's max_delay_ms caps the delay: refused, the message would use up its lease and an attempt.
+    """
+
+    delay: float | None = 0.0
     count: bool = True
     reason: str | None = None
 
     def apply(self, queue: Queue, messages: Sequence[Message]) -> None:
         """Give the messages back by one Queue.nack()."""
-        queue.nack(*messages, delay=self.delay, count=self.count, reason=self.reason)
+        queue.nack(*messages, delay=self.delay_in(queue), count=self.count, reason=self.reason)
+
+    def delay_in(self, queue: Queue) -> float | None:
+        """The delay that the queue allows, in seconds; None: the queue's own."""
+        return None if self.delay is None else min(self.delay, queue.settings.max_delay_ms / 1000)
 
 
 @dataclass(frozen=True, slots=True)

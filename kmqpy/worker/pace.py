@@ -27,15 +27,15 @@ class Breaker:
     When the handlers of `failures` different messages have failed in a row, the breaker opens: the worker
     gives back what it has taken, and receives nothing. After a pause it tries one message. If that fails,
     too, the attempt does not count, and the next pause is twice as long; the message is held back for 12 of
-    the longest pauses, so that others are tried meanwhile. Otherwise the worker goes on at once as before.
+    the longest pauses (at most for the queue's `max_delay_ms`), so that others are tried meanwhile. Otherwise
+    the worker goes on at once as before.
 
     failures   above 1, a message that fails by itself does not open the breaker, however often it comes
     on         the errors that count; any other outcome says that all is well. Reject and Retry never count.
                Name those of what may be away: with Exception, what fails by a fault of the handler is tried
                again and again, too, once the breaker is open
     pause      the first pause
-    max_pause  the longest one: the worker notices no later that all is well again. The queue's `max_delay_ms`
-               must allow 12 of these
+    max_pause  the longest one: the worker notices no later that all is well again
 
     Raises ConfigError for wrong arguments.
     """
@@ -95,6 +95,8 @@ class Pace:
         self._pause_s = 0.0
         self._tries_at: float | None = None
         self._tried: str | None = None
+        self._is_late = False
+        self._late = 0
 
     @property
     def is_free(self) -> bool:
@@ -126,9 +128,20 @@ class Pace:
             return min(room, max(1, math.ceil(self._rate * _AHEAD_S)) - waiting)
         return room
 
+    def hold(self) -> None:
+        """Note that a message waits until wait_s() is over."""
+        self._is_late = not self.is_open
+
+    def take_late(self) -> int:
+        """How many handlers have started late because of the rate since the last call."""
+        late, self._late = self._late, 0
+        return late
+
     def begin(self, message_id: str) -> None:
         """Note that the handler of this message starts; wait_s() was 0."""
         self._left -= 1
+        self._late += self._is_late
+        self._is_late = False
         if self.is_open:
             self._tried = message_id
 

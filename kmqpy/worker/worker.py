@@ -59,8 +59,8 @@ _PACE_POLL_S = 0.1
 _SIGNAL_POLL_S = 0.1
 """Seconds between two checks of run() whether a signal came."""
 _GRACE_S = 1.5
-"""Seconds beyond `drain_timeout` that stop() waits at most for calls of the queue: half for the receiving
-thread, the rest for outcomes. A storage that is away would hold each call up for its own time-out."""
+"""Seconds beyond `drain_timeout` that stop() waits at most for outcomes to be written; at least half of them
+it waits for the receiving thread. A storage that is away would hold each call up for its own time-out."""
 _DEFAULT_BACKOFF = Backoff()
 _FATAL_ERRORS = (ConfigError, NotSupported, Closed, Fenced, Forked)
 """Errors of receive() that end the worker, because another try would fail, too."""
@@ -100,7 +100,8 @@ class Worker:
     lease          the longest time until messages are redelivered if this process dies; at least 0.1 s, at
                    most the queue's `max_lease`; default: the queue's `default_lease`
     backoff        the delay of a redelivery after a failure; grows with the attempts of the message; default:
-                   the queue's `retry_delays`, or if it has none, Backoff()
+                   the queue's `retry_delays`, or if it has none, Backoff(). The queue's `max_delay_ms` caps
+                   this delay, and that of a Retry
     drain_timeout  how long stop() waits for running handlers; afterwards their messages are given back,
                    and the attempt is not counted
     on_lost        called with each lost message: its lease can't be extended, because it had ended or an
@@ -414,7 +415,10 @@ class Worker:
         """Seconds until a handler may start; the caller holds `_ready_changed`."""
         # At the end, messages that can't be given back are handled at once.
         is_free = self._pace.is_free or self._stopping.is_set()
-        return 0.0 if is_free else self._pace.wait_s(self._clock.monotonic())
+        wait_s = 0.0 if is_free else self._pace.wait_s(self._clock.monotonic())
+        if wait_s and self._ready:
+            self._pace.hold()
+        return wait_s
 
     def _start_ready(self) -> LeasedMessage | None:
         """The next message, if there is one, as started; the caller holds `_ready_changed`."""
@@ -518,7 +522,10 @@ class Worker:
             is_open = self._pace.is_open
             if is_open and not (was_open or self._at_most_once):
                 waiting = self._ready.clear()
+            late = self._pace.take_late()
             self._ready_changed.notify_all()
+        if late:
+            self._tell(lambda queue, count: self._telemetry.finished(queue, "hold-back", count), late)
         if is_open != was_open:
             extra = {"queue": self._queue.name}
             self._tell(self._telemetry.paused, is_open)
@@ -538,7 +545,7 @@ class Worker:
                 _log.warning("handler failed; the queue is at most once: lost", exc_info=error, extra=extra)
                 return ACKNOWLEDGE
             if isinstance(outcome, GiveBack):
-                extra["delay_s"] = outcome.delay
+                extra["delay_s"] = outcome.delay_in(self._queue)
             _log.warning("handler failed; the message will be redelivered", exc_info=error, extra=extra)
         return outcome
 
@@ -564,7 +571,7 @@ class Worker:
     def _drain(self) -> None:
         deadline = self._clock.monotonic() + self._drain_s
         self._release_waiting()
-        self._taker.join(self._drain_s + _GRACE_S / 2)
+        self._taker.join(max(self._drain_s, _GRACE_S / 2))
         self._release_waiting()
         with self._changed:
             left = max(0.0, deadline - self._clock.monotonic())

@@ -4,6 +4,7 @@ import json
 import threading
 import time
 import uuid
+from functools import partial
 
 import pytest
 from botocore.exceptions import ClientError
@@ -99,10 +100,8 @@ def test_visibility_is_changed_from_now_and_0_gives_back(sqs, queue):
     with pytest.raises(ClientError) as error:
         sqs.change_message_visibility(QueueUrl=queue, ReceiptHandle=handle, VisibilityTimeout=43_200 + 1)
     assert code(error) == "InvalidParameterValue"
-    sqs.purge_queue(QueueUrl=queue)
-    with pytest.raises(ClientError) as error:
-        sqs.change_message_visibility(QueueUrl=queue, ReceiptHandle=handle, VisibilityTimeout=5)
-    assert code(error) == f"{SERVICE}.MessageNotInflight"
+    sqs.change_message_visibility(QueueUrl=queue, ReceiptHandle=handle, VisibilityTimeout=0)  # is taken, and
+    assert received(sqs, queue) == []  # does nothing: another receive has the message
 
 
 def test_a_delay_of_a_message_beats_that_of_the_queue(sqs, name):
@@ -286,17 +285,18 @@ def test_a_fifo_queue_hands_out_each_group_in_order(sqs, fifo):
     assert numbers == sorted(numbers)
     assert {len(one) for one in numbers} == {20}
     first = received(sqs, fifo, MaxNumberOfMessages=3, MessageSystemAttributeNames=["All"])
-    assert bodies(first) == ["a1", "b1", "a2"]
+    assert bodies(first) == ["a1", "a2", "b1"]
     assert first[0]["Attributes"]["SequenceNumber"] == numbers[0]
-    assert first[1]["Attributes"]["MessageGroupId"] == "b"
+    assert first[2]["Attributes"]["MessageGroupId"] == "b"
     assert received(sqs, fifo, MaxNumberOfMessages=10) == []  # both groups are in flight
-    sqs.change_message_visibility(QueueUrl=fifo, ReceiptHandle=first[1]["ReceiptHandle"], VisibilityTimeout=0)
+    sqs.change_message_visibility(QueueUrl=fifo, ReceiptHandle=first[2]["ReceiptHandle"], VisibilityTimeout=0)
     again = received(sqs, fifo, MaxNumberOfMessages=10)
     assert bodies(again) == ["b1", "b2", "b3"]
-    with pytest.raises(ClientError) as error:
-        sqs.delete_message(QueueUrl=fifo, ReceiptHandle=first[1]["ReceiptHandle"])  # it has ended
-    assert code(error) == "InvalidParameterValue"
-    for one in (first[0], first[2], again[0]):
+    for late in (sqs.delete_message, partial(sqs.change_message_visibility, VisibilityTimeout=9)):
+        with pytest.raises(ClientError) as error:
+            late(QueueUrl=fifo, ReceiptHandle=first[2]["ReceiptHandle"])  # it has ended
+        assert code(error) == "InvalidParameterValue"
+    for one in (first[0], first[1], again[0]):
         sqs.delete_message(QueueUrl=fifo, ReceiptHandle=one["ReceiptHandle"])
         sqs.delete_message(QueueUrl=fifo, ReceiptHandle=one["ReceiptHandle"])
     assert bodies(received(sqs, fifo, MaxNumberOfMessages=10)) == ["a3"]
@@ -331,7 +331,54 @@ def test_a_fifo_queue_knows_duplicates_also_after_they_were_deleted(sqs, fifo, n
     scoped = sqs.create_queue(QueueName=f"{name}-2.fifo", Attributes=attributes)["QueueUrl"]
     for body, group in (("x", "a"), ("x", "a"), ("x", "b"), ("y", "a")):
         sqs.send_message(QueueUrl=scoped, MessageBody=body, MessageGroupId=group)
-    assert bodies(received(sqs, scoped, MaxNumberOfMessages=10)) == ["x", "x", "y"]
+    assert bodies(received(sqs, scoped, MaxNumberOfMessages=10)) == ["x", "y", "x"]
+
+
+def test_a_receive_is_repeated_by_its_attempt_id_unless_a_message_was_changed(sqs, fifo):
+    for n in range(3):
+        sent(sqs, fifo, str(n), "a")
+    ask = partial(received, sqs, fifo, ReceiveRequestAttemptId="try", VisibilityTimeout=30)
+    first = ask(MaxNumberOfMessages=2)
+    assert bodies(first) == ["0", "1"]
+    assert ask(MaxNumberOfMessages=2) == first  # the handles, too
+    assert received(sqs, fifo, ReceiveRequestAttemptId="other") == []
+    sqs.delete_message(QueueUrl=fifo, ReceiptHandle=first[0]["ReceiptHandle"])
+    with pytest.raises(ClientError) as error:
+        ask()
+    assert code(error) == "InvalidParameterValue"
+    sqs.delete_message(QueueUrl=fifo, ReceiptHandle=first[1]["ReceiptHandle"])
+    second = received(sqs, fifo, ReceiveRequestAttemptId="second", VisibilityTimeout=1)
+    time.sleep(1.1)  # its time is over: this is another receive
+    third = received(sqs, fifo, ReceiveRequestAttemptId="second")
+    assert (bodies(third), third[0]["ReceiptHandle"] == second[0]["ReceiptHandle"]) == (["2"], False)
+
+
+@pytest.mark.parametrize("kind", ["standard", "fifo"])
+def test_a_queue_with_too_many_in_flight_hands_out_no_more(sqs, sqs_served, kind, request):
+    queue = request.getfixturevalue("queue" if kind == "standard" else "fifo")
+    for n in range(4):
+        sent(sqs, queue, str(n), "g") if kind == "fifo" else sqs.send_message(QueueUrl=queue, MessageBody="m")
+    room = sqs_served.gateway._sqs._actions["ReceiveMessage"][1].__self__._room
+    room.most, most = 3, room.most
+    try:
+        messages = received(sqs, queue, MaxNumberOfMessages=10)
+        assert len(messages) == 3
+        if kind == "fifo":
+            assert received(sqs, queue) == []
+        else:
+            with pytest.raises(ClientError) as error:
+                received(sqs, queue)
+            assert (code(error), error.value.response["ResponseMetadata"]["HTTPStatusCode"]) == (
+                "OverLimit",
+                403,
+            )
+        for one in messages:
+            sqs.delete_message(QueueUrl=queue, ReceiptHandle=one["ReceiptHandle"])
+        assert wait_until(lambda: counts(sqs, queue) == (1, 0, 0), 5)
+        time.sleep(1.1)  # for so long it is full without another count
+        assert len(received(sqs, queue)) == 1
+    finally:
+        room.most = most
 
 
 def test_messages_end_with_their_retention(sqs, queue, sqs_served, name):

@@ -155,7 +155,6 @@ def test_the_query_protocol_has_flat_lists_and_answers_xml(served):
         ({"Action": "Nothing"}, "InvalidAction"),
         ({"Nothing": "1"}, "InvalidAction"),
         ({"Action": "SendMessage", "QueueUrl": "q"}, "MissingParameter"),
-        ({"Action": "SendMessage", "MessageBody": "a"}, "MissingParameter"),
         ({"Action": "ReceiveMessage", "QueueUrl": "q", "WaitTimeSeconds": "x"}, "MalformedInput"),
         ({"Action": "ReceiveMessage", "QueueUrl.1": "q"}, "MalformedInput"),
         ({"Action": "ReceiveMessage", "QueueUrl": "q", "AttributeName.x": "All"}, "MalformedInput"),
@@ -336,7 +335,7 @@ def test_malformed_json(served, raw):
     answer = call(served, "SendMessage", None, raw=raw)
     assert (answer.status, json.loads(answer.body)["__type"]) == (
         400,
-        "com.amazonaws.sqs#SerializationException",
+        "com.amazon.coral.service#SerializationException",
     )
 
 

@@ -247,8 +247,18 @@ def test_the_queries_to_watch_by(database: Sql) -> None:
         queue = storage.open("q")
         queue.send_many(["a", "b"])
         queue.receive(1, lease=600)
+        storage.create("h", order="group", on_dead_letter="hold")
+        held = storage.open("h")
+        held.send_many(["a", "b"], group="g")
+        held.dead_letter(held.receive(1), confirmed=True)
+        assert held.receive(wait=0) == []
     (states,) = database.run(block("sql: all"))
-    assert sorted(row[:3] for row in states) == [("q", "in flight", 1), ("q", "ready", 1)]
+    assert sorted((*row[:3], row[4]) for row in states) == [
+        ("h", "behind", 1, 1),
+        ("h", "dead", 1, 1),
+        ("q", "in flight", 1, 0),
+        ("q", "ready", 1, 0),
+    ]
     assert all(row[3] > 10**12 for row in states)
     if database.dialect == "postgresql":
         vacuum, _, _, _, size = database.run(block("sql: postgresql"))

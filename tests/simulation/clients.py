@@ -66,9 +66,17 @@ _crash_recovery = stepwise(
 CrashRecovery = _crash_recovery.CrashRecovery
 find_starts = _crash_recovery.find_starts
 _record_fetcher = stepwise("kmqpy.kafka.client.record_fetcher", {"fetch", "fetch_ahead"})
-_leave_group = stepwise(
-    "kmqpy.kafka.client.leave_group", set(), returns_in_time=lambda call, timeout_s=0: call() is None
-)
+
+
+def _returns_in_time(call: Any, timeout_s: float = 1) -> bool:
+    """Make a call now, or let a consumer whose Kafka is away leave its group later."""
+    if timeout_s:
+        return call() is None
+    call.__self__.leave_later()
+    return False
+
+
+_leave_group = stepwise("kmqpy.kafka.client.leave_group", set(), returns_in_time=_returns_in_time)
 _group_member = stepwise(
     "kmqpy.kafka.client.group_member",
     {

@@ -6,7 +6,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from .connection import Connection, no_topic
-from .model import Log, NoTopic, OutOfRange, Record, Steps
+from .model import GROUP_SESSION_MS, Log, NoTopic, OutOfRange, Record, Steps
 
 
 class _EndOfLog:
@@ -364,6 +364,10 @@ class GroupConsumer:
             world.at(self._free_at - world.now, arrive_later)
         elif not arrive():
             raise KafkaException(KafkaError(KafkaError.UNKNOWN_MEMBER_ID))
+
+    def leave_later(self) -> None:
+        """Nothing is heard of us: the group removes us."""
+        self._world.at(GROUP_SESSION_MS, lambda: self._group.leave(self))
 
     def close(self) -> None:
         self.unsubscribe()

@@ -41,6 +41,7 @@ class Process:
         self.leaving = False
         self.client: Any = None
         self.stood_still = False
+        self.was_expelled = False
         """Once between fetching messages and writing their start markers."""
         self.recovered: dict[int, tuple[Log, int]] = {}
         """Of which log of markers, and up to where, it has read what was started before."""
@@ -743,6 +744,7 @@ class Group:
         def look() -> None:
             if member in self.members and member.process.silent_to_kafka:
                 self.world.trace("group", f"{member.process.name} expelled")
+                member.process.was_expelled = True
                 self.leave(member)
 
         self.world.at(GROUP_SESSION_MS, look)

@@ -147,7 +147,8 @@ class PlainProducer:
             queue = self._connection.queue_topic, record.partition()
             record.queue_end = self._connection.broker.logs[queue].end
             owner, process = self._connection.group.owner.get(record.partition()), self._connection.process
-            halted = process.stood_still or (late and process.silent_to_kafka)
+            unheard = process.silent_to_kafka or process.was_expelled
+            halted = process.stood_still or (late and unheard)
             record.is_of_halted = halted and (owner is None or owner.process is not process)
             if record.meant:
                 self._world.history.names.taken(record)

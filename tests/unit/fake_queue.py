@@ -11,6 +11,7 @@ from typing import Any, Self
 from kmqpy.errors import Closed, NotSupported, ReceiptError
 from kmqpy.message import Message, MessagesLike, OutgoingMessage, headers_from
 from kmqpy.queue import Orphan
+from kmqpy.queue_policy import QueuePolicy
 
 
 class FakeQueue:
@@ -26,6 +27,7 @@ class FakeQueue:
     in_groups = False
     max_in_flight: int | None = None
     delays_retries = False
+    settings = QueuePolicy(name=name)
 
     def __init__(self, *bodies: bytes | str, redeliver: bool = False) -> None:
         self.changed = threading.Condition()

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import queue_load, report
+from benchmarks.handlers import SIZE, Handlers, send_first, stamp
 from benchmarks.lab import stamp_of, stamped
 from benchmarks.peers import kmqpy_client
 from benchmarks.peers.works import WINDOW, drain, shuffle_windows
@@ -121,6 +122,60 @@ def test_markdown_of_json_that_was_written_and_read():
     assert f"| drain: small | {PLAIN} | 1,000 msg/s (900 to 1,300) | 1.00 | 20.0 |" in text
     assert "|  | kmqpy | 500 msg/s | 0.50 | 10.0 |" in text
     assert "|  | share | no figure: no broker | - | - |" in text
+
+
+META = {"when": "2026-01-02", "cores": 2, "system": "x", "python": "3", "confluent-kafka": "2", "kafka": "4"}
+
+
+def test_works_without_the_jvm_library_have_a_table_of_their_own():
+    workers = [
+        Row(work="workers", case="c", metric="m", unit="msg/s", peer=peer, values=[value])
+        for peer, value in (("kmqpy", 900.0), ("celery", 300.0))
+    ]
+    text = report.markdown(to_json(META, [*ROWS, *workers]))
+    assert text.count("÷ JVM kmq |") == text.count("the first ÷ it |") == 1
+    assert "|  | celery | 300 msg/s | 3.00 |" in text
+
+
+def test_the_summary_has_a_line_for_each_peer_and_says_what_is_missing():
+    columns = {"fast": ("drain", str.lower, "speed"), "late": ("drain", str.lower, "p50")}
+    lines = report.summary(to_json(META, ROWS), {"Small": ("kmqpy", "share")}, columns).splitlines()
+    assert lines[:4] == [
+        "| | fast | late |",
+        "|---|---:|---:|",
+        "| Small: kmqpy | 500 | - |",
+        "| Small: share | - | - |",
+    ]
+
+
+def test_a_work_that_was_measured_again_later_stands_there_alone():
+    other = Row(work="bulk", case="c", metric="m", unit="u", peer="kmqpy")
+    older, newer = to_json({"when": "2026-01-02"}, [*ROWS, other]), to_json({"when": "2026-01-03"}, ROWS)
+    found = report.newest({"old": older, "new": newer})
+    assert [row["work"] for row in found["old"]["rows"]] == ["bulk"]
+    assert found["new"] == newer
+
+
+def test_handlers_do_not_time_the_first_tenth():
+    handlers = Handlers({"ms": 0, "messages": 20, "rate": 0})
+    for _ in range(20):
+        assert not handlers.done.is_set()
+        handlers.handle(b"")
+    assert handlers.figures()["handled_per_s"] > 0
+
+
+def test_a_backlog_is_sent_in_batches_and_stamps_are_ages(monkeypatch):
+    sent: list[int] = []
+    send_first({"messages": 250, "rate": 0}, lambda bodies: sent.append(len(bodies)))
+    assert sent == [100, 100, 50]
+    monkeypatch.setattr("benchmarks.handlers.subprocess.run", lambda *_, **__: None)
+    handlers = Handlers({"ms": 0, "messages": 2, "rate": 1})
+    bodies: list[str] = []
+    send_first({"messages": 2, "rate": 1000, "is_sender": True}, bodies.extend)
+    for body in (stamp(), *bodies):
+        assert len(body) == SIZE
+        handlers.handle(body.encode())
+    assert 0 <= handlers.figures()["p50_ms"] < 10_000
 
 
 def test_only_what_stands_between_the_markers_is_replaced(tmp_path):

@@ -66,6 +66,12 @@ def test_a_queue_is_altered(kmq_at):
     }
     assert kmq_at("queue", "alter", "jobs", "--set", "retry_delays=1000ms,1m")[0] == 0
     assert "retry_delays              1s,1m" in kmq_at("queue", "describe", "jobs")[1]
+    kmq_at("queue", "create", "tenants", "--fair", "--max-in-flight-per-group", "5")
+    assert kmq_at("queue", "alter", "tenants", "--max-in-flight-per-group", "none")[0] == 0
+    assert {"fair                      True", "max_in_flight_per_group   none"} <= {
+        *kmq_at("queue", "describe", "tenants")[1]
+    }
+    assert "was made with them" in kmq_at("queue", "alter", "tenants", "--no-fair")[2]
     assert kmq_at("queue", "alter", "jobs")[0] == 2
     assert "did you mean jobs" in kmq_at("queue", "alter", "jbos", "--lease", "7s")[2]
 

@@ -192,6 +192,25 @@ class NoHold(MemoryEngine):
         return done
 
 
+class OneTooMany(MemoryEngine):
+    def create_queue(self, settings):
+        most = settings.max_in_flight_per_group
+        return super().create_queue(
+            dataclasses.replace(settings, max_in_flight_per_group=None if most is None else most + 1)
+        )
+
+
+class FirstComeFirstServed(MemoryEngine):
+    """Forgets that a queue is fair."""
+
+    def create_queue(self, settings):
+        return super().create_queue(
+            dataclasses.replace(
+                settings, fair=False, max_in_flight_per_group=10**6 if settings.fair else None
+            )
+        )
+
+
 class NoKeys(MemoryEngine):
     def put(self, queue, rows, connection=None):
         return super().put(queue, [row._replace(dedup=None) for row in rows])
@@ -325,7 +344,7 @@ def call(test, target, **parameters):
         given["forgetful"] = partial(make, delivery="at-most-once")
         given["collapsing"] = partial(make, collapse=True)
         given["grouped"] = partial(make, order="group")
-        given["unique"] = make
+        given["unique"] = given["shared"] = make
         if "queue" in inspect.signature(test).parameters:
             given["queue"] = make()
         test(**{name: given[name] for name in inspect.signature(test).parameters})
@@ -372,6 +391,9 @@ DEFECTS = [
     (NoGroups, "many_takers_keep_the_order_of_each_group", {}),
     (NewPlace, "a_message_that_failed_comes_again_before_its_successors", {"how": "nack"}),
     (NoHold, "a_dead_letter_holds_its_group_where_that_is_asked_for", {}),
+    (OneTooMany, "of_a_group_as_many_are_in_flight_as_may_be", {"one_by_one": False}),
+    (OneTooMany, "many_takers_keep_to_the_cap", {}),
+    (FirstComeFirstServed, "groups_with_fewer_in_flight_come_first", {"one_by_one": False}),
     (NoKeys, "a_second_send_with_an_id_stores_nothing", {}),
     (NoKeys, "ids_are_unique_within_a_batch", {}),
     (EndlessKeys, "an_id_is_free_again_after_its_window", {}),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kmqpy.testing.contract.group_checker import GroupChecker
+from kmqpy.testing.contract.group_checker import CapChecker, GroupChecker
 
 
 @pytest.fixture
@@ -42,3 +42,13 @@ def test_what_was_finished_and_comes_again_is_an_inversion(checker):
     checker.ended([("a", 0)])
     checker.handed_out([("a", 0)])
     assert checker.problems == ["inversion: a 0 before 1"]
+
+
+def test_one_message_too_many_of_a_group_is_told():
+    checker = CapChecker(2)
+    checker.handed_out(["a", "b", "a"])
+    checker.ended(["a"])
+    checker.handed_out(["a", "b"])
+    assert checker.problems == []
+    checker.handed_out(["a"])
+    assert checker.problems == ["more than 2 in flight: {'a': 3}"]

@@ -8,8 +8,10 @@ import pytest
 from worker_support import Failures, until
 
 from kmqpy import Reject, Retry, storage_for
+from kmqpy.core.backoff import Backoff
 from kmqpy.errors import ConfigError
 from kmqpy.message import OutgoingMessage
+from kmqpy.telemetry.base import Telemetry
 from kmqpy.worker.asyncio import AsyncWorker
 from kmqpy.worker.pace import Breaker
 from kmqpy.worker.worker import Worker
@@ -108,6 +110,23 @@ class TestPace:
         assert len(again) <= 8
         assert max(again, default=1) == 2
 
+    @pytest.mark.parametrize("asked", ["breaker", "backoff", "Retry"])
+    def test_no_message_is_held_back_for_longer_than_its_queue_allows(self, make_queue, kind, asked):
+        """Refused, a nack left the message to its lease: it came late, and had used up an attempt."""
+        queue, seen = make_queue(max_delay_ms=50, max_redeliveries=None), []
+        queue.send("x")
+
+        def handler(message):
+            seen.append(message)
+            if len(seen) < 4:
+                raise Retry(60, count=False) if asked == "Retry" else ConnectionError
+
+        options = {"breaker": AWAY} if asked == "breaker" else {"backoff": Backoff(first=60)}
+        if asked == "breaker":
+            queue.send_many(["x"] * 3)  # these open it
+        with Working(kind, queue, handler, lease=30, **options):
+            until(lambda: queue.size() == queue.in_flight() == 0, timeout=15)
+
     @pytest.mark.parametrize("order", ["fifo", "group"])
     def test_what_always_fails_does_not_keep_the_others_away(self, make_queue, kind, order):
         queue, handled = make_queue(order=order), []
@@ -174,6 +193,21 @@ class TestPace:
             until(lambda: "breaker" in failures.what)
             away = False
             until(lambda: len(handled) == 40)
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+@pytest.mark.parametrize(("rate", "late"), [("50/s", 6), ("10000/s", 0)])
+def test_handlers_that_the_rate_holds_back_are_counted(make_queue, kind, rate, late):
+    queue, counted, handled = make_queue(), [], []
+
+    class Counting(Telemetry):
+        def finished(self, queue, op, count=1):
+            counted.extend([op] * count)
+
+    queue.send_many(map(str, range(8)))
+    with Working(kind, queue, handled.append, rate=rate, concurrency=3, telemetry=Counting()):
+        until(lambda: len(handled) == 8 and not queue.in_flight())
+    assert counted.count("hold-back") == pytest.approx(late, abs=1)
 
 
 def test_wrong_arguments_are_refused(make_queue):

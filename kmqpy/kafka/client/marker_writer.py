@@ -316,14 +316,14 @@ class MarkerWriter(Closeable):
         left, left_s = sum(group.left for group in self._groups), timeout_s
         while left and left_s > 0 and not self.is_away:
             before, left = left, self.flush(min(_SILENCE_S, left_s))
-            self.is_away = 0 < before <= left and not librdkafka.answers(self._producer, self._topic)
+            self.is_away = 0 < before <= left and not self._answers()
             left_s = deadline - self._clock.monotonic()
         # The next owner reads the start markers, which must all be in the log by then.
         asks_at = self._clock.monotonic() + _SILENCE_S
         while not (self.is_away or self._starts.all_outcomes_known()) and self._clock.monotonic() < deadline:
             self._clock.sleep(POLL_S)
             if self._clock.monotonic() >= asks_at:
-                self.is_away = not librdkafka.answers(self._producer, self._topic)
+                self.is_away = not self._answers()
                 asks_at = self._clock.monotonic() + _SILENCE_S
         self._stop_thread()
         if left:
@@ -332,6 +332,9 @@ class MarkerWriter(Closeable):
         for producer in (self._producer, *self._starts.producers()):
             producer.flush(0 if self.is_away else 1)
         return left
+
+    def _answers(self) -> bool:
+        return librdkafka.answers(self._producer, self._topic, _SILENCE_S)
 
     def abandon(self) -> None:
         """Stop, and write nothing more: the markers left are for messages of a deleted topic (rule R24)."""

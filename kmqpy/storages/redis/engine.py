@@ -61,6 +61,7 @@ class RedisEngine:
             lossy_setting=lossy,
             collapse=True,
             groups=True,
+            fair=True,
             dedup=True,
             retry_delays=True,
             blocking_take=True,
@@ -142,6 +143,8 @@ class RedisEngine:
             if found is None or found.generation != generation:
                 break
             settings = found.settings
+        if settings.shares:
+            self._call(queue, "settle_busy")
         return True
 
     def queue_names(self) -> list[str]:
@@ -418,12 +421,13 @@ def _limit(settings: StoredQueueSettings) -> tuple[int | str, str]:
 
 
 def _more(settings: StoredQueueSettings) -> str:
-    """What few queues have, in one field: whether they have groups, and whether these are held; retries."""
+    """What few queues have, in one field: whether groups are in order, or held; retries; shares."""
     retries = settings.retries
-    if not (settings.in_groups or retries.delays_ms):
+    if not (settings.keeps_groups or retries.delays_ms):
         return ""
     numbers = f"{settings.in_groups:d} {settings.holds:d} {round(retries.jitter * 1000)}"
-    return f"{numbers} {','.join(map(str, retries.delays_ms))}"
+    shares = f" {settings.fair:d} {settings.max_in_flight_per_group or ''}" if settings.shares else ""
+    return f"{numbers} {','.join(map(str, retries.delays_ms))}{shares}"
 
 
 def _not_found(queue: QueueRow) -> QueueNotFound:

@@ -17,9 +17,9 @@ A queue is KEYS[1], a hash of its settings and counters, with these beside it in
   :twins     zset    the same, as members digest .. id
   :dead      zset    ids of dead rows, in the order they were buried
   :dead_rows, :dead_cards   hashes   id -> row, and id -> what is listed of it without its body
-  :groups    hash    id -> group: rows, dead ones too, of a queue with order "group"
+  :groups    hash    id -> group: rows, dead ones too, of a queue with order "group", or with shares (rule 13)
   :behind    zset    members of member_of(): rows that wait for another one of their group
-  :heads     hash    group -> id of the row that is ready or delayed
+  :heads     hash    group -> id of the row that is ready or, with order "group", delayed
   :busy, :held   hashes   group -> how many of it are taken; where dead rows hold it, how many are dead
   :dedup     hash    dedup key -> id of the row that has it, and until when
   :dedup_until   zset    the keys, by when to look at them again
@@ -57,6 +57,7 @@ local DEAD_PARTS = { ':dead', ':dead_rows', ':dead_cards', ':held' }
 local OTHER_PARTS = { ':groups', ':dedup', ':dedup_until' }
 local KEY_BYTES = 22 -- of a dedup key
 local LEAST_WINDOW_MS = 60000 -- before a key is looked at again, if it lasts until its message is acknowledged
+local MAX_RANK = 100
 local GROUP = 'kmq-group' -- the first header of a row of a group
 local LIBRARY = 'kmqpy_library_'
 
@@ -146,9 +147,10 @@ local function fresh_state(id, row)
   }
 end
 
--- Where a row is among the ready: by priority, the highest first, then by place.
-local function score(s)
-  return text_of((9 - s.priority) * PRIORITIES + s.place)
+-- Where a row is among the ready: by priority, the highest first, or by rank, the smallest first, then by place (beyond
+-- rank 6 numbers are too large for exact places).
+local function score(s, rank)
+  return text_of((9 - s.priority + (rank or 0)) * PRIORITIES + s.place)
 end
 
 -- A queue within one call ------------------------------------------------------------------------
@@ -233,6 +235,10 @@ local function wait_behind(q, out, id, s, group)
   q.touched[group] = true
 end
 
+local function rank_of(q, group)
+  return q.fair and math.min(tonumber(redis.call('HGET', q.busy, group)) or 0, MAX_RANK) or 0
+end
+
 local function show(q, group)
   local member = behind(q, group, 1)[1]
   while member do
@@ -249,7 +255,7 @@ local function show(q, group)
       else
         s.status, s.ends = 'R', 0
         local is_first = nothing_ready(q)
-        redis.call('ZADD', q.ordered, score(s), id)
+        redis.call('ZADD', q.ordered, score(s, rank_of(q, group)), id)
         if is_first then announce_arrival(q) end
       end
       redis.call('HSET', q.states, id, packed(s))
@@ -259,26 +265,33 @@ local function show(q, group)
   end
 end
 
--- Of each group that was touched, lets the first row come if nothing is in flight or holds the group, and no other.
+local function is_free(q, group)
+  local busy = tonumber(redis.call('HGET', q.busy, group)) or 0
+  if q.shares then return not q.most or busy < q.most end
+  return busy == 0 and not (q.holds and redis.call('HEXISTS', q.held, group) == 1)
+end
+
+-- Of each group that was touched, lets the first row come if one more may be in flight, and no other.
 local function settle(q)
   if not q.in_groups then return end
   for group in pairs(q.touched) do
-    local is_free = redis.call('HEXISTS', q.busy, group) == 0
-      and not (q.holds and redis.call('HEXISTS', q.held, group) == 1)
+    local may_come = is_free(q, group)
     local head = redis.call('HGET', q.heads, group)
     local state = head and read_states(q, { head })[1]
     if head and not state then redis.call('HDEL', q.heads, group) end
     local first = behind(q, group, 1)[1]
     local s = state and unpacked(state)
-    if s and (not is_free or (first and first < member_of(group, s, head))) then
+    if s and (not may_come or (first and first < member_of(group, s, head))) then
       redis.call('ZREM', s.status == 'R' and q.ordered or q.delayed, head)
       redis.call('HDEL', q.heads, group)
       s.status = 'W'
       redis.call('ZADD', q.behind, 0, member_of(group, s, head))
       redis.call('HSET', q.states, head, packed(s))
       s = nil
+    elseif s and q.fair then
+      redis.call('ZADD', q.ordered, score(s, rank_of(q, group)), head)
     end
-    if is_free and not s then show(q, group) end
+    if may_come and not s then show(q, group) end
   end
   q.touched = {}
 end
@@ -308,7 +321,7 @@ local function requeue(q, out, id, s, at, delay, count, reason)
   end
   s.since = 0
   local group = groups_of(q, { id })[1]
-  if group then
+  if group and not (q.shares and at + delay > q.now) then
     s.ends = at + delay
     wait_behind(q, out, id, s, group)
     return
@@ -382,7 +395,12 @@ local function pass_time(q)
     local out = changes()
     local ids = redis.call('ZRANGEBYSCORE', q.delayed, '-inf', q.now, 'LIMIT', 0, STEP)
     for i, state in ipairs(read_states(q, ids)) do
-      if state then
+      local group = state and q.shares and groups_of(q, { ids[i] })[1]
+      if group then
+        local s = unpacked(state)
+        s.ends = 0
+        wait_behind(q, out, ids[i], s, group)
+      elseif state then
         local s = unpacked(state)
         s.status, s.ends = 'R', 0
         table.insert(out.ready, score(s))
@@ -460,9 +478,12 @@ local function enter(key, numbers)
   q.max_redeliveries = tonumber(meta[5]) -- nil: no limit
   q.to_front, q.is_manual, q.at_most_once = meta[6] == '1', meta[7] == '1', meta[8] == '1'
   q.touched = {}
-  if meta[9] and meta[9] ~= '' then -- 1 if in groups, 1 if dead letters hold them, thousandths, delays
-    local in_groups, holds, jitter, retries = string.match(meta[9], '^(%d) (%d) (%d+) ?([%d,]*)$')
-    q.in_groups, q.holds, q.jitter = in_groups == '1', holds == '1', tonumber(jitter or 0)
+  -- 1 if groups are in order, 1 if dead letters hold them, thousandths, delays, 1 if fair, most of a group in flight
+  if meta[9] and meta[9] ~= '' then
+    local in_groups, holds, jitter, retries, fair, most =
+      string.match(meta[9], '^(%d) (%d) (%d+) ?([%d,]*) ?(%d?) ?(%d*)$')
+    q.shares, q.fair, q.most = fair and fair ~= '', fair == '1', tonumber(most)
+    q.in_groups, q.holds, q.jitter = in_groups == '1' or q.shares, holds == '1', tonumber(jitter or 0)
     if retries and retries ~= '' then
       q.retries = {}
       for delay in string.gmatch(retries, '%d+') do q.retries[#q.retries + 1] = tonumber(delay) end
@@ -589,6 +610,18 @@ local function pop_ready(q, count)
   if fresh > 0 then redis.call('LPOP', q.fresh, fresh) end
   if #ids > fresh then redis.call('ZPOPMIN', q.ordered, #ids - fresh) end
   return ids, read_states(q, ids)
+end
+
+-- How many of the first ready rows come before those that wait behind them: in a queue that is fair, those of the
+-- smallest rank.
+local function before_followers(q)
+  if not q.shares or redis.call('ZCARD', q.behind) == 0 then return math.huge end
+  if not q.fair then return 1 end
+  local first = redis.call('ZRANGE', q.ordered, 0, 0, 'WITHSCORES')[2]
+  if not first then return math.huge end
+  local fresh = redis.call('LLEN', q.fresh)
+  local rank = fresh > 0 and 9 or math.floor(tonumber(first) / PRIORITIES)
+  return fresh + redis.call('ZCOUNT', q.ordered, '-inf', '(' .. text_of((rank + 1) * PRIORITIES))
 end
 
 -- Deletes the ready rows with this digest.
@@ -757,10 +790,10 @@ function calls.put_all(q, args)
       twins[2 * i - 1], twins[2 * i] = '0', digest .. id
     end
     local group = is_grouped and groups()
-    if group and group ~= '' then
+    if group and group ~= '' then redis.call('HSET', q.groups, id, group) end
+    if group and group ~= '' and not (q.shares and delay ~= '0') then
       local s = fresh_state(id, row)
       s.ends = delay == '0' and 0 or q.now + tonumber(delay)
-      redis.call('HSET', q.groups, id, group)
       wait_behind(q, out, id, s, group)
     elseif delay == '0' and priority == '0' and collapses then
       table.insert(out.ready, score({ priority = 0, place = number }))
@@ -829,9 +862,9 @@ function calls.take(q, args)
   local taken_groups, following = {}, nil
   while count < limit and bytes < BYTES do
     local ids, states
-    if not following then ids, states = pop_ready(q, math.min(piece, limit - count)) end
+    if not following then ids, states = pop_ready(q, math.min(piece, limit - count, before_followers(q))) end
     if following or #ids == 0 then
-      if not q.in_groups or args[3] == '1' then break end
+      if not q.in_groups or q.shares or args[3] == '1' then break end
       following = following or successors(q, taken_groups, limit - count)
       if #following == 0 then break end
       ids, states = unpack(table.remove(following, 1))
@@ -844,6 +877,7 @@ function calls.take(q, args)
         q.touched[group] = true
       end
     end
+    if q.shares then settle(q) end
     if collapses then ids, states = collapse(q, ids, states) end
     local rows = read_rows(q, ids)
     local new_states, taken, leases, n = {}, {}, {}, 0
@@ -1018,6 +1052,11 @@ function calls.peek(q, args)
   return { done, table.concat(reply) }
 end
 
+-- Other settings may let more of a group come.
+function calls.settle_busy(q)
+  for _, group in ipairs(redis.call('HKEYS', q.busy)) do q.touched[group] = true end
+end
+
 function calls.counts(q)
   return {
     redis.call('LLEN', q.fresh) + redis.call('ZCARD', q.ordered) + (q.in_groups and redis.call('ZCARD', q.behind) or 0),
@@ -1180,6 +1219,7 @@ register('bury', calls.bury, WHEN_FULL, takes_of)
 register('release', calls.release, WHEN_FULL)
 register('peek', calls.peek, WHEN_FULL)
 register('counts', calls.counts, WHEN_FULL)
+register('settle_busy', calls.settle_busy, WHEN_FULL)
 register('taken', calls.taken, WHEN_FULL)
 register('purge', calls.purge, WHEN_FULL)
 register('dead', calls.dead, WHEN_FULL)

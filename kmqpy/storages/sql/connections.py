@@ -13,7 +13,7 @@ import sqlalchemy.exc
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.sockets import is_readable
-from kmqpy.errors import AccessDenied, Unavailable
+from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 from kmqpy.storages.sql.applications import cursor_on
 from kmqpy.storages.sql.dialect import Cursor, Dialect, Fate
 
@@ -76,7 +76,13 @@ class Connections:
     def within(self, connection: Any, work: Callable[[Cursor], T]) -> T:
         """Return the result of `work(cursor)`, which runs in the application's own transaction."""
         with self._translated(), closing(cursor_on(self.dialect, connection)) as cursor:
-            return work(cursor)
+            try:
+                return work(cursor)
+            except UnicodeEncodeError as error:
+                raise ConfigError(
+                    f"transaction: the connection's character set, {error.encoding}, can't hold this "
+                    "header, group or reason; connect with UTF-8"
+                ) from None
 
     def inspect(self, work: Callable[[sqlalchemy.Inspector], T]) -> T:
         """Return the result of `work(inspector)`, which reads how tables are made; repeated as by run()."""

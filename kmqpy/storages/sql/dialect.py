@@ -258,7 +258,7 @@ def message_row(columns: Sequence[Any]) -> MessageRow:
         body,
         key,
         () if headers is None else headers_of(headers),
-        -minus_priority,
+        max(0, -minus_priority),  # or a rank, of group_statements.py
         requeues,
         enqueued_ms,
         first_enqueued_ms,
@@ -277,6 +277,19 @@ _ORDER = itemgetter(5, 12)  # minus_priority, place
 def message_rows(found: Sequence[Sequence[Any]]) -> list[MessageRow]:
     """The rows in the order in which they are taken; RETURNING promises none."""
     return [message_row(one) for one in sorted(found, key=_ORDER)]
+
+
+def is_behind(parameters: Parameters, rows: Sequence[NewRow]) -> list[int] | None:
+    """By row, 1 if it waits behind another one of its group that is put with it; None: none does."""
+    if not parameters["shares"]:
+        return None
+    seen: set[str] = set()
+    found = []
+    for row in rows:
+        found.append(int(row.group in seen and not row.delay_ms))
+        if row.group is not None and not row.delay_ms:
+            seen.add(row.group)
+    return found
 
 
 def group_id(parameters: Parameters, row: NewRow) -> int | None:

@@ -36,6 +36,7 @@ from kmqpy.storages.sql.groups import (
     take_grouped,
 )
 from kmqpy.storages.sql.schema import Schema
+from kmqpy.storages.sql.shares import take_shared
 from kmqpy.storages.sql.statements import NO_LIMIT, RETRY_DIGITS, Names
 
 T = TypeVar("T")
@@ -126,6 +127,10 @@ class SqlEngine:
             if StoredQueueSettings.from_json(found[0], queue.name) != queue.settings:
                 return False
             cursor.execute(self._sql["alter_queue"], {**parameters, "settings": settings.to_json()})
+            if settings.shares:
+                given = self._parameters(queue._replace(settings=settings))
+                cursor.execute(self._sql["busy_groups"], given)
+                go_on(self._dialect, cursor, [group for (group,) in cursor.fetchall()], given)
             return True
 
         return self._run(alter, several=True)
@@ -196,7 +201,7 @@ class SqlEngine:
         if picked.is_due or picked.has_ready:
             # A lease that ends only now is left to the next take: in a busy queue some lease always ends.
             picked = pick(late=True)
-        while queue.settings.in_groups and picked.has_ready and not picked.rows:
+        while queue.settings.keeps_groups and picked.has_ready and not picked.rows:
             picked = pick(late=True)  # each finds out of many more that they wait
         return Taken(picked.rows, picked.now_ms, picked.due_ms, seen)
 
@@ -319,7 +324,7 @@ class SqlEngine:
             elif queue.settings.holds:
                 groups = held_groups(self._dialect, cursor, parameters)
             redriven = self._dialect.change(cursor, name, parameters)
-            go_on(self._dialect, cursor, groups)
+            go_on(self._dialect, cursor, groups, parameters)
             return redriven
 
         redriven = self._after_passing_time(queue, redrive, **given)
@@ -332,7 +337,7 @@ class SqlEngine:
         def purge(cursor: Cursor, parameters: dict[str, Any]) -> int:
             groups = self._held_groups(cursor, queue, parameters)
             purged = self._dialect.change(cursor, "purge_dead", parameters)
-            go_on(self._dialect, cursor, groups)
+            go_on(self._dialect, cursor, groups, parameters)
             return purged
 
         purged = self._after_passing_time(queue, purge)
@@ -389,7 +394,9 @@ class SqlEngine:
             "name": queue.name,
             "automatic": int(not settings.is_manual),
             "to_front": int(settings.to_front),
-            "in_groups": int(settings.in_groups),
+            "in_groups": int(settings.keeps_groups),
+            "shares": int(settings.shares),
+            "fair": int(settings.fair),
             "holds": int(settings.holds),
             "window_ms": min(settings.dedup_window_ms, NO_LIMIT),
             "until_acknowledged": int(settings.until_acknowledged),
@@ -403,12 +410,16 @@ class SqlEngine:
             queue, limit=min(limit, NO_LIMIT), lease_ms=min(lease_ms, NO_LIMIT), late=int(late)
         )
         for_good = queue.settings.at_most_once
-        is_several = queue.settings.collapse or queue.settings.in_groups or not self._dialect.is_one_statement
+        is_several = (
+            queue.settings.collapse or queue.settings.keeps_groups or not self._dialect.is_one_statement
+        )
         take: Callable[..., Picked] = self._dialect.take
         if queue.settings.collapse:
             take = partial(take_collapsed, self._dialect)
         elif queue.settings.in_groups:
             take = partial(take_grouped, self._dialect, one_per_group=one_per_group)
+        elif queue.settings.shares:
+            take = partial(take_shared, self._dialect)
 
         def pick(cursor: Cursor) -> Picked:
             picked = take(cursor, parameters, for_good=for_good, late=late)
@@ -444,11 +455,11 @@ class SqlEngine:
                 done = self._dialect.change(cursor, name, parameters)
             if done < len(takes):  # others were faster, or the queue is gone
                 self._check_exists(cursor, queue)
-            if groups and go_on(self._dialect, cursor, groups) and connection is not None:
+            if groups and go_on(self._dialect, cursor, groups, parameters) and connection is not None:
                 self._tell(cursor, queue)
             return done
 
-        in_groups = queue.settings.in_groups and name != "extend"
+        in_groups = queue.settings.keeps_groups and name != "extend"
         if connection is not None:
             return self._connections.within(connection, change)
         several = bool(gone) or in_groups or self._dialect.name == "sqlite"
@@ -499,7 +510,7 @@ class SqlEngine:
         """Carry out the delays and leases of a queue that have ended."""
 
         def pass_time(cursor: Cursor) -> int:
-            if queue.settings.in_groups:
+            if queue.settings.keeps_groups:
                 return pass_time_grouped(self._dialect, cursor, self._parameters(queue))
             return self._dialect.pass_time(cursor, self._parameters(queue))
 

@@ -9,6 +9,11 @@ State 0 (ready) is a guess there: a take looks at the others of the group, with 
 takes the message or makes it wait behind. The latter it does with another one of the group locked: whoever
 finishes that one, makes the first of those behind ready when it is gone (`first_behind`, `show`). So none is
 forgotten, and senders, who make all messages ready, need no lock.
+
+In a queue with shares (rule 13) it is the same, but that a message waits behind the first ready one of its
+group, or behind as many taken ones as the group may have; of those that are put at once all but the first of
+a group do so from the beginning. In the place of the priority there is a rank, another guess: how many of the
+group are taken. So a take finds what it should return by the order of the ready messages.
 """
 
 from __future__ import annotations
@@ -38,6 +43,17 @@ _PICK = f"""SELECT m.id, m.place, m.group_id, {_AROUND} FROM {{messages}} AS m
 WHERE m.queue = :queue AND m.state = 0 AND m.minus_priority = 0 AND m.place > :after
     AND {{nothing_due}}
 ORDER BY m.minus_priority, m.place LIMIT :limit"""
+_LOOK = """SELECT id, place, minus_priority, group_id FROM {messages} WHERE queue = :queue AND state = 0
+ORDER BY minus_priority, place LIMIT :limit{lock_some}"""
+
+
+def _of_given(column: str, state: int) -> str:
+    return (
+        f"(SELECT f.{column} FROM {{messages}} AS f WHERE f.group_id = given.group_id "
+        f"AND {{of_group}} = {state} ORDER BY f.place LIMIT 1)"
+    )
+
+
 _FIRST_BEHIND = (
     "(SELECT f.id FROM {messages} AS f WHERE f.group_id = given.group_id AND {of_group} = 4 "
     "ORDER BY f.place LIMIT 1{lock_some})"
@@ -54,6 +70,18 @@ WHERE group_id = :group_id AND {of_group} = 4 ORDER BY place LIMIT :limit""",
     "groups_of": "SELECT DISTINCT group_id FROM {messages} WHERE {by_ids} AND group_id + 0 IS NOT NULL",
     "held_groups": """SELECT DISTINCT group_id FROM {messages}
 WHERE queue = :queue AND {not_ready}state = 3 AND group_id + 0 IS NOT NULL""",
+    "busy_groups": """SELECT DISTINCT group_id FROM {messages}
+WHERE queue = :queue AND {not_ready}state = 2 AND group_id + 0 IS NOT NULL""",
+    # The subqueries look at one entry of the index each, but for one that counts.
+    "group_states": f"""SELECT given.group_id,
+    (SELECT count(*) FROM {{messages}} AS f WHERE f.group_id = given.group_id AND {{of_group}} = 2) AS taken,
+    {_of_given("id", 2)} AS taken_id, {_of_given("id", 0)} AS shown_id,
+    {_of_given("place", 0)} AS shown_place, {_of_given("minus_priority", 0)} AS shown_rank,
+    {_of_given("id", 4)} AS behind_id, {_of_given("place", 4)} AS behind_place
+FROM {{given_groups}}""",
+    "lock_waiting": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 IN (0, 4){lock_some}",
+    "rank": """UPDATE {messages} SET state = 0, minus_priority = :rank
+WHERE {by_ids} AND state + 0 IN (0, 4)""",
     "first_behind": f"SELECT {_FIRST_BEHIND} AS id FROM {{given_groups}}",
     "show": """UPDATE {messages} SET state = CASE WHEN until_ms > {now} THEN 1 ELSE 0 END,
     until_ms = CASE WHEN until_ms > {now} THEN until_ms ELSE 0 END WHERE {by_ids} AND state + 0 = 4""",
@@ -79,17 +107,19 @@ WHERE queue = :queue AND dedup_key {in_keys}""",
 _JSON_TABLE = "JSON_TABLE(:listed, '$[*]' COLUMNS ({columns})) AS given"
 _KEY_COLUMN = "dedup_key char(22) CHARACTER SET ascii COLLATE ascii_bin PATH"
 _MARIADB = {
+    "look_shared": _LOOK,
     # MariaDB would also lock what the subqueries look at, and who ends a message would pass that over.
     "lock_ready": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 = 0{lock_some}",
 }
 _OWN: Mapping[str, Mapping[str, str]] = {
     "postgresql": {
         "pick_grouped": f"{_PICK}{{lock_some}}",
+        "look_shared": _LOOK.replace("state = 0", "state = 0 AND {nothing_due}"),
         "isolation": "SELECT current_setting('transaction_isolation')",
     },
     "mariadb": _MARIADB,
     "mysql": _MARIADB,
-    "sqlite": {},
+    "sqlite": {"look_shared": _LOOK.replace("state = 0", "state = 0 AND {nothing_due}")},
 }
 _REPLACE = """ON CONFLICT (queue, dedup_key)
 DO UPDATE SET message = excluded.message, until_ms = excluded.until_ms"""
@@ -158,6 +188,8 @@ def group_statements(
     if dialect in _RETURNING:
         texts |= {f"{name}_in_groups": f"{own[name]} RETURNING group_id" for name in ("pass_time", "finish")}
         texts["take_chosen"] = f"UPDATE {{messages}} SET {take} WHERE {{by_ids}} RETURNING {{columns}}"
+    shared = f"UPDATE {{messages}} SET {take}, minus_priority = 0 WHERE {{by_ids}}"
+    texts["take_shared"] = shared + (" RETURNING {columns}" if dialect in _RETURNING else "")
     for name, text in texts.items():
         filled = text.replace("{columns}", columns).replace("{nothing_due}", nothing_due)
         for part, value in _PARTS[dialect].items():

@@ -5,11 +5,10 @@ group_statements.py explains how messages of a group wait for each other.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kmqpy.errors import ConfigError
 from kmqpy.storages.engine import MessageRow
@@ -23,6 +22,7 @@ from kmqpy.storages.sql.dialect import (
     message_rows,
     situation,
 )
+from kmqpy.storages.sql.shares import listed, lock_free, rows_of, share_on
 
 _MOST_PICKED = 1_000
 _MOST_FILLED = 8
@@ -153,7 +153,7 @@ def take_grouped(
         found = _ready_rows(cursor, sql[name], {**parameters, "after": after, "limit": size})
         locked = None
         if "lock_ready" in sql:
-            locked = _locked(dialect, cursor, "lock_ready", [row.id for row in found])
+            locked = lock_free(dialect, cursor, "lock_ready", [row.id for row in found])
         take.look_at(found, locked)
         is_end = len(found) < size
         looked += len(found)
@@ -163,7 +163,7 @@ def take_grouped(
         _follow(dialect, cursor, take, group, up_to=None if is_end else after)
     rows = _take_rows(dialect, cursor, parameters, take.chosen, now)
     _let_wait(dialect, cursor, take)
-    healed = go_on(dialect, cursor, take.healed)
+    healed = go_on(dialect, cursor, take.healed, parameters)
     if not rows:
         now = situation(cursor, sql, parameters)
         return now._replace(has_ready=healed > 0 or not is_end)
@@ -180,7 +180,7 @@ def look_grouped(dialect: Dialect, cursor: Cursor, parameters: Parameters) -> li
         if len(found) < _MOST_PICKED:
             break
         after = found[-1].place
-    return _rows(dialect, cursor, ids[: parameters["limit"]])
+    return rows_of(dialect, cursor, ids[: parameters["limit"]])
 
 
 def groups_of(dialect: Dialect, cursor: Cursor, ids: Sequence[int]) -> list[int]:
@@ -215,7 +215,7 @@ def held_groups(dialect: Dialect, cursor: Cursor, parameters: Parameters) -> lis
     return [group for (group,) in cursor.fetchall()]
 
 
-def go_on(dialect: Dialect, cursor: Cursor, groups: Iterable[int | None]) -> int:
+def go_on(dialect: Dialect, cursor: Cursor, groups: Iterable[int | None], parameters: Parameters) -> int:
     """Make the first row that waits ready in each of these groups; returns how many.
 
     It follows the statement that has changed other rows of the groups, so that it sees which rows others have
@@ -224,9 +224,11 @@ def go_on(dialect: Dialect, cursor: Cursor, groups: Iterable[int | None]) -> int
     wanted = sorted({group for group in groups if group is not None})
     if not wanted:
         return 0
-    cursor.execute(dialect.sql["first_behind"], {**dialect.defaults(), **_listed(dialect, wanted)})
+    if parameters["shares"]:
+        return share_on(dialect, cursor, wanted, parameters)
+    cursor.execute(dialect.sql["first_behind"], {**dialect.defaults(), **listed(dialect, wanted)})
     ids = [row_id for (row_id,) in cursor.fetchall() if row_id is not None]
-    ids = sorted(_locked(dialect, cursor, "lock_behind", ids))
+    ids = sorted(lock_free(dialect, cursor, "lock_behind", ids))
     if ids:
         dialect.change(cursor, "show", {**dialect.defaults(), "ids": dialect.ids(ids)})
     return len(ids)
@@ -235,16 +237,19 @@ def go_on(dialect: Dialect, cursor: Cursor, groups: Iterable[int | None]) -> int
 def pass_time_grouped(dialect: Dialect, cursor: Cursor, parameters: Parameters) -> int:
     """As Dialect.pass_time(); then the groups of the rows go on."""
     sql, given = dialect.sql, {**parameters, "limit": CHUNK, "number": 0}
+    if "draw" in sql and not parameters["to_front"]:
+        cursor.execute(sql["draw"], {"count": CHUNK})
+        (given["number"],) = cursor.fetchone()
     if "pass_time_in_groups" in sql:
         cursor.execute(sql["pass_time_in_groups"], given)
         groups = [group for (group,) in cursor.fetchall()]
-        go_on(dialect, cursor, groups)
+        go_on(dialect, cursor, groups, parameters)
         return len(groups)
     cursor.execute(sql["due"], given)
     ids = [row_id for (row_id,) in cursor.fetchall()]
     if ids:
         dialect.change(cursor, "pass_time", {**given, "ids": dialect.ids(ids)})
-        go_on(dialect, cursor, groups_of(dialect, cursor, ids))
+        go_on(dialect, cursor, groups_of(dialect, cursor, ids), parameters)
     return len(ids)
 
 
@@ -267,14 +272,14 @@ def _follow(dialect: Dialect, cursor: Cursor, take: _Take, group: int, *, up_to:
         if is_delayed or any(place > bound for bound in bounds):
             break
         ids.append(row_id)
-    locked = _locked(dialect, cursor, "lock_behind", ids)
+    locked = lock_free(dialect, cursor, "lock_behind", ids)
     take.chosen += takewhile(locked.__contains__, ids)
 
 
 def _let_wait(dialect: Dialect, cursor: Cursor, take: _Take) -> None:
     """Make rows wait behind others, if these can be locked: else somebody may be about to end them."""
     witnesses = [one for one in take.waiting if one]
-    locked = _locked(dialect, cursor, "lock_witnesses", witnesses)
+    locked = lock_free(dialect, cursor, "lock_witnesses", witnesses)
     ids = [row_id for one, waiting in take.waiting.items() if not one or one in locked for row_id in waiting]
     if ids:
         dialect.change(cursor, "wait_behind", {"ids": dialect.ids(ids)})
@@ -289,26 +294,6 @@ def _take_rows(
     if now is None:
         cursor.execute(dialect.sql["take_chosen"], given)
         return message_rows(cursor.fetchall())
-    rows = _rows(dialect, cursor, ids)
+    rows = rows_of(dialect, cursor, ids)
     dialect.change(cursor, "take_picked", given)
     return just_taken(rows, now, parameters)
-
-
-def _rows(dialect: Dialect, cursor: Cursor, ids: Sequence[int]) -> list[MessageRow]:
-    if not ids:
-        return []
-    cursor.execute(dialect.sql["rows"], {"ids": dialect.ids(ids)})
-    return message_rows(cursor.fetchall())
-
-
-def _locked(dialect: Dialect, cursor: Cursor, statement: str, ids: Sequence[int]) -> set[int]:
-    """Lock these rows, if nobody else has; returns the ids of those that are locked now."""
-    if not ids:
-        return set()
-    cursor.execute(dialect.sql[statement], {"ids": dialect.ids(ids)})
-    return {row_id for (row_id,) in cursor.fetchall()}
-
-
-def _listed(dialect: Dialect, values: Sequence[Any]) -> dict[str, Any]:
-    """Parameters with a list, in each form in which dialects take one."""
-    return {"ids": dialect.ids(values), "listed": json.dumps(values)}

@@ -29,6 +29,7 @@ from kmqpy.storages.sql.dialect import (
     ServerDialect,
     group_id,
     headers_bytes,
+    is_behind,
     just_taken,
     message_rows,
     situation,
@@ -80,6 +81,7 @@ class OverPyMySql(ServerDialect):
     capabilities = Capabilities(
         collapse=True,
         groups=True,
+        fair=True,
         dedup=True,
         retry_delays=True,
         transactions=True,
@@ -204,6 +206,7 @@ class OverPyMySql(ServerDialect):
             return []
         _, step = cursor.fetchone()
         ids: list[int] = []
+        behind = iter(is_behind(parameters, rows) or [0] * len(rows))
         for some in _portions(rows, self.name, self._packet_bytes):
             values = [
                 cursor.mogrify(
@@ -219,6 +222,7 @@ class OverPyMySql(ServerDialect):
                         "digest": row.digest,
                         "group_id": None if row.group is None else group_id(parameters, row),
                         "group": row.group,
+                        "behind": next(behind),
                     },
                 )
                 for at, row in enumerate(some)

@@ -25,6 +25,7 @@ from kmqpy.storages.sql.dialect import (
     ServerDialect,
     group_id,
     headers_bytes,
+    is_behind,
     picked,
 )
 from kmqpy.storages.sql.statements import Names
@@ -108,6 +109,7 @@ class PostgreSql(ServerDialect):
     capabilities = Capabilities(
         collapse=True,
         groups=True,
+        fair=True,
         dedup=True,
         retry_delays=True,
         transactions=True,
@@ -255,6 +257,7 @@ class PostgreSql(ServerDialect):
                 "digests": digests,
                 "group_ids": [group_id(parameters, row) for row in rows] if numbers else None,
                 "groups": groups,
+                "behind": is_behind(parameters, rows) if numbers else None,
             },
         )
         return [one for (one,) in cursor.fetchall()]

@@ -27,6 +27,7 @@ from kmqpy.storages.sql.dialect import (
     Picked,
     group_id,
     headers_bytes,
+    is_behind,
     picked,
 )
 from kmqpy.storages.sql.statements import Names, statements
@@ -56,6 +57,7 @@ class Sqlite:
     capabilities = Capabilities(
         collapse=True,
         groups=True,
+        fair=True,
         dedup=True,
         retry_delays=True,
         transactions=True,
@@ -168,8 +170,9 @@ class Sqlite:
         name = "put"
         if any(row.group for row in rows):
             name = "put_grouped"
-            for one, row in zip(given, rows, strict=True):
-                one |= {"group_id": group_id(parameters, row), "group": row.group}
+            behind = is_behind(parameters, rows) or [0] * len(rows)
+            for one, row, waits in zip(given, rows, behind, strict=True):
+                one |= {"group_id": group_id(parameters, row), "group": row.group, "behind": waits}
         cursor.executemany(self.sql[name], given)
         return ids if cursor.rowcount else []
 

@@ -189,6 +189,7 @@ _SHARED = {
     "set_schema_version": "UPDATE {meta} SET value = :version WHERE name = 'schema_version'",
     "describe_storage": "INSERT INTO {meta} (name, value) VALUES (:name, :value)",
     "find_queue": "SELECT id, settings FROM {queues} WHERE name = :name",
+    "settings": "SELECT settings FROM {queues} WHERE id = :queue",
     "alter_queue": "UPDATE {queues} SET settings = :settings WHERE id = :queue",
     "queue_exists": f"SELECT {_EXISTS}",
     "queue_names": "SELECT name FROM {queues}",
@@ -253,17 +254,17 @@ ON CONFLICT (name) DO NOTHING""",
     "put": """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms,
     take, requeues, state, minus_priority, message_key, headers, body, digest, group_id, group_name)
 SELECT new.id, queue.id, new.id, CASE WHEN delay_ms > 0 THEN {now} + delay_ms ELSE 0 END, 0, {now}, {now},
-    0, 0, CASE WHEN delay_ms > 0 THEN 1 ELSE 0 END, -coalesce(priority, 0), message_key, headers, body,
-    digest, group_id, group_name
+    0, 0, CASE WHEN delay_ms > 0 THEN 1 WHEN behind > 0 THEN 4 ELSE 0 END, -coalesce(priority, 0),
+    message_key, headers, body, digest, group_id, group_name
 FROM (SELECT id FROM {queues} WHERE id = :queue FOR KEY SHARE) AS queue
 CROSS JOIN (
     SELECT nextval('{numbers}') AS id, given.*
     FROM unnest(
         CAST(:bodies AS bytea[]), CAST(:keys AS bytea[]), CAST(:headers AS bytea[]),
         CAST(:delays AS bigint[]), CAST(:priorities AS smallint[]), CAST(:digests AS bytea[]),
-        CAST(:group_ids AS bigint[]), CAST(:groups AS text[])
+        CAST(:group_ids AS bigint[]), CAST(:groups AS text[]), CAST(:behind AS smallint[])
     ) WITH ORDINALITY AS given(
-        body, message_key, headers, delay_ms, priority, digest, group_id, group_name, number
+        body, message_key, headers, delay_ms, priority, digest, group_id, group_name, behind, number
     )
     ORDER BY number
 ) AS new
@@ -341,7 +342,7 @@ _MARIADB = {
 VALUES {rows} RETURNING id""",
     "put_row": """(NEXT VALUE FOR {numbers}, :queue, PREVIOUS VALUE FOR {numbers},
     CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 END, 0, {now}, {now},
-    0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 0 END, -:priority, :key, :headers, :body, :digest,
+    0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 4 * :behind END, -:priority, :key, :headers, :body, :digest,
     :group_id, :group)""",
     # A put locks the row of the queue, also in a transaction of the application's; so takers lock another.
     "take_turn": """INSERT INTO {meta} (name, value) VALUES (concat('turn of ', :queue), '')
@@ -448,7 +449,7 @@ _SQLITE_DUE = (
 _SQLITE_PUT = """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms,
     take, requeues, state, minus_priority, message_key, headers, body, digest, group_id, group_name)
 SELECT :id, id, :id, CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 END, 0, {now}, {now},
-    0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 0 END, -:priority, :key, :headers, :body, :digest,
+    0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 4 * :behind END, -:priority, :key, :headers, :body, :digest,
     :group_id, :group
 FROM {queues} WHERE id = :queue"""
 
@@ -457,7 +458,9 @@ _SQLITE = {
     "lock_queue": "SELECT id FROM {queues} WHERE id = :queue",  # a transaction has locked the database
     "lock_settings": "SELECT settings FROM {queues} WHERE id = :queue",
     "draw": "UPDATE {numbers} SET next = next + :count RETURNING next - :count",
-    "put": _SQLITE_PUT.replace(", group_id, group_name)", ")").replace(",\n    :group_id, :group", ""),
+    "put": _SQLITE_PUT.replace(", group_id, group_name)", ")")
+    .replace(",\n    :group_id, :group", "")
+    .replace("4 * :behind", "0"),
     "put_grouped": _SQLITE_PUT,
     "take": f"UPDATE {{messages}} SET {_TAKE} WHERE id IN (SELECT id {_NEXT_READY}) RETURNING {COLUMNS}",
     "take_for_good": f"DELETE FROM {{messages}} WHERE id IN (SELECT id {_NEXT_READY}) RETURNING {_GONE_ROW}",

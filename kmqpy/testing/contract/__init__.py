@@ -23,4 +23,5 @@ from kmqpy.testing.contract.leases import *
 from kmqpy.testing.contract.outages import *
 from kmqpy.testing.contract.retries import *
 from kmqpy.testing.contract.sending import *
+from kmqpy.testing.contract.shares import *
 from kmqpy.testing.contract.target import *

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +26,32 @@ class _GroupLog:
         while number in self.finished or self.in_flight.get(number) == batch:
             number += 1
         return number
+
+
+class CapChecker:
+    """Notes of how many messages of a group takers have at most; safe to use from any thread.
+
+    A taker calls handed_out() when receive() has returned, and ended() before it ends messages in any way.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.problems: list[str] = []
+        self._most = most
+        self._in_flight: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def handed_out(self, groups: Iterable[str]) -> None:
+        """One receive() has returned messages of these groups."""
+        with self._lock:
+            self._in_flight.update(groups)
+            over = {group: count for group, count in self._in_flight.items() if count > self._most}
+            if over:
+                self.problems.append(f"more than {self._most} in flight: {over}")
+
+    def ended(self, groups: Iterable[str]) -> None:
+        """A taker is about to finish or give back messages of these groups."""
+        with self._lock:
+            self._in_flight.subtract(groups)
 
 
 class GroupChecker:

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_e
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from kmqpy.errors import ConfigError
-from kmqpy.queue import Queue
+from kmqpy.queue import Queue, storage_for
 
 psycopg = pytest.importorskip("psycopg")
 
@@ -233,3 +233,28 @@ def test_an_asynchronous_connection_of_psycopg_says_what_to_pass_instead(place: 
                 queue.send("x", transaction=connection)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("place", "charset"),
+    [("postgresql", {"client_encoding": "latin1"}), ("mariadb", {"charset": "latin1"})],
+    indirect=["place"],
+)
+def test_what_the_charset_of_a_connection_can_not_hold_is_refused(
+    place: Place, charset: dict[str, str]
+) -> None:
+    engine = sqlalchemy.create_engine(place.application.url.update_query_dict(charset))
+    with storage_for(place.url) as storage:
+        storage.create("q", order="group")
+        queue = storage.open("q")
+        with engine.begin() as connection:
+            queue.send("日本", headers={"日本": "日本"}, group="ä", transaction=connection)
+        (found,) = queue.receive()
+        assert (found.body, found.group) == ("日本".encode(), "ä")
+        assert found.headers == (("日本", "日本".encode()),)
+        with (
+            engine.connect() as connection,
+            pytest.raises(ConfigError, match=r"^transaction: .*character set, \S+, can't hold"),
+        ):
+            queue.send("x", group="日本", transaction=connection)
+    engine.dispose()

@@ -24,6 +24,7 @@ from kmqpy.gateway.dialects.sqs.errors import (
     ACCESS_DENIED,
     INCOMPLETE_SIGNATURE,
     INVALID_ACTION,
+    INVALID_ADDRESS,
     INVALID_TOKEN,
     INVALID_VALUE,
     MALFORMED,
@@ -254,13 +255,15 @@ class _Json:
             given = _DECODERS[action].decode(body or b"{}")
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise _malformed(error) from None
-        return action, _complete(call, given)
+        given = _complete(call, given)
+        _check_required(given)
+        return action, given
 
     def result(self, action: str, result: dict[str, Any] | None) -> Response:  # noqa: ARG002
         return Response(b"{}" if result is None else _ENCODER.encode(result), 200, self._headers)
 
     def error(self, fault: Fault, message: str) -> Response:
-        body = _ENCODER.encode({"__type": f"com.amazonaws.sqs#{fault.shape}", "message": message})
+        body = _ENCODER.encode({"__type": f"{fault.space}#{fault.shape}", "message": message})
         kind = "Receiver" if fault.status >= 500 else "Sender"
         return Response(body, fault.status, {**self._headers, "x-amzn-query-error": f"{fault.code};{kind}"})
 
@@ -278,7 +281,12 @@ class _Query:
             given = msgspec.convert(query.values(action, parameters), REQUESTS[action], strict=False)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise _malformed(error) from None
-        return action, _complete(call, given)
+        given = _complete(call, given)
+        if "QueueUrl" in given.required and not given.QueueUrl:
+            url = f"{call.request.scope['scheme']}://{call.header('host')}{call.request.scope['path']}"
+            raise SqsError(INVALID_ADDRESS, f"The address {url[:300]} is not valid for this endpoint.")
+        _check_required(given)
+        return action, given
 
     def result(self, action: str, result: dict[str, Any] | None) -> Response:
         return self._response(query.answer(action, result, self._request_id), 200)
@@ -318,14 +326,17 @@ def _malformed(error: Exception) -> SqsError:
 
 
 def _complete(call: Call, given: Any) -> Any:
-    """The values of a request, which may name its queue by its path; raises SqsError if one is missing."""
+    """The values of a request, which may name its queue by its path."""
     if "QueueUrl" in given.required and given.QueueUrl is None:
-        queue = queue_of_path(call.request.scope["path"])
-        given = msgspec.structs.replace(given, QueueUrl=queue)
+        return msgspec.structs.replace(given, QueueUrl=queue_of_path(call.request.scope["path"]))
+    return given
+
+
+def _check_required(given: Any) -> None:
+    """Raise SqsError if a value is missing."""
     for name in given.required:
         if getattr(given, name) is None:
             raise missing(name)
-    return given
 
 
 BUSY = _Json("").error(UNAVAILABLE, "the gateway is busy")

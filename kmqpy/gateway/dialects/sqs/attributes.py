@@ -25,10 +25,11 @@ from kmqpy.gateway.dialects.sqs.errors import (
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
 FIFO_SUFFIX = ".fifo"
 _MAX_NAME = 80
+_TYPE, _SCOPE = "FifoQueue", "DeduplicationScope"
 _FIFO = {
-    "FifoQueue": ("true",),
+    _TYPE: ("true",),
     "ContentBasedDeduplication": ("false", "true"),
-    "DeduplicationScope": ("queue", "messageGroup"),
+    _SCOPE: ("queue", "messageGroup"),
     "FifoThroughputLimit": ("perQueue", "perMessageGroupId"),
 }
 """Attributes of FIFO queues: what they may be, the default first."""
@@ -39,6 +40,7 @@ _MAX_SOURCES = 10
 _MAX_POLICY_BYTES = 8_192
 
 VISIBILITY = "VisibilityTimeout"
+_KMS, _SSE = "KmsMasterKeyId", "SqsManagedSseEnabled"
 READ_ONLY = (
     "QueueArn",
     "CreatedTimestamp",
@@ -63,12 +65,12 @@ NUMBERS = {
     "ReceiveMessageWaitTimeSeconds": _Range(0, 0, 20),
     "KmsDataKeyReusePeriodSeconds": _Range(300, 60, 86_400),
 }
-_ALWAYS_SHOWN = (*(name for name in NUMBERS if not name.startswith("Kms")), "SqsManagedSseEnabled")
+_ALWAYS_SHOWN = (*(name for name in NUMBERS if not name.startswith("Kms")), _SSE)
 _DEFAULTS = {
     **{name: str(one.default) for name, one in NUMBERS.items()},
-    "SqsManagedSseEnabled": "true",
+    _SSE: "true",
 }
-_EMPTIED = ("Policy", "RedrivePolicy", "RedriveAllowPolicy", "KmsMasterKeyId")
+_EMPTIED = ("Policy", "RedrivePolicy", "RedriveAllowPolicy", _KMS)
 """These an empty text removes."""
 
 
@@ -103,6 +105,8 @@ class Sheet:
         """An attribute as it was set, or its default; None if it has none."""
         if name == VISIBILITY:
             return str(self.visibility)
+        if name == _SSE and _KMS in self.attributes:  # one of the two encrypts
+            return "false"
         default = _FIFO[name][0] if self.is_fifo and name in _FIFO else _DEFAULTS.get(name)
         return self.attributes.get(name, default)
 
@@ -118,7 +122,7 @@ class Sheet:
     def shown(self) -> dict[str, str]:
         """The attributes that clients see, without those of the queue's state."""
         names = dict.fromkeys((*_ALWAYS_SHOWN, *(_FIFO if self.is_fifo else ()), *self.attributes))
-        if "KmsMasterKeyId" in self.attributes:
+        if _KMS in self.attributes:
             names["KmsDataKeyReusePeriodSeconds"] = None
         return {name: value for name in names if (value := self.value(name)) is not None}
 
@@ -144,6 +148,8 @@ class Sheet:
     def changed(self, attributes: Mapping[str, str], now_s: int) -> Sheet:
         """With other values of some attributes, which were checked."""
         kept = {**self.attributes, **attributes}
+        if attributes.get(_SSE) == "true":
+            kept.pop(_KMS, None)
         visibility = int(kept.pop(VISIBILITY, self.visibility))
         kept = {name: value for name, value in kept.items() if value or name not in _EMPTIED}
         return replace(self, attributes=kept, visibility=visibility, modified_s=now_s)
@@ -212,9 +218,24 @@ def is_name(name: str) -> bool:
     return len(name) <= _MAX_NAME and _NAME.fullmatch(name.removesuffix(FIFO_SUFFIX)) is not None
 
 
-def checked(given: Mapping[str, str], *, is_fifo: bool) -> dict[str, str]:
-    """Attributes that a client sets, as they are kept; raises SqsError."""
-    return {name: _checked(name, value, is_fifo=is_fifo) for name, value in given.items()}
+def checked(given: Mapping[str, str], *, is_fifo: bool, former: Sheet | None = None) -> dict[str, str]:
+    """Attributes that a client sets, as they are kept; raises SqsError. `former`: what is kept already."""
+    if former is not None and given.get(_TYPE, former.value(_TYPE)) != former.value(_TYPE):
+        raise _invalid(_TYPE, "Modifying queue type is not supported.")
+    found = {name: _checked(name, value, is_fifo=is_fifo) for name, value in given.items()}
+    if found.get(_KMS) and found.get(_SSE) == "true":
+        raise SqsError(
+            INVALID_ATTRIBUTE_NAME,
+            "You can use one type of server-side encryption (SSE) at one time. You can either enable KMS SSE "
+            "or SQS SSE.",
+        )
+    whole = {**(former.attributes if former else {}), **found}
+    if whole.get("FifoThroughputLimit") == "perMessageGroupId" and whole.get(_SCOPE) != "messageGroup":
+        raise _invalid(
+            "FifoThroughputLimit",
+            f"The perMessageGroupId value is allowed only when the value for {_SCOPE} is messageGroup.",
+        )
+    return found
 
 
 def _checked(name: str, value: str, *, is_fifo: bool) -> str:
@@ -256,8 +277,9 @@ def _are_same(name: str, one: str, other: str) -> bool:
     return one == other
 
 
-def _invalid(name: str) -> SqsError:
-    return SqsError(INVALID_ATTRIBUTE_VALUE, f"Invalid value for the parameter {name}.")
+def _invalid(name: str, reason: str = "") -> SqsError:
+    why = f" Reason: {reason}" if reason else ""
+    return SqsError(INVALID_ATTRIBUTE_VALUE, f"Invalid value for the parameter {name}.{why}")
 
 
 def _object(value: str) -> dict[str, Any] | None:
@@ -333,7 +355,7 @@ def _check_allow(value: str) -> str:
 
 def _check_flag(value: str) -> str:
     if value.lower() not in {"true", "false"}:
-        raise _invalid("SqsManagedSseEnabled")
+        raise _invalid(_SSE)
     return value.lower()
 
 
@@ -341,6 +363,6 @@ _CHECKS: dict[str, Callable[[str], str]] = {
     "Policy": _check_policy,
     "RedrivePolicy": _check_redrive,
     "RedriveAllowPolicy": _check_allow,
-    "KmsMasterKeyId": lambda value: value,
-    "SqsManagedSseEnabled": _check_flag,
+    _KMS: lambda value: value,
+    _SSE: _check_flag,
 }

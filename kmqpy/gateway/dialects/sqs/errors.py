@@ -6,13 +6,17 @@ from typing import NamedTuple
 
 from kmqpy.errors import KmqError
 
+_OWN = "com.amazonaws.sqs"
+_COMMON = "com.amazon.coral.service"
+
 
 class Fault(NamedTuple):
-    """A kind of error: its code in the query protocol, its shape in JSON, its status."""
+    """A kind of error: its code in the query protocol, its shape in JSON, its status, its namespace."""
 
     code: str
     shape: str
     status: int = 400
+    space: str = _OWN
 
 
 class SqsError(KmqError):
@@ -30,36 +34,43 @@ def _service(code: str, status: int = 400, shape: str = "") -> Fault:
     return Fault(f"AWS.SimpleQueueService.{code}", shape or code, status)
 
 
+def _common(code: str, shape: str = "", status: int = 400) -> Fault:
+    """One that SQS's model does not have: all services of AWS share it."""
+    return Fault(code, shape or f"{code}Exception", status, _COMMON)
+
+
 BATCH_IDS_NOT_DISTINCT = _service("BatchEntryIdsNotDistinct")
 BATCH_TOO_LONG = _service("BatchRequestTooLong")
 EMPTY_BATCH = _service("EmptyBatchRequest")
 INVALID_BATCH_ID = _service("InvalidBatchEntryId")
 NO_SUCH_QUEUE = _service("NonExistentQueue", shape="QueueDoesNotExist")
-NOT_IN_FLIGHT = _service("MessageNotInflight")
 PURGE_IN_PROGRESS = _service("PurgeQueueInProgress", 403)
 DELETED_RECENTLY = _service("QueueDeletedRecently")
 TOO_MANY_ENTRIES = _service("TooManyEntriesInBatchRequest")
 UNSUPPORTED = _service("UnsupportedOperation")
 
-ACCESS_DENIED = Fault("AccessDenied", "AccessDeniedException", 403)
-INCOMPLETE_SIGNATURE = Fault("IncompleteSignature", "IncompleteSignature")
-INVALID_ACTION = Fault("InvalidAction", "UnknownOperationException")
+ACCESS_DENIED = _common("AccessDenied", status=403)
+INCOMPLETE_SIGNATURE = _common("IncompleteSignature")
+INVALID_ACTION = _common("InvalidAction", "UnknownOperationException")
+INVALID_ADDRESS = Fault("InvalidAddress", "InvalidAddress", 404)
 INVALID_ATTRIBUTE_NAME = Fault("InvalidAttributeName", "InvalidAttributeName")
 INVALID_ATTRIBUTE_VALUE = Fault("InvalidAttributeValue", "InvalidAttributeValue")
 INVALID_CONTENTS = Fault("InvalidMessageContents", "InvalidMessageContents")
 INVALID_HANDLE = Fault("ReceiptHandleIsInvalid", "ReceiptHandleIsInvalid")
-INVALID_TOKEN = Fault("InvalidClientTokenId", "InvalidClientTokenId", 403)
-INVALID_VALUE = Fault("InvalidParameterValue", "InvalidParameterValueException")
-MALFORMED = Fault("MalformedInput", "SerializationException")
-MISSING_TOKEN = Fault("MissingAuthenticationToken", "MissingAuthenticationToken", 403)
-MISSING_PARAMETER = Fault("MissingParameter", "MissingRequiredParameterException")
+INVALID_TOKEN = _common("InvalidClientTokenId", "UnrecognizedClientException", 403)
+INVALID_VALUE = _common("InvalidParameterValue")
+MALFORMED = _common("MalformedInput", "SerializationException")
+MISSING_TOKEN = _common("MissingAuthenticationToken", status=403)
+MISSING_PARAMETER = _common("MissingParameter", "MissingRequiredParameterException")
 OVER_LIMIT = Fault("OverLimit", "OverLimit", 403)
 QUEUE_EXISTS = Fault("QueueAlreadyExists", "QueueNameExists")
-SIGNATURE_MISMATCH = Fault("SignatureDoesNotMatch", "SignatureDoesNotMatch", 403)
+SIGNATURE_MISMATCH = _common("SignatureDoesNotMatch", "InvalidSignatureException", 403)
 RESOURCE_NOT_FOUND = Fault("ResourceNotFoundException", "ResourceNotFoundException", 404)
 THROTTLED = Fault("RequestThrottled", "RequestThrottled", 403)
-TOO_LARGE = Fault("RequestEntityTooLarge", "RequestEntityTooLarge", 413)
-UNAVAILABLE = Fault("ServiceUnavailable", "ServiceUnavailable", 503)
+TOO_LARGE = _common("RequestEntityTooLarge", status=413)
+UNAVAILABLE = _common("ServiceUnavailable", status=503)
+
+NO_QUEUE = "The specified queue does not exist"
 
 
 def missing(name: str) -> SqsError:
@@ -74,4 +85,4 @@ def invalid(value: object, name: str, reason: str) -> SqsError:
 
 def no_such_queue() -> SqsError:
     """The error for a queue that does not exist."""
-    return SqsError(NO_SUCH_QUEUE, "The specified queue does not exist.")
+    return SqsError(NO_SUCH_QUEUE, f"{NO_QUEUE}.")

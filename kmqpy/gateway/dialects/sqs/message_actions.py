@@ -15,11 +15,12 @@ from kmqpy.errors import NotSupported, ReceiptError
 from kmqpy.gateway.dialects.sqs import batches, shapes, values
 from kmqpy.gateway.dialects.sqs.addresses import queue_of_arn
 from kmqpy.gateway.dialects.sqs.asked import Asked
+from kmqpy.gateway.dialects.sqs.attempts import Attempts
 from kmqpy.gateway.dialects.sqs.attributes import FIFO_SUFFIX, NUMBERS, VISIBILITY, Redrive, Sheet
 from kmqpy.gateway.dialects.sqs.catalog import Catalog
 from kmqpy.gateway.dialects.sqs.errors import (
     BATCH_TOO_LONG,
-    NOT_IN_FLIGHT,
+    OVER_LIMIT,
     UNSUPPORTED,
     SqsError,
     invalid,
@@ -31,6 +32,7 @@ from kmqpy.gateway.dialects.sqs.messages import (
     Origin,
     Prepared,
     Received,
+    check_id,
     check_ids,
     check_visibility,
     invalid_handle,
@@ -41,6 +43,7 @@ from kmqpy.gateway.dialects.sqs.messages import (
     size_of,
 )
 from kmqpy.gateway.dialects.sqs.polls import Polls
+from kmqpy.gateway.dialects.sqs.room import Room
 from kmqpy.gateway.limits import Overloaded
 from kmqpy.gateway.service.hub import Hub, QueueName
 from kmqpy.gateway.service.served_queue import ServedQueue, Taken
@@ -56,16 +59,21 @@ _TRIES = 100
 _REMEMBERED = 100_000
 """So many deleted messages are remembered, for the right error."""
 _GONE = "Message does not exist or is not available for visibility timeout change."
+_OVER_LIMIT = (
+    "Too many messages have been received without being deleted. Please delete your received messages or let "
+    "them timeout before receiving more."
+)
 
 
 class _Terms(NamedTuple):
-    """How messages are received."""
+    """How messages are received; `attempt` is None where a retry is another receive."""
 
     most: int
     visibility: int
     wait_s: float
     system: Sequence[str]
     names: Sequence[str]
+    attempt: str | None
 
 
 class MessageActions:
@@ -78,6 +86,8 @@ class MessageActions:
         self._clock = clock
         self._first_takes = FirstTakes()
         self._deleted: OrderedDict[str, None] = OrderedDict()
+        self._room = Room(clock)
+        self._attempts = Attempts()
 
     # --- sending ----------------------------------------------------------------------------------
 
@@ -161,9 +171,16 @@ class MessageActions:
         sheet = await self._catalog.get(name)
 
         async def take(served: ServedQueue) -> list[dict[str, Any]]:
+            if again := await self._repeated(asked, served, terms):
+                return again
+            room = await self._room.left(served.unique_id, served.in_flight)
+            if not room and not sheet.is_fifo:
+                raise SqsError(OVER_LIMIT, _OVER_LIMIT)
+            if not room:  # so does AWS
+                return []
             lease_s = terms.visibility or _SHOWN_LEASE_S
             for _ in range(_TRIES):
-                messages, _ = await served.take(terms.most, lease_s)
+                messages, _ = await served.take(min(room, terms.most), lease_s)
                 good = await self._sorted_out(asked, name, sheet, served, messages)
                 if good or not messages:
                     break
@@ -171,7 +188,10 @@ class MessageActions:
                 await served.give_back([one.taken for one in good])
                 self._polls.note(name, len(good))
                 return []
+            if sheet.is_fifo:
+                good = _by_group(good)
             try:
+                self._room.use(served.unique_id, len(good))
                 return self._shown(asked, served, good, terms)
             except Overloaded:
                 await served.give_back([one.taken for one in good])
@@ -181,6 +201,29 @@ class MessageActions:
                     await asyncio.gather(*(served.change(_receipt(served, one.taken), 0) for one in good))
 
         return await self._hub.with_queue(QueueName(name), take, missing=_raise_missing)
+
+    async def _repeated(self, asked: Asked, served: ServedQueue, terms: _Terms) -> list[dict[str, Any]]:
+        """What this attempt was answered before, hidden for so long from now; empty: it is a new one."""
+        if terms.attempt is None:
+            return []
+        key = (served.unique_id, terms.attempt)
+        found = self._attempts.find(key, self._clock.monotonic())
+        if found is None:
+            return []
+        if not found.shown:
+            raise invalid(
+                terms.attempt,
+                "ReceiveRequestAttemptId",
+                "The receiveRequestAttemptId is not valid anymore since the receive call is not retryable.",
+            )
+        handles = [parse_handle(one["ReceiptHandle"]) for one in found.shown]
+        if all([await served.change(one.receipt, terms.visibility) for one in handles]):
+            asked.call.share.add(found.size)
+            asked.spend(found.size)
+            asked.call.count = len(handles)
+            return list(found.shown)
+        self._attempts.forget(key)  # their time is over
+        return []
 
     async def _sorted_out(
         self, asked: Asked, name: str, sheet: Sheet, served: ServedQueue, messages: Sequence[Taken]
@@ -236,6 +279,10 @@ class MessageActions:
         asked.call.share.add(size)
         asked.spend(size)
         asked.call.count = len(found)
+        if terms.attempt is not None and found and terms.visibility:
+            wire_ids = [served.ids.make(one.taken.id) for one in messages]
+            key = (served.unique_id, terms.attempt)
+            self._attempts.keep(key, found, wire_ids, self._clock.monotonic())
         return found
 
     # --- what was received ------------------------------------------------------------------------
@@ -261,6 +308,7 @@ class MessageActions:
         if may_be_late and not await served.change(handle.receipt, _SHOWN_LEASE_S):
             # What is behind it in its group may be with others: the message must be received again.
             raise invalid(handle.text(), "ReceiptHandle", "The receipt handle has expired.")
+        self._attempts.touch(handle.wire_id)
         await served.ack([id_])
         self._deleted[handle.wire_id] = None
         if len(self._deleted) > _REMEMBERED:
@@ -297,10 +345,12 @@ class MessageActions:
                     VISIBILITY,
                     f"Total VisibilityTimeout for the message is beyond the limit [{most} seconds]",
                 )
-            if not await served.change(handle.receipt, given_s):
-                if handle.wire_id in self._deleted:
-                    raise invalid(handle.text(), "ReceiptHandle", _GONE)
-                raise SqsError(NOT_IN_FLIGHT, f"Value {handle.text()} is invalid. Reason: {_GONE}")
+            if handle.wire_id in self._deleted:
+                raise invalid(handle.text(), "ReceiptHandle", _GONE)
+            # AWS documents MessageNotInflight, and takes handles whose time is over in silence.
+            if not await served.change(handle.receipt, given_s) and served.is_grouped:
+                raise invalid(handle.text(), "ReceiptHandle", _GONE)
+            self._attempts.touch(handle.wire_id)
             if not given_s:
                 self._polls.note(name)
 
@@ -346,6 +396,14 @@ def _receipt(served: ServedQueue, taken: Taken) -> str:
     return taken.receipt or served.receipt(taken.id)
 
 
+def _by_group(messages: Sequence[Received]) -> list[Received]:
+    """Those of a group behind each other, as AWS has them."""
+    first: dict[str | None, int] = {}
+    for index, one in enumerate(messages):
+        first.setdefault(one.taken.group, index)
+    return sorted(messages, key=lambda one: first[one.taken.group])
+
+
 def _raise_missing() -> Any:
     raise no_such_queue()
 
@@ -371,4 +429,6 @@ def _terms(given: shapes.ReceiveMessageRequest, sheet: Sheet) -> _Terms:
     visibility = sheet.visibility if visibility is None else check_visibility(visibility)
     system = [*(given.AttributeNames or ()), *(given.MessageSystemAttributeNames or ())]
     values.check_system_names(system)
-    return _Terms(count, visibility, wait_s, system, given.MessageAttributeNames or ())
+    attempt = given.ReceiveRequestAttemptId if sheet.is_fifo else None  # standard queues do nothing with it
+    check_id("ReceiveRequestAttemptId", attempt)
+    return _Terms(count, visibility, wait_s, system, given.MessageAttributeNames or (), attempt)

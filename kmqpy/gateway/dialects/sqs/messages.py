@@ -92,13 +92,13 @@ def _group(given: Given, sheet: Sheet) -> str | None:
     """The group of a message, which standard queues keep, too; raises SqsError."""
     if given.MessageGroupId is None and sheet.is_fifo:
         raise missing("MessageGroupId")
-    _check_id("MessageGroupId", given.MessageGroupId)
+    check_id("MessageGroupId", given.MessageGroupId)
     return given.MessageGroupId
 
 
 def _dedup_id(given: Given, sheet: Sheet) -> str | None:
     """The deduplication id of a message in a FIFO queue; raises SqsError."""
-    _check_id("MessageDeduplicationId", given.MessageDeduplicationId)
+    check_id("MessageDeduplicationId", given.MessageDeduplicationId)
     if not sheet.is_fifo:
         if given.MessageDeduplicationId is not None:
             raise invalid(given.MessageDeduplicationId, "MessageDeduplicationId", _NOT_OF_THIS_TYPE)
@@ -114,7 +114,8 @@ def _dedup_id(given: Given, sheet: Sheet) -> str | None:
     return hashlib.sha256((given.MessageBody or "").encode()).hexdigest()
 
 
-def _check_id(name: str, value: str | None) -> None:
+def check_id(name: str, value: str | None) -> None:
+    """Raise SqsError for an id that is none."""
     if value is not None and not _ID.fullmatch(value):
         reason = f"{name} can only include alphanumeric and punctuation characters. 1 to 128 in length."
         raise invalid(value[:128], name, reason)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kmqpy.gateway.dialects.sqs.errors import MALFORMED, Fault, SqsError
+from kmqpy.gateway.dialects.sqs.errors import MALFORMED, NO_QUEUE, NO_SUCH_QUEUE, Fault, SqsError
 
 NAMESPACE = "http://queue.amazonaws.com/doc/2012-11-05/"
 _LISTS = {
@@ -117,6 +117,8 @@ def answer(action: str, result: Mapping[str, Any] | None, request_id: str) -> by
 
 def error(fault: Fault, message: str, request_id: str) -> bytes:
     """The XML of an error."""
+    if fault is NO_SUCH_QUEUE:  # SQS says so here, and not in JSON
+        message = f"{NO_QUEUE} for this wsdl version."
     kind = "Receiver" if fault.status >= 500 else "Sender"
     return (
         f'<?xml version="1.0"?><ErrorResponse xmlns="{NAMESPACE}"><Error><Type>{kind}</Type>'

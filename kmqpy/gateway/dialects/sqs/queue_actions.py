@@ -112,8 +112,8 @@ class QueueActions:
         """Attributes of a queue."""
         name = asked.queue(given.QueueUrl)
         names = given.AttributeNames or []
-        attributes.check_known(names)
         sheet = await self._catalog.read(name)
+        attributes.check_known(names)
         found = sheet.shown()
         found["QueueArn"] = asked.addresses.arn(name)
         found["CreatedTimestamp"] = str(sheet.created_s)
@@ -130,7 +130,7 @@ class QueueActions:
         """Change attributes of a queue."""
         name = asked.queue(given.QueueUrl)
         sheet = await self._catalog.read(name)
-        checked = attributes.checked(given.Attributes or {}, is_fifo=sheet.is_fifo)
+        checked = attributes.checked(given.Attributes or {}, is_fifo=sheet.is_fifo, former=sheet)
         await self._check_target(asked, name, checked)
         now_s = self._clock.wall_ms() // 1000
         await self._catalog.change(name, lambda sheet: sheet.changed(checked, now_s))

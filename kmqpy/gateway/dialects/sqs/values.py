@@ -96,6 +96,8 @@ def checked_trace(given: Mapping[str, MessageSystemAttributeValue]) -> dict[str,
 
 
 def _checked_name(name: str) -> str:
+    if not name:
+        raise SqsError(_INVALID, "The request must contain non-empty message attribute name.")
     if name.lower().startswith(("aws.", "amazon.")):
         raise SqsError(_INVALID, "Message (user) attribute name can not start with AWS. or Amazon.")
     if not _NAME.fullmatch(name):
@@ -115,7 +117,9 @@ def _checked(name: str, value: MessageAttributeValue | MessageSystemAttributeVal
             UNSUPPORTED, "Message attribute list values in SendMessage operation are not supported."
         )
     if not value.DataType:
-        raise SqsError(_INVALID, f"The message attribute '{name}' must contain a non-empty data type.")
+        raise SqsError(
+            _INVALID, f"The message attribute '{name}' must contain non-empty message attribute type."
+        )
     if not _TYPE.fullmatch(value.DataType) or len(value.DataType) > _MAX_TYPE:
         raise SqsError(
             _INVALID,
@@ -124,6 +128,12 @@ def _checked(name: str, value: MessageAttributeValue | MessageSystemAttributeVal
         )
     kind = value.DataType.partition(".")[0]
     content = value.BinaryValue if kind == "Binary" else value.StringValue
+    if content is None:
+        raise SqsError(
+            _INVALID,
+            f"The message attribute '{name}' must contain non-empty message attribute value for message "
+            f"attribute type '{value.DataType}'.",
+        )
     if not content:
         shown = "Binary" if kind == "Binary" else "String"
         raise SqsError(

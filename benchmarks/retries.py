@@ -1,0 +1,45 @@
+"""Measures when a worker has a message again whose handler asked for it a second later, behind a backlog.
+
+Every hundredth message of the backlog is retried once; the other handlers wait for 1 ms. A copy stands behind
+all that was in its partition, so it comes when that was handled.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+from benchmarks import children, trackers
+from benchmarks.lab import Lab
+from benchmarks.results import Case, Figures
+from benchmarks.sizes import Sizes
+
+PARTITIONS = 4
+_HANDLERS = 8
+
+
+def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
+    """A case for each backlog."""
+    for backlog in sizes.retry_backlogs:
+        yield Case(
+            work="retries",
+            name=f"backlog of {backlog:,}, {_HANDLERS} handlers of 1 ms, 1 % retried in 1 s, due to handled",
+            metrics={"p50_ms": "ms p50", "p99_ms": "ms p99"},
+            peers={trackers.KMQPY_RANGE: partial(_turn, lab, backlog)},
+            repeats=sizes.few_repeats,
+        )
+
+
+def _turn(lab: Lab, backlog: int) -> Figures:
+    with (
+        lab.queue(PARTITIONS, register=True, markers="range") as queue,
+        trackers.kmqpy(lab, queue, PARTITIONS),
+    ):
+        lab.preload(queue, PARTITIONS, backlog, 100)
+        with children.peer(
+            "worker",
+            "retries",
+            bootstrap=lab.connection.bootstrap,
+            queue=queue.to_json().decode(),
+            handlers=_HANDLERS,
+            messages=backlog,
+        ) as child:
+            return child.result()
