@@ -204,6 +204,9 @@ def _note_use(_connection: Any, record: Any) -> None:
     record.info["used"] = SYSTEM_CLOCK.monotonic()
 
 
+_SQLITE_DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+
+
 class _TransactionFailed(Exception):
     """An error of the driver or the pool, with the outcome of the transaction that it implies."""
 
@@ -226,7 +229,11 @@ class _TransactionFailed(Exception):
                 f"{name} refuses: {text}; check that the address leads to the server that takes writes"
             )
         if self.fate is Fate.REFUSED:
-            return Unavailable(f"{name} refuses: {text}")
+            is_damaged = getattr(self.cause, "sqlite_errorname", "").startswith(_SQLITE_DAMAGED)
+            advice = (
+                "; restore it from a backup, or rescue what sqlite3's `.recover` finds" if is_damaged else ""
+            )
+            return Unavailable(f"{name} refuses: {text}{advice}")
         advice = "; check the address, and that the database runs" if url.host else ""
         return Unavailable(f"{name} does not answer: {text}{advice}")
 

@@ -1,5 +1,6 @@
 """Rows and files of queues in SQL that others write, replace or delete."""
 
+import random
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import sqlalchemy
 from sql_support import Place
 
-from kmqpy.errors import ConfigError, MessageError, Unavailable
+from kmqpy.errors import ConfigError, MessageError, QueueNotFound, Unavailable
 from kmqpy.queue import Queue, queue_for, storage_for
 from kmqpy.storages.sql import postgresql
 
@@ -67,6 +68,28 @@ def test_sqlite_refuses_values_of_another_type(tmp_path: Path, column: str, valu
         with pytest.raises(sqlalchemy.exc.IntegrityError, match="cannot store"):
             place.execute(f"UPDATE {place.prefix}messages SET {column} = {value}")
         assert queue.receive()[0].body == b"x"
+
+
+def test_a_damaged_file_of_sqlite_is_named_and_hands_out_no_other_message(tmp_path: Path) -> None:
+    sent = {f"{number:05d}".encode() * 100 for number in range(300)}
+    file, dice, told = tmp_path / "queues.db", random.Random(1), 0
+    with queue_for(f"sqlite:///{file}?queue=q&create=true") as queue:
+        queue.send_many(sorted(sent))
+    whole = file.read_bytes()
+    for _ in range(12):
+        damaged, at = bytearray(whole), dice.randrange(len(whole) // 4096) * 4096
+        damaged[at : at + 512] = bytes(512)  # the head of a page
+        file.write_bytes(damaged[: len(damaged) if dice.random() < 0.5 else at + 2048])
+        try:
+            with queue_for(f"sqlite:///{file}?queue=q&timeout_ms=1s") as queue:
+                while found := queue.receive(50, wait=0):
+                    assert {message.body for message in found} <= sent
+                    queue.ack(found)
+        except Unavailable as error:
+            told += "queues.db" in str(error) and "`.recover`" in str(error)
+        except QueueNotFound:
+            pass
+    assert told > 3
 
 
 def test_an_sqlite_that_is_too_old_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
