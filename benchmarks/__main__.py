@@ -56,15 +56,15 @@ COMMITTED = {
 README = HERE.parent / "README.md"
 DOCS = HERE.parent / "docs"
 IN_README = {
-    "Kafka": (workers.WORKER, workers.BARE, "faststream"),
+    "Kafka": (workers.WORKER, workers.BARE),
     "Redis": (workers.WORKER, "dramatiq", "celery"),
     "PostgreSQL": (workers.WORKER, "procrastinate"),
 }
 COLUMNS = {
     "trivial, msg/s": ("workers", workers.backlog_name, "handled_per_s"),
-    "1 ms each, msg/s": ("workers", partial(workers.backlog_name, ms=1), "handled_per_s"),
-    "p50, ms": ("latency of workers", workers.latency_name, "p50_ms"),
-    "p99, ms": ("latency of workers", workers.latency_name, "p99_ms"),
+    "1 ms, msg/s": ("workers", partial(workers.backlog_name, ms=1), "handled_per_s"),
+    "p50 ms": ("latency of workers", workers.latency_name, "p50_ms"),
+    "p99 ms": ("latency of workers", workers.latency_name, "p99_ms"),
 }
 AS_BARS = ("drain", "100 bytes, 4 partitions, acks in order")
 

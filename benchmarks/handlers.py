@@ -52,7 +52,7 @@ class Handlers:
         """Wait for the last message; raises TimeoutError if it does not come."""
         if self._rate and self._is_ready.wait(_PATIENCE_S):
             command = [*sys.orig_argv[:-1], json.dumps({**self._options, "is_sender": True})]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=_PATIENCE_S)
         if not self.done.wait(_PATIENCE_S):
             raise TimeoutError(f"{next(self._numbers) - 1} of {self._messages} messages, and no more")
         if not self._rate:

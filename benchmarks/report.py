@@ -48,13 +48,16 @@ def markdown(data: Mapping[str, Any]) -> str:
 
 def conditions(meta: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """A sentence that says when, on what machine and with what versions the figures were measured."""
-    turns = max((len(row.values) for row in rows), default=0)
     return (
         f"{meta['when']}, {meta['cores']} cores for clients, trackers and servers together, "
         f"{meta['system']}, Python {meta['python']}, "
         f"confluent-kafka {meta['confluent-kafka']}, Kafka {meta['kafka']}. "
-        f"Median (minimum to maximum) of up to {turns} turns; ratios are of medians."
+        f"Median (minimum to maximum) of up to {_turns(rows)} turns; ratios are of medians."
     )
+
+
+def _turns(rows: Sequence[Row]) -> int:
+    return max((len(row.values) for row in rows), default=0)
 
 
 def summary(
@@ -81,7 +84,12 @@ def summary(
             cells = ["-" if row is None or row.median is None else shown(row.median) for row in own]
             lines.append(f"| {storage}: {name} | {' | '.join(cells)} |")
             used += [row for row in own if row is not None]
-    return "\n".join([*lines, "", conditions(meta, used)])
+    turns, sizes = _turns(used), ", small sizes" * meta["quick"]
+    lines += [
+        "",
+        f"{meta['when']}, {meta['system']}, {meta['cores']} cores{sizes}; medians of {turns}.",
+    ]
+    return "\n".join(lines)
 
 
 def newest(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

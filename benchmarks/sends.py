@@ -1,7 +1,8 @@
 """(m) Measures sends that wait until Kafka has confirmed them: one message at a time, and batches.
 
 The peer sends with confluent-kafka's Producer, idempotent and without lingering, and polls until it has each
-report. Where several threads share it, a thread of its own polls for them. Tasks send with its AIOProducer.
+report. Where several threads share it, a thread of its own polls for them. With tasks, reports
+end futures: its AIOProducer asks for them a second later.
 """
 
 from collections.abc import Iterator

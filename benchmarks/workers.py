@@ -97,7 +97,7 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
 def latency_cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
     """A case for each storage and rate."""
     # Not counted: a broker that has just started is slow.
-    _on_kafka(lab, lambda: lab.queue(PARTITIONS), _options(1, 0, 100, rate=100), sizes)[BARE]()
+    _on_kafka(lab, lambda: lab.queue(PARTITIONS), _options(1, 0, 300, rate=100), sizes)[WORKER]()
     for rate in _RATES:
         options = _options(HANDLERS, 0, int(rate * sizes.worker_latency_s), rate=rate)
         yield _latency_case(

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from confluent_kafka import Producer
-from confluent_kafka.aio import AIOProducer
 
 from benchmarks.lab import stamped
 from kmqpy import KafkaConnection, KmqClient, QueueSettings
@@ -77,12 +76,8 @@ def _plain(options: dict[str, Any]) -> Callable[[list[bytes]], object]:
             while not reported.acquire(blocking=not alone):
                 producer.poll(0.01)
 
-    def poll() -> None:
-        while True:
-            producer.poll(0.1)
-
     if not alone:
-        threading.Thread(target=poll, daemon=True).start()
+        _poll_in_thread(producer)
     return send
 
 
@@ -100,20 +95,29 @@ def _kmqpy_tasks(options: dict[str, Any]) -> Callable[[list[bytes]], object]:
 
 
 def _plain_tasks(options: dict[str, Any]) -> Callable[[list[bytes]], object]:
+    producer = Producer(_config(options))
     loop, topic = asyncio.new_event_loop(), QueueSettings.from_json(options["queue"].encode()).name
-
-    async def connect() -> AIOProducer:
-        return AIOProducer(_config(options))  # sends when 1,000 messages wait, or after a second
-
-    producer = loop.run_until_complete(connect())
+    _poll_in_thread(producer)
 
     async def send_one(body: bytes) -> None:
-        await (await producer.produce(topic, body))
+        reported = loop.create_future()
+        producer.produce(
+            topic, body, on_delivery=lambda *_: loop.call_soon_threadsafe(reported.set_result, None)
+        )
+        await reported
 
     async def send(bodies: list[bytes]) -> None:
         await asyncio.gather(*(send_one(body) for body in bodies))
 
     return lambda bodies: loop.run_until_complete(send(bodies))
+
+
+def _poll_in_thread(producer: Producer) -> None:
+    def poll() -> None:
+        while True:
+            producer.poll(0.1)
+
+    threading.Thread(target=poll, daemon=True).start()
 
 
 _CLIENTS = {

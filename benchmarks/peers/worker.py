@@ -103,10 +103,9 @@ def bare(options: dict[str, Any]) -> dict[str, float]:
     def send(bodies: Sequence[str]) -> None:
         for body in bodies:
             producer.produce(queue.name, body)
-            producer.poll(0)
+        producer.flush()  # as send() waits for the confirmation
 
     send_first(options, send)
-    producer.flush()
     if options.get("is_sender"):
         return {}
     consumer = Consumer(
@@ -123,7 +122,7 @@ def bare(options: dict[str, Any]) -> dict[str, float]:
     with ThreadPoolExecutor(1) as waiting, ThreadPoolExecutor(options["handlers"]) as pool:
         figures = waiting.submit(handlers.figures)
         if options["kind"] == "threads":
-            _handle_batches(consumer, handlers, lambda bodies: list(pool.map(handlers.handle, bodies)))
+            _handle_batches(consumer, figures.done, lambda bodies: list(pool.map(handlers.handle, bodies)))
         else:
             with asyncio.Runner() as runner:
 
@@ -131,7 +130,7 @@ def bare(options: dict[str, Any]) -> dict[str, float]:
                     left = iter(bodies)
                     await asyncio.gather(*(_lane(left, handlers) for _ in range(options["handlers"])))
 
-                _handle_batches(consumer, handlers, lambda bodies: runner.run(handle(bodies)))
+                _handle_batches(consumer, figures.done, lambda bodies: runner.run(handle(bodies)))
         consumer.close()
         return figures.result()
 
@@ -141,8 +140,10 @@ async def _lane(bodies: Iterator[bytes], handlers: Handlers) -> None:
         await handlers.handle_in_task(body)
 
 
-def _handle_batches(consumer: Consumer, handlers: Handlers, handle: Callable[[list[bytes]], object]) -> None:
-    while not handlers.done.is_set():
+def _handle_batches(
+    consumer: Consumer, is_over: Callable[[], bool], handle: Callable[[list[bytes]], object]
+) -> None:
+    while not is_over():
         records = consumer.consume(1, 1.0)  # a lone consume(n, t) waits out t even when messages are there
         if records:
             records += consumer.consume(_BATCH - 1, 0)

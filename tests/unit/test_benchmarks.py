@@ -124,7 +124,15 @@ def test_markdown_of_json_that_was_written_and_read():
     assert "|  | share | no figure: no broker | - | - |" in text
 
 
-META = {"when": "2026-01-02", "cores": 2, "system": "x", "python": "3", "confluent-kafka": "2", "kafka": "4"}
+META = {
+    "quick": True,
+    "when": "2026-01-02",
+    "cores": 2,
+    "system": "x",
+    "python": "3",
+    "confluent-kafka": "2",
+    "kafka": "4",
+}
 
 
 def test_works_without_the_jvm_library_have_a_table_of_their_own():
@@ -146,6 +154,7 @@ def test_the_summary_has_a_line_for_each_peer_and_says_what_is_missing():
         "| Small: kmqpy | 500 | - |",
         "| Small: share | - | - |",
     ]
+    assert lines[-1] == "2026-01-02, x, 2 cores, small sizes; medians of 1."
 
 
 def test_a_work_that_was_measured_again_later_stands_there_alone():
