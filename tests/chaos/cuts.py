@@ -51,7 +51,9 @@ _AT_RANDOM = {"unclean.leader.election.enable": "true", "transaction.state.log.m
 _OF_POWER = {
     "min.insync.replicas": "2",
     "transaction.state.log.min.isr": "2",
-    "log.flush.offset.checkpoint.interval.ms": "100",  # else a minute, and flushed records would be cut, too
+    # Else the checkpoint is written after 30 s, and each minute: what was flushed would be cut, too.
+    "log.initial.task.delay.ms": "100",
+    "log.flush.offset.checkpoint.interval.ms": "100",
 }
 _CHECKPOINT_S = 1.0
 """What was confirmed so long before a power cut is in the checkpoint, if it was flushed."""
