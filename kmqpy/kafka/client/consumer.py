@@ -233,12 +233,13 @@ class QueueConsumer:
         if self._closed.is_set() or self._guard.inherited:
             return
         self._closed.set()
+        closing_at = self._clock.monotonic()
         self._housekeeper.join()
-        with self._receiving:
+        with self._receiving:  # receive() waits for its start markers for a while yet
             self._topics.writer.give_back(self._read_ahead.pop_all())
             self._receiver.give_back_interrupted()
             writer = self._topics.writer
-            writer.close(self._connection.timeout_s)
+            writer.close(self._connection.timeout_s, self._clock.monotonic() - closing_at)
             self._receiver.close(is_away=writer.is_away)
 
     def __enter__(self) -> Self:
