@@ -60,7 +60,8 @@ _SIGNAL_POLL_S = 0.1
 """Seconds between two checks of run() whether a signal came."""
 _GRACE_S = 1.5
 """Seconds beyond `drain_timeout` that stop() waits at most for outcomes to be written; at least a third of
-them it waits for the receiving thread. A storage that is away would hold each call up for its own time-out."""
+them it waits for the receiving thread. A storage that is away would hold up each call for its own time-out.
+"""
 _DEFAULT_BACKOFF = Backoff()
 _FATAL_ERRORS = (ConfigError, NotSupported, Closed, Fenced, Forked)
 """Errors of receive() that end the worker, because another try would fail, too."""
