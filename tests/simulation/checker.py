@@ -689,6 +689,7 @@ class Checker:
             and original is not None
             and original.is_data
             and not original.is_cut
+            and not original.was_aborted  # then, until the log was cut back once more
         ):
             self.problems.append(f"R14: end marker without copy of {what}, whose original is there")
 
