@@ -170,9 +170,7 @@ class SqlEngine:
 
         def put(cursor: Cursor) -> list[int]:
             if is_unique:
-                ids = put_unique(
-                    self._dialect, cursor, parameters, rows, partial(self._dialect.put, cursor, parameters)
-                )
+                ids = put_unique(self._dialect, cursor, parameters, rows)
             else:
                 ids = self._dialect.put(cursor, parameters, rows)
             if not ids:
