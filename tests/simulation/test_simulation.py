@@ -24,7 +24,7 @@ from .simulate import Controls, simulate
 
 ROOT = Path(__file__).parents[2]
 
-SEEDS = 300
+SEEDS = 200
 """More than the hardest control needs; `python -m tests.simulation --seeds 10000` runs more."""
 
 FOUND = {
