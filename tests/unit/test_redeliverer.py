@@ -10,6 +10,7 @@ from confluent_kafka import Message as Record
 
 from kmqpy.kafka.copies.copy_transaction import TransactionAborted
 from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.claim_headers import CLAIM
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
@@ -267,6 +268,7 @@ def test_r44_held_messages_get_a_delay_no_copy_and_no_claim(markers):
 
         def produce(self, topic, value, key, *_, headers, **__):
             assert topic == "q__markers"
+            assert CLAIM not in dict(headers)
             self.open.append(codec.decode(key, value, headers))
 
     queue = QueueSettings(name="q", markers=markers, retry_delays=["1s"])

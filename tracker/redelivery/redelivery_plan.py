@@ -133,7 +133,8 @@ def copy_of(
         headers = redelivery_headers(original.headers, origin, queue, new_count, ancestors, position)
     undecodable = undecodable_count, undecodable_ancestors
     held_ms = 0
-    if not dead_letter and entry.counts and entry.state in (EntryState.LEASED, EntryState.FAILED):
+    may_wait = entry.counts and entry.state in (EntryState.LEASED, EntryState.FAILED)
+    if queue.retry_delays and may_wait and not dead_letter:
         held_ms = _held_ms(entry, max(0, count), queue, partition, now_ms)
     return Copy(entry, dead_letter, original.key, original.value, headers, *undecodable, last_copy, held_ms)
 
