@@ -409,6 +409,20 @@ class Later:
         return self._clock.monotonic()
 
 
+def test_in_a_fair_queue_the_quiet_tenant_comes_first(sqs, name):
+    noisy = [{"Id": f"{n}", "MessageBody": f"n{n}", "MessageGroupId": "noisy"} for n in range(6)]
+    shown = []
+    for url in (sqs.create_queue(QueueName=one)["QueueUrl"] for one in (f"fair-{name}", name)):
+        sqs.send_message_batch(QueueUrl=url, Entries=noisy)
+        assert len(received(sqs, url, MaxNumberOfMessages=3)) == 3
+        sqs.send_message(QueueUrl=url, MessageBody="quiet", MessageGroupId="quiet")
+        sqs.send_message(QueueUrl=url, MessageBody="alone")
+        (first,) = received(sqs, url, MessageSystemAttributeNames=["All"])
+        shown.append((first["Body"], first["Attributes"]["MessageGroupId"]))
+        assert len(received(sqs, url, MaxNumberOfMessages=10)) == 4
+    assert shown == [("quiet", "quiet"), ("n3", "noisy")]
+
+
 def test_a_queue_lives_with_its_attributes(sqs, name):
     attributes = {"VisibilityTimeout": "0", "DelaySeconds": "5"}
     tags = {"team": "é", "empty": ""}

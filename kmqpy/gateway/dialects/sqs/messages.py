@@ -74,7 +74,8 @@ def prepared(given: Given, sheet: Sheet) -> Prepared:
     if group is not None:
         headers.append((values.GROUP, group.encode()))
     if dedup_id is None:
-        return Prepared(OutgoingMessage(body, headers=headers, delay=delay_s), answer)
+        shared = group if sheet.has_shares else None
+        return Prepared(OutgoingMessage(body, headers=headers, delay=delay_s, group=shared), answer)
     headers.append((values.DEDUP, dedup_id.encode()))
     if sheet.value("DeduplicationScope") == "messageGroup":
         dedup_id = hashlib.sha256(f"{group}\0{dedup_id}".encode()).hexdigest()
