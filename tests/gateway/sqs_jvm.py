@@ -1,9 +1,9 @@
-"""Runs one of AWS's SDKs for Java against an SQS endpoint, in a process of its own; prints what it got, as JSON.
+"""Runs one of AWS's SDKs for Java, in a process of its own; prints what it got, as JSON.
 
     python tests/gateway/sqs_jvm.py 2 http://localhost:8080   (or 1)
 
-SDK 2 speaks JSON; of SDK 1, 1.12.580 is among the last versions that speak the query protocol. Both check MD5s
-and throw if one is wrong. The jars are pinned in jars.json beside this file; to pin them anew:
+SDK 2 speaks JSON; of SDK 1, 1.12.580 is among the last versions that speak the query protocol. Both check
+MD5s, and throw if one is wrong. The jars are pinned in jars.json beside this file; to pin them anew:
 relock(["aws-sdk-1", "aws-sdk-2"], Path("tests/gateway/jars.json")) of kmqpy.dev.jars.
 """
 
@@ -25,9 +25,7 @@ def start_jvm(sdk):
     home = find_java().resolve().parent.parent
     library = next(path for path in home.rglob("*jvm.*") if path.suffix in {".so", ".dylib", ".dll"})
     jars = [str(jar) for jar in jar_set(f"aws-sdk-{sdk}", LOCK)]
-    jpype.startJVM(
-        str(library), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m", classpath=jars
-    )
+    jpype.startJVM(str(library), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m", classpath=jars)
 
 
 def listed(values):
