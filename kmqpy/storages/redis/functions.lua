@@ -829,26 +829,43 @@ function calls.put_all(q, args)
   return first
 end
 
--- Of the groups of rows that were taken, those that follow, in order: of each a list of ids and one of their states.
-local function successors(q, taken_groups, count)
-  local found = {}
-  for _, group in ipairs(taken_groups) do
-    if count <= 0 then break end
-    local members = behind(q, group, math.min(count, PIECE))
-    local ids = {}
-    for i, member in ipairs(members) do ids[i] = id_in(member, group) end
-    local chosen, states = {}, {}
-    for i, state in ipairs(read_states(q, ids)) do
-      if not state or unpacked(state).ends > q.now then break end
-      chosen[i], states[i] = ids[i], state
-      redis.call('ZREM', q.behind, members[i])
-    end
-    if #chosen > 0 then
-      found[#found + 1] = { chosen, states }
-      count = count - #chosen
+-- Rows that may be taken with the first one of their group, in order, and their states.
+local function pop_behind(q, group, count)
+  local members = behind(q, group, math.min(count, PIECE))
+  local ids, states = {}, {}
+  for i, member in ipairs(members) do ids[i] = id_in(member, group) end
+  for i, state in ipairs(read_states(q, ids)) do
+    if not state or unpacked(state).ends > q.now then return { unpack(ids, 1, i - 1) }, states end
+    states[i] = state
+    redis.call('ZREM', q.behind, members[i])
+  end
+  return ids, states
+end
+
+-- As pop_ready(), but behind each row come those of its group.
+local function pop_groups(q, count)
+  local following, heads = {}, 0
+  for i, group in ipairs(groups_of(q, (first_ready(q, count)))) do
+    if count == 0 then break end
+    heads, count = i, count - 1
+    following[i] = { {}, {} }
+    if group and count > 0 then
+      following[i] = { pop_behind(q, group, count) }
+      count = count - #following[i][1]
     end
   end
-  return found
+  local ids, states = {}, {}
+  if heads == 0 then return ids, states end
+  local first_ids, first_states = pop_ready(q, heads)
+  for i, id in ipairs(first_ids) do
+    ids[#ids + 1] = id
+    states[#ids] = first_states[i]
+    for k, follower in ipairs(following[i][1]) do
+      ids[#ids + 1] = follower
+      states[#ids] = following[i][2][k]
+    end
+  end
+  return ids, states
 end
 
 -- limit, lease_ms, 1 for one row of a group at most
@@ -861,19 +878,12 @@ function calls.take(q, args)
   redis.call('ZCARD', q.taken)
   redis.call('ZCARD', q.twins)
   local collapses = redis.call('HLEN', q.digests) > 0
-  local taken_groups, following = {}, nil
+  local pop = (not q.in_groups or q.shares or args[3] == '1') and pop_ready or pop_groups
   while count < limit and bytes < BYTES do
-    local ids, states
-    if not following then ids, states = pop_ready(q, math.min(piece, limit - count, before_followers(q))) end
-    if following or #ids == 0 then
-      if not q.in_groups or q.shares or args[3] == '1' then break end
-      following = following or successors(q, taken_groups, limit - count)
-      if #following == 0 then break end
-      ids, states = unpack(table.remove(following, 1))
-    end
+    local ids, states = pop(q, math.min(piece, limit - count, before_followers(q)))
+    if #ids == 0 then break end
     for i, group in ipairs(groups_of(q, ids)) do
       if group then
-        taken_groups[#taken_groups + 1] = group
         redis.call('HDEL', q.heads, group)
         redis.call('HINCRBY', q.busy, group, 1)
         q.touched[group] = true

@@ -39,7 +39,11 @@ _AROUND = ", ".join(
         _first("place", 4, "first_behind"),
     )
 )
-_PICK = f"""SELECT m.id, m.place, m.group_id, {_AROUND} FROM {{messages}} AS m
+_NEXT = (
+    "(SELECT f.place FROM {messages} AS f WHERE f.group_id = m.group_id AND {of_group} = 0 "
+    "AND f.place > m.place ORDER BY f.place LIMIT 1)"
+)
+_PICK = f"""SELECT m.id, m.place, m.group_id, {_AROUND}, {_NEXT} AS next_ready FROM {{messages}} AS m
 WHERE m.queue = :queue AND m.state = 0 AND m.minus_priority = 0 AND m.place > :after
     AND {{nothing_due}}
 ORDER BY m.minus_priority, m.place LIMIT :limit"""
@@ -63,6 +67,11 @@ _SHARED = {
     "look_grouped": _PICK,
     "behind": """SELECT id, place, CASE WHEN until_ms > {now} THEN 1 ELSE 0 END FROM {messages} AS f
 WHERE group_id = :group_id AND {of_group} = 4 ORDER BY place LIMIT :limit""",
+    "followers": """SELECT * FROM (SELECT id, place, 0 AS is_delayed FROM {messages} AS f
+    WHERE group_id = :group_id AND {of_group} = 0 AND place > :after ORDER BY place LIMIT :limit) AS ready
+UNION ALL SELECT * FROM (SELECT id, place, CASE WHEN until_ms > {now} THEN 1 ELSE 0 END
+    FROM {messages} AS f WHERE group_id = :group_id AND {of_group} = 4 AND place > :after
+    ORDER BY place LIMIT :limit) AS others""",
     "lock_behind": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 = 4{lock_some}",
     "lock_witnesses": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 <> 4{lock_some}",
     "rows": "SELECT {columns} FROM {messages} WHERE {by_ids}",
