@@ -451,6 +451,8 @@ class InFlight:
         if entry is None and not (opens or (self.missed_markers and self.cuts.is_current(offset))):
             return 0
         if marker.by_tracker:
+            if opens and not self.cuts.is_current(offset):
+                return 0  # its copy was cut away, and so was it, before the tracker knew
             self.finished.discard(offset)
         if marker.op is Op.EXTEND and entry is not None and entry.state is not EntryState.LEASED:
             return 0  # no client has the message any more, so there is no lease to extend
