@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from kmqpy.core.int64 import INT64_MAX
-from kmqpy.message import Headers, Message, OutgoingMessage, as_bytes, headers_from
+from kmqpy.message import Headers, Message, OutgoingMessage, as_bytes
 from kmqpy.queue.plain import content, headers_of
 from kmqpy.queue.protocol import DeadLetter, Orphan
 
@@ -227,6 +227,12 @@ class TraceQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     message: str
 
 
+class ReceiptQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The id of a message."""
+
+    id: str
+
+
 class NoQuery(Struct, forbid_unknown_fields=True):
     """Nothing may be given."""
 
@@ -274,6 +280,12 @@ class Lost(Struct):
     """Receipts, and ids, whose lease can't be extended any more."""
 
     lost: list[str]
+
+
+class Receipt(Struct):
+    """A receipt for whoever has the message, or nobody yet."""
+
+    receipt: str
 
 
 class Counted(Struct):
@@ -338,6 +350,12 @@ class Handle(Struct, kw_only=True):
     in_groups: bool
     max_in_flight: int | None
     settings: dict[str, Any]
+    capabilities: dict[str, Any]
+
+
+class Capable(Struct):
+    """What the storage can do; see Capabilities."""
+
     capabilities: dict[str, Any]
 
 
@@ -409,19 +427,9 @@ def letter_of(one: DeadLetter, *, whole: bool) -> Letter:
     )
 
 
-def new_message(message: OutgoingMessage, delay_s: float) -> NewMessage:
-    """A message to send, whose body is bytes; raises MessageError."""
-    assert isinstance(message.body, bytes)
-    key = None if message.key is None else as_bytes(message.key, "key")
-    headers = headers_from(message.headers)
-    return NewMessage(
-        **_sendable(message.body),
-        **content_of(key, headers),
-        delay=delay_s,
-        priority=message.priority,
-        group=message.group,
-        dedup_id=message.dedup_id,
-    )
+def new_message(body: bytes, key: bytes | None, headers: Headers, **more: Any) -> NewMessage:
+    """A message to send; `more` are the fields that need no encoding."""
+    return NewMessage(**_sendable(body), **content_of(key, headers), **more)
 
 
 def _sendable(body: bytes) -> Mapping[str, Any]:

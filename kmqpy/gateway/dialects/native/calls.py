@@ -51,6 +51,7 @@ class Calls:
         manage: dict[str, Any] = {"action": "manage", "query": none}
         queue, letters = "/queues/{queue}", "/queues/{queue}/dead-letters"
         return [
+            one("GET", "/capabilities", self.capabilities, action=None, query=none, answer=shapes.Capable),
             one("GET", "/queues", self.list_queues, action=None, query=none, answer=shapes.Queues),
             one("PUT", queue, self.create, action="post", query=none, body=shapes.Settings),
             one("PATCH", queue, self.alter, **manage, body=shapes.Settings),
@@ -107,6 +108,14 @@ class Calls:
                 **poll,
                 query=shapes.OrphansQuery,
                 answer=shapes.Orphans,
+            ),
+            one(
+                "GET",
+                f"{queue}/receipt",
+                self.receipt,
+                **poll,
+                query=shapes.ReceiptQuery,
+                answer=shapes.Receipt,
             ),
             one("GET", f"{queue}/trace", self.trace, **poll, query=shapes.TraceQuery, answer=shapes.Life),
             one("POST", f"{queue}/purge", self.purge, **poll, query=none, answer=counted),
@@ -264,6 +273,13 @@ class Calls:
 
         return await self._with_queue(asked, finish)
 
+    async def receipt(self, asked: Asked) -> shapes.Receipt:
+        """A receipt for whoever has the message with this id, or nobody yet."""
+        (found,) = await self._with_queue(
+            asked, lambda served: served.call(lambda _: served.receipts([asked.query.id]))
+        )
+        return shapes.Receipt(found)
+
     # --- looking ----------------------------------------------------------------------------------
 
     async def peek(self, asked: Asked) -> shapes.Messages:
@@ -361,6 +377,10 @@ class Calls:
         self._polls.note(asked.queue, found.count)
         return found
 
+    async def capabilities(self, asked: Asked) -> shapes.Capable:
+        """What the storage of queues without a storage's name before them can do."""
+        return shapes.Capable(_capabilities(self._hub.storage_of(QueueName("x")).capabilities, asked))
+
     async def list_queues(self, asked: Asked) -> shapes.Queues:
         """The names of the queues that the key may ask about."""
         names = await self._hub.names()
@@ -420,7 +440,7 @@ class Calls:
                     in_groups=queue.in_groups,
                     max_in_flight=queue.max_in_flight,
                     settings=_plain({**dataclasses.asdict(queue.settings), "name": asked.queue}),
-                    capabilities=capabilities(queue.capabilities, asked),
+                    capabilities=_capabilities(queue.capabilities, asked),
                 )
 
         found = await self._administer(asked, opened)
@@ -455,7 +475,7 @@ class Calls:
         return await self._hub.with_queue(asked.name, use_if_same, missing=missing, patience_s=patience_s)
 
 
-def capabilities(of_storage: Any, asked: Asked) -> dict[str, Any]:
+def _capabilities(of_storage: Any, asked: Asked) -> dict[str, Any]:
     """What the storage can do through this gateway."""
     found = dataclasses.asdict(of_storage)
     most, own = of_storage.max_body_bytes, asked.call.limits.max_message_bytes
