@@ -278,7 +278,7 @@ def connection_layers() -> tuple[dict[str, Any], dict[str, Any]]:
     return file, connections_in_environment()
 
 
-_OTHER_VARIABLES = ("KMQ_CONFIG", "KMQ_QUEUE_URL", "KMQ_CACHE", "KMQ_AWS_KEY")
+_OTHER_VARIABLES = ("KMQ_CONFIG", "KMQ_QUEUE_URL", "KMQ_CACHE", "KMQ_AWS_KEY", "KMQ_API_KEY")
 _OTHER_PREFIXES = (*(f"KMQ_{table.upper()}_" for table in OTHER_TABLES), "KMQ_TEST_")
 _logged_unknown: set[str] = set()
 

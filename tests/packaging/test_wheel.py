@@ -41,7 +41,9 @@ MAY_LACK = {
     "sqlalchemy": ("kmqpy.storages.sql.",),
     "psycopg": ("kmqpy.storages.sql.",),
     "pymysql": ("kmqpy.storages.sql.",),
-    **dict.fromkeys(("starlette", "uvicorn", "uvloop", "msgspec"), ("kmqpy.gateway.",)),
+    "httpx": ("kmqpy.storages.http.",),
+    **dict.fromkeys(("starlette", "uvicorn", "uvloop"), ("kmqpy.gateway.",)),
+    "msgspec": ("kmqpy.gateway.", "kmqpy.queue.shapes", "kmqpy.storages.http."),
 }
 """Modules that are imported only once the package is known to be there."""
 
@@ -56,6 +58,7 @@ connect(ZooKeeperConnection(hosts="127.0.0.1:1", security=security)).__enter__()
 NEEDING_AN_EXTRA = {
     "sql": "kmqpy.queue_for('sqlite:///jobs.db?queue=jobs')",
     "redis": "kmqpy.queue_for('redis://localhost/0?queue=jobs')",
+    "http": "kmqpy.queue_for('http://localhost:8080?queue=jobs')",
     "sasl": SASL,
     "spark": "import kmqpy.spark",
     "otel": "import kmqpy.telemetry.opentelemetry",
