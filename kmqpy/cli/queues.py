@@ -354,7 +354,7 @@ def alter(
     Example:
       kmq queue alter jobs --partitions 8 --max-redeliveries none
       kmq queue alter jobs --set retry_delays=1s,10s,1m
-      kmq --queue-url sqlite:///jobs.db queue alter jobs --set retry_delays=none
+      kmq --queue-url sqlite:///jobs.db queue alter jobs --set retry_delays=
     """
     shares = {"fair": fair, "max_in_flight_per_group": max_in_flight_per_group}
     changes = _changes(
