@@ -3,8 +3,8 @@
 Half of the clients use a standard queue, for tasks of Celery with an ETA that is later than the visibility
 timeout: each is sent once. The others use a FIFO queue, and send again what got no answer. Some messages are
 dropped, as by a worker that dies. In the end nothing that was accepted may be lost; no task may run before
-its ETA, and none twice unless its first run was not deleted in time; in a FIFO queue the runs of a group are in
-order, and none is doubled by a send that was repeated.
+its ETA, and none twice unless its first run was not deleted in time; in a FIFO queue the runs of a group are
+in order, and none is doubled by a send that was repeated.
 """
 
 import base64
