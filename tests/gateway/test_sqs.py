@@ -1,9 +1,11 @@
 """SQS's actions by boto3, over several storages."""
 
+import base64
 import json
 import threading
 import time
 import uuid
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
@@ -407,6 +409,13 @@ class Later:
 
     def monotonic(self):
         return self._clock.monotonic()
+
+
+def test_a_task_of_celery_waits_for_its_eta(sqs, queue):
+    for eta in (datetime.now(UTC) + timedelta(seconds=30), None):
+        task = {"body": "W10=", "headers": {"id": "1", "eta": eta and eta.isoformat()}}
+        sqs.send_message(QueueUrl=queue, MessageBody=base64.b64encode(json.dumps(task).encode()).decode())
+    assert counts(sqs, queue) == (1, 0, 1)
 
 
 def test_in_a_fair_queue_the_quiet_tenant_comes_first(sqs, name):
