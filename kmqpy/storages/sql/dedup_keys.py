@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kmqpy.storages.engine import NewRow
-from kmqpy.storages.sql.dialect import Cursor, Dialect, Parameters
+from kmqpy.storages.sql.dialect import Cursor, DedupKey, Dialect, Parameters
 
 _CLEANED_EVERY = 10
 """One put of so many looks for old keys, and removes at most twice as many as came since the last one."""
@@ -36,11 +36,13 @@ def put_unique(
     new_ids = {one.key: one.message for one in claimed if one.is_new}
     if len(new_ids) == len(rows):
         return dialect.put(cursor, parameters, rows, [new_ids[key] for key in wanted if key is not None])
-    ids = {
-        one.key: one.message
-        for one in claimed
-        if not one.is_new and (one.is_there if until_acknowledged else one.in_window)
-    }
+    former = [one for one in claimed if not one.is_new]
+    there = (
+        _there(dialect, cursor, former)
+        if until_acknowledged
+        else {one.key for one in former if one.in_window}
+    )
+    ids = {one.key: one.message for one in former if one.key in there}
     fresh: dict[str, NewRow] = {}
     new: list[NewRow] = []
     for row in rows:
@@ -58,6 +60,16 @@ def put_unique(
     _keep(dialect, cursor, keeping, {key: ids[key] for key in fresh})
     without = iter(row_id for row, row_id in zip(new, put_ids, strict=True) if row.dedup is None)
     return [next(without) if row.dedup is None else ids[row.dedup] for row in rows]
+
+
+def _there(dialect: Dialect, cursor: Cursor, keys: Sequence[DedupKey]) -> set[str]:
+    """The keys whose messages are there, by now that the keys are locked."""
+    there = {one.key for one in keys if one.is_there}
+    unsure = {one.message: one.key for one in keys if one.is_there is None}
+    if unsure:
+        cursor.execute(dialect.sql["still_there"], {"ids": dialect.ids([*unsure])})
+        there |= {unsure[row_id] for (row_id,) in cursor.fetchall()}
+    return there
 
 
 def _keep(dialect: Dialect, cursor: Cursor, parameters: Parameters, ids: dict[str, int]) -> None:

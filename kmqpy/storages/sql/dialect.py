@@ -69,14 +69,14 @@ class DedupKey(NamedTuple):
 
     message    the id of its message, or of the one that it is to have; 0: it has none yet
     in_window  whether its window has not ended
-    is_there   whether its message is there, and no dead letter
+    is_there   whether its message is there, and no dead letter; None: the statement could not tell
     is_new     whether it was stored now, with the id of its message to be
     """
 
     key: str
     message: int
     in_window: bool
-    is_there: bool
+    is_there: bool | None
     is_new: bool
 
 

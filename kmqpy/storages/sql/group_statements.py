@@ -99,10 +99,9 @@ WHERE {by_ids} AND state + 0 IN (0, 4)""",
 SELECT :queue, given.dedup_key, given.message, {now} + :window_ms FROM {numbered_keys}
 ORDER BY given.dedup_key
 ON CONFLICT (queue, dedup_key) DO UPDATE SET queue = excluded.queue
-RETURNING dedup_key, message, CASE WHEN until_ms > {now} THEN 1 ELSE 0 END,
-    CASE WHEN {is_new} THEN 0 ELSE (
-        SELECT count(*) FROM {messages} AS m WHERE m.id = {dedup}.message AND m.state + 0 <> 3
-    ) END, CASE WHEN {is_new} THEN 1 ELSE 0 END""",
+RETURNING dedup_key, message, CASE WHEN until_ms > {now} THEN 1 ELSE 0 END, {is_there},
+    CASE WHEN {is_new} THEN 1 ELSE 0 END""",
+    "still_there": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 <> 3{as_of_now}",
     # By the same key: an UPDATE of rows that it joins would look through all keys.
     "keep_keys": """INSERT INTO {dedup} (queue, dedup_key, message, until_ms)
 SELECT :queue, given.dedup_key, given.message, {now} + :window_ms FROM {given_pairs} {or_replace}""",
@@ -125,8 +124,11 @@ _MARIADB = {
     "claim_keys": """INSERT INTO {dedup} (queue, dedup_key, message, until_ms)
 SELECT :queue, given.dedup_key, 0, 0 FROM {given_keys} ORDER BY given.dedup_key
 ON DUPLICATE KEY UPDATE message = {dedup}.message""",
+    # Subqueries see what the transaction sees: NULL for a key that others have changed since it began.
     "keys": """SELECT d.dedup_key, d.message, CASE WHEN d.until_ms > {now} THEN 1 ELSE 0 END,
-    (SELECT count(*) FROM {messages} AS m WHERE m.id = d.message AND m.state + 0 <> 3), 0
+    CASE WHEN d.message = (
+        SELECT e.message FROM {dedup} AS e WHERE e.queue = d.queue AND e.dedup_key = d.dedup_key
+    ) THEN (SELECT count(*) FROM {messages} AS m WHERE m.id = d.message AND m.state + 0 <> 3) END, 0
 FROM {dedup} AS d WHERE d.queue = :queue AND d.dedup_key {in_keys} FOR UPDATE""",
 }
 _OWN: Mapping[str, Mapping[str, str]] = {
@@ -151,6 +153,7 @@ _BY_LIST = {
     "given_pairs": _JSON_TABLE.format(columns=f"{_KEY_COLUMN} '$[0]', message bigint PATH '$[1]'"),
     "or_replace": "ON DUPLICATE KEY UPDATE message = VALUES(message), until_ms = VALUES(until_ms)",
     "lock_some": " FOR UPDATE SKIP LOCKED",
+    "as_of_now": " LOCK IN SHARE MODE",
 }
 _PARTS: Mapping[str, Mapping[str, str]] = {
     "postgresql": {
@@ -164,6 +167,8 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
     FROM unnest(CAST(:keys AS text[])) WITH ORDINALITY AS listed(dedup_key, number) ORDER BY number
 ) AS given""",
         "is_new": "{dedup}.xmax = 0",  # of a row that was there, xmax is this transaction now
+        "is_there": "NULL",  # it sees the messages of when it began, though it may have waited for a key
+        "as_of_now": "",
         "given_pairs": "unnest(CAST(:keys AS text[]), CAST(:ids AS bigint[])) AS given(dedup_key, message)",
         "or_replace": _REPLACE,
         "lock_some": " FOR UPDATE SKIP LOCKED",
@@ -179,6 +184,8 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
         "numbered_keys": """(SELECT value AS dedup_key, :first + key AS message FROM json_each(:keys))
 AS given WHERE true""",
         "is_new": "message >= :first",
+        "is_there": "(SELECT count(*) FROM {messages} AS m WHERE m.id = message AND m.state + 0 <> 3)",
+        "as_of_now": "",
         "given_pairs": """(SELECT json_extract(value, '$[0]') AS dedup_key,
     json_extract(value, '$[1]') AS message FROM json_each(:listed)) AS given WHERE true""",
         "or_replace": _REPLACE,

@@ -1,11 +1,13 @@
 """Groups and dedup ids in SQL within transactions of the application, and whom their locks hold up."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 from sql_support import Place
+from sqlalchemy import text
 
-from kmqpy.errors import ConfigError
+from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.message import OutgoingMessage
 from kmqpy.queue import Queue, storage_for
 
@@ -91,6 +93,39 @@ def test_a_transaction_sends_an_id_once_as_well(place: Place, queue: Queue) -> N
     messages = queue.receive(9)
     assert [one.body for one in messages] == [b"1", b"z", b"a", b"b"]  # in the order of the sends
     assert [one.id for one in messages] == [first, ids[0], ids[2], ids[4]]
+
+
+@pytest.fixture
+def until_acknowledged(place: Place) -> Iterator[Queue]:
+    if place.name == "sqlite":
+        pytest.skip("one transaction at a time")
+    with storage_for(place.url) as storage:
+        storage.create("u", dedup_until="acknowledged")
+        yield storage.open("u")
+
+
+def test_who_waits_for_a_dedup_id_sees_its_message(place: Place, until_acknowledged: Queue) -> None:
+    with ThreadPoolExecutor(1) as thread, place.application.connect() as connection:
+        first = until_acknowledged.send("1", dedup_id="d", transaction=connection)
+        second = thread.submit(until_acknowledged.send, "2", dedup_id="d")
+        wait([second], timeout=0.3)
+        connection.commit()
+        assert second.result() == first
+    assert taken(until_acknowledged, 9) == ["1"]
+
+
+def test_a_snapshot_hides_no_message_with_a_dedup_id(place: Place, until_acknowledged: Queue) -> None:
+    strict = place.application.execution_options(isolation_level="REPEATABLE READ")
+    with strict.connect() as connection:
+        connection.execute(text(f"SELECT count(*) FROM {place.names.tables['messages']}")).all()
+        first = until_acknowledged.send("1", dedup_id="d")
+        if place.name == "postgresql":
+            with pytest.raises(Unavailable):  # "could not serialize access"
+                until_acknowledged.send("2", dedup_id="d", transaction=connection)
+        else:
+            assert until_acknowledged.send("2", dedup_id="d", transaction=connection) == first
+            connection.commit()
+    assert taken(until_acknowledged, 9) == ["1"]
 
 
 def test_a_transaction_that_would_not_see_who_waits_is_refused(place: Place, grouped: Queue) -> None:
