@@ -68,11 +68,12 @@ class Gateways:
         self._urls = urls
         self._timeout_s = timeout_s
         self._current = 0
-        self._client = httpx.Client(
-            headers={} if key is None else {"authorization": f"Bearer {key}"},
+        self._key = {} if key is None else {"authorization": f"Bearer {key}"}
+        # Not a Client, which logs each request, and adds what is of no use here: cookies, redirects, proxies.
+        self._transport = httpx.HTTPTransport(
             verify=True if tls is None else tls.context(),
             limits=httpx.Limits(max_keepalive_connections=_IDLE_CONNECTIONS, keepalive_expiry=_KEEP_ALIVE_S),
-            trust_env=False,  # a proxy of web pages is none of queues
+            trust_env=False,
         )
         self._changed = threading.Condition()
         self._running = 0
@@ -98,22 +99,30 @@ class Gateways:
         Raises the error of the gateway; Unavailable, UnknownOutcome, AccessDenied, and Closed after close().
         """
         content = None if body is None else msgspec.json.encode(body)
-        given = {**(headers or {}), **({} if content is None else {"content-type": "application/json"})}
+        kind = {} if content is None else {"content-type": "application/json"}
         timeout = httpx.Timeout(
             self._timeout_s, connect=min(_CONNECT_S, self._timeout_s), read=self._timeout_s + wait_s
         )
-        parameters = {} if query is None else _parameters(query)
         until_s = SYSTEM_CLOCK.monotonic() + self._timeout_s + wait_s
         for attempts in count(1):
             index = self._current
             url = self._urls[index]
             host = urlsplit(url).netloc
             try:
+                request = httpx.Request(
+                    method,
+                    url + path,
+                    params=None if query is None else _parameters(query),
+                    content=content,
+                    headers={**self._key, **kind, **(headers or {})},
+                    extensions={"timeout": timeout.as_dict()},
+                )
+                begun_s = SYSTEM_CLOCK.monotonic()
                 with self._run():
-                    response = self._send(
-                        method, url + path, params=parameters, content=content, headers=given, timeout=timeout
-                    )
-                return _decoded(response, answer, host), response.elapsed.total_seconds()
+                    response = self._send(request, host)
+                return _decoded(response, answer, host), SYSTEM_CLOCK.monotonic() - begun_s
+            except httpx.InvalidURL as error:
+                raise ConfigError(f"queue url: {error}") from None
             except _Failed as failed:
                 if self._current == index:  # no other thread has gone on to the next one
                     self._current = (index + 1) % len(self._urls)
@@ -135,22 +144,25 @@ class Gateways:
         with self._changed:
             self._closed = True
             self._changed.wait_for(lambda: not self._running, _CLOSE_S)
-        self._client.close()
+        self._transport.close()
 
     def _run(self) -> _Running:
         return _Running(self)
 
-    def _send(self, method: str, url: str, **more: Any) -> httpx.Response:
+    def _send(self, request: httpx.Request, host: str) -> httpx.Response:
         try:
-            return self._client.request(method, url, **more)
+            response = self._transport.handle_request(request)
+            try:
+                response.read()
+            finally:
+                response.close()
         except httpx.TransportError as error:
             if is_refusal(error):
-                raise AccessDenied(f"gateway at {urlsplit(url).netloc}: {error}") from None
+                raise AccessDenied(f"gateway at {host}: {error}") from None
             raise _Failed(
                 str(error) or type(error).__name__, not_done=isinstance(error, _NOT_DONE)
             ) from error
-        except httpx.InvalidURL as error:
-            raise ConfigError(f"queue url: {error}") from None
+        return response
 
     def begin(self) -> None:
         """A request begins; raises Closed."""

@@ -149,6 +149,7 @@ class RemoteQueue(Closeable):
         self._capabilities = capabilities
         self._clock = clock
         self._telemetry = telemetry or Telemetry()
+        self._is_traced = telemetry is not None
         self._codec = codec
         self._on_close = on_close
         self._guard = ForkGuard(f"the queue {name!r}")
@@ -254,10 +255,13 @@ class RemoteQueue(Closeable):
         self._check_no_transaction(transaction)
         ids: list[str] = []
         with ExitStack() as stack:
-            shown = [
-                one.shape(stack.enter_context(self._telemetry.sending(self.name, one.terms[1])))
+            headers_of_all = [
+                stack.enter_context(self._telemetry.sending(self.name, one.terms[1]))
+                if self._is_traced
+                else one.terms[1]
                 for one in messages
             ]
+            shown = [one.shape(own) for one, own in zip(messages, headers_of_all, strict=True)]
             for piece in _pieces(shown):
                 batch = shapes.Batch(piece)
                 repeatable = all(one.dedup_id is not None for one in batch.messages)

@@ -94,8 +94,8 @@ class NativeDialect:
         answer = await one.do(asked)
         if answer is None:
             return Response(status_code=204)
-        encoded = msgspec.json.encode(answer, enc_hook=str)
-        return json_response(encoded)
+        is_encoded = isinstance(answer, msgspec.Raw)
+        return json_response(bytes(answer) if is_encoded else msgspec.json.encode(answer, enc_hook=str))
 
     async def _sender(self, call: Call) -> Principal:
         scheme, _, secret = call.header("authorization").partition(" ")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
+
+import msgspec
 
 from kmqpy.core.clock import Clock
 from kmqpy.core.durations import lease_duration_ms
@@ -176,7 +179,7 @@ class Calls:
 
     # --- receiving --------------------------------------------------------------------------------
 
-    async def receive(self, asked: Asked) -> shapes.Received:
+    async def receive(self, asked: Asked) -> msgspec.Raw:
         """Take messages, or wait for some."""
         query: shapes.ReceiveQuery = asked.query
         asked.call.share.add(0)  # refused sooner if there is no room for an answer
@@ -185,18 +188,18 @@ class Calls:
         while True:
             arrival = self._polls.expect(asked.queue)
             try:
-                waited_s = self._clock.monotonic() - begun_s
-                found = await self._with_queue(asked, lambda served: self._take(asked, served))
-                found.waited_ms = round(waited_s * 1000)
+                waited_ms = round((self._clock.monotonic() - begun_s) * 1000)
+                take = partial(self._take, asked, waited_ms)
+                found = await self._with_queue(asked, take)
                 left_s = until_s - self._clock.monotonic()
-                if found.messages or left_s <= 0 or self._polls.stopped or await asked.call.is_gone():
+                if asked.call.count or left_s <= 0 or self._polls.stopped or await asked.call.is_gone():
                     return found
                 with asked.call.waiting():  # it takes no place of those that run
                     await self._polls.wait(asked.queue, arrival, left_s)
             finally:
                 self._polls.forget(asked.queue, arrival)
 
-    async def _take(self, asked: Asked, served: ServedQueue) -> shapes.Received:
+    async def _take(self, asked: Asked, waited_ms: int, served: ServedQueue) -> msgspec.Raw:
         query: shapes.ReceiveQuery = asked.query
         lease_ms = served.settings.lease_ms
         if query.lease is not None:
@@ -216,16 +219,11 @@ class Calls:
                 )
                 for one in taken
             ]
-            self._show(asked, sum(len(one.body) for one in taken), len(taken))
+            found = shapes.Received(messages=messages, waited_ms=waited_ms, lease_ms=lease_ms)
+            return _shown(asked, found, len(taken))
         except (Overloaded, NotSupported):
             await served.give_back(taken)
             raise
-        return shapes.Received(messages=messages, waited_ms=0, lease_ms=lease_ms)
-
-    def _show(self, asked: Asked, size: int, count: int) -> None:
-        asked.call.share.add(size)
-        asked.spend(size)
-        asked.call.count = count
 
     # --- finishing --------------------------------------------------------------------------------
 
@@ -282,11 +280,11 @@ class Calls:
 
     # --- looking ----------------------------------------------------------------------------------
 
-    async def peek(self, asked: Asked) -> shapes.Messages:
+    async def peek(self, asked: Asked) -> msgspec.Raw:
         """The oldest messages that can be taken, without taking them."""
         found = await self._look(asked, lambda queue, limit: queue.peek(limit))
-        self._show(asked, sum(len(one.body) for one in found), len(found))
-        return shapes.Messages([shapes.sent_message(asked.queue, one.receipt, one) for one in found])
+        messages = [shapes.sent_message(asked.queue, one.receipt, one) for one in found]
+        return _shown(asked, shapes.Messages(messages), len(found))
 
     async def size(self, asked: Asked) -> shapes.Counted:
         """How many messages are neither in flight nor dead letters."""
@@ -296,7 +294,7 @@ class Calls:
         """How many messages are taken and not finished."""
         return await self._count(asked, lambda queue: queue.in_flight(asked.query.limit))
 
-    async def orphans(self, asked: Asked) -> shapes.Orphans:
+    async def orphans(self, asked: Asked) -> msgspec.Raw:
         """The messages that are taken and not finished."""
         query: shapes.OrphansQuery = asked.query
         found = await self._look(
@@ -305,21 +303,19 @@ class Calls:
                 query.older_than, queued_before_ms=query.queued_before_ms, limit=limit
             ),
         )
-        self._show(asked, sum(len(one.message.body) for one in found if one.message), len(found))
-        return shapes.Orphans(
-            [
-                shapes.Taken(
-                    receipt=one.receipt,
-                    holder=one.holder,
-                    since_ms=one.since_ms,
-                    lease_until_ms=one.lease_until_ms,
-                    message=None
-                    if one.message is None
-                    else shapes.sent_message(asked.queue, one.receipt, one.message),
-                )
-                for one in found
-            ]
-        )
+        taken = [
+            shapes.Taken(
+                receipt=one.receipt,
+                holder=one.holder,
+                since_ms=one.since_ms,
+                lease_until_ms=one.lease_until_ms,
+                message=None
+                if one.message is None
+                else shapes.sent_message(asked.queue, one.receipt, one.message),
+            )
+            for one in found
+        ]
+        return _shown(asked, shapes.Orphans(taken), len(found))
 
     async def trace(self, asked: Asked) -> shapes.Life:
         """The life of a message: every delivery, redelivery and end."""
@@ -345,16 +341,17 @@ class Calls:
 
     # --- dead letters and administration ----------------------------------------------------------
 
-    async def list_dead_letters(self, asked: Asked) -> shapes.Letters:
+    async def list_dead_letters(self, asked: Asked) -> msgspec.Raw:
         """Dead letters without their bodies and headers."""
         found = await self._look(asked, lambda queue, limit: queue.dead_letters.list(limit))
-        return shapes.Letters([shapes.letter_of(one, whole=False) for one in found])
+        return _shown(
+            asked, shapes.Letters([shapes.letter_of(one, whole=False) for one in found]), len(found)
+        )
 
-    async def peek_dead_letters(self, asked: Asked) -> shapes.Letters:
+    async def peek_dead_letters(self, asked: Asked) -> msgspec.Raw:
         """Dead letters with their bodies and headers."""
         found = await self._look(asked, lambda queue, limit: queue.dead_letters.peek(limit))
-        self._show(asked, sum(len(one.body) for one in found), len(found))
-        return shapes.Letters([shapes.letter_of(one, whole=True) for one in found])
+        return _shown(asked, shapes.Letters([shapes.letter_of(one, whole=True) for one in found]), len(found))
 
     async def redrive(self, asked: Asked) -> shapes.Counted:
         """Put dead letters back in the queue."""
@@ -480,6 +477,15 @@ def _capabilities(of_storage: Any, asked: Asked) -> dict[str, Any]:
     found = dataclasses.asdict(of_storage)
     most, own = of_storage.max_body_bytes, asked.call.limits.max_message_bytes
     return {**found, "max_body_bytes": own if most is None else min(most, own)}
+
+
+def _shown(asked: Asked, answer: msgspec.Struct, count: int) -> msgspec.Raw:
+    """An answer with bodies, encoded; raises Overloaded if there is no room for it."""
+    encoded = msgspec.json.encode(answer)
+    asked.call.share.add(len(encoded))
+    asked.spend(len(encoded))
+    asked.call.count = count
+    return msgspec.Raw(encoded)
 
 
 def _missing(queue: str, why: str) -> Any:
