@@ -26,7 +26,7 @@ from starlette.routing import Route
 from kmqpy.errors import ConfigError, KmqError, Unavailable
 from kmqpy.gateway.app import GatewayApp, admin_app
 from kmqpy.gateway.connections import guarded
-from kmqpy.gateway.dialects import emodb, sqs
+from kmqpy.gateway.dialects import emodb, native, sqs
 from kmqpy.gateway.discovery.ostrich import end_points
 from kmqpy.gateway.discovery.peers import (
     SAID_PATH,
@@ -45,6 +45,7 @@ from kmqpy.gateway.limits import Limits
 from kmqpy.gateway.metrics import DEFAULT, GatewayMetrics
 from kmqpy.gateway.service.hub import Hub
 from kmqpy.gateway.service.moves import DEFAULT_ROOT, Moves
+from kmqpy.gateway.service.polls import Polls
 from kmqpy.gateway.service.pulse import QUICK_S
 from kmqpy.gateway.tls import check_tls
 from kmqpy.gateway.tracker_process import TrackerProcess
@@ -186,8 +187,10 @@ class Gateway:
             operator_key=settings.aws_key,
         )
         dialect = emodb.EmoDialect(self._hub, self._moves, access)
+        polls = Polls(self._hub)
         self._sqs = sqs.SqsDialect(
             self._hub,
+            polls,
             access,
             region=settings.region,
             account=settings.account,
@@ -196,10 +199,13 @@ class Gateway:
             fair=settings.sqs_fair,
         )
         self._app = GatewayApp(
-            dict.fromkeys(emodb.BASES, ("emodb", dialect.answer)),
+            {
+                **dict.fromkeys(emodb.BASES, ("emodb", dialect.answer)),
+                native.BASE: ("native", native.NativeDialect(self._hub, polls, access).answer),
+            },
             limits=settings.limits,
             metrics=self._metrics,
-            busy={"emodb": emodb.BUSY, "sqs": sqs.BUSY},
+            busy={"emodb": emodb.BUSY, "native": native.BUSY, "sqs": sqs.BUSY},
             spoken=[("sqs", self._sqs.answer, sqs.speaks)],
         )
         self._registration: Registration | None = None

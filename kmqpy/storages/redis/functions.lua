@@ -692,18 +692,17 @@ end
 
 local calls = {}
 
--- The id of the row that has a dedup key; nil if it is free.
-local function holder_of(q, key, until_acknowledged)
-  local id, ends = string.match(redis.call('HGET', q.dedup, key) or '', '^(%d+) (%d+)$')
-  if not id then return nil end
-  if until_acknowledged then return redis.call('HEXISTS', q.rows, id) == 1 and id or nil end
-  return tonumber(ends) > q.now and id or nil
-end
-
-local function keep_key(q, key, id, window)
-  local ends = text_of(q.now + window)
-  redis.call('HSET', q.dedup, key, id .. ' ' .. ends)
-  redis.call('ZADD', q.dedup_until, ends, key)
+-- The dedup keys that stand in `listed`, each with the id of the row that has it; without those that are free.
+local function holders_of(q, listed, until_acknowledged)
+  local keys, holders = {}, {}
+  for at = 1, #listed, KEY_BYTES do keys[#keys + 1] = string.sub(listed, at, at + KEY_BYTES - 1) end
+  for i, found in ipairs(read(q.dedup, keys)) do
+    local id, ends = string.match(found or '', '^(%d+) (%d+)$')
+    local has = id and (until_acknowledged and redis.call('HEXISTS', q.rows, id) == 1
+      or not until_acknowledged and tonumber(ends) > q.now)
+    if has then holders[keys[i]] = id end
+  end
+  return holders
 end
 
 -- Removes up to `count` keys whose time is over.
@@ -733,13 +732,14 @@ function calls.put(q, args)
   local groups = string.gmatch(args[3], '([^%z]*)%z')
   local options = string.gmatch(args[1], '%d+ %d+')
   local ids, new = {}, { {}, {}, {} }
-  local rows = {}
+  local rows, kept, until_ms = {}, {}, {}
+  local holders, ends = holders_of(q, listed, until_acknowledged), text_of(q.now + window)
   local next_id = q.number
   for i = 5, #args do
     local key = string.sub(listed, (i - 5) * KEY_BYTES + 1, (i - 4) * KEY_BYTES)
     local group, option = args[3] ~= '' and groups(), args[1] ~= '' and options()
     local is_keyed = string.byte(key) ~= 32
-    local holder = is_keyed and (q.fresh_keys and q.fresh_keys[key] or holder_of(q, key, until_acknowledged))
+    local holder = is_keyed and holders[key]
     if not holder then
       next_id = next_id + 1
       holder = text_of(next_id)
@@ -750,13 +750,15 @@ function calls.put(q, args)
         new[3][#rows] = string.sub(args[2], (i - 5) * DIGEST_BYTES + 1, (i - 4) * DIGEST_BYTES)
       end
       if is_keyed then
-        q.fresh_keys = q.fresh_keys or {}
-        q.fresh_keys[key] = holder
-        keep_key(q, key, holder, window)
+        holders[key] = holder
+        kept[#kept + 1], until_ms[#until_ms + 1] = key, ends
+        kept[#kept + 1], until_ms[#until_ms + 1] = holder .. ' ' .. ends, key
       end
     end
     ids[#ids + 1] = holder
   end
+  write('HSET', q.dedup, kept)
+  write('ZADD', q.dedup_until, until_ms)
   forget_keys(q, until_acknowledged, 2 * #ids)
   if #rows > 0 then
     local groups_text = #new[1] > 0 and table.concat(new[1], '\0') .. '\0' or ''

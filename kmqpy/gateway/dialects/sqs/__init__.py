@@ -42,7 +42,6 @@ from kmqpy.gateway.dialects.sqs.errors import (
 from kmqpy.gateway.dialects.sqs.message_actions import MessageActions
 from kmqpy.gateway.dialects.sqs.move_tasks import MoveTasks
 from kmqpy.gateway.dialects.sqs.policies import verdict
-from kmqpy.gateway.dialects.sqs.polls import Polls
 from kmqpy.gateway.dialects.sqs.queue_actions import QueueActions
 from kmqpy.gateway.dialects.sqs.shapes import REQUESTS
 from kmqpy.gateway.http import Call, Response
@@ -50,6 +49,7 @@ from kmqpy.gateway.keys.keyring import Principal
 from kmqpy.gateway.keys.sigv4 import BadSignature, Signature, canonical_request, signature_of
 from kmqpy.gateway.limits import BadEncoding, Held, Overloaded, TooLarge
 from kmqpy.gateway.service.hub import Hub
+from kmqpy.gateway.service.polls import Polls
 
 _TARGET = "AmazonSQS."
 _JSON = "application/x-amz-json-1.0"
@@ -86,6 +86,7 @@ class SqsDialect:
     def __init__(
         self,
         hub: Hub,
+        polls: Polls,
         authenticate: Authenticator,
         *,
         region: str = "us-east-1",
@@ -101,7 +102,7 @@ class SqsDialect:
         self._account = account
         self._public_url = public_url.rstrip("/")
         self._catalog = catalog = Catalog(hub, clock, rest_s, fair)
-        self._polls = Polls(hub)
+        self._polls = polls
         queues = QueueActions(hub, catalog, clock, rest_s)
         messages = MessageActions(hub, catalog, self._polls, clock)
         self._tasks = tasks = MoveTasks(hub, catalog, self._polls, clock)

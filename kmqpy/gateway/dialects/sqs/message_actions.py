@@ -42,10 +42,10 @@ from kmqpy.gateway.dialects.sqs.messages import (
     sequence_number,
     size_of,
 )
-from kmqpy.gateway.dialects.sqs.polls import Polls
 from kmqpy.gateway.dialects.sqs.room import Room
 from kmqpy.gateway.limits import Overloaded
 from kmqpy.gateway.service.hub import Hub, QueueName
+from kmqpy.gateway.service.polls import Polls
 from kmqpy.gateway.service.served_queue import ServedQueue, Taken
 from kmqpy.message import OutgoingMessage
 
