@@ -1,4 +1,4 @@
-"""Cuts logs of a broker back, as a power cut does, or an election of a replica that was behind.
+"""Cuts logs of a broker back, as a power cut does, or an election of a replica that was behind; damages them.
 
 The topics keep their ids, and new records get offsets that others had before.
 """
@@ -6,6 +6,7 @@ The topics keep their ids, and new records get offsets that others had before.
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,6 +92,18 @@ def cut(folder: Path, keep: Keep) -> CutLog:
         for file in folder.glob(f"*.{kind}"):
             file.unlink()
     return CutLog(found[kept - 1].last + 1 if kept else gone.first, former_end)
+
+
+def damage(folder: Path, offset: int, at: int | None = None) -> Callable[[], object]:
+    """Flip a bit in the batch with this offset, at this byte or in the middle; returns what undoes it."""
+    (batch,) = (one for one in batches(folder) if one.first <= offset <= one.last)
+    data = bytearray(batch.segment.read_bytes())
+    undo = partial(batch.segment.write_bytes, bytes(data))
+    data[batch.begin + (_HEADER.size + batch.end - batch.begin) // 2 if at is None else batch.begin + at] ^= (
+        0x10
+    )
+    batch.segment.write_bytes(data)
+    return undo
 
 
 def cut_logs(

@@ -442,7 +442,11 @@ class KafkaDeadLetters:
             error = None if record is None else record.error()
             if record is None or (error is not None and error.code() != KafkaError._PARTITION_EOF):
                 problem = error or problem
-                if self._clock.monotonic() > deadline or problem.code() in _NOT_RETRIED:
+                if (
+                    self._clock.monotonic() > deadline
+                    or problem.code() in _NOT_RETRIED
+                    or librdkafka.is_damage(problem)
+                ):
                     reader.close()  # it may be cut off (kmqpy.kafka.cut_off)
                     self._reader = None
                     doing = f"read {self._dead.name}, partition {partition}"

@@ -117,6 +117,10 @@ _NOT_ALLOWED = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
 _TOPIC_UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+_DAMAGED = {KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION}
+"""Errors of a batch of records that is damaged on a broker's disk."""
+_UNKNOWN_FORMAT = "MagicByte"
+"""Part of librdkafka's message when the damage is in the byte that names the batch's format."""
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 _PRODUCER_ENDED = {
     KafkaError._FATAL,
@@ -282,6 +286,8 @@ def new_consumer(connection: KafkaConnection, defaults: KafkaSettings) -> Consum
         "enable.auto.commit": False,
         "auto.offset.reset": "earliest",
         "allow.auto.create.topics": False,
+        # Else bits that have flipped on a broker's disk reach the caller, or nothing behind them does.
+        "check.crcs": True,
         "fetch.queue.backoff.ms": 5,
         "receive.message.max.bytes": _MAX_RESPONSE_BYTES,
         "group.id": "kmq-none",
@@ -325,6 +331,15 @@ def is_retriable(error: KafkaError | None) -> bool:
 def is_fatal(error: KafkaError | None) -> bool:
     """Return True if the producer or consumer that reported the error can do nothing any more."""
     return error is not None and (error.fatal() or error.code() == KafkaError._FATAL)
+
+
+def is_damage(error: KafkaError | None) -> bool:
+    """Return True if a consumer has met a batch of records that is damaged on a broker's disk.
+
+    librdkafka goes on at a wrong offset then: its consumer must seek, or be closed, and what it has of this
+    partition behind the error must be dropped.
+    """
+    return error is not None and (error.code() in _DAMAGED or _UNKNOWN_FORMAT in error.str())
 
 
 def is_unknown_topic(error: KafkaError | None) -> bool:
@@ -479,9 +494,11 @@ def error_of(exception: BaseException) -> KafkaError | None:
 
 
 def error_name(exception: KafkaException) -> str:
-    """Kafka's name of the error in an exception, or the exception as text."""
+    """Kafka's name of the error in an exception, or the text, which says what is damaged."""
     error = error_of(exception)
-    return error.name() if error is not None else str(exception)
+    if error is None:
+        return str(exception)
+    return error.str() if is_damage(error) else error.name()
 
 
 def translated(error: KafkaError | None, doing: str, connection: KafkaConnection) -> KmqError:
@@ -517,6 +534,8 @@ def translated(error: KafkaError | None, doing: str, connection: KafkaConnection
             f"{doing}: the producer has ended ({text}), for example because Kafka at {connection.bootstrap} "
             "has lost records that it had confirmed; it may be done or not; try again, a new producer is made"
         )
+    if is_damage(error):
+        return KmqError(f"{doing}: {text}; docs/operations.md says what to do about damaged logs")
     return KmqError(f"{doing}: {text}")
 
 

@@ -350,7 +350,7 @@ class _Reader:
                 place = reached[partition]
                 error = record.error()
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    self._check(error)
+                    self._check(partition, error)
                 elif offset >= place.end:
                     # librdkafka reports the end of a log as an event, whose offset is after control records.
                     ended.add(partition)
@@ -367,7 +367,8 @@ class _Reader:
             for partition in [partition for partition in self._unread if reached[partition].done]:
                 self.leave(partition)
 
-    def _check(self, error: KafkaError) -> None:
+    def _check(self, partition: int, error: KafkaError) -> None:
         if not librdkafka.is_retriable(error):
-            with librdkafka.kafka_errors(f"read {self._topic}", self._connection):
+            doing = f"read {self._topic}, partition {partition}"
+            with librdkafka.kafka_errors(doing, self._connection):
                 raise KafkaException(error)

@@ -145,32 +145,40 @@ class _Load:
 
 
 class _Trackers:
-    """Two of them."""
+    """Two of them. One that ends is started again, as a supervisor does: ZooKeeper may be too slow for it."""
 
     def __init__(self, cluster: Cluster, out: Path) -> None:
         self._env = {**os.environ, "KMQ_BOOTSTRAP": cluster.bootstrap, "KMQ_ZOOKEEPER": cluster.zookeeper}
         self._log = (out / "trackers.log").open("w")
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._stopping = threading.Event()
+        self._keepers = [threading.Thread(target=self._keep, args=(index,)) for index in range(2)]
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "tracker", "--http-port", "0"]
-        self._processes = [
-            subprocess.Popen(command, env=self._env, stdout=self._log, stderr=self._log) for _ in range(2)
-        ]
+        for keeper in self._keepers:
+            keeper.start()
         return self
 
+    def _keep(self, index: int) -> None:
+        command = [sys.executable, "-m", "tracker", "--http-port", "0"]
+        while not self._stopping.is_set():
+            process = subprocess.Popen(command, env=self._env, stdout=self._log, stderr=self._log)
+            self._processes[index] = process
+            while process.poll() is None and not self._stopping.wait(0.2):
+                pass
+        process.terminate()
+        process.wait(30)
+
     def renew(self) -> None:
-        """Kill them with -9, and start others."""
-        for process in self._processes:
+        """Kill them with -9; others start."""
+        for process in self._processes.values():
             process.kill()
             process.wait()
-        self.__enter__()
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            process.wait(30)
+        self._stopping.set()
+        for keeper in self._keepers:
+            keeper.join()
         self._log.close()
 
 

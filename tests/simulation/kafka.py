@@ -66,6 +66,7 @@ class Module:
     kafka_errors = staticmethod(real.kafka_errors)
     error_of = staticmethod(real.error_of)
     is_fatal = staticmethod(real.is_fatal)
+    is_damage = staticmethod(real.is_damage)
     is_retriable = staticmethod(real.is_retriable)
     error_name = staticmethod(real.error_name)
 

@@ -92,6 +92,16 @@ class TestReceiving:
         assert not partition.shows_another_log(0, log_end=3), "Kafka only sends it again"
         assert not partition.shows_another_log(3, log_end=2)
 
+    def test_a_damaged_record_is_tried_again_after_a_pause_that_grows(self):
+        partition = active()
+        received(partition, 5, 6)
+        for now, pause in ((0.0, 0.2), (1.0, 0.4), (2.0, 0.8)):
+            partition.stand_still(now)
+            assert not partition.tries_again(now + pause - 0.01)
+            assert partition.stands_still
+            assert partition.tries_again(now + pause)
+            assert (partition.stands_still, partition.position) == (False, 7)
+
 
 class TestCommitting:
     def test_what_is_skipped_is_committed_when_what_came_before_is_started(self):

@@ -14,6 +14,7 @@ from kmqpy.kafka.admin.facts import Facts
 from kmqpy.kafka.admin.findings import Kind, Severity
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset, TrackerInfo
 from kmqpy.kafka.client.offset_commits import Commit
+from kmqpy.kafka.damaged_logs import DamagedLog
 from kmqpy.kafka.hanging import HangingTransaction
 from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.kafka.settings import QueueSettings
@@ -165,6 +166,11 @@ HANGING = HangingTransaction("q__markers", 1, 7, 3, 1_000, ())
         ),
         ("has noticed that yet", WARNING, facts(new_cuts={0: CUT})),
         ("q__markers, partition 1: a transaction that nobody ends", ERROR, facts(hanging=(HANGING,))),
+        (
+            "q, partition 1: nobody can read on from offset 7: CRC",
+            ERROR,
+            facts(damaged=(DamagedLog("q", 1, 7, "CRC"),)),
+        ),
         ("one queue topic serves one kmq group", WARNING, facts(groups=("kmq-q", "audit"))),
     ],
 )

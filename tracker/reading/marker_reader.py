@@ -131,8 +131,8 @@ class MarkerReader:
                 partition.back_off(self._clock.monotonic())
 
     def _reading_failed(self, partition: OwnedPartition, error: KafkaError) -> None:
-        partition.problems.takeover = f"markers can't be read: {error.name()}"
-        self._problems.warn("read", partition.key, "markers can't be read", error=error.name())
+        partition.problems.takeover = f"markers can't be read: {error.str()}"
+        self._problems.warn("read", partition.key, "markers can't be read", error=error.str())
         # Markers may be deleted, or the topic recreated: the takeover finds out where to begin to read.
         self._markers.stop(partition)
         partition.take_over_again(self._clock.monotonic() + _TAKEOVER_AFTER_ERROR_S)

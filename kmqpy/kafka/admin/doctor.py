@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 from kmqpy.errors import AccessDenied, ConfigError, QueueNotFound
+from kmqpy.kafka.admin.checks.damage import check_damage
 from kmqpy.kafka.admin.checks.log_cuts import check_log_cuts
 from kmqpy.kafka.admin.checks.marker_format import check_marker_format
 from kmqpy.kafka.admin.checks.retention import check_retention
@@ -37,6 +38,7 @@ from kmqpy.kafka.admin.findings import Finding, Kind, Severity
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.client.offset_commits import Commit
 from kmqpy.kafka.copies.own_hanging import OwnTransaction, own_transaction
+from kmqpy.kafka.damaged_logs import DamagedLog, find_damage
 from kmqpy.kafka.group_commits import KnownRecord, group_commits, last_taken, new_cuts
 from kmqpy.kafka.hanging import HangingTransaction, HangingTransactions
 from kmqpy.kafka.markers.log_cuts import LogCuts
@@ -54,6 +56,7 @@ CHECKS = (
     check_topic_settings,
     check_log_cuts,
     check_hanging,
+    check_damage,
     check_trackers,
     check_stale_markers,
     check_offsets,
@@ -140,6 +143,7 @@ class Doctor:
             dataclasses.replace(
                 facts,
                 bootstrap=self._context.connection.bootstrap,
+                damaged=tuple(self._damaged(facts)),
                 hanging=hanging,
                 own_hanging=own,
                 groups=tuple(groups.get(settings.name, ())),
@@ -148,6 +152,19 @@ class Doctor:
                 unusable_znodes=tuple(registry.unusable_znodes(settings.name)),
             )
         )
+
+    def _damaged(self, facts: Facts) -> list[DamagedLog]:
+        """Look where clients and the next tracker begin to read, as far as something is there."""
+        queue, markers = facts.settings.name, facts.settings.markers_topic
+        places = {}
+        for partition, (start, end) in facts.queue_log.items():
+            commit = facts.commits.get(partition)
+            places[queue, partition] = (max(start, 0 if commit is None else commit.offset), end)
+        for partition, (start, end) in facts.markers_log.items():
+            stored = facts.stored.get(partition)
+            places[markers, partition] = (max(start, 0 if stored is None else stored.offset), end)
+        read = {place: begin for place, (begin, end) in places.items() if begin < end}
+        return find_damage(self._context.connection, read, self._context.clock)
 
     def own_hanging(self, queue: str | QueueSettings) -> list[OwnTransaction]:
         """Return the hanging transactions of trackers and redrives in the topics of a queue."""

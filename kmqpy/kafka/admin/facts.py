@@ -10,6 +10,7 @@ from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset, Tr
 from kmqpy.kafka.admin.unusable_znodes import UnusableZnode
 from kmqpy.kafka.client.offset_commits import Commit
 from kmqpy.kafka.copies.own_hanging import OwnTransaction
+from kmqpy.kafka.damaged_logs import DamagedLog
 from kmqpy.kafka.hanging import HangingTransaction
 from kmqpy.kafka.log_ends import TopicPlace
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts
@@ -47,6 +48,7 @@ class Facts:
                      does not exist or can't be read
     bootstrap        the addresses of Kafka
     hanging          transactions in the queue's topics that nobody ends
+    damaged          partitions of which clients, or the next tracker, can't read on
     own_hanging      those of them that kmqpy has written, by topic and partition
     """
 
@@ -69,6 +71,7 @@ class Facts:
     shared: tuple[SharedTopic, ...] = ()
     records: Records | None = None
     bootstrap: str = ""
+    damaged: tuple[DamagedLog, ...] = ()
     hanging: tuple[HangingTransaction, ...] = ()
     own_hanging: Mapping[TopicPlace, OwnTransaction] = field(default_factory=dict)
 

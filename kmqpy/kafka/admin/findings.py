@@ -59,6 +59,7 @@ class Kind(StrEnum):
     STORED_TIME_AHEAD = "stored-time-ahead"
     LOG_CUT = "log-cut"
     HANGING_TRANSACTION = "hanging-transaction"
+    DAMAGED_LOG = "damaged-log"
     OTHER_GROUPS = "other-groups"
     RANGES_WITH_JVM_TRACKER = "range-markers-with-jvm-tracker"
     RANGES_WITH_JVM_CLIENTS = "range-markers-with-jvm-clients"

@@ -115,6 +115,8 @@ class AssignedPartition:
         afterwards have this markers offset or a higher one."""
         self._retry_at = 0.0
         self._failures = 0
+        self.stands_still = False
+        """True: the record at `position` is damaged. The partition is ACTIVE, but nothing comes from it."""
 
     # --- receiving --------------------------------------------------------------------------------
 
@@ -178,6 +180,18 @@ class AssignedPartition:
     def shows_another_log(self, offset: int, log_end: int) -> bool:
         """Return True if the message is of a recreated topic: the log ends below the offset read before."""
         return self.phase is ReceivePhase.ACTIVE and offset < self.position and log_end < self.position
+
+    def stand_still(self, now: float) -> None:
+        """Receive nothing for a while, because the next record is damaged; for longer each time."""
+        self.stands_still = True
+        self.back_off(now)
+
+    def tries_again(self, now: float) -> bool:
+        """Return True once the pause of stand_still() is over: the next record can be fetched again."""
+        if not self.stands_still or now < self._retry_at:
+            return False
+        self.stands_still = False
+        return True
 
     # --- start markers ----------------------------------------------------------------------------
 

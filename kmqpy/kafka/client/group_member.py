@@ -281,6 +281,8 @@ class GroupMember:
         self._prepare()
         for record in self._fetcher.fetch_ahead():
             self._raise_if_fatal(record.error())
+            if librdkafka.is_damage(record.error()):
+                self._stand_still(record.partition(), record.error())
 
     @property
     def consumer(self) -> Consumer:
@@ -326,13 +328,17 @@ class GroupMember:
         error: KafkaError | None = record.error()
         if error is not None:
             self._raise_if_hopeless(error)
-            _log.warning("receive failed", extra={"queue": self._queue.name, "error": error.name()})
+            if librdkafka.is_damage(error):
+                self._stand_still(record.partition(), error)
+                return False
+            about = {"queue": self._queue.name, "partition": record.partition(), "error": error.name()}
+            _log.warning("receive failed", extra=about)
             self._telemetry.failed(self._queue.name, "receive")
             return False
         # A rebalance between the two reads of fetch() may have revoked the partition of the first record.
         partition, offset = record.partition(), record.offset()
         assigned = self._partitions.get(partition)
-        if assigned is None:
+        if assigned is None or assigned.stands_still:  # librdkafka goes on at a wrong offset
             return False
         log_start, log_end = log_bounds(partition)
         if assigned.shows_another_log(offset, log_end):
@@ -342,6 +348,27 @@ class GroupMember:
             self._restart([partition])
             return False
         return assigned.receive(offset, log_start)
+
+    def _stand_still(self, partition: int, error: KafkaError) -> None:
+        """Receive nothing from a partition whose next record is damaged, until a later try; see is_damage().
+
+        A message that is skipped is lost without a word: so whoever looks after Kafka has to mend it.
+        """
+        assigned = self._partitions.get(partition)
+        if assigned is None or assigned.stands_still:
+            return
+        assigned.stand_still(self._clock.monotonic())
+        self._fetcher.seek(partition, assigned.position)
+        self._telemetry.failed(self._queue.name, "damaged log")
+        _log.error(
+            "a damaged log: its partition stands still; docs/operations.md says what to do",
+            extra={
+                "queue": self._queue.name,
+                "partition": partition,
+                "offset": assigned.position,
+                "error": error.str(),
+            },
+        )
 
     def _raise_if_hopeless(self, error: KafkaError) -> None:
         """Raise for an error that the next try would meet as well."""
@@ -397,6 +424,8 @@ class GroupMember:
         """Read the markers of the partitions that need it, then pause all that are not ACTIVE."""
         new: dict[int, AssignedPartition] = {}
         for partition, assigned in list(self._partitions.items()):
+            if assigned.tries_again(self._clock.monotonic()):
+                self._fetcher.seek(partition, assigned.position)
             if not (
                 assigned.needs_markers(self._clock.monotonic())
                 and self._outcome_known(partition)
@@ -418,7 +447,7 @@ class GroupMember:
         wanted = {
             partition
             for partition, assigned in self._partitions.items()
-            if self._idle or assigned.phase is not ReceivePhase.ACTIVE
+            if self._idle or assigned.phase is not ReceivePhase.ACTIVE or assigned.stands_still
         }
         self._fetcher.pause_only(wanted, self._partitions.keys())
 

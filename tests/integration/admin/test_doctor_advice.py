@@ -449,6 +449,7 @@ NEITHER_SETTING_NOR_COMMAND = {
     Kind.OK: "nothing to do",
     Kind.TRACKER_WITHOUT_KAFKA: "whoever runs it must look",
     Kind.SETTINGS_TOPIC_UNREADABLE: "whoever gives rights must",
+    Kind.DAMAGED_LOG: "whoever runs Kafka must; test_damaged_logs.py shows that kmqpy goes on then",
     Kind.HANGING_TRANSACTION: "test_hanging.py follows it, on a Kafka of its own",
     Kind.NOT_DURABLE: "of other storages than Kafka; test_sql_durability.py follows it",
     Kind.LOG_CUT: "what is lost is lost; test_cut_logs_readers.py shows that kmqpy goes on",
