@@ -63,6 +63,8 @@ _SHARED = {
     "look_grouped": _PICK,
     "behind": """SELECT id, place, CASE WHEN until_ms > {now} THEN 1 ELSE 0 END FROM {messages} AS f
 WHERE group_id = :group_id AND {of_group} = 4 ORDER BY place LIMIT :limit""",
+    "next_ready": """SELECT place FROM {messages} AS f
+WHERE group_id = :group_id AND {of_group} = 0 AND NOT ({by_ids}) ORDER BY place LIMIT 1""",
     "lock_behind": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 = 4{lock_some}",
     "lock_witnesses": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 <> 4{lock_some}",
     "rows": "SELECT {columns} FROM {messages} WHERE {by_ids}",
@@ -104,16 +106,18 @@ WHERE queue = :queue AND dedup_key {in_keys}""",
     "forget_all_keys": "DELETE FROM {dedup} WHERE queue = :queue",
 }
 
+_LOCK_READY = "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 = 0{lock_some}"
 _JSON_TABLE = "JSON_TABLE(:listed, '$[*]' COLUMNS ({columns})) AS given"
 _KEY_COLUMN = "dedup_key char(22) CHARACTER SET ascii COLLATE ascii_bin PATH"
 _MARIADB = {
     "look_shared": _LOOK,
-    # MariaDB would also lock what the subqueries look at, and who ends a message would pass that over.
-    "lock_ready": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 = 0{lock_some}",
+    # It would also lock what the subqueries look at, and who ends a message would pass that over.
+    "lock_ready": _LOCK_READY,
 }
 _OWN: Mapping[str, Mapping[str, str]] = {
     "postgresql": {
-        "pick_grouped": f"{_PICK}{{lock_some}}",
+        # By itself: a row that is locked must be seen, since nothing behind it may be taken.
+        "lock_ready": _LOCK_READY,
         "look_shared": _LOOK.replace("state = 0", "state = 0 AND {nothing_due}"),
         "isolation": "SELECT current_setting('transaction_isolation')",
     },

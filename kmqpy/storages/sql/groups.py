@@ -73,6 +73,7 @@ class _Take:
     own      the groups of these, and behind which place nothing is taken: that of the first delayed row
     waiting  ids of rows that must wait, by a row of their group that lets them go on: a witness; 0: a row of
              `chosen`
+    later    rows of these groups that must wait, since others do before them; those may be taken, too
     unclear  groups of which another transaction has the first row
     healed   groups whose first row waits behind nothing any more: it was given back late
     """
@@ -83,6 +84,7 @@ class _Take:
     chosen: list[int] = field(default_factory=list)
     own: dict[int, int | None] = field(default_factory=dict)
     waiting: dict[int, list[int]] = field(default_factory=dict)
+    later: dict[int, list[_Ready]] = field(default_factory=dict)
     unclear: set[int] = field(default_factory=set)
     healed: set[int] = field(default_factory=set)
     _stopped: dict[int, int] = field(default_factory=dict)
@@ -110,12 +112,15 @@ class _Take:
         witness = self._stopped.get(group) or row.waits_for(holds=self.holds)
         if witness is None and row.is_behind_delayed:
             witness = row.delayed_id
-        if witness is not None:
+        if witness == row.id:  # it was given back since its group was looked at; nothing waits for itself
+            self.unclear.add(group)
+        elif witness is not None:
             self._stopped[group] = witness
             self.waiting.setdefault(witness, []).append(row.id)
         elif group in self.own:
             if row.is_behind_others or self.one_per_group:
                 self.waiting.setdefault(0, []).append(row.id)
+                self.later.setdefault(group, []).append(row)
             elif self.room:
                 self.chosen.append(row.id)
         elif row.is_behind_others:
@@ -149,8 +154,7 @@ def take_grouped(
     after, size, looked = -1, min(take.limit, _MOST_PICKED), 0
     is_end = False
     while take.room and looked < CHUNK and not is_end:
-        name = "pick_grouped" if "pick_grouped" in sql else "look_grouped"
-        found = _ready_rows(cursor, sql[name], {**parameters, "after": after, "limit": size})
+        found = _ready_rows(cursor, sql["look_grouped"], {**parameters, "after": after, "limit": size})
         locked = None
         if "lock_ready" in sql:
             locked = lock_free(dialect, cursor, "lock_ready", [row.id for row in found])
@@ -160,7 +164,7 @@ def take_grouped(
         after = found[-1].place if found else after
         size = min(2 * size, _MOST_PICKED)
     for group in () if one_per_group else [*take.own][:_MOST_FILLED]:
-        _follow(dialect, cursor, take, group, up_to=None if is_end else after)
+        _follow(dialect, cursor, take, group)
     rows = _take_rows(dialect, cursor, parameters, take.chosen, now)
     _let_wait(dialect, cursor, take)
     healed = go_on(dialect, cursor, take.healed, parameters)
@@ -258,22 +262,31 @@ def _ready_rows(cursor: Cursor, statement: str, parameters: Parameters) -> list[
     return sorted((_Ready(*one) for one in cursor.fetchall()), key=lambda row: row.place)
 
 
-def _follow(dialect: Dialect, cursor: Cursor, take: _Take, group: int, *, up_to: int | None) -> None:
-    """Choose rows that wait behind those of their group that are chosen.
+def _follow(dialect: Dialect, cursor: Cursor, take: _Take, group: int) -> None:
+    """Choose rows that wait, or are to wait, behind those of their group that are chosen.
 
-    up_to  ready rows behind this place were not looked at; None: all were
+    Up to the next ready one: it was not looked at, or somebody has made it ready since. So it is asked for
+    after those that wait.
     """
     if not take.room or group in take.unclear:
         return
-    cursor.execute(dialect.sql["behind"], {**dialect.defaults(), "group_id": group, "limit": take.room})
-    bounds = [bound for bound in (take.own[group], up_to) if bound is not None]
+    sql, given = dialect.sql, {**dialect.defaults(), "group_id": group}
+    cursor.execute(sql["behind"], {**given, "limit": take.room})
+    found = [*cursor.fetchall()]
+    later = [row.id for row in take.later.get(group, ())]
+    found += [(row.id, row.place, 0) for row in take.later.get(group, ())]
+    cursor.execute(sql["next_ready"], {**given, "ids": dialect.ids([*take.chosen, *later])})
+    bounds = [bound for (bound,) in ((take.own[group],), *cursor.fetchall()) if bound is not None]
     ids = []
-    for row_id, place, is_delayed in cursor.fetchall():
+    for row_id, place, is_delayed in sorted(found, key=lambda row: row[1])[: take.room]:
         if is_delayed or any(place > bound for bound in bounds):
             break
         ids.append(row_id)
-    locked = lock_free(dialect, cursor, "lock_behind", ids)
-    take.chosen += takewhile(locked.__contains__, ids)
+    locked = {*later, *lock_free(dialect, cursor, "lock_behind", [one for one in ids if one not in later])}
+    chosen = [*takewhile(locked.__contains__, ids)]
+    take.chosen += chosen
+    if later:
+        take.waiting[0] = [one for one in take.waiting[0] if one not in chosen]
 
 
 def _let_wait(dialect: Dialect, cursor: Cursor, take: _Take) -> None:
