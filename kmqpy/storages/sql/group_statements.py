@@ -115,12 +115,13 @@ WHERE queue = :queue AND dedup_key {in_keys}""",
     "forget_all_keys": "DELETE FROM {dedup} WHERE queue = :queue",
 }
 
+_LOCK_READY = "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 = 0{lock_some}"
 _JSON_TABLE = "JSON_TABLE(:listed, '$[*]' COLUMNS ({columns})) AS given"
 _KEY_COLUMN = "dedup_key char(22) CHARACTER SET ascii COLLATE ascii_bin PATH"
 _MARIADB = {
     "look_shared": _LOOK,
-    # MariaDB would also lock what the subqueries look at, and who ends a message would pass that over.
-    "lock_ready": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 = 0{lock_some}",
+    # It would also lock what the subqueries look at, and who ends a message would pass that over.
+    "lock_ready": _LOCK_READY,
     "claim_keys": """INSERT INTO {dedup} (queue, dedup_key, message, until_ms)
 SELECT :queue, given.dedup_key, 0, 0 FROM {given_keys} ORDER BY given.dedup_key
 ON DUPLICATE KEY UPDATE message = {dedup}.message""",
@@ -133,7 +134,8 @@ FROM {dedup} AS d WHERE d.queue = :queue AND d.dedup_key {in_keys} FOR UPDATE"""
 }
 _OWN: Mapping[str, Mapping[str, str]] = {
     "postgresql": {
-        "pick_grouped": f"{_PICK}{{lock_some}}",
+        # By itself: a row that is locked must be seen, since nothing behind it may be taken.
+        "lock_ready": _LOCK_READY,
         "look_shared": _LOOK.replace("state = 0", "state = 0 AND {nothing_due}"),
         "isolation": "SELECT current_setting('transaction_isolation')",
     },

@@ -123,12 +123,15 @@ class _Take:
         witness = self._stopped.get(group) or row.waits_for(holds=self.holds)
         if witness is None and row.is_behind_delayed:
             witness = row.delayed_id
-        if witness is not None:
+        if witness == row.id:  # it was given back since its group was looked at; nothing waits for itself
+            self.unclear.add(group)
+        elif witness is not None:
             self._stopped[group] = witness
             self.waiting.setdefault(witness, []).append(row.id)
         elif group in self.own:
             if row.is_behind_others or self.one_per_group or group in self.closed:
                 self.waiting.setdefault(0, []).append(row.id)
+                self.closed.add(group)
             elif self.room:
                 self.chosen.append(row.id)
         elif row.is_behind_others:
@@ -169,8 +172,7 @@ def take_grouped(
     after, size, looked = -1, min(take.limit, _MOST_PICKED), 0
     is_end = False
     while take.room and looked < CHUNK and not is_end:
-        name = "pick_grouped" if "pick_grouped" in sql else "look_grouped"
-        found = _ready_rows(cursor, sql[name], {**parameters, "after": after, "limit": size})
+        found = _ready_rows(cursor, sql["look_grouped"], {**parameters, "after": after, "limit": size})
         locked = None
         if "lock_ready" in sql:
             locked = lock_free(dialect, cursor, "lock_ready", [row.id for row in found])

@@ -209,6 +209,18 @@ def test_a_dead_letter_lets_its_group_go_on(kmq_target: Target, grouped: MakeQue
     assert _bodies(_take(queue, 9)) == ["a1", "a5"]
 
 
+def test_a_batch_that_comes_back_in_pieces_is_handed_out_without_gaps(
+    kmq_target: Target, grouped: MakeQueue
+) -> None:
+    queue = grouped(max_redeliveries=None)
+    _send(queue, *(f"a{number}" for number in range(6)))
+    a0, _, a2, _ = _take(queue, 4, lease=LEASE_S)
+    queue.nack([a0, a2], confirmed=True)
+    assert _take(queue, 9) == []
+    kmq_target.pass_time(PAST_LEASE_S)
+    assert _bodies(_take(queue, 9)) == [f"a{number}" for number in range(6)]
+
+
 def test_a_dead_letter_holds_its_group_where_that_is_asked_for(
     kmq_storage: Storage, grouped: MakeQueue
 ) -> None:
