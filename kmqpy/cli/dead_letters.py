@@ -13,7 +13,7 @@ from kmqpy.cli import stored
 from kmqpy.cli.groups import Group
 from kmqpy.cli.options import Cli, connected_to_any, queue_argument
 from kmqpy.cli.output import confirmed, many, print_json, print_table, print_text, warn, when
-from kmqpy.cli.text import content, headers_of
+from kmqpy.queue.plain import content, headers_of
 
 
 @click.group(cls=Group)

@@ -13,8 +13,8 @@ import click
 
 from kmqpy.cli.output import confirmed, distance, many, print_json, print_table, print_text, span, warn, when
 from kmqpy.cli.storage_url import StorageUrl
-from kmqpy.cli.text import content
 from kmqpy.queue import DeadLetter, Orphan, QueueDescription
+from kmqpy.queue.plain import content
 
 
 def create(url: StorageUrl, name: str, settings: Mapping[str, Any], *, as_json: bool) -> None:

@@ -11,8 +11,8 @@ import click
 from kmqpy.cli.groups import Group
 from kmqpy.cli.options import Cli, connected
 from kmqpy.cli.output import confirmed, many, print_json, print_table, print_text, warn, when
-from kmqpy.cli.text import content
 from kmqpy.errors import ConfigError
+from kmqpy.queue.plain import content
 
 if TYPE_CHECKING:
     from kmqpy.zookeeper.queue import ZkQueue

@@ -132,9 +132,9 @@ class GatewayApp:
 
     async def _answer(self, call: Call, base: str, dialect: str, answer: Answer | None) -> Response:
         if answer is None:
-            paths = ", ".join(f"{base}/NAME" for base in self._dialects)
+            paths = ", ".join(f"{base}/" for base in self._dialects)
             return json_response(
-                json.dumps({"message": f"no such path; queues are at {paths}"}).encode(), 404
+                json.dumps({"message": f"no such path; queues are below {paths}"}).encode(), 404
             )
         if self._running > self._limits.max_requests:
             call.refused = "requests"
@@ -154,7 +154,7 @@ class GatewayApp:
         self._metrics.note_request(dialect, call.verb, response.status_code, seconds)
         if call.refused:
             self._metrics.refused.labels(call.refused).inc()
-        if call.count and call.queue and response.status_code == 200:
+        if call.count and call.queue and 200 <= response.status_code < 300:
             self._metrics.count_messages(dialect, call.verb, call.queue, call.count)
         if _access_log.isEnabledFor(logging.INFO):
             client = call.request.client

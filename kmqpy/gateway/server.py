@@ -26,7 +26,7 @@ from starlette.routing import Route
 from kmqpy.errors import ConfigError, KmqError, Unavailable
 from kmqpy.gateway.app import GatewayApp, admin_app
 from kmqpy.gateway.connections import guarded
-from kmqpy.gateway.dialects import emodb, sqs
+from kmqpy.gateway.dialects import emodb, native, sqs
 from kmqpy.gateway.discovery.ostrich import end_points
 from kmqpy.gateway.discovery.peers import (
     SAID_PATH,
@@ -45,6 +45,7 @@ from kmqpy.gateway.limits import Limits
 from kmqpy.gateway.metrics import DEFAULT, GatewayMetrics
 from kmqpy.gateway.service.hub import Hub
 from kmqpy.gateway.service.moves import DEFAULT_ROOT, Moves
+from kmqpy.gateway.service.polls import Polls
 from kmqpy.gateway.service.pulse import QUICK_S
 from kmqpy.gateway.tls import check_tls
 from kmqpy.gateway.tracker_process import TrackerProcess
@@ -96,6 +97,7 @@ class GatewaySettings:
     public_url     what SQS's queue URLs begin with; empty: scheme, host and port of the request
     aws_key        the operator's key, of which secrets for AWS's signatures are made; None: there are none
     sqs_rest_s     for SQS's clients: seconds between two purges, and until a deleted queue can be made again
+    sqs_fair       patterns of names: standard queues that SQS's clients make are fair if one fits
     limits         what it takes on
     """
 
@@ -116,6 +118,7 @@ class GatewaySettings:
     public_url: str = ""
     aws_key: bytes | None = field(default=None, repr=False)
     sqs_rest_s: float = sqs.REST_S
+    sqs_fair: Sequence[str] = ()
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -184,19 +187,25 @@ class Gateway:
             operator_key=settings.aws_key,
         )
         dialect = emodb.EmoDialect(self._hub, self._moves, access)
+        polls = Polls(self._hub)
         self._sqs = sqs.SqsDialect(
             self._hub,
+            polls,
             access,
             region=settings.region,
             account=settings.account,
             public_url=settings.public_url,
             rest_s=settings.sqs_rest_s,
+            fair=settings.sqs_fair,
         )
         self._app = GatewayApp(
-            dict.fromkeys(emodb.BASES, ("emodb", dialect.answer)),
+            {
+                **dict.fromkeys(emodb.BASES, ("emodb", dialect.answer)),
+                native.BASE: ("native", native.NativeDialect(self._hub, polls, access).answer),
+            },
             limits=settings.limits,
             metrics=self._metrics,
-            busy={"emodb": emodb.BUSY, "sqs": sqs.BUSY},
+            busy={"emodb": emodb.BUSY, "native": native.BUSY, "sqs": sqs.BUSY},
             spoken=[("sqs", self._sqs.answer, sqs.speaks)],
         )
         self._registration: Registration | None = None

@@ -29,11 +29,9 @@ _STORAGES = {
     **dict.fromkeys(("postgresql", "mariadb", "mysql", "sqlite"), "kmqpy.storages.sql.opening:open_storage"),
     "zookeeper": "kmqpy.storages.zookeeper:open_storage",
     **dict.fromkeys(("redis", "rediss", "valkey", "valkeys"), "kmqpy.storages.redis:open_storage"),
+    **dict.fromkeys(("http", "https"), "kmqpy.storages.http:open_storage"),
 }
 """The OpenStorage of each scheme, as `module:function`; imported when a url of the scheme is opened."""
-
-_RESERVED_SCHEMES = ("http", "https")
-"""Schemes that later versions may use; until then, urls with them raise NotSupported."""
 
 _ENTRY_GROUP = "kmqpy.storages"
 """The group of entry points by which other packages add storages."""
@@ -111,9 +109,7 @@ def _find_opener(scheme: str) -> OpenStorage:
         others.setdefault(one.name.lower(), one)  # schemes of urls are lower-case, too
     if scheme in others:
         return _load_entry_point(others[scheme])
-    if scheme in _RESERVED_SCHEMES:
-        raise NotSupported(f"queue url: there is no storage for {scheme}: yet")
-    hint = nearest(scheme, [*_STORAGES, *_RESERVED_SCHEMES, *others]) or f"; {EXAMPLE}"
+    hint = nearest(scheme, [*_STORAGES, *others]) or f"; {EXAMPLE}"
     raise NotSupported(f"queue url: there is no storage for {scheme}:{hint}")
 
 

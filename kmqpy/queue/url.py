@@ -20,6 +20,7 @@ _EXAMPLES = {
     "mariadb": "mariadb://host/database",
     "mysql": "mysql://host/database",
     "zookeeper": "zookeeper://host:2181/kmqpy",
+    **{scheme: f"{scheme}://host:8080" for scheme in ("http", "https")},
     **{scheme: f"{scheme}://host:6379/0" for scheme in ("redis", "rediss", "valkey", "valkeys")},
 }
 """Examples for errors: urls of storages other than Kafka, by scheme."""

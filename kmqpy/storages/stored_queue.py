@@ -215,7 +215,7 @@ class StoredQueue(Closeable):
 
     def _dedup_key(self, dedup_id: str) -> str:
         self._check_can("dedup_id", self._capabilities.dedup)
-        return key_of_id(_checked_name(dedup_id, "dedup_id"))
+        return key_of_id(checked_name(dedup_id, "dedup_id"))
 
     def _terms(
         self,
@@ -224,29 +224,14 @@ class StoredQueue(Closeable):
         delay: Duration,
         priority: int,
         group: str | None,
-    ) -> tuple[bytes | None, Headers, int, int, None, str | None]:
+    ) -> Terms:
         """The fields of a NewRow after its body; send_many() computes them once for all plain bodies."""
-        delay_ms = duration_ms(delay, "delay")
-        if delay_ms > self._settings.max_delay_ms:
-            raise MessageError(f"delay: {delay!r} is longer than max_delay_ms, {self._settings.max_delay_ms}")
-        if delay_ms:
-            self._check_can("delay", self.capabilities.delay)
-        if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= MAX_PRIORITY:
-            raise MessageError(f"priority: {shown(priority)} is no whole number from 0 to {MAX_PRIORITY}")
-        if priority:
-            self._check_can("priority", self.capabilities.priority and not self._settings.keeps_groups)
-        if group is not None:
-            self._check_can("group", self._capabilities.groups)
-            _checked_name(group, "group")
-        key = None if key is None else as_bytes(key, "key")
-        return key, headers_from(headers), delay_ms, priority, None, group
+        return message_terms(
+            self.name, self._settings, self._capabilities, (key, headers, delay, priority, group)
+        )
 
     def _encoded(self, value: Any) -> bytes:
-        body = as_bytes(value, "body") if self._codec is None else encode_body(self._codec, value)
-        most = self._capabilities.max_body_bytes
-        if most is not None and len(body) > most:
-            raise MessageError(f"body: {len(body)} bytes are more than this storage takes, {most}")
-        return body
+        return encoded(self._codec, value, self._capabilities.max_body_bytes)
 
     # --- taking -----------------------------------------------------------------------------------
 
@@ -504,15 +489,56 @@ class StoredQueue(Closeable):
             raise Closed(f"queue {self.name!r}: it is closed")
 
     def _check_can(self, what: str, can: bool) -> None:
-        if not can:
-            raise NotSupported(f"{what}: the storage of queue {self.name!r} can't do it")
+        check_can(self.name, what, can)
 
     def _check_transaction(self, transaction: Any) -> None:
         if transaction is not None:
             self._check_can("transaction", self.capabilities.transactions)
 
 
-def _checked_name(value: object, argument: str) -> str:
+Terms = tuple[bytes | None, Headers, int, int, None, str | None]
+"""What belongs to a message beside its body: key, headers, delay in ms, priority, no digest, group."""
+
+
+def message_terms(
+    queue: str,
+    settings: StoredQueueSettings,
+    capabilities: Capabilities,
+    given: tuple[bytes | str | None, HeadersLike | None, Duration, int, str | None],
+) -> Terms:
+    """Check what send() was given beside the body: key, headers, delay, priority and group."""
+    key, headers, delay, priority, group = given
+    delay_ms = duration_ms(delay, "delay")
+    if delay_ms > settings.max_delay_ms:
+        raise MessageError(f"delay: {delay!r} is longer than max_delay_ms, {settings.max_delay_ms}")
+    if delay_ms:
+        check_can(queue, "delay", capabilities.delay)
+    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= MAX_PRIORITY:
+        raise MessageError(f"priority: {shown(priority)} is no whole number from 0 to {MAX_PRIORITY}")
+    if priority:
+        check_can(queue, "priority", capabilities.priority and not settings.keeps_groups)
+    if group is not None:
+        check_can(queue, "group", capabilities.groups)
+        checked_name(group, "group")
+    key = None if key is None else as_bytes(key, "key")
+    return key, headers_from(headers), delay_ms, priority, None, group
+
+
+def encoded(codec: Codec | None, value: Any, most: int | None) -> bytes:
+    """The body for what send() was given, at most so many bytes."""
+    body = as_bytes(value, "body") if codec is None else encode_body(codec, value)
+    if most is not None and len(body) > most:
+        raise MessageError(f"body: {len(body)} bytes are more than this storage takes, {most}")
+    return body
+
+
+def check_can(queue: str, what: str, can: bool) -> None:
+    """Raise NotSupported for what the storage of a queue can't do."""
+    if not can:
+        raise NotSupported(f"{what}: the storage of queue {queue!r} can't do it")
+
+
+def checked_name(value: object, argument: str) -> str:
     """`value`; raises MessageError unless it is text that a storage can keep as a name."""
     if not isinstance(value, str) or not 1 <= len(value) <= _MAX_NAME or "\0" in value:
         raise MessageError(

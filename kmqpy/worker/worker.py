@@ -50,7 +50,7 @@ from kmqpy.worker.taking_ahead import TakingAhead
 
 _log = logging.getLogger(__name__)
 
-_RECEIVE_WAIT_S = 0.5
+_RECEIVE_WAIT_S = 0.4
 """Seconds that one receive() waits for messages; the receiving thread notices stop() only afterwards."""
 _MAX_WAIT_S = 1.0
 """When a message has waited for its handler for so many seconds, handlers are not quick any more."""
@@ -59,8 +59,9 @@ _PACE_POLL_S = 0.1
 _SIGNAL_POLL_S = 0.1
 """Seconds between two checks of run() whether a signal came."""
 _GRACE_S = 1.5
-"""Seconds beyond `drain_timeout` that stop() waits at most for outcomes to be written; at least half of them
-it waits for the receiving thread. A storage that is away would hold each call up for its own time-out."""
+"""Seconds beyond `drain_timeout` that stop() waits at most for outcomes to be written; at least a third of
+them it waits for the receiving thread. A storage that is away would hold up each call for its own time-out.
+"""
 _DEFAULT_BACKOFF = Backoff()
 _FATAL_ERRORS = (ConfigError, NotSupported, Closed, Fenced, Forked)
 """Errors of receive() that end the worker, because another try would fail, too."""
@@ -571,7 +572,7 @@ class Worker:
     def _drain(self) -> None:
         deadline = self._clock.monotonic() + self._drain_s
         self._release_waiting()
-        self._taker.join(max(self._drain_s, _GRACE_S / 2))
+        self._taker.join(max(self._drain_s, _GRACE_S / 3))
         self._release_waiting()
         with self._changed:
             left = max(0.0, deadline - self._clock.monotonic())

@@ -9,6 +9,8 @@ from typing import Self
 class Tap:
     def __init__(self, target: int) -> None:
         self.sent = bytearray()
+        self.lose_answers = False
+        """True: the connection on which the next answer comes is ended in its place."""
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -31,6 +33,12 @@ class Tap:
         for thread in self._threads:
             thread.join(10)
 
+    def cut(self) -> None:
+        """End all connections; new ones work."""
+        while len(self._sockets) > 1:
+            with self._sockets.pop() as one, contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
     def _start(self, work, *args) -> None:
         thread = threading.Thread(target=work, args=args, daemon=True)
         self._threads.append(thread)
@@ -40,7 +48,11 @@ class Tap:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._target))
+                except OSError:
+                    client.close()
+                    continue
                 self._sockets += [client, server]
                 self._start(self._pass_on, client, server, self.sent)
                 self._start(self._pass_on, server, client, bytearray())
@@ -48,6 +60,10 @@ class Tap:
     def _pass_on(self, origin: socket.socket, target: socket.socket, kept: bytearray) -> None:
         with contextlib.suppress(OSError):
             while piece := origin.recv(65_536):
+                if self.lose_answers and kept is not self.sent:
+                    self.lose_answers = False
+                    origin.shutdown(socket.SHUT_RDWR)
+                    break
                 kept += piece
                 target.sendall(piece)
         with contextlib.suppress(OSError):

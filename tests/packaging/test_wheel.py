@@ -15,6 +15,8 @@ from zipfile import ZipFile
 import pytest
 import yaml
 
+from tests.packaging.release import FOR_DEVELOPERS
+
 ROOT = Path(__file__).parents[2]
 
 EACH_MODULE = """
@@ -39,7 +41,9 @@ MAY_LACK = {
     "sqlalchemy": ("kmqpy.storages.sql.",),
     "psycopg": ("kmqpy.storages.sql.",),
     "pymysql": ("kmqpy.storages.sql.",),
-    **dict.fromkeys(("starlette", "uvicorn", "uvloop", "msgspec"), ("kmqpy.gateway.",)),
+    "httpx": ("kmqpy.storages.http.",),
+    **dict.fromkeys(("starlette", "uvicorn", "uvloop"), ("kmqpy.gateway.",)),
+    "msgspec": ("kmqpy.gateway.", "kmqpy.queue.shapes", "kmqpy.storages.http."),
 }
 """Modules that are imported only once the package is known to be there."""
 
@@ -54,6 +58,7 @@ connect(ZooKeeperConnection(hosts="127.0.0.1:1", security=security)).__enter__()
 NEEDING_AN_EXTRA = {
     "sql": "kmqpy.queue_for('sqlite:///jobs.db?queue=jobs')",
     "redis": "kmqpy.queue_for('redis://localhost/0?queue=jobs')",
+    "http": "kmqpy.queue_for('http://localhost:8080?queue=jobs')",
     "sasl": SASL,
     "spark": "import kmqpy.spark",
     "otel": "import kmqpy.telemetry.opentelemetry",
@@ -210,10 +215,9 @@ def test_the_wheel_says_what_it_is(wheel):
 
 
 def test_every_extra_that_users_need_has_a_test_without_it(wheel):
-    for_developers = {"bench", "build", "docs", "fuzz", "lint", "test"}
     # Below, and in tests/spark/test_iceberg.py: it needs the extra spark, too.
     elsewhere = {"cli", "gateway", "iceberg"}
-    assert set(metadata(wheel).get_all("Provides-Extra")) - for_developers == {*NEEDING_AN_EXTRA, *elsewhere}
+    assert set(metadata(wheel).get_all("Provides-Extra")) - FOR_DEVELOPERS == {*NEEDING_AN_EXTRA, *elsewhere}
 
 
 def test_the_extras_that_the_readme_installs_are_there(wheel):

@@ -173,6 +173,7 @@ def test_the_scheme_is_looked_at_first(url):
     "url",
     [
         "redis://127.0.0.1:1?timeout_ms=100ms",
+        "http://127.0.0.1:1?timeout_ms=100ms&api_key=hunter2",
         "zookeeper://127.0.0.1:1/kmqpy?timeout_ms=100ms",
         "postgresql://me:hunter2@127.0.0.1:1/db?timeout_ms=100",
         "mariadb://me:hunter2@127.0.0.1:1/db?timeout_ms=100",
@@ -187,14 +188,20 @@ def test_a_server_that_is_away_is_named_with_what_to_check(url):
 
 
 @pytest.mark.parametrize(
-    "url",
+    ("url", "told"),
     [
-        "http://h?queue=q",
+        ("http://me:hunter2@h?queue=q", "knows no users; .*KMQ_API_KEY"),
+        ("http://h?queue=q&api_key=hunter2%20", "api_key: it is no key"),
+        ("http://h?queue=q&timeout_ms=0", "timeout_ms: 0 must be above 0"),
+        ("http://h?queue=q&ssl_verify=false", "unknown setting 'ssl_verify'"),
+        ("https://?queue=q", "no address of a gateway; write it like https://host:8080"),
+        ("http://a:b?queue=q", "is no address"),
     ],
 )
-def test_storages_to_come_are_named(url):
-    with pytest.raises(NotSupported, match=f"{url.partition(':')[0]}: yet"):
+def test_a_wrong_url_of_a_gateway_is_told(url, told):
+    with pytest.raises(ConfigError, match=told) as caught:
         queue_for(url)
+    assert "hunter2" not in str(caught.value)
 
 
 def test_an_unknown_scheme_is_told_the_nearest():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -168,6 +169,23 @@ class Hub:
             return await self._run(storage, do, storage, stored)
 
         return await self._within(name, run, patience_s)
+
+    def forget(self, name: QueueName) -> None:
+        """The queue was made, changed or deleted: it is opened again as soon as no call of it runs."""
+        place = self._place(name)
+        self._missing_since_s.pop(place, None)
+        if (entry := self._entries.get(place)) is not None:
+            entry.since_s = -math.inf
+
+    async def names(self) -> list[str]:
+        """The names of all queues, as storage_of() understands them."""
+        found = []
+        for first, storage in self._storages.items():
+            if self._first_names[first] == first:
+                prefix = "" if storage is self._storages[""] else f"{first}:"
+                listed = await self.administer(QueueName(f"{prefix}x"), lambda one, _: one.list())
+                found += [prefix + name for name in listed]
+        return sorted(found)
 
     def silent_storages(self) -> list[str]:
         """The names of the storages that do not answer."""

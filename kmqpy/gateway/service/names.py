@@ -18,6 +18,14 @@ _KEPT = 140
 """Characters that are kept of a longer name; a digest of the whole name follows."""
 
 
+def is_reserved(stored: str) -> bool:
+    """True for a name in the storage that only the gateway's own queues have: its keys, its jobs.
+
+    No dialect has a name that is stored so, except the one that takes names as they are.
+    """
+    return stored.strip().casefold().startswith("kmq.")
+
+
 @lru_cache(10_000)
 def stored_name(name: str, *, prefix: str = "", any_name: bool) -> str:
     """The name in the storage of the queue that a dialect calls `name`.

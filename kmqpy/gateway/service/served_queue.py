@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from itertools import accumulate
-from typing import NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import MIN_LEASE_MS
@@ -18,7 +18,7 @@ from kmqpy.gateway.service.ids import WireIds
 from kmqpy.gateway.service.patience import be_patient
 from kmqpy.gateway.service.shelf import Shelf
 from kmqpy.message import Headers, Message, OutgoingMessage
-from kmqpy.queue import Queue
+from kmqpy.queue import DeadLetter, Orphan, Queue
 from kmqpy.worker.batches import Batches, each_result
 
 _log = logging.getLogger(__name__)
@@ -27,6 +27,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Body = bytes | OutgoingMessage
+Seen = Message | DeadLetter | Orphan
+S = TypeVar("S", bound=Seen)
 
 _BYTES_PER_WEIGHT = 4_096
 """Batches are limited by the weight of their items: that of a body is 1 and the number of its 4,096 bytes."""
@@ -108,6 +110,7 @@ class Elsewhere(Protocol):
 class _Take(NamedTuple):
     limit: int
     lease_s: float
+    one_per_group: bool = False
 
 
 class _Extension(NamedTuple):
@@ -138,6 +141,8 @@ class ServedQueue:
         self.ids = WireIds(queue.name, queue.unique_id)
         self.is_grouped = getattr(queue.settings, "order", "") == "group"
         """True if messages of a group go out in order: then takers don't share a receive()."""
+        self.settings = queue.settings
+        self.capabilities = queue.capabilities
         self._queue = queue
         self._threads = threads
         self._elsewhere = elsewhere
@@ -189,13 +194,15 @@ class ServedQueue:
         """For how many seconds no client of ours has asked for messages; None: none ever has."""
         return None if self._last_take_s is None else self._clock.monotonic() - self._last_take_s
 
-    async def take(self, limit: int, lease_s: float) -> tuple[list[Taken], str]:
+    async def take(
+        self, limit: int, lease_s: float, *, one_per_group: bool = False
+    ) -> tuple[list[Taken], str]:
         """Take up to `limit` ready messages; if the call is cancelled, they are given back uncounted.
 
         Also returns why there may be messages that nobody can give us; empty as a rule.
         """
         self._last_take_s = self._clock.monotonic()
-        messages = await self.take_here(limit, lease_s)
+        messages = await self.take_here(limit, lease_s, one_per_group=one_per_group)
         if messages or self._elsewhere is None:
             return messages, ""
         be_patient()  # it is no longer our storage that is waited for
@@ -203,12 +210,12 @@ class ServedQueue:
         self._note_handed_out(found, lease_s)
         return found, why_none
 
-    async def take_here(self, limit: int, lease_s: float) -> list[Taken]:
+    async def take_here(self, limit: int, lease_s: float, *, one_per_group: bool = False) -> list[Taken]:
         """Like take(), but asks no other gateway."""
         lease_s = min(lease_s, self._queue.max_lease)
         if late := self._shelf.take(limit, self._clock.monotonic()):
             return await self._hand_out_late(late, lease_s)
-        taking = self._takes.submit(_Take(limit, lease_s))
+        taking = self._takes.submit(_Take(limit, lease_s, one_per_group))
         try:
             if self._take_wait_s:
                 await asyncio.wait([taking], timeout=_TAKE_PATIENCE_S)
@@ -242,10 +249,14 @@ class ServedQueue:
     async def ack(self, ids: Sequence[str]) -> None:
         """Acknowledge messages; returns when that is durable. Unknown ids do nothing."""
         if ids:
-            await self._acks.submit(ids)
-            self._size.change(-len(ids))
-            self._in_flight.change(-len(ids))
+            await self.ack_receipts(self.receipts(ids))
             await self._say(Said(ids, None))
+
+    async def ack_receipts(self, receipts: Sequence[str]) -> None:
+        """The same by receipts; raises ReceiptError."""
+        await self._acks.submit(receipts)
+        self._size.change(-len(receipts))
+        self._in_flight.change(-len(receipts))
 
     async def extend(self, ids: Sequence[str], lease_s: float) -> None:
         """Let leases end after `lease_s`, or later if they do; takes the messages that nobody has."""
@@ -270,6 +281,14 @@ class ServedQueue:
         """A receipt for whoever has the message, for one that another gateway has taken for us."""
         return self._queue.receipt(message_id)
 
+    def receipts(self, ids: Sequence[str]) -> list[str]:
+        """Receipts for whoever has these messages."""
+        return [self._known_receipts.get(one) or self._queue.receipt(one) for one in ids]
+
+    async def call(self, function: Callable[[Queue], T]) -> T:
+        """Call a function with the queue, in a thread."""
+        return await self._call(function, self._queue)
+
     async def is_ready(self) -> bool:
         """True if a take would find a message now."""
         return bool(await self._call(lambda: self._queue.peek(1)))
@@ -277,7 +296,7 @@ class ServedQueue:
     async def release(self, ids: Sequence[str]) -> None:
         """Give messages back at once, uncounted."""
         if ids:
-            await self._call(lambda: self._queue.nack(self._receipts(ids), count=False, confirmed=True))
+            await self._call(lambda: self._queue.nack(self.receipts(ids), count=False, confirmed=True))
             self._in_flight.change(-len(ids))
             await self._say(Said(ids, 0.0))
 
@@ -350,32 +369,34 @@ class ServedQueue:
         return [[next(ids) for _ in bodies] for bodies in given]
 
     def _take_all(self, takes: Sequence[_Take]) -> list[list[Message] | BaseException]:
-        by_lease: defaultdict[float, list[int]] = defaultdict(list)
+        by_terms: defaultdict[_Take, list[int]] = defaultdict(list)
         for index, take in enumerate(takes):
-            by_lease[take.lease_s].append(index)
+            by_terms[take._replace(limit=0)].append(index)
         results: dict[int, list[Message] | BaseException] = {}
         if self.is_grouped:  # messages of one group must not be shared out
-            together = [(takes[index].lease_s, [index]) for index in range(len(takes))]
+            together = [(take, [index]) for index, take in enumerate(takes)]
         else:
-            together = list(by_lease.items())
-        for lease_s, indexes in together:
+            together = list(by_terms.items())
+        for terms, indexes in together:
             limits = [takes[index].limit for index in indexes]
             try:
                 shares: Sequence[list[Message] | BaseException] = dealt(
-                    self._take_up_to(sum(limits), lease_s), limits
+                    self._take_up_to(sum(limits), terms.lease_s, one_per_group=terms.one_per_group), limits
                 )
             except BaseException as error:
                 shares = [error] * len(indexes)
             results.update(zip(indexes, shares, strict=True))
         return [results[index] for index in range(len(takes))]
 
-    def _take_up_to(self, limit: int, lease_s: float) -> list[Message]:
+    def _take_up_to(self, limit: int, lease_s: float, *, one_per_group: bool = False) -> list[Message]:
+        how: dict[str, Any] = {"one_per_group": True} if one_per_group else {}
         taken: list[Message] = []
         left = _MAX_TAKEN_BYTES
         while len(taken) < limit and left > 0:
             asked = self._next_read(limit - len(taken), len(taken), left)
             try:
-                found = self._queue.receive(asked, wait=0.0 if taken else self._take_wait_s, lease=lease_s)
+                wait_s = 0.0 if taken else self._take_wait_s
+                found = self._queue.receive(asked, wait=wait_s, lease=lease_s, **how)
             except BaseException:
                 self._give_back(taken)
                 raise
@@ -389,7 +410,11 @@ class ServedQueue:
             return []
         return taken
 
-    def _seen_up_to(self, limit: int, look: Callable[[int], Sequence[Message]]) -> Sequence[Message]:
+    async def look(self, limit: int, look: Callable[[Queue, int], Sequence[S]]) -> Sequence[S]:
+        """What a function finds in the queue, up to `limit`, as many as may be in memory together."""
+        return await self._call(self._seen_up_to, limit, lambda asked: look(self._queue, asked))
+
+    def _seen_up_to(self, limit: int, look: Callable[[int], Sequence[S]]) -> Sequence[S]:
         """What `look` finds, up to `limit` messages, as many as may be in memory together."""
         asked = self._next_read(limit, 0, _MAX_TAKEN_BYTES)
         while True:
@@ -421,14 +446,14 @@ class ServedQueue:
             likely = min(max(likely, _GROWTH * _FIRST_TAKE), left // self._largest_body)
         return min(wanted, max(1, likely))
 
-    def _note_sizes(self, found: Sequence[Message]) -> int:
+    def _note_sizes(self, found: Sequence[Seen]) -> int:
         """Learn from bodies that were read; returns their bytes."""
-        sizes = [len(message.body) for message in found]
+        sizes = [*map(_bytes_of, found)]
         self._largest_body = max(*sizes, self._largest_body - self._largest_body // _FORGOTTEN, 1)
         return sum(sizes)
 
     def _ack_all(self, given: Sequence[Sequence[str]]) -> list[None]:
-        self._queue.ack(self._receipts([one for ids in given for one in ids]), confirmed=True)
+        self._queue.ack([one for receipts in given for one in receipts], confirmed=True)
         return [None] * len(given)
 
     def _extend_all(self, given: Sequence[_Extension]) -> list[None]:
@@ -436,11 +461,8 @@ class ServedQueue:
         for one in given:
             by_lease[one.lease_s] += one.ids
         for lease_s, ids in by_lease.items():
-            self._queue.extend(self._receipts(ids), lease=lease_s, confirmed=True)
+            self._queue.extend(self.receipts(ids), lease=lease_s, confirmed=True)
         return [None] * len(given)
-
-    def _receipts(self, ids: Sequence[str]) -> list[str]:
-        return [self._known_receipts.get(one) or self._queue.receipt(one) for one in ids]
 
     def _know(self, messages: Sequence[Message]) -> None:
         """Remember receipts, in a queue on Kafka that can't make them of ids (without late_acks)."""
@@ -529,9 +551,14 @@ def dealt(messages: Sequence[Message], limits: Sequence[int]) -> list[list[Messa
     return shares
 
 
-def _fitting(messages: Sequence[Message], most: int) -> Sequence[Message]:
+def _bytes_of(seen: Seen) -> int:
+    message = seen.message if isinstance(seen, Orphan) else seen
+    return 0 if message is None else len(message.body)
+
+
+def _fitting(messages: Sequence[S], most: int) -> Sequence[S]:
     """The first messages, as many as have `most` bytes together; at least one."""
-    for count, total in enumerate(accumulate(len(message.body) for message in messages)):
+    for count, total in enumerate(accumulate(map(_bytes_of, messages))):
         if total > most:
             return messages[: max(1, count)]
     return messages

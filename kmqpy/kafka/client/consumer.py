@@ -23,7 +23,7 @@ from kmqpy.kafka.client.read_ahead import ReadAhead
 from kmqpy.kafka.client.receiver import Receiver
 from kmqpy.kafka.client.record_message import Acknowledges, KafkaMessage
 from kmqpy.kafka.client.topics_in_use import TopicsInUse
-from kmqpy.kafka.markers.codec import MAX_REASON, Marker, Op
+from kmqpy.kafka.markers.codec import AT_ONCE_MS, MAX_REASON, Marker, Op
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import stale_markers_error
@@ -182,14 +182,16 @@ class QueueConsumer:
     def nack(
         self,
         *messages: MessagesLike,
-        delay: Duration = 0,
+        delay: Duration | None = None,
         count: bool = True,
         reason: str | None = None,
         confirmed: bool = False,
     ) -> None:
         """See KmqClient.nack."""
         check_flag(count, "count")
-        delay_ms = bounded(duration_ms(delay, "delay"), "delay", "max_delay_ms", self._queue)
+        delay_ms = bounded(duration_ms(delay or 0, "delay"), "delay", "max_delay_ms", self._queue)
+        if delay is not None and not delay_ms and self._queue.retry_delays:
+            delay_ms = AT_ONCE_MS
         cut = _cut_reason(reason)
         named = m.each_of(messages)
         writer, places = self._locate(self._places.places_of, named)
@@ -233,12 +235,13 @@ class QueueConsumer:
         if self._closed.is_set() or self._guard.inherited:
             return
         self._closed.set()
+        closing_at = self._clock.monotonic()
         self._housekeeper.join()
-        with self._receiving:
+        with self._receiving:  # receive() waits for its start markers for a while yet
             self._topics.writer.give_back(self._read_ahead.pop_all())
             self._receiver.give_back_interrupted()
             writer = self._topics.writer
-            writer.close(self._connection.timeout_s)
+            writer.close(self._connection.timeout_s, self._clock.monotonic() - closing_at)
             self._receiver.close(is_away=writer.is_away)
 
     def __enter__(self) -> Self:

@@ -303,23 +303,24 @@ class MarkerWriter(Closeable):
                     self._waiters.remove(waiter)
         return waiter.left
 
-    def close(self, timeout_s: float = 10.0) -> int:
+    def close(self, timeout_s: float = 10.0, waited_s: float = 0.0) -> int:
         """Flush and stop; returns how many markers stay unconfirmed. Their messages are redelivered.
 
         Gives up, and sets `is_away`, when nothing is confirmed and Kafka does not answer, see
-        librdkafka.answers(). For the thread that uses `starts`. Does nothing in a forked child: the markers
+        librdkafka.answers(). The `waited_s` for which the caller has waited for confirmations count as
+        silence, too. For the thread that uses `starts`. Does nothing in a forked child: the markers
         are the parent's.
         """
         if self._guard.inherited:
             return 0
         deadline = self._clock.monotonic() + timeout_s
-        left, left_s = sum(group.left for group in self._groups), timeout_s
-        while left and left_s > 0 and not self.is_away:
-            before, left = left, self.flush(min(_SILENCE_S, left_s))
+        asks_at = self._clock.monotonic() + _SILENCE_S - waited_s
+        left = sum(group.left for group in self._groups)
+        while left and (now := self._clock.monotonic()) < deadline and not self.is_away:
+            before, left = left, self.flush(max(0.0, min(asks_at, deadline) - now))
             self.is_away = 0 < before <= left and not self._answers()
-            left_s = deadline - self._clock.monotonic()
+            asks_at = self._clock.monotonic() + _SILENCE_S
         # The next owner reads the start markers, which must all be in the log by then.
-        asks_at = self._clock.monotonic() + _SILENCE_S
         while not (self.is_away or self._starts.all_outcomes_known()) and self._clock.monotonic() < deadline:
             self._clock.sleep(POLL_S)
             if self._clock.monotonic() >= asks_at:

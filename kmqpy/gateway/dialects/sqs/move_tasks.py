@@ -36,8 +36,8 @@ from kmqpy.gateway.dialects.sqs.errors import (
     invalid,
 )
 from kmqpy.gateway.dialects.sqs.messages import origin_of
-from kmqpy.gateway.dialects.sqs.polls import Polls
 from kmqpy.gateway.service.hub import Hub, QueueName
+from kmqpy.gateway.service.polls import Polls
 from kmqpy.gateway.service.served_queue import Taken
 from kmqpy.message import OutgoingMessage
 

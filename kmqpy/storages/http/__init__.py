@@ -1,0 +1,74 @@
+"""Queues behind a gateway: open_storage() opens `http://host:8080`, or https, also of several gateways."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from kmqpy.core.settings import check_addresses, convert
+from kmqpy.errors import ConfigError, MissingExtra
+from kmqpy.queue import QueueUrl
+from kmqpy.storages.stored_storage import URL_SETTINGS
+from kmqpy.storages.tls import TLS_SETTINGS, tls_of
+from kmqpy.telemetry.base import Telemetry
+
+if TYPE_CHECKING:
+    from kmqpy.storages.http.storage import RemoteStorage
+
+KEY_VARIABLE = "KMQ_API_KEY"
+_STORAGE_SETTINGS = ("api_key", "timeout_ms")
+_TIMEOUT_MS = 10_000
+
+
+def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> RemoteStorage:
+    """Open the queues of a gateway: `http://host:8080`, or `https://one:8443,two:8443` of several.
+
+    Several gateways are of the same storage: a call goes to the next one when one does not answer. A path
+    in the url stands before all paths, where a proxy needs it.
+
+    api_key     the key that `kmq key create` has made; default: the environment's KMQ_API_KEY
+    timeout     a failed call is repeated for up to this time, then Unavailable; default 10s. Of a send
+                whose answer was lost nobody knows whether it happened: it is repeated only if all its
+                messages have dedup ids, else it raises UnknownOutcome
+    ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_verify  with https; see Tls
+
+    Queues can what those of the gateway's storage can, but there are no transactions, and queues with
+    `delivery="at-most-once"` can't be opened: they need the message itself to put it back. `receipt()` is
+    a request. A look shows at most 10,000 messages, or 16 MiB of bodies.
+
+    Raises ConfigError, MissingExtra without httpx, Unavailable, AccessDenied.
+    """
+    secure = url.scheme == "https"
+    url.refuse_unknown([*_STORAGE_SETTINGS, *(TLS_SETTINGS if secure else ()), *URL_SETTINGS])
+    if url.user is not None:
+        raise ConfigError(f"queue url: a gateway knows no users; give its key as {KEY_VARIABLE}, or api_key=")
+    example = f"{url.scheme}://host:8080"
+    check_addresses(url.address, "queue url", example)
+    hosts = [host for host in map(str.strip, url.address.split(",")) if host]
+    if not hosts or any("/" in host for host in hosts):
+        raise ConfigError(f"queue url: {url.address!r} is no address of a gateway; write it like {example}")
+    key = url.settings.get("api_key", os.environ.get(KEY_VARIABLE))
+    if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
+        where = "api_key" if "api_key" in url.settings else KEY_VARIABLE
+        raise ConfigError(f"{where}: it is no key; `kmq key create` prints one of letters and digits")
+    timeout_ms: int = convert("timeout_ms", url.settings.get("timeout_ms", _TIMEOUT_MS), int)
+    if timeout_ms <= 0:
+        raise ConfigError(f"timeout_ms: {timeout_ms} must be above 0")
+    try:
+        from kmqpy.storages.http.gateways import Gateways
+        from kmqpy.storages.http.storage import RemoteStorage
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in {"httpx", "msgspec"}:
+            raise
+        raise MissingExtra("http", f"a queue on {url.scheme}:") from None
+    gateways = Gateways(
+        [f"{url.scheme}://{host}{url.path.rstrip('/')}" for host in hosts],
+        key=key,
+        timeout_s=timeout_ms / 1000,
+        tls=tls_of(url, wanted=True) if secure else None,
+    )
+    try:
+        return RemoteStorage(gateways, telemetry=telemetry)
+    except BaseException:
+        gateways.close()
+        raise

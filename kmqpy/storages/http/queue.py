@@ -1,0 +1,571 @@
+"""RemoteQueue, a queue behind a gateway: checks arguments, encodes them, and asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from kmqpy.core.clock import Clock
+from kmqpy.core.closeable import Closeable
+from kmqpy.core.durations import DAY_MS, Duration, duration_ms, lease_duration_ms
+from kmqpy.core.forks import ForkGuard
+from kmqpy.core.settings import check_limit
+from kmqpy.errors import Closed, ConfigError, KmqError, MessageError, ReceiptError, Unfinished
+from kmqpy.message import (
+    Headers,
+    HeadersLike,
+    LazyMessage,
+    Message,
+    MessagesLike,
+    OutgoingMessage,
+    check_bodies,
+    each_of,
+)
+from kmqpy.queue import Capabilities, Codec, DeadLetter, DeadLetters, Orphan, shapes
+from kmqpy.queue.arguments import check_age, check_flag, check_ids
+from kmqpy.queue_policy import bounded
+from kmqpy.storages.http.gateways import Gateways
+from kmqpy.storages.settings import StoredQueueSettings
+from kmqpy.storages.stored_queue import Terms, check_can, checked_name, encoded, message_terms
+from kmqpy.telemetry.base import Telemetry
+
+T = TypeVar("T")
+
+_POLL_S = 1.0
+"""A receive() that waits asks the gateway so often, in seconds, so that close() ends it soon."""
+_MAX_BYTES = 4 * 1024 * 1024
+"""A request has so many bytes of bodies, or one body."""
+
+Listed = list[DeadLetter]
+
+
+def path_of(queue: str) -> str:
+    """The path of a queue."""
+    return f"/v1/queues/{quote(queue, safe='')}"
+
+
+class RemoteMessage(LazyMessage):
+    """A Message whose fields are read from what the gateway has answered."""
+
+    __slots__ = ("_queue", "_shape", "_until_ms")
+    _queue: RemoteQueue
+    _shape: shapes.SentMessage
+    _until_ms: int
+
+    def __init__(self, queue: RemoteQueue, shape: shapes.SentMessage, until_ms: int) -> None:
+        self._queue = queue
+        self._shape = shape
+        self._until_ms = until_ms
+
+    def ack(self, *, confirmed: bool = False) -> None:
+        """See Message.ack."""
+        self._queue.ack(self, confirmed=confirmed)
+
+    @property
+    def queue(self) -> str:
+        return self._queue.name
+
+    @property
+    def id(self) -> str:
+        return self._shape.id
+
+    @property
+    def body(self) -> bytes:
+        return self._shape.body_bytes()
+
+    @property
+    def headers(self) -> Headers:
+        return self._shape.all_headers()
+
+    @property
+    def attempts(self) -> int:
+        return self._shape.attempts
+
+    @property
+    def enqueued_ms(self) -> int:
+        return self._shape.enqueued_ms
+
+    @property
+    def first_enqueued_ms(self) -> int:
+        return self._shape.first_enqueued_ms
+
+    @property
+    def lease_until_ms(self) -> int:
+        return self._until_ms
+
+    @property
+    def receipt(self) -> str:
+        return self._shape.receipt
+
+    @property
+    def group(self) -> str | None:
+        return self._shape.group
+
+    @property
+    def key(self) -> bytes | None:
+        return self._shape.key_bytes()
+
+
+class _Outgoing(NamedTuple):
+    """A message that was checked."""
+
+    body: bytes
+    terms: Terms
+    dedup_id: str | None
+
+    def shape(self, headers: Headers) -> shapes.NewMessage:
+        """The message as it is sent, with these headers."""
+        key, _, delay_ms, priority, _, group = self.terms
+        more = {"delay": delay_ms / 1000, "priority": priority, "group": group, "dedup_id": self.dedup_id}
+        return shapes.new_message(self.body, key, headers, **more)
+
+
+class RemoteQueue(Closeable):
+    """A queue behind a gateway; see kmqpy.queue.Queue. Made by RemoteStorage.open()."""
+
+    def __init__(
+        self,
+        gateways: Gateways,
+        name: str,
+        handle: shapes.Handle,
+        settings: StoredQueueSettings,
+        capabilities: Capabilities,
+        *,
+        clock: Clock,
+        telemetry: Telemetry | None = None,
+        codec: Codec | None = None,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        self._gateways = gateways
+        self._name = name
+        self._path = path_of(name)
+        self._handle = handle
+        self._headers = {shapes.QUEUE_ID: quote(handle.unique_id)}
+        self._settings = settings
+        self._capabilities = capabilities
+        self._clock = clock
+        self._telemetry = telemetry or Telemetry()
+        self._codec = codec
+        self._on_close = on_close
+        self._guard = ForkGuard(f"the queue {name!r}")
+        self._closed = False
+        self._dead_letters = _RemoteDeadLetters(self)
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self._name
+
+    @property
+    def unique_id(self) -> str:
+        """See Queue.unique_id."""
+        return self._handle.unique_id
+
+    @property
+    def settings(self) -> StoredQueueSettings:
+        """The queue's settings when it was opened; of those that only Kafka has, none."""
+        return self._settings
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See Queue.capabilities."""
+        return self._capabilities
+
+    @property
+    def default_lease(self) -> float:
+        """See Queue.default_lease."""
+        return self._handle.default_lease
+
+    @property
+    def max_lease(self) -> float:
+        """See Queue.max_lease."""
+        return self._handle.max_lease
+
+    @property
+    def at_most_once(self) -> bool:
+        """See Queue.at_most_once; such queues are not opened."""
+        return False
+
+    @property
+    def delays_retries(self) -> bool:
+        """See Queue.delays_retries."""
+        return self._handle.delays_retries
+
+    @property
+    def in_groups(self) -> bool:
+        """See Queue.in_groups."""
+        return self._handle.in_groups
+
+    @property
+    def max_in_flight(self) -> int | None:
+        """See Queue.max_in_flight."""
+        return self._handle.max_in_flight
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """See Queue.dead_letters."""
+        return self._dead_letters
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    def send(
+        self,
+        body: Any,
+        *,
+        key: bytes | str | None = None,
+        headers: HeadersLike | None = None,
+        delay: Duration = 0,
+        priority: int = 0,
+        group: str | None = None,
+        dedup_id: str | None = None,
+        transaction: Any = None,
+    ) -> str:
+        """See Queue.send."""
+        message = OutgoingMessage(
+            body, key=key, headers=headers, delay=delay, priority=priority, group=group, dedup_id=dedup_id
+        )
+        return self.send_many([message], transaction=transaction)[0]
+
+    def send_many(
+        self,
+        bodies: Iterable[Any],
+        *,
+        key: bytes | str | None = None,
+        headers: HeadersLike | None = None,
+        delay: Duration = 0,
+        priority: int = 0,
+        group: str | None = None,
+        transaction: Any = None,
+    ) -> list[str]:
+        """See Queue.send_many; it sends up to 1,000 messages, or 4 MiB, in a request."""
+        check_bodies(bodies)
+        self.check_open()
+        terms = self._terms(key, headers, delay, priority, group)
+        messages = [
+            self._outgoing(body)
+            if isinstance(body, OutgoingMessage)
+            else _Outgoing(self._encoded(body), terms, None)
+            for body in bodies
+        ]
+        self._check_no_transaction(transaction)
+        ids: list[str] = []
+        with ExitStack() as stack:
+            shown = [
+                one.shape(stack.enter_context(self._telemetry.sending(self.name, one.terms[1])))
+                for one in messages
+            ]
+            for piece in _pieces(shown):
+                batch = shapes.Batch(piece)
+                repeatable = all(one.dedup_id is not None for one in batch.messages)
+                try:
+                    found = self.ask("POST", "batch", shapes.Ids, body=batch, repeatable=repeatable)
+                except MessageError as error:
+                    if ids:
+                        raise Unfinished(
+                            f"{error}; {len(ids)} messages before it were sent", len(ids)
+                        ) from None
+                    raise
+                ids += found.ids
+        if ids:
+            self._telemetry.finished(self.name, "send", len(ids))
+        return ids
+
+    def decode(self, message: Message | DeadLetter) -> Any:
+        """See Queue.decode."""
+        return message.body if self._codec is None else self._codec.decode(message.body)
+
+    def flush(self, timeout: Duration = 30) -> None:
+        """See Queue.flush. It waits for nothing: calls return when the gateway has answered."""
+        duration_ms(timeout, "timeout")
+        self.check_open()
+
+    def _outgoing(self, message: OutgoingMessage) -> _Outgoing:
+        terms = self._terms(message.key, message.headers, message.delay, message.priority, message.group)
+        if message.dedup_id is not None:
+            check_can(self.name, "dedup_id", self._capabilities.dedup)
+            checked_name(message.dedup_id, "dedup_id")
+        return _Outgoing(self._encoded(message.body), terms, message.dedup_id)
+
+    def _terms(self, *given: Any) -> Terms:
+        return message_terms(self.name, self._settings, self._capabilities, given)
+
+    def _encoded(self, value: Any) -> bytes:
+        return encoded(self._codec, value, self._capabilities.max_body_bytes)
+
+    def _check_no_transaction(self, transaction: Any) -> None:
+        check_can(self.name, "transaction", transaction is None)
+
+    # --- taking -----------------------------------------------------------------------------------
+
+    def receive(
+        self,
+        max_messages: int = 100,
+        *,
+        wait: Duration = 1.0,
+        lease: Duration | None = None,
+        one_per_group: bool = False,
+    ) -> list[Message]:
+        """See Queue.receive; it takes at most 1,000."""
+        check_limit(max_messages, "max_messages")
+        wait_ms = min(duration_ms(wait, "wait"), DAY_MS)
+        check_flag(one_per_group, "one_per_group")
+        lease_s = None
+        if lease is not None:
+            lease_s = bounded(lease_duration_ms(lease), "lease", "max_lease_ms", self._settings) / 1000
+        deadline = self._clock.monotonic() + wait_ms / 1000
+        while True:
+            self.check_open()
+            query = shapes.ReceiveQuery(
+                max_messages=min(max_messages, shapes.MOST),
+                wait=max(0.0, min(_POLL_S, deadline - self._clock.monotonic())),
+                lease=lease_s,
+                one_per_group=one_per_group and self.in_groups,
+            )
+            found, took_s = self._call("POST", "receive", shapes.Received, query=query, wait_s=query.wait)
+            # A lease begins with the take, of which the answer says how long the request waited before.
+            gone_ms = max(0, round(took_s * 1000) - found.waited_ms)
+            until_ms = self._clock.wall_ms() + found.lease_ms - gone_ms
+            messages: list[Message] = [RemoteMessage(self, one, until_ms) for one in found.messages]
+            if messages and (self._closed or gone_ms * 2 > found.lease_ms):
+                self._give_back(messages)
+                self._telemetry.failed(self.name, "receive", len(messages))
+            elif messages:
+                self._telemetry.received(self.name, messages)
+                return messages
+            self.check_open()
+            if self._clock.monotonic() >= deadline:
+                return []
+
+    def _give_back(self, messages: Sequence[Message]) -> None:
+        body = shapes.Nack(receipts=[one.receipt for one in messages], count=False)
+        self._call("POST", "nack", type(None), body=body)
+
+    # --- finishing --------------------------------------------------------------------------------
+
+    def ack(self, *messages: MessagesLike, confirmed: bool = False, transaction: Any = None) -> None:  # noqa: ARG002
+        """See Queue.ack; it is always confirmed."""
+        receipts = self._receipts(messages)
+        self._check_no_transaction(transaction)
+        for piece in _thousands(receipts):
+            self.ask("POST", "ack", type(None), body=shapes.Finish(receipts=piece))
+            self._telemetry.finished(self.name, "ack", len(piece))
+
+    def nack(
+        self,
+        *messages: MessagesLike,
+        delay: Duration | None = None,
+        count: bool = True,
+        reason: str | None = None,
+        confirmed: bool = False,  # noqa: ARG002
+    ) -> None:
+        """See Queue.nack."""
+        receipts = self._receipts(messages)
+        delay_s = None
+        if delay is not None:
+            delay_s = bounded(duration_ms(delay, "delay"), "delay", "max_delay_ms", self._settings) / 1000
+        check_flag(count, "count")
+        if delay_s:
+            check_can(self.name, "delay", self._capabilities.delay)
+        reason = _text(reason)
+        for piece in _thousands(receipts):
+            body = shapes.Nack(receipts=piece, delay=delay_s, count=count, reason=reason)
+            self.ask("POST", "nack", type(None), body=body)
+            self._telemetry.finished(self.name, "nack", len(piece))
+
+    def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:  # noqa: ARG002
+        """See Queue.extend."""
+        receipts = self._receipts(messages)
+        lease_ms = bounded(lease_duration_ms(lease), "lease", "max_lease_ms", self._settings)
+        lost: list[str] = []
+        for piece in _thousands(receipts):
+            body = shapes.Extend(receipts=piece, lease=lease_ms / 1000)
+            found = self.ask("POST", "extend", shapes.Lost, body=body).lost
+            lost += found
+            if len(piece) > len(found):
+                self._telemetry.finished(self.name, "extend", len(piece) - len(found))
+            if found:
+                self._telemetry.failed(self.name, "late extend", len(found))
+        return lost
+
+    def dead_letter(
+        self,
+        *messages: MessagesLike,
+        reason: str | None = None,
+        confirmed: bool = False,  # noqa: ARG002
+    ) -> None:
+        """See Queue.dead_letter."""
+        receipts = self._receipts(messages)
+        reason = _text(reason)
+        for piece in _thousands(receipts):
+            self.ask("POST", "dead-letter", type(None), body=shapes.Reject(receipts=piece, reason=reason))
+            self._telemetry.finished(self.name, "dead-letter", len(piece))
+
+    def _receipts(self, messages: tuple[MessagesLike, ...]) -> list[str]:
+        self.check_open()
+        found: dict[str, None] = {}
+        for one in each_of(messages):
+            receipt = one.receipt if isinstance(one, Message) else one
+            if not isinstance(receipt, str):
+                raise ReceiptError(f"receipt: an object of type {type(receipt).__name__} is not a receipt")
+            found[receipt] = None  # a message that is named twice is finished once
+        return list(found)
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def receipt(self, message_id: str) -> str:
+        """See Queue.receipt; here it takes a request."""
+        self.check_open()
+        if not isinstance(message_id, str):
+            raise ReceiptError(f"id: an object of type {type(message_id).__name__} is not that of a message")
+        return self.ask("GET", "receipt", shapes.Receipt, query=shapes.ReceiptQuery(id=message_id)).receipt
+
+    def peek(self, limit: int = 10) -> list[Message]:
+        """See Queue.peek; the receipts of the messages name no take, so ack() refuses them."""
+        found = self.ask("GET", "peek", shapes.Messages, query=_limit(limit))
+        return [self._seen(one) for one in found.messages]
+
+    def size(self, limit: int | None = None) -> int:
+        """See Queue.size."""
+        return self._count("GET", "size", query=_counted(limit))
+
+    def in_flight(self, limit: int | None = None) -> int:
+        """See Queue.in_flight."""
+        return self._count("GET", "in-flight", query=_counted(limit))
+
+    def orphans(
+        self,
+        older_than: Duration | None = None,
+        *,
+        queued_before_ms: int | None = None,
+        limit: int | None = None,
+    ) -> list[Orphan]:
+        """See Queue.orphans."""
+        taken_for_ms = check_age(older_than, queued_before_ms)
+        most = shapes.MOST_SEEN if limit is None else min(check_limit(limit), shapes.MOST_SEEN)
+        query = shapes.OrphansQuery(
+            older_than=None if taken_for_ms is None else taken_for_ms / 1000,
+            queued_before_ms=queued_before_ms,
+            limit=most,
+        )
+        found = self.ask("GET", "orphans", shapes.Orphans, query=query).orphans
+        return [one.orphan(None if one.message is None else self._seen(one.message)) for one in found]
+
+    def _seen(self, shape: shapes.SentMessage) -> Message:
+        return RemoteMessage(self, shape, shape.lease_until_ms)
+
+    # --- administration ---------------------------------------------------------------------------
+
+    def purge(self) -> int:
+        """See Queue.purge."""
+        return self._count("POST", "purge")
+
+    def release_all(self) -> int:
+        """See Queue.release_all."""
+        return self._count("POST", "release-all")
+
+    def close(self) -> None:
+        """See Queue.close. A receive() that waits in another thread raises Closed within a second."""
+        if self._closed or self._guard.inherited:
+            return
+        self._closed = True
+        if self._on_close is not None:
+            self._on_close()
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def ask(self, method: str, call: str, answer: type[T], **more: Any) -> T:
+        """Ask the gateway, and return its answer; raises Closed after close()."""
+        self.check_open()
+        return self._call(method, call, answer, **more)[0]
+
+    def _call(self, method: str, call: str, answer: type[T], **more: Any) -> tuple[T, float]:
+        try:
+            return self._gateways.call(method, f"{self._path}/{call}", answer, headers=self._headers, **more)
+        except KmqError:
+            self.check_open()
+            raise
+
+    def _count(self, method: str, call: str, **more: Any) -> int:
+        return self.ask(method, call, shapes.Counted, **more).count
+
+    def check_open(self) -> None:
+        """Raise Closed after close()."""
+        self._guard.raise_if_inherited()
+        if self._closed:
+            raise Closed(f"queue {self.name!r}: it is closed")
+
+
+class _RemoteDeadLetters:
+    """Implements kmqpy.queue.DeadLetters."""
+
+    def __init__(self, queue: RemoteQueue) -> None:
+        self._queue = queue
+
+    def list(self, limit: int = 100) -> Listed:
+        """See DeadLetters.list."""
+        return self._letters("dead-letters", limit)
+
+    def peek(self, limit: int = 100) -> Listed:
+        """See DeadLetters.peek."""
+        return self._letters("dead-letters/peek", limit)
+
+    def redrive(self, ids: Iterable[str] | None = None, *, limit: int | None = None) -> int:
+        """See DeadLetters.redrive."""
+        self._queue.check_open()
+        if ids is not None and limit is not None:
+            raise ConfigError("redrive: give ids or a limit, not both")
+        if limit is not None:
+            check_limit(limit, "limit")
+        if ids is None:
+            return self._count("redrive", shapes.Redrive(limit=limit))
+        check_ids(ids)
+        named = [one for one in ids if isinstance(one, str)]
+        return sum(self._count("redrive", shapes.Redrive(ids=piece)) for piece in _thousands(named))
+
+    def purge(self) -> int:
+        """See DeadLetters.purge."""
+        return self._count("purge", None)
+
+    def _count(self, call: str, body: msgspec.Struct | None) -> int:
+        return self._queue.ask("POST", f"dead-letters/{call}", shapes.Counted, body=body).count
+
+    def _letters(self, call: str, limit: int) -> Listed:
+        found = self._queue.ask("GET", call, shapes.Letters, query=_limit(limit))
+        return [one.letter() for one in found.dead_letters]
+
+
+def _limit(limit: int) -> shapes.Limit:
+    return shapes.Limit(limit=min(check_limit(limit, "limit"), shapes.MOST_SEEN))
+
+
+def _counted(limit: int | None) -> shapes.CountQuery:
+    return shapes.CountQuery(limit=None if limit is None else check_limit(limit, "limit"))
+
+
+def _text(reason: object) -> str | None:
+    if reason is None:
+        return None
+    if not isinstance(reason, str):
+        raise ConfigError(f"reason: an object of type {type(reason).__name__} is not text")
+    return reason.encode(errors="replace").decode()
+
+
+def _thousands(items: list[str]) -> Iterator[list[str]]:
+    return (items[start : start + shapes.MOST] for start in range(0, len(items), shapes.MOST))
+
+
+def _pieces(messages: list[shapes.NewMessage]) -> Iterator[list[shapes.NewMessage]]:
+    """Messages as they go in requests."""
+    begun, size = 0, 0
+    for index, one in enumerate(messages):
+        more = len(one.body or b"") + len(one.body_base64 or b"")
+        if index > begun and (index - begun == shapes.MOST or size + more > _MAX_BYTES):
+            yield messages[begun:index]
+            begun, size = index, 0
+        size += more
+    if messages:
+        yield messages[begun:]
