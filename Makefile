@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 DEMO_READY := $(VENV)/.ready-demo
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)-docs/.ready
+RELEASE_READY := $(VENV)-release/.ready
 COMPILED := $(VENV)/.compiled
 ARGS ?=
 # Tests wait twice as long as they compute, so more of them than cores run at a time. (Seven took longer than five on
@@ -17,7 +18,7 @@ SHELL := bash
 # Of pip's lines, those that say what takes time; errors it writes elsewhere.
 PROGRESS := awk '/Downloading .* MB/ { print; fflush() } /^Installing/ { print "  Installing"; fflush() }'
 
-.PHONY: help demo test test-quick test-failed test-unit test-docs lint format bench bench-table chaos test-brokers mutants fuzz model diagrams docs lock clean
+.PHONY: help demo test test-quick test-failed test-unit test-docs lint format bench bench-table chaos test-brokers mutants fuzz model diagrams docs release-check lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -41,6 +42,12 @@ $(DOCS_READY): requirements-docs.lock pyproject.toml
 	@$(PYTHON) -m venv $(VENV)-docs
 	@$(VENV)-docs/bin/python -m pip install --progress-bar off --require-hashes -r requirements-docs.lock | $(PROGRESS)
 	@$(VENV)-docs/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(RELEASE_READY): requirements-release.lock pyproject.toml
+	@echo "Setting up $(VENV)-release (once) ..."
+	@$(PYTHON) -m venv $(VENV)-release
+	@$(VENV)-release/bin/python -m pip install --progress-bar off --require-hashes -r requirements-release.lock | $(PROGRESS)
 	@touch $@
 
 $(COMPILED): $(READY)
@@ -72,11 +79,12 @@ test-docs: $(READY) ## the code blocks of docs/spark.md, which take a minute or 
 test-brokers: $(READY) ## the core suite on each Kafka that README names, 15 minutes; ARGS="2.8.2" for one
 	$(BIN)/python -m tests.brokers $(ARGS)
 
-lint: $(READY) ## ruff, mypy --strict, import-linter
+lint: $(READY) ## ruff, mypy --strict, import-linter, zizmor
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/zizmor --offline --quiet .github
 
 format: $(READY) ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
@@ -107,6 +115,9 @@ model: $(READY) ## check the protocol with TLC, see spec/README.md; ARGS="--full
 diagrams: ## draw docs/*.dot (needs npm)
 	for file in docs/*.dot; do npx --yes @hpcc-js/wasm-graphviz-cli@1.11.2 -K dot -T svg $$file > $${file%.dot}.svg; done
 
+release-check: $(RELEASE_READY) ## build it twice, install it with each extra; ARGS="--tag v0.1.0" before that tag is pushed
+	@$(VENV)-release/bin/python tests/packaging/release.py $(ARGS)
+
 COMPILE := $(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" pyproject.toml
 
@@ -115,7 +126,8 @@ lock: ## pin the newest versions that pyproject.toml allows, with hashes
 	$(COMPILE) --upgrade --extra bench --extra test --extra lint -o requirements.lock
 	$(COMPILE) --constraint requirements.lock --extra build --extra dev -o requirements-dev.lock
 	$(COMPILE) --upgrade --extra docs -o requirements-docs.lock
+	$(COMPILE) --upgrade --extra release -o requirements-release.lock
 	@rm -rf $(VENV)-lock
 
 clean: ## remove what the other targets made here
-	rm -rf $(VENV) $(VENV)-docs site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-docs $(VENV)-release site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -86,11 +86,20 @@ WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "storages": storage_speed.cases,
     "zookeeper": zookeeper_speed.cases,
     "gateway": gateway_speed.cases,
+    "gateway-sqs": gateway_speed.sqs_cases,
     "spark-processing": spark_processing.cases,
     "spark-state": spark_state.cases,
     "spark-tracker": spark_tracker.cases,
 }
-TOO_LONG = {"storages", "zookeeper", "gateway", "spark-processing", "spark-state", "spark-tracker"}
+TOO_LONG = {
+    "storages",
+    "zookeeper",
+    "gateway",
+    "gateway-sqs",
+    "spark-processing",
+    "spark-state",
+    "spark-tracker",
+}
 """Works that --quick leaves out unless --only names them: they have many peers, or a Spark session for
 each."""
 

@@ -5,7 +5,17 @@ from dataclasses import replace
 
 from benchmarks import children
 from benchmarks.lab import Lab
-from benchmarks.results import JVM, KMQPY, PLAIN, SHARE, Case, Figures, progress
+from benchmarks.results import (
+    JVM,
+    KMQPY,
+    PLAIN,
+    SHARE,
+    SHARE_IMPLICIT,
+    SHARE_PERF,
+    Case,
+    Figures,
+    progress,
+)
 from benchmarks.sizes import Sizes
 from kmqpy.kafka.settings import QueueSettings
 
@@ -18,8 +28,13 @@ _PEERS = {
     KMQPY["range"]: ("kmqpy", "range", "fast"),
     KMQPY["jvm"]: ("kmqpy", "jvm", "medium"),
     SHARE: ("share", _NONE, "medium"),
+    SHARE_IMPLICIT: ("share-implicit", _NONE, "medium"),
+    SHARE_PERF: ("share-perf", _NONE, "medium"),
     JVM: ("jvm", "jvm", "slow"),
 }
+
+_IN_ORDER = {SHARE_IMPLICIT, SHARE_PERF}
+"""They acknowledge whole batches."""
 
 
 def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
@@ -40,6 +55,7 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
                         peers={
                             peer: _turn(lab, queue, partitions, peer, sizes, in_random_order=in_random_order)
                             for peer in _PEERS
+                            if not (in_random_order and peer in _IN_ORDER)
                         },
                         repeats=sizes.repeats,
                     )

@@ -1,4 +1,4 @@
-"""Measures the gateway over storages, beside ElasticMQ in memory in its own dialect (SQS).
+"""Measures the gateway over storages, beside ElasticMQ in memory, in EmoDB's dialect and in SQS's.
 
 Sends, and polls with acknowledgements, one by one and in batches, over several numbers of connections. The
 server, the load and the storage share the machine's cores; `load_cores` and `server_cores` (in the JSON) say
@@ -10,7 +10,7 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.children import Child, peer
@@ -22,10 +22,13 @@ from kmqpy.dev import Databases
 from kmqpy.dev.jars import jar_set
 from kmqpy.dev.java import find_java
 from kmqpy.dev.ports import free_ports
+from kmqpy.gateway.keys.keyring import new_key
+from kmqpy.gateway.keys.stores import FileKeys
 
-ELASTICMQ = "ElasticMQ 1.6.11, memory"
+ELASTICMQ = "ElasticMQ 1.7.1, memory"
 _JARS = Path(__file__).resolve().parent / "peers" / "jars.json"
 _BATCHES = (1, 10)
+_OPERATOR_KEY = b"k" * 32
 _START_S = 60.0
 _WARM_UP_S = 1.0
 _WARM_UP_JVM_S = 12.0
@@ -67,13 +70,54 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
                 )
 
 
-def _turn(url: str | None, connections: int, batch: int, seconds: float) -> Callable[[], Figures]:
-    """A turn of the gateway over the storage of the url, or of ElasticMQ."""
+def sqs_cases(_: Lab, sizes: Sizes) -> Iterator[Case]:
+    """The cases in which all speak SQS; signatures are checked where that is said."""
+    with Databases("postgresql") as databases:
+        urls = {"memory": "memory:", "postgresql": databases.urls["postgresql"]}
+        for connections in sizes.gateway_connections:
+            for batch in _BATCHES:
+                peers = {
+                    f"gateway, {name}{', signed' if signed else ''}": _turn(
+                        url, connections, batch, sizes.storage_s, dialect="sqs", signed=signed
+                    )
+                    for name, url in urls.items()
+                    for signed in (False, True)
+                }
+                peers[ELASTICMQ] = _turn(None, connections, batch, sizes.storage_s)
+                how = "one by one" if batch == 1 else f"in batches of {batch}"
+                yield Case(
+                    work="gateway, SQS",
+                    name=f"{connections} connections, {how}",
+                    metrics={
+                        "send": "send/s",
+                        "take": "receive+delete/s",
+                        "p50_ms": "ms a send, median",
+                        "p99_ms": "ms a send, p99",
+                    },
+                    peers=peers,
+                    repeats=sizes.few_repeats,
+                )
+
+
+def _turn(
+    url: str | None,
+    connections: int,
+    batch: int,
+    seconds: float,
+    *,
+    dialect: str = "emodb",
+    signed: bool = False,
+) -> Callable[[], Figures]:
+    """A turn of the gateway over the storage of the url, or of ElasticMQ, which always speaks SQS."""
 
     def turn() -> Figures:
-        with _elasticmq() if url is None else _gateway(url) as (child, port):
+        with ExitStack() as stack:
+            key, given = stack.enter_context(_key()) if signed else (None, [])
+            server = _elasticmq() if url is None else _gateway(url, *given)
+            child, port = stack.enter_context(server)
             options = {
-                "dialect": "sqs" if url is None else "emodb",
+                "dialect": "sqs" if url is None else dialect,
+                "key": key,
                 "port": port,
                 "queue": f"bench-{os.getpid()}-{SYSTEM_CLOCK.wall_ms()}",
                 "connections": connections,
@@ -94,10 +138,22 @@ def _turn(url: str | None, connections: int, batch: int, seconds: float) -> Call
 
 
 @contextmanager
-def _gateway(url: str) -> Iterator[tuple[Child, int]]:
+def _key() -> Iterator[tuple[tuple[str, str], list[str]]]:
+    """An access key with its secret, and the options of a gateway that knows it."""
+    with tempfile.TemporaryDirectory() as folder:
+        operator, keys = Path(folder, "operator"), Path(folder, "keys.json")
+        operator.write_bytes(_OPERATOR_KEY)
+        made, secret = new_key("bench", ["queue_admin"], [], operator_key=_OPERATOR_KEY)
+        FileKeys(keys).put(made)
+        yield (made.id, secret), ["--keys", str(keys), "--aws-key", str(operator)]
+
+
+@contextmanager
+def _gateway(url: str, *more: str) -> Iterator[tuple[Child, int]]:
     (port,) = free_ports(1)
     main = "import sys; from kmqpy.cli import main; main()"
     options = ["--port", str(port), "--admin-port", "0", "--no-access-log", "--log-level", "WARNING"]
+    options += more
     with Child([sys.executable, "-c", main, "gateway", url, *options]) as child:
         _await_answer(f"http://127.0.0.1:{port}/queue/1/ping")
         yield child, port

@@ -10,6 +10,8 @@ from typing import Any
 PLAIN = "plain consume"
 JVM = "JVM kmq core_2.12:0.2"
 SHARE = "share group"
+SHARE_IMPLICIT = "share group, implicit acks"
+SHARE_PERF = "share group, implicit acks, Kafka's own tool"
 KMQPY = {"jvm": "kmqpy, JVM markers", "range": "kmqpy, range markers"}
 
 Figures = Mapping[str, float]

@@ -102,7 +102,7 @@ class PartitionLifecycle:
             state = part.state
             job = partial(
                 self._redelivery.redeliver,
-                *(part, entries, state.position, state.taken_late(entries), part.log),
+                *(part, entries, state.position, state.taken_late(entries), part.log, state.now_ms),
             )
             self._submit(part, job, partial(self._redelivered, part, entries))
         elif part.wants_tick(now, self._settings.silence_s):

@@ -63,12 +63,14 @@ class PartitionRedelivery:
         position: int,
         taken_late: frozenset[int],
         log: KnownLog,
+        now_ms: int,
     ) -> RedeliveryResult:
         """Redeliver or dead-letter the messages of `entries`; the result names the messages that failed.
 
         position    the markers offset up to which the partition was read when the messages were due
         taken_late  messages that were finished before a client took them; they get an end marker, no copy
         log         what was known of the queue's log then
+        now_ms      the partition's now then
         """
         check = LogCheck(self._ends, part.key, log)
         with self._originals.lend() as reader:
@@ -81,6 +83,7 @@ class PartitionRedelivery:
                 taken_late,
                 PartitionAttempts(self._last_attempts, part.queue, part.number, part.topic_ids),
                 log,
+                now_ms,
             )
         result.new_end = check.new_end
         return result
@@ -141,6 +144,8 @@ class PartitionRedelivery:
             return
         for offset, delay_s in result.failed.items():
             part.state.retry(offset, int(delay_s * 1000))
+        for offset, held_ms in result.held.items():
+            part.state.retry(offset, held_ms)  # until the marker is read that says so
 
     def _count(self, part: OwnedPartition, result: RedeliveryResult) -> None:
         name, now = part.key[0], self._clock.monotonic()

@@ -256,7 +256,7 @@ class Takeover:
         part.stored_offset = part.stored_position = None
         now = self._clock.monotonic()
         at = result.begin.at
-        state = result.begin.state()
+        state = result.begin.state(has_retries=bool(part.queue.retry_delays))
         state.topic = topic_tag(result.topic_ids[0])
         part.start_reading(state, now, at.told_below, at.queue_epoch, result.markers_epoch)
         if result.begin.ahead_s:

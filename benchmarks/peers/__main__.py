@@ -10,6 +10,8 @@ MODULES = {
     "consume": "benchmarks.peers.consume",
     "kmqpy": "benchmarks.peers.kmqpy_client",
     "share": "benchmarks.peers.share_group",
+    "share-implicit": "benchmarks.peers.share_implicit",
+    "share-perf": "benchmarks.peers.share_perf",
     "jvm": "benchmarks.peers.jvm_kmq",
     "sender": "benchmarks.peers.sender",
     "inflight": "benchmarks.peers.inflight",

@@ -1,10 +1,13 @@
 """A load of HTTP requests, from an event loop that does nothing else: most of them are made beforehand.
 
 Sends for `seconds`, then polls and acknowledges what was sent, for as long at most. Each connection has one
-request under way. `dialect` is emodb or sqs (JSON protocol; batches of at most 10).
+request under way. `dialect` is emodb or sqs (JSON protocol; batches of at most 10); `key` the id and the
+secret of an access key, with which it signs.
 """
 
 import asyncio
+import hashlib
+import hmac
 import json
 import resource
 import time
@@ -39,10 +42,35 @@ class _Emodb:
         return len(ids), _post(f"{self._queue}/ack", ids)
 
 
+class _Signer:
+    """Signs requests of one day, as AWS's SDKs do."""
+
+    def __init__(self, key_id: str, secret: str) -> None:
+        self._time = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        self._scope = f"{self._time[:8]}/us-east-1/sqs/aws4_request"
+        self._key_id = key_id
+        self._key = f"AWS4{secret}".encode()
+        for part in self._scope.split("/"):
+            self._key = hmac.digest(self._key, part.encode(), "sha256")
+
+    def headers(self, target: str, body: bytes) -> str:
+        signed = "host;x-amz-date;x-amz-target"
+        given = f"host:localhost\nx-amz-date:{self._time}\nx-amz-target:{target}\n"
+        request = f"POST\n/\n\n{given}\n{signed}\n{hashlib.sha256(body).hexdigest()}"
+        digest = hashlib.sha256(request.encode()).hexdigest()
+        text = f"AWS4-HMAC-SHA256\n{self._time}\n{self._scope}\n{digest}"
+        signature = hmac.digest(self._key, text.encode(), "sha256").hex()
+        return (
+            f"X-Amz-Date: {self._time}\r\nAuthorization: AWS4-HMAC-SHA256 "
+            f"Credential={self._key_id}/{self._scope}, SignedHeaders={signed}, Signature={signature}\r\n"
+        )
+
+
 class _Sqs:
     """The requests of SQS's JSON protocol."""
 
     def __init__(self, options: dict[str, Any]) -> None:
+        self._signer = _Signer(*options["key"]) if options.get("key") else None
         self._url = f"http://localhost:{options['port']}/000000000000/{options['queue']}"
         batch = options["batch"]
         self._single = batch == 1
@@ -66,7 +94,11 @@ class _Sqs:
         return len(handles), self._post("DeleteMessageBatch", QueueUrl=self._url, Entries=entries)
 
     def _post(self, action: str, **values: Any) -> bytes:
-        return _post("/", values, "application/x-amz-json-1.0", f"X-Amz-Target: AmazonSQS.{action}\r\n")
+        target = f"AmazonSQS.{action}"
+        more = f"X-Amz-Target: {target}\r\n"
+        if self._signer is not None:
+            more += self._signer.headers(target, json.dumps(values).encode())
+        return _post("/", values, "application/x-amz-json-1.0", more)
 
 
 def _post(path: str, value: Any, content_type: str = "application/json", more: str = "") -> bytes:

@@ -1,7 +1,8 @@
-"""Share groups of Kafka (KIP-932), by confluent-kafka's ShareConsumer with explicit acknowledgement.
+"""Share groups of Kafka (KIP-932), by confluent-kafka's ShareConsumer.
 
-An acknowledgement goes to the broker with the next poll. A batch must be acknowledged before the next one is
-handed out, and the broker decides how large each batch is.
+An acknowledgement goes to the broker with the next poll. With explicit ones, a batch must be acknowledged
+before the next one is handed out; implicit ones are of whole batches, and made by the next poll. The broker
+decides how large each batch is.
 """
 
 import random
@@ -13,17 +14,15 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 
 class ShareGroup:
-    def __init__(self, options: dict[str, Any]) -> None:
-        where = {"bootstrap.servers": options["bootstrap"]}
-        earliest = ConfigEntry(
-            "share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET
-        )
-        group = ConfigResource(ResourceType.GROUP, options["group"], incremental_configs=[earliest])
-        admin = AdminClient(where)
-        for future in admin.incremental_alter_configs([group]).values():
-            future.result()
+    def __init__(self, options: dict[str, Any], *, explicit: bool = True) -> None:
+        begin_with_the_oldest(options)
+        self._explicit = explicit
         self._consumer = ShareConsumer(
-            {**where, "group.id": options["group"], "share.acknowledgement.mode": "explicit"}
+            {
+                "bootstrap.servers": options["bootstrap"],
+                "group.id": options["group"],
+                "share.acknowledgement.mode": "explicit" if explicit else "implicit",
+            }
         )
         self._consumer.subscribe([options["topic"]])
 
@@ -38,6 +37,8 @@ class ShareGroup:
         return [message.value() for message in batch]
 
     def ack(self, batch: list[Any], *, shuffled: bool) -> None:
+        if not self._explicit:
+            return
         if shuffled:
             random.shuffle(batch)
         for message in batch:
@@ -47,6 +48,15 @@ class ShareGroup:
         for place, error in self._consumer.commit_sync(60.0).items():
             if error is not None:
                 raise RuntimeError(f"partition {place.partition}: {error}")
+
+
+def begin_with_the_oldest(options: dict[str, Any]) -> None:
+    """Have the group, which is new, begin at the beginning of the topic."""
+    earliest = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
+    group = ConfigResource(ResourceType.GROUP, options["group"], incremental_configs=[earliest])
+    admin = AdminClient({"bootstrap.servers": options["bootstrap"]})
+    for future in admin.incremental_alter_configs([group]).values():
+        future.result()
 
 
 def connect(options: dict[str, Any]) -> ShareGroup:

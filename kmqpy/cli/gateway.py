@@ -92,6 +92,12 @@ def default_url() -> str:
     show_default=True,
     help="Of SQS: between purges, and until a deleted queue is made again.",
 )
+@click.option(
+    "--sqs-fair",
+    multiple=True,
+    metavar="PATTERN",
+    help="SQS's standard queues of such names are made as fair ones; repeatable.",
+)
 @click.option("--no-tracker", is_flag=True, help="Start no tracker beside queues on Kafka.")
 @click.option("--access-log/--no-access-log", default=True, show_default=True, help="Log each request.")
 @click.option(
@@ -129,6 +135,7 @@ def gateway(
     region: str,
     account: str,
     sqs_rest: timedelta,
+    sqs_fair: tuple[str, ...],
     no_tracker: bool,
     access_log: bool,
     max_message_bytes: int,
@@ -171,6 +178,7 @@ def gateway(
         region=region,
         account=account,
         sqs_rest_s=sqs_rest.total_seconds(),
+        sqs_fair=sqs_fair,
         aws_key=_operator_key(aws_key),
         limits=limits_type(max_message_bytes=max_message_bytes),
     )

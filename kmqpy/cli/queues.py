@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -14,8 +15,10 @@ from kmqpy.cli.options import DURATION, Cli, connected_to_any, milliseconds, pai
 from kmqpy.cli.output import confirmed, many, print_json, print_table, print_text, span, warn
 from kmqpy.core.settings import build
 from kmqpy.kafka.admin.admin import Admin, QueueDetails
+from kmqpy.kafka.admin.queue_alteration import ALTERABLE
 from kmqpy.kafka.settings import MARKER_FORMATS, QueueSettings
 from kmqpy.kafka.topics import QueueTopics
+from kmqpy.queue.storage import refuse_unalterable
 
 
 class _LimitType(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
@@ -69,7 +72,7 @@ def _setting_options(function: Any) -> Any:
 
 
 _more_settings = click.option(
-    "--set", "more", metavar="KEY=VALUE", multiple=True, help="Another setting, with --queue-url; repeatable."
+    "--set", "more", metavar="KEY=VALUE", multiple=True, help="Another setting; repeatable."
 )
 
 
@@ -92,6 +95,11 @@ def _changes(
     if max_redeliveries is not None:
         changes["max_redeliveries"] = max_redeliveries
     return changes
+
+
+def _refuse_shares(changes: Mapping[str, Any]) -> None:
+    if _SHARES & changes.keys():
+        raise click.UsageError("--fair and --max-in-flight-per-group are for queues of --queue-url")
 
 
 @click.group(cls=Group)
@@ -158,10 +166,9 @@ def create(
         cli.kafka_only(**of_topics, markers=markers, late_acks=late_acks, **names)
         stored.create(cli.url, name, {**changes, **dict(pairs(more, "--set"))}, as_json=cli.json)
         return
-    if more or _SHARES & changes.keys():
-        raise click.UsageError("--set, --fair and --max-in-flight-per-group are for queues of --queue-url")
+    _refuse_shares(changes)
     given = {key: value for key, value in names.items() if value}
-    settings = build(QueueSettings, {"name": name}, changes, given)
+    settings = build(QueueSettings, {"name": name}, dict(pairs(more, "--set")), changes, given)
     with cli.admin() as admin:
         there = " exists already" if _exists(admin, cli, name) else ""
         topics = admin.create_queue(
@@ -253,7 +260,9 @@ def describe(cli: Cli, queue: str | None) -> None:
         print_json(_described(found))
         return
     for key, value in dataclasses.asdict(found.settings).items():
-        shown = span(value) if key.endswith("_ms") else "none" if value is None else value
+        if isinstance(value, tuple):
+            value = ",".join(value) or None
+        shown = "none" if value is None else span(value) if key.endswith("_ms") else value
         print_text(f"{key.removesuffix('_ms'):<26}{shown}")
     print_text(f"{'registered':<26}{'deleting' if found.deleting else 'yes' if found.registered else 'no'}")
     print_text()
@@ -344,8 +353,8 @@ def alter(
     \b
     Example:
       kmq queue alter jobs --partitions 8 --max-redeliveries none
-      kmq queue alter jobs --markers jvm
-      kmq --queue-url sqlite:///jobs.db queue alter jobs --set retry_delays=1s,10s,1m
+      kmq queue alter jobs --set retry_delays=1s,10s,1m
+      kmq --queue-url sqlite:///jobs.db queue alter jobs --set retry_delays=
     """
     shares = {"fair": fair, "max_in_flight_per_group": max_in_flight_per_group}
     changes = _changes(
@@ -364,11 +373,14 @@ def alter(
         cli.kafka_only(partitions=partitions, retention=retention, markers=markers, late_acks=late_acks)
         stored.alter(cli.url, name, {**changes, **dict(pairs(more, "--set"))}, as_json=cli.json)
         return
-    if more or _SHARES & changes.keys():
-        raise click.UsageError("--set, --fair and --max-in-flight-per-group are for queues of --queue-url")
+    _refuse_shares(changes)
+    others = dict(pairs(more, "--set"))
+    refuse_unalterable(others, ALTERABLE)
     with cli.admin() as admin:
         cli.check_root(admin)
-        settings = admin.alter_queue(name, partitions=partitions, retention=retention, **changes)
+        settings = admin.alter_queue(
+            name, partitions=partitions, retention=retention, **{**others, **changes}
+        )
     if cli.json:
         print_json(dataclasses.asdict(settings))
     else:

@@ -49,7 +49,9 @@ def ack(ctx: click.Context, cli: Cli, receipts: tuple[str, ...]) -> None:
 
 @click.command()
 @_RECEIPTS_ARGUMENT
-@click.option("--delay", type=DURATION, default="0s", help="Redeliver after this time.")
+@click.option(
+    "--delay", type=DURATION, help="Redeliver after this time [the queue's retry_delays, or at once]."
+)
 @click.option(
     "--reason",
     help="Why the message failed: kmq in-flight shows it, and the dead letter keeps it if the message "
@@ -62,7 +64,7 @@ def nack(
     ctx: click.Context,
     cli: Cli,
     receipts: tuple[str, ...],
-    delay: timedelta,
+    delay: timedelta | None,
     reason: str | None,
     *,
     no_count: bool,

@@ -97,6 +97,7 @@ class GatewaySettings:
     public_url     what SQS's queue URLs begin with; empty: scheme, host and port of the request
     aws_key        the operator's key, of which secrets for AWS's signatures are made; None: there are none
     sqs_rest_s     for SQS's clients: seconds between two purges, and until a deleted queue can be made again
+    sqs_fair       patterns of names: standard queues that SQS's clients make are fair if one fits
     limits         what it takes on
     """
 
@@ -117,6 +118,7 @@ class GatewaySettings:
     public_url: str = ""
     aws_key: bytes | None = field(default=None, repr=False)
     sqs_rest_s: float = sqs.REST_S
+    sqs_fair: Sequence[str] = ()
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -194,6 +196,7 @@ class Gateway:
             account=settings.account,
             public_url=settings.public_url,
             rest_s=settings.sqs_rest_s,
+            fair=settings.sqs_fair,
         )
         self._app = GatewayApp(
             {

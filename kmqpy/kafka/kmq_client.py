@@ -58,6 +58,7 @@ CAPABILITIES = Capabilities(
     manual_redelivery=False,
     at_most_once=False,
     collapse=True,
+    retry_delays=True,
     blocking_take=True,
     max_body_bytes=MAX_MESSAGE_BYTES,
     immediate=False,
@@ -189,8 +190,8 @@ class KmqClient:
 
     @property
     def delays_retries(self) -> bool:
-        """See Queue.delays_retries; False: a queue on Kafka has no setting `retry_delays`."""
-        return False
+        """See Queue.delays_retries."""
+        return bool(self._settings.retry_delays)
 
     @property
     def at_most_once(self) -> bool:
@@ -364,7 +365,7 @@ class KmqClient:
         for a few seconds at most.
         """
         with self._consumer.use() as consumer:
-            consumer.nack(*messages, delay=delay or 0, count=count, reason=reason, confirmed=confirmed)
+            consumer.nack(*messages, delay=delay, count=count, reason=reason, confirmed=confirmed)
 
     def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:
         """Let the leases of messages end `lease` seconds from now, be that later or earlier than before.

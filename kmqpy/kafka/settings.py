@@ -20,7 +20,7 @@ from kmqpy.core.durations import MIN_LEASE_MS
 from kmqpy.core.environment import config_file, from_environment, unknown_variables
 from kmqpy.core.settings import build, check_addresses, convert, flat, keys, refuse_unknown, with_default_port
 from kmqpy.errors import ConfigError, shown
-from kmqpy.queue_policy import LEASES, QueuePolicy
+from kmqpy.queue_policy import LEASES, RETRIES, QueuePolicy
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 _log = logging.getLogger(__name__)
@@ -149,11 +149,14 @@ class QueueSettings(QueuePolicy):
         return told
 
     def to_json(self) -> bytes:
-        """The registry's form; switches that are off are left out, for versions that don't know them."""
+        """The registry's form; what is off is left out, for versions that don't know it.
+
+        Trackers of such a version refuse a queue in which it is on.
+        """
         values = {
             key: value
             for key, value in dataclasses.asdict(self).items()
-            if value or key not in ("late_acks", "collapse")
+            if value or key not in ("late_acks", "collapse", *RETRIES)
         }
         return json.dumps(values, sort_keys=True).encode()
 

@@ -48,7 +48,6 @@ _FIXED_ON_KAFKA = {
     "on_dead_letter": ("continue", "hold"),
     "dedup_until": ("window", "acknowledged"),
     "dedup_by": ("id", "body"),
-    "retry_delays": ("", ...),
     "fair": (False, ...),
     "max_in_flight_per_group": (None, ...),
 }

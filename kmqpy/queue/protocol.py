@@ -235,8 +235,9 @@ class Queue(Protocol):
     ) -> Sequence[Message]:
         """Take up to `max_messages`; returns as soon as there are some, or [] after `wait`.
 
-        In a queue with order="group" there may be several messages of a group, which are to be handled in
-        this order; with `one_per_group` there are not, so that threads can handle all of them at a time.
+        In a queue with order="group" there may be several messages of a group, as many as there are before
+        those of others, which are to be handled in this order; with `one_per_group` there are not, so that
+        threads can handle all of them at a time.
 
         The messages are leased to the caller for `lease` (default: `default_lease`; at least 100 ms). A
         message that the caller does not finish within its lease is redelivered. At least half of the lease is

@@ -24,6 +24,10 @@ DELAY = "kmq_delay"
 about a delay begin with this name."""
 
 
+DEFAULT_BACKOFF = Backoff(jitter=0)  # no jitter: messages that fail together then share a range marker
+"""Where neither the user says how long a failed message waits nor the queue's `retry_delays` do."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """The fields of the marker that gives one message back: a nack or a dead-letter request."""
@@ -55,14 +59,17 @@ class FailurePolicy:
         """The failure of a message that is redelivered after `delay`, by default after the back-off.
 
         The queue's max_delay_ms caps the delay. If `delay` is no duration, the back-off applies, and the
-        reason is the error of that delay.
+        reason is the error of that delay. The default back-off leaves it to the queue's `retry_delays`.
         """
-        usual = self.backoff.delay(int(attempts))
+        retries = bool(self.queue.retry_delays)
+        usual = 0.0 if retries and self.backoff == DEFAULT_BACKOFF else self.backoff.delay(int(attempts))
         try:
             delay_ms = duration_ms(usual if delay is None else delay, DELAY)
         except ConfigError as error:
-            delay_ms, reason = duration_ms(usual, DELAY), str(error)
+            delay, delay_ms, reason = None, duration_ms(usual, DELAY), str(error)
         delay_ms = min(delay_ms, self.queue.max_delay_ms)
+        if retries and delay is not None and not delay_ms:
+            delay_ms = codec.AT_ONCE_MS
         reason = None if reason is None else shortened(reason)
         return Failure(op=Op.NACK, delay_ms=delay_ms, counts=counts, reason=reason)
 

@@ -31,7 +31,7 @@ from kmqpy.kafka.topics import Topics
 from kmqpy.spark.acknowledge import Acknowledger
 from kmqpy.spark.checkpoint import RememberedFailures, bind_checkpoint, error_line
 from kmqpy.spark.decode import check_columns, header_bytes, header_text, number, redelivery_count
-from kmqpy.spark.failures import FailurePolicy
+from kmqpy.spark.failures import DEFAULT_BACKOFF, FailurePolicy
 from kmqpy.spark.frame_function import FrameFunction
 from kmqpy.spark.records import check_options, own_partition, stream_topic
 from kmqpy.spark.report import REPORTS
@@ -56,7 +56,6 @@ NEEDED_COLUMNS = ("topic", "partition", "offset", "attempts", "deliver_at_ms")
 MAX_OFFSETS_PER_TRIGGER = 500_000
 """The most messages of a micro-batch by default; the next micro-batch has the others."""
 DEFAULT_LEASE_S = 300.0
-_DEFAULT_BACKOFF = Backoff(jitter=0)  # no jitter: messages that fail together then share a range marker
 _QUEUE_FILE = "kmq"
 """The file in a checkpoint that names the queue of the checkpoint."""
 
@@ -144,7 +143,7 @@ class Processing:
         schema: StructType | str,
         *,
         lease: Duration = DEFAULT_LEASE_S,
-        backoff: Backoff = _DEFAULT_BACKOFF,
+        backoff: Backoff = DEFAULT_BACKOFF,
     ) -> DataFrame:
         """Have `function` process the messages of `df`, an Arrow batch at a time as a pandas frame.
 
@@ -164,7 +163,8 @@ class Processing:
 
         lease    seconds until a message that was taken and not acknowledged is redelivered. It must be longer
                  than a micro-batch takes, with its sink
-        backoff  how long a failed message waits
+        backoff  how long a failed message waits; by default as long as the queue's `retry_delays` say, if it
+                 has any
 
         Raises ConfigError when `df` is no stream, or lacks columns of read_stream().
         """
@@ -177,7 +177,7 @@ class Processing:
         schema: StructType | str,
         *,
         lease: Duration = DEFAULT_LEASE_S,
-        backoff: Backoff = _DEFAULT_BACKOFF,
+        backoff: Backoff = DEFAULT_BACKOFF,
     ) -> DataFrame:
         """Like process(), but call `function` with one message at a time, a Row.
 
@@ -217,7 +217,7 @@ class Processing:
         *,
         ok: Column | str | None = None,
         reason: Column | str | None = None,
-        backoff: Backoff = _DEFAULT_BACKOFF,
+        backoff: Backoff = DEFAULT_BACKOFF,
     ) -> DataStreamWriter:
         """Return `out.writeStream` with this checkpoint, which must be of this queue, or new.
 

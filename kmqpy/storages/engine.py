@@ -61,10 +61,12 @@ Rules for every engine:
 11. *Groups*: in a queue with order `group`, a row keeps its place, and a row of a group is taken only if no
    other row of the group is taken, or in the same take, and if it has the smallest place of those that are
    ready, delayed or taken; in a queue that `holds`, only if none is dead, and a dead row is redriven to its
-   own place. So a take may return several rows of a group, in order. extend() takes a row that is named with
-   ANY_TAKE whatever its place. Rows without a group wait for none. peek() leaves out rows that wait for
-   others, counts() counts them as ready. All rows have the priority 0. Engines without the capability
-   `groups` are given no rows with a group and no such queues; other queues keep it, and do nothing with it.
+   own place. So a take may return several rows of a group, in order; it returns as many as there are of
+   the group that has the smallest place, then of the others, as far as that costs little. extend() takes a
+   row that is named with ANY_TAKE whatever its place. Rows without a group wait for none. peek() leaves out
+   rows that wait for others, counts() counts them as ready. All rows have the priority 0. Engines without
+   the capability `groups` are given no rows with a group and no such queues; other queues keep it, and do
+   nothing with it.
 12. *Dedup keys*: put() stores a row with a dedup key only if no row has the key, and returns the id of the
    row that has it. A row has it for `dedup_window_ms` since its put, or, in a queue that keeps them
    `until_acknowledged`, while it is neither finished nor dead; redriven, it has the key again, unless another

@@ -144,9 +144,9 @@ class MemoryEngine:
     def take(self, queue: QueueRow, limit: int, lease_ms: int, *, one_per_group: bool = False) -> Taken:
         """See Engine."""
         with self._locked(queue) as (found, now_ms):
-            rows: list[MemoryRow] = []
+            last: MemoryRow | None = None
             taken: list[MessageRow] = []
-            while len(taken) < limit and (row := _next(found, rows)) is not None:
+            while len(taken) < limit and (row := _next(found, last)) is not None:
                 digest = row.digest
                 found.take(row, now_ms, lease_ms)
                 found.remove_twins(digest)
@@ -154,7 +154,7 @@ class MemoryEngine:
                 if queue.settings.at_most_once:
                     found.remove(row)
                 elif queue.settings.in_groups and not one_per_group:
-                    rows.append(row)
+                    last = row
             due = found.due.first()
             return Taken(taken, now_ms, None if due is None else due[0][0], found.arrivals)
 
@@ -360,12 +360,13 @@ class _LockedQueue:
         self._queue.changed.release()
 
 
-def _next(queue: MemoryQueue, taken: Sequence[MemoryRow]) -> MemoryRow | None:
-    """The row to take next: the first that is ready; behind all these, the next of a taken one's group."""
+def _next(queue: MemoryQueue, last: MemoryRow | None) -> MemoryRow | None:
+    """The row to take next: the next one of the last one's group, or else the first that is ready."""
+    follower = None if last is None else queue.successor(last)
+    if follower is not None:
+        return follower
     first = queue.ready.first()
-    if first is not None:
-        return first[1]
-    return next(filter(None, map(queue.successor, taken)), None)
+    return None if first is None else first[1]
 
 
 def _oldest_dead_rows(

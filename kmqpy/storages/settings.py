@@ -6,14 +6,12 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from kmqpy.core.settings import build, check_count, check_limit
 from kmqpy.errors import ConfigError, NotSupported, shown
 from kmqpy.queue import Capabilities
 from kmqpy.queue_policy import POLICY, QueuePolicy
-from kmqpy.storages.retries import Retries, normal
 
 MAX_NOTES = 100_000
 _CHOICES = {
@@ -27,7 +25,7 @@ _CHOICES = {
 }
 
 _SHARES = ("fair", "max_in_flight_per_group")
-ALTERABLE = (*POLICY, "retry_delays", "retry_max_ms", "retry_jitter", "dedup_window_ms", "notes", *_SHARES)
+ALTERABLE = (*POLICY, "dedup_window_ms", "notes", *_SHARES)
 """The settings that can be changed while the queue is used."""
 
 
@@ -57,10 +55,6 @@ class StoredQueueSettings(QueuePolicy):
     fair                True: a take prefers groups of which least is in flight, then the oldest message. The
                         order of sending holds within a group only
     max_in_flight_per_group   None, or of a group at most so many messages are in flight
-    retry_delays        durations as text: how long a message waits before its first, second, … redelivery
-                        after its lease ended or nack() without a delay; the last one goes for all that follow
-    retry_max_ms        None, or each delay behind the last of retry_delays is twice the one before, up to it
-    retry_jitter        0 to 1: each of these delays is shortened at random by up to so much of it
     dedup_window_ms     so long after a message was sent with a dedup id, others with this id are not stored
     dedup_until         `window`: see dedup_window_ms. `acknowledged`: they are not stored for as long as the
                         first one is in the queue, and no dead letter
@@ -79,9 +73,6 @@ class StoredQueueSettings(QueuePolicy):
     on_dead_letter: str = "continue"
     fair: bool = False
     max_in_flight_per_group: int | None = None
-    retry_delays: tuple[str, ...] = ()
-    retry_max_ms: int | None = None
-    retry_jitter: float = 0.0
     dedup_window_ms: int = 300_000
     dedup_until: str = "window"
     dedup_by: str = "id"
@@ -111,8 +102,6 @@ class StoredQueueSettings(QueuePolicy):
                 "with delivery='at-most-once' or collapse"
             )
         check_count(self, "dedup_window_ms")
-        object.__setattr__(self, "retry_delays", normal(self.retry_delays))
-        _ = self.retries  # raises for wrong ones
 
     @property
     def to_front(self) -> bool:
@@ -153,11 +142,6 @@ class StoredQueueSettings(QueuePolicy):
     def until_acknowledged(self) -> bool:
         """True when a dedup id is free again once its message is finished."""
         return self.dedup_until == "acknowledged"
-
-    @cached_property
-    def retries(self) -> Retries:
-        """The delays before redeliveries."""
-        return Retries.of(self.retry_delays, self.retry_max_ms, self.retry_jitter, self.max_delay_ms)
 
     def check_supported(self, capabilities: Capabilities) -> None:
         """Raise NotSupported if a storage with these capabilities can't do one of the settings."""

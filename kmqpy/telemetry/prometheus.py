@@ -1,16 +1,20 @@
-"""Prometheus metrics of clients, producers and workers.
+"""Prometheus metrics of clients, producers and workers, and of what queues hold.
 
-Pass one PrometheusTelemetry to all of them as `telemetry=`.
+Pass one PrometheusTelemetry to all clients and workers as `telemetry=`. QueueGauges asks a storage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.errors import KmqError
 from kmqpy.message import Message
 from kmqpy.telemetry.base import Telemetry
 
@@ -117,3 +121,60 @@ class PrometheusTelemetry(Telemetry):
     def paused(self, queue: str, is_paused: int) -> None:
         """Record whether the worker's breaker is open."""
         self._paused.labels(queue).set(is_paused)
+
+
+class Describes(Protocol):
+    """What QueueGauges asks of a storage; see kmqpy.queue.Storage."""
+
+    def list(self) -> list[str]: ...  # noqa: D102
+
+    def describe(self, name: str) -> Any: ...  # noqa: D102
+
+
+class QueueGauges(Collector):
+    """What the queues of a storage hold, counted each time that somebody asks for the metrics.
+
+    kmq_queue_messages{queue, state}   state is `ready`, `delayed`, `in flight` or `dead`
+    kmq_queue_held_groups   groups that wait for their dead letters, of queues with on_dead_letter="hold"
+
+    For storages without trackers. The gauges of a queue that can't be counted are left out.
+
+    Args:
+        storage: The storage, which must stay open.
+        queues: The names of the queues; by default all that the storage has then.
+        registry: Where to register; by default the global registry.
+    """
+
+    def __init__(
+        self,
+        storage: Describes,
+        queues: Sequence[str] | None = None,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        self._storage = storage
+        self._queues = queues
+        (REGISTRY if registry is None else registry).register(self)
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        """The gauges without values, so that registering asks for nothing."""
+        return [
+            GaugeMetricFamily("kmq_queue_messages", "Messages in the queue.", labels=["queue", "state"]),
+            GaugeMetricFamily(
+                "kmq_queue_held_groups", "Groups that wait for their dead letters.", labels=["queue"]
+            ),
+        ]
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        """The gauges, with the counts of now."""
+        messages, held_groups = families = self.describe()
+        names: Sequence[str] = self._queues or ()
+        with suppress(KmqError):
+            names = self._storage.list() if self._queues is None else names
+        for name in names:
+            with suppress(KmqError):
+                found = self._storage.describe(name)
+                for state in ("ready", "delayed", "in_flight", "dead"):
+                    messages.add_metric([name, state.replace("_", " ")], getattr(found, state))
+                if found.settings.get("on_dead_letter") == "hold":
+                    held_groups.add_metric([name], found.held_groups)
+        return families

@@ -16,6 +16,7 @@ from .gateways import STORAGES
 from .gateways import run as kill_gateways
 from .run import run as run_it
 from .schedule import LEVELS
+from .sqs import run as kill_sqs
 from .stage import Failed
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -39,6 +40,7 @@ reads the topics: nothing may be lost, unfinished, unexpected, or copied twice b
   make chaos ARGS="--cuts 30"              logs are cut back instead, 30 times, about 15 minutes
   make chaos ARGS="--power 4"              the power of all brokers is cut instead, about 4 minutes
   make chaos ARGS="--gateways kafka"       gateways are killed: 100,000 messages, about 15 minutes
+  make chaos ARGS="--sqs --messages 20000" the same with clients of SQS, and tasks of Celery with an ETA
   make chaos ARGS="--seed 7"               other targets, another order
   make chaos ARGS="--control two-sends"    a safeguard is taken out: the checker must find it
   make chaos ARGS="--scenario two-sends"   what that does to kmqpy as it is: nothing
@@ -77,7 +79,8 @@ def main() -> None:
     "--flush", type=click.IntRange(0), default=0, help="With --power: brokers flush after so many records."
 )
 @click.option("--gateways", type=click.Choice(STORAGES), help="Kill gateways over this storage instead.")
-@click.option("--messages", type=click.IntRange(1), default=100_000, help="With --gateways.")
+@click.option("--sqs", is_flag=True, help="Kill gateways of SQS's clients over PostgreSQL instead.")
+@click.option("--messages", type=click.IntRange(1), default=100_000, help="With --gateways and --sqs.")
 @click.option("--no-late-acks", is_flag=True, help="The queue has no late acks.")
 @click.option(
     "--control",
@@ -95,6 +98,7 @@ def run(
     power: int | None,
     flush: int,
     gateways: str | None,
+    sqs: bool,
     messages: int,
     no_late_acks: bool,
     control: str | None,
@@ -108,6 +112,8 @@ def run(
             problems = _scenario(control or scenario or "", sabotaged=bool(control), out=out)
         elif gateways:
             problems = kill_gateways(gateways, messages, _seed(seed), out, _tell)
+        elif sqs:
+            problems = kill_sqs(messages, _seed(seed), out, _tell)
         elif cuts:
             problems = cut_logs(cuts, _seed(seed), out, _tell)
         elif power:

@@ -299,21 +299,9 @@ def run_on(
             gateway.start()
         for client in clients:
             client.start()
-        faults = [*dice.sample(gateways, size.kills), None]
-        dice.shuffle(faults)
-        for index, fault in enumerate(faults, 1):
-            wanted = count * index // (len(faults) + 1)
-            wait_until(lambda wanted=wanted: journal.accepted >= wanted, 600, every_s=0.05)
-            tell(f"{journal.accepted} accepted, {len(journal.acked)} acknowledged; fault {index}")
-            began_s = time.monotonic()
-            if fault is None:
-                break_something()
-            else:
-                fault.kill()
-                time.sleep(dice.uniform(0, 1))
-                fault.start()
-            journal.faults.append(Span(began_s, time.monotonic()))
-        wait_until(lambda: journal.accepted >= count, 600, every_s=0.05)
+        journal.faults += break_things(
+            gateways, break_something, lambda: journal.accepted, count, dice, size, tell
+        )
         for client in clients:
             client.sending.clear()
         quiet = wait_until(lambda: _is_empty(ports[0]), _DRAIN_S, every_s=0.5)
@@ -340,6 +328,35 @@ def run_on(
     if not quiet:
         problems.append(f"not empty after {_DRAIN_S} s")
     return problems
+
+
+def break_things(
+    gateways: list[Gateway],
+    break_something: Callable[[], None],
+    accepted: Callable[[], int],
+    count: int,
+    dice: random.Random,
+    size: Size,
+    tell: Callable[[str], None],
+) -> list[Span]:
+    """Kill gateways, and break what is behind them once, until `count` messages are accepted."""
+    spans = []
+    faults = [*dice.sample(gateways, size.kills), None]
+    dice.shuffle(faults)
+    for index, fault in enumerate(faults, 1):
+        wanted = count * index // (len(faults) + 1)
+        wait_until(lambda wanted=wanted: accepted() >= wanted, 600, every_s=0.05)
+        tell(f"{accepted()} accepted; fault {index}")
+        began_s = time.monotonic()
+        if fault is None:
+            break_something()
+        else:
+            fault.kill()
+            time.sleep(dice.uniform(0, 1))
+            fault.start()
+        spans.append(Span(began_s, time.monotonic()))
+    wait_until(lambda: accepted() >= count, 600, every_s=0.05)
+    return spans
 
 
 def _is_empty(port: int) -> bool:

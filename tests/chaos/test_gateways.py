@@ -1,15 +1,16 @@
-"""`make chaos ARGS="--gateways"` in small."""
+"""`make chaos` with --gateways and --sqs in small."""
 
 import uuid
 
 import pytest
 
-from . import gateways
+from . import gateways, sqs
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_killed_gateways_lose_nothing(database_url, tmp_path):
+@pytest.mark.parametrize("chaos", [gateways, sqs])
+def test_killed_gateways_lose_nothing(database_url, tmp_path, chaos):
     """One of two is killed, and all connections to the database are cut, while clients send and receive."""
     database = database_url("postgresql")
     url = f"{database}?prefix=chaos_{uuid.uuid4().hex[:8]}_"
@@ -20,6 +21,6 @@ def test_killed_gateways_lose_nothing(database_url, tmp_path):
         gateways.cut_connections(database)
         cuts.append(1)
 
-    problems = gateways.run_on(url, cut, 800, 1, tmp_path, told.append, gateways.SMALL)
+    problems = chaos.run_on(url, cut, 800, 1, tmp_path, told.append, gateways.SMALL)
     assert problems == [], "\n".join(told)
     assert cuts

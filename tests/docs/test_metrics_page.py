@@ -15,7 +15,8 @@ from kmqpy.gateway.limits import Limits
 from kmqpy.gateway.metrics import GatewayMetrics
 from kmqpy.message import Message
 from kmqpy.telemetry.opentelemetry_metrics import MetricsTelemetry
-from kmqpy.telemetry.prometheus import PrometheusTelemetry
+from kmqpy.telemetry.prometheus import PrometheusTelemetry, QueueGauges
+from kmqpy.testing import memory_storage
 from tests.deploy.prometheus import program
 from tracker.health.metrics import TrackerMetrics
 
@@ -42,9 +43,10 @@ def described(registry: CollectorRegistry) -> dict[str, tuple[str, str]]:
     """Type and labels of each metric of a registry, by the name in a query."""
     found = {}
     for collector in registry._collector_to_names:
-        (family,) = collector.describe()
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        found[name] = (family.type, ", ".join(collector._labelnames))
+        for family in collector.describe():
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            labels = (collector if hasattr(collector, "_labelnames") else family)._labelnames
+            found[name] = (family.type, ", ".join(labels))
     return found
 
 
@@ -56,6 +58,7 @@ def test_metrics_of_trackers() -> None:
 def test_metrics_of_clients_and_workers() -> None:
     registry = CollectorRegistry()
     PrometheusTelemetry(registry)
+    QueueGauges(memory_storage(), registry=registry)
     told = {name: tuple(row[:2]) for name, row in table("Clients and workers", "metric").items()}
     assert told == described(registry)
 

@@ -27,7 +27,8 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module", params=("memory", "sqlite", "postgresql", "redis"))
 def sqs_served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A gateway for SQS's clients over the storage of this parameter."""
-    with running(storage_for(_url(request.param, request, tmp_path_factory))) as found:
+    storage = storage_for(_url(request.param, request, tmp_path_factory))
+    with running(storage, sqs_fair=("fair-*",)) as found:
         yield found
 
 

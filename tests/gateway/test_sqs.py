@@ -1,9 +1,11 @@
 """SQS's actions by boto3, over several storages."""
 
+import base64
 import json
 import threading
 import time
 import uuid
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
@@ -284,22 +286,23 @@ def test_a_fifo_queue_hands_out_each_group_in_order(sqs, fifo):
     numbers = [sent(sqs, fifo, f"{group}{n}", group)["SequenceNumber"] for n in (1, 2, 3) for group in "ab"]
     assert numbers == sorted(numbers)
     assert {len(one) for one in numbers} == {20}
-    first = received(sqs, fifo, MaxNumberOfMessages=3, MessageSystemAttributeNames=["All"])
-    assert bodies(first) == ["a1", "a2", "b1"]
+    first = received(sqs, fifo, MaxNumberOfMessages=4, MessageSystemAttributeNames=["All"])
+    assert bodies(first) == ["a1", "a2", "a3", "b1"]
     assert first[0]["Attributes"]["SequenceNumber"] == numbers[0]
-    assert first[2]["Attributes"]["MessageGroupId"] == "b"
+    assert first[3]["Attributes"]["MessageGroupId"] == "b"
     assert received(sqs, fifo, MaxNumberOfMessages=10) == []  # both groups are in flight
-    sqs.change_message_visibility(QueueUrl=fifo, ReceiptHandle=first[2]["ReceiptHandle"], VisibilityTimeout=0)
+    sqs.change_message_visibility(QueueUrl=fifo, ReceiptHandle=first[3]["ReceiptHandle"], VisibilityTimeout=0)
     again = received(sqs, fifo, MaxNumberOfMessages=10)
     assert bodies(again) == ["b1", "b2", "b3"]
     for late in (sqs.delete_message, partial(sqs.change_message_visibility, VisibilityTimeout=9)):
         with pytest.raises(ClientError) as error:
-            late(QueueUrl=fifo, ReceiptHandle=first[2]["ReceiptHandle"])  # it has ended
+            late(QueueUrl=fifo, ReceiptHandle=first[3]["ReceiptHandle"])  # it has ended
         assert code(error) == "InvalidParameterValue"
-    for one in (first[0], first[1], again[0]):
+    sent(sqs, fifo, "a4", "a")
+    for one in (*first[:3], again[0]):
         sqs.delete_message(QueueUrl=fifo, ReceiptHandle=one["ReceiptHandle"])
         sqs.delete_message(QueueUrl=fifo, ReceiptHandle=one["ReceiptHandle"])
-    assert bodies(received(sqs, fifo, MaxNumberOfMessages=10)) == ["a3"]
+    assert bodies(received(sqs, fifo, MaxNumberOfMessages=10)) == ["a4"]
 
 
 def test_a_fifo_queue_knows_duplicates_also_after_they_were_deleted(sqs, fifo, name):
@@ -406,6 +409,27 @@ class Later:
 
     def monotonic(self):
         return self._clock.monotonic()
+
+
+def test_a_task_of_celery_waits_for_its_eta(sqs, queue):
+    for eta in (datetime.now(UTC) + timedelta(seconds=30), None):
+        task = {"body": "W10=", "headers": {"id": "1", "eta": eta and eta.isoformat()}}
+        sqs.send_message(QueueUrl=queue, MessageBody=base64.b64encode(json.dumps(task).encode()).decode())
+    assert counts(sqs, queue) == (1, 0, 1)
+
+
+def test_in_a_fair_queue_the_quiet_tenant_comes_first(sqs, name):
+    noisy = [{"Id": f"{n}", "MessageBody": f"n{n}", "MessageGroupId": "noisy"} for n in range(6)]
+    shown = []
+    for url in (sqs.create_queue(QueueName=one)["QueueUrl"] for one in (f"fair-{name}", name)):
+        sqs.send_message_batch(QueueUrl=url, Entries=noisy)
+        assert len(received(sqs, url, MaxNumberOfMessages=3)) == 3
+        sqs.send_message(QueueUrl=url, MessageBody="quiet", MessageGroupId="quiet")
+        sqs.send_message(QueueUrl=url, MessageBody="alone")
+        (first,) = received(sqs, url, MessageSystemAttributeNames=["All"])
+        shown.append((first["Body"], first["Attributes"]["MessageGroupId"]))
+        assert len(received(sqs, url, MaxNumberOfMessages=10)) == 4
+    assert shown == [("quiet", "quiet"), ("n3", "noisy")]
 
 
 def test_a_queue_lives_with_its_attributes(sqs, name):

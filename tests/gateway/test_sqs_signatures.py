@@ -15,6 +15,7 @@ from gateway_support import running
 from sqs_support import code
 
 from kmqpy.errors import ConfigError
+from kmqpy.gateway.dialects.sqs.policies import verdict
 from kmqpy.gateway.keys.keyring import new_key, rotated
 from kmqpy.gateway.keys.stores import FileKeys
 from kmqpy.queue import storage_for
@@ -79,6 +80,75 @@ def test_keys_may_do_what_their_permissions_say(served, keys):
     assert len(admin.list_queues()["QueueUrls"]) == 2
     assert "QueueUrls" not in sender.list_queues()
     admin.set_queue_attributes(QueueUrl=queue, Attributes={"VisibilityTimeout": "1"})
+
+
+def test_the_policy_of_a_queue_allows_and_denies(served, keys):
+    admin, standard, sender = (client(served, keys[1][name]) for name in ("admin", "standard", "sender"))
+    queue = admin.create_queue(QueueName="shared")["QueueUrl"]
+
+    def is_denied(call, *arguments, **values):
+        try:
+            call(*arguments, QueueUrl=queue, **values)
+        except ClientError as error:
+            return error.response["Error"]["Code"] == "AccessDenied"
+        return False
+
+    sends = {"Entries": [{"Id": "a", "MessageBody": "a"}]}
+    assert is_denied(sender.send_message_batch, **sends)
+    allowed = {"AWSAccountIds": [keys[1]["sender"][0]], "Actions": ["SendMessage"]}
+    admin.add_permission(QueueUrl=queue, Label="one", **allowed)
+    assert not is_denied(sender.send_message_batch, **sends)
+    assert is_denied(sender.receive_message)
+    assert is_denied(sender.get_queue_attributes, AttributeNames=["All"])
+    admin.remove_permission(QueueUrl=queue, Label="one")
+    assert is_denied(sender.send_message_batch, **sends)
+
+    def statement(effect, **others):
+        return {"Effect": effect, "Principal": "*", "Action": "sqs:*", "Resource": "*", **others}
+
+    def set_policy(*statements):
+        text = json.dumps({"Version": "2012-10-17", "Statement": statements})
+        admin.set_queue_attributes(QueueUrl=queue, Attributes={"Policy": text})
+
+    set_policy(statement("Allow"), statement("Deny", Principal={"AWS": keys[1]["standard"][0]}))
+    assert is_denied(standard.send_message, MessageBody="a")
+    assert not is_denied(sender.receive_message)
+    condition = {"Condition": {"Bool": {"aws:SecureTransport": "false"}}}
+    with pytest.raises(ClientError, match="needs the permission"):
+        standard.create_queue(QueueName="jobs-9", Attributes={"Policy": '{"Statement": []}'})
+    with pytest.raises(ClientError, match="denies") as error:
+        set_policy(statement("Deny", **condition))
+    assert code(error) == "InvalidAttributeValue"
+    set_policy(statement("Allow", **condition))
+    assert is_denied(sender.receive_message)
+    assert not is_denied(standard.receive_message)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({}, True),
+        ({"Principal": {"AWS": "arn:aws:iam::000000000000:root"}}, True),
+        ({"Principal": {"AWS": ["111111111111", "AKIA1"]}}, True),
+        ({"Principal": {"AWS": "arn:aws:iam::000000000000:user/AKIA1"}}, True),
+        ({"Principal": {"AWS": "arn:aws:iam::000000000000:user/AKIA2"}}, None),
+        ({"Principal": {"Service": "s3.amazonaws.com"}}, None),
+        ({"Principal": {"Service": "s3.amazonaws.com"}, "Effect": "Deny"}, False),
+        ({"Effect": "Deny"}, False),
+        ({"Effect": ["Deny"]}, None),
+        ({"Action": ["SQS:receivemessage", "SQS:SendMessage"]}, True),
+        ({"Action": "sqs:Receive*"}, None),
+        ({"Resource": "arn:aws:sqs:*:*:job*"}, True),
+        ({"Resource": "arn:aws:sqs:us-east-1:000000000000:others"}, None),
+        ({"NotAction": "a"}, None),
+        ({"Action": []}, None),
+    ],
+)
+def test_what_a_statement_says(changes, wanted):
+    statement = {"Effect": "Allow", "Principal": "*", "Action": "SQS:SendMessage", "Resource": "*"}
+    policy = json.dumps({"Statement": {**statement, **changes}})
+    found = verdict(policy, action="SendMessageBatch", key_id="AKIA1", account="000000000000", queue="jobs")
+    assert found is wanted
 
 
 def test_wrong_secrets_and_unknown_keys_are_refused(served, keys):

@@ -13,7 +13,7 @@ from gateway_support import fresh_memory, running
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kmqpy.gateway.dialects.sqs import checksums, shapes
+from kmqpy.gateway.dialects.sqs import celery, checksums, shapes
 from kmqpy.gateway.dialects.sqs.values import Value
 
 SERVICE = "AWS.SimpleQueueService"
@@ -65,6 +65,22 @@ def test_checksums_are_those_of_aws():
         "contentType": Value("String", b"application/json"),
     }
     assert checksums.of_attributes(mixed) == "049075255ebc53fb95f7f9f3cedf3c50"
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_tasks_of_celery_wait_for_their_eta(is_plain):
+    def body(eta, begins="body"):
+        text = json.dumps({begins: "W10=", "headers": {"eta": eta, "id": "1"}, "properties": {}}).encode()
+        return text if is_plain else base64.b64encode(text)
+
+    assert celery.wait_s(body("1970-01-01T00:01:00+00:00"), 20_000) == 40
+    assert celery.wait_s(body("1970-01-01T00:01:00"), 20_000) == 40
+    assert celery.wait_s(body("1970-03-01T00:01:00+00:00"), 20_000) == 7 * 86_400
+    assert celery.wait_s(body("1970-01-01T00:00:10Z"), 20_000) == 0
+    for other in (body(None), body("soon"), body(5), body("1970-01-01T00:01:00", "text"), body("0001-01-01")):
+        assert celery.wait_s(other, 20_000) == 0
+    for other in (b'{"body": ', b"eyJib2R5Ijog\xff", b'{"body": 1, "headers": []}', b""):
+        assert celery.wait_s(other, 20_000) == 0
 
 
 def test_json_errors_have_both_names(served):

@@ -11,11 +11,14 @@ from support import LEASE_S, bodies, collect, delete_topic, nothing_comes, until
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError, MessageError
+from kmqpy.kafka.admin.stats import in_flight
 from kmqpy.kafka.client import marker_writer
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.settings_mirror import SettingsMirror
+from kmqpy.kafka.trace import trace
 from kmqpy.message import Message
 
 LEASE_MS = int(LEASE_S * 1000)
@@ -190,6 +193,39 @@ def test_a_nacked_message_comes_again_after_its_delay(queue):
     assert again == {b"now": 2, b"uncounted": 1}
     assert bodies(collect(client, 1, lease=60.0)) == ["later"]
     assert time.monotonic() - started > 2.9
+
+
+@pytest.mark.parametrize("markers", ["range", "jvm"])
+def test_r44_what_failed_waits_as_long_as_the_queue_says_also_for_the_next_tracker(make_queue, markers):
+    queue = make_queue(retry_delays=["2s", "100ms"], max_redeliveries=2, markers=markers)
+    tracker = queue.tracker()
+    queue.send("nacked", "expired", "at once", "uncounted", "done")
+    client = queue.client()
+    nacked, expired, at_once, uncounted, done = collect(client, 5, lease=60.0)
+    started = time.monotonic()
+    client.nack(nacked.receipt, reason="busy")
+    client.extend([expired, done], lease=0.2)
+    client.nack(at_once, delay=0)
+    client.nack(uncounted, count=False)
+    assert {one.body for one in collect(client, 2, ack=True)} == {b"at once", b"uncounted"}
+    assert time.monotonic() - started < 1.9
+    until(lambda: client.in_flight() == 0)
+    held = {one.offset: one for one in in_flight(queue.connection, queue.settings)}
+    assert {at: (one.state, one.reason, one.attempts) for at, one in held.items()} == {
+        0: (EntryState.RELEASED, "busy", 1),
+        1: (EntryState.RELEASED, "expired", 1),
+        4: (EntryState.RELEASED, "expired", 1),
+    }
+    client.ack(done, confirmed=True)
+    tracker.stop()
+    tracker = queue.tracker()
+    again = {message.body: message.attempts for message in collect(client, 2, lease=60.0)}
+    assert 1.9 < time.monotonic() - started < 20
+    assert again == {b"nacked": 2, b"expired": 2}
+    for one in (nacked, expired):
+        life = trace(queue.connection, queue.settings, one.receipt)
+        assert [event.what.value for event in life.events].count("held back") == 1
+    nothing_comes(client, 0.5)  # the copies are in flight, and `done` is acknowledged
 
 
 def test_reasons_stand_in_the_dead_letter(make_queue):

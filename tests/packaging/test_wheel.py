@@ -15,6 +15,8 @@ from zipfile import ZipFile
 import pytest
 import yaml
 
+from tests.packaging.release import FOR_DEVELOPERS
+
 ROOT = Path(__file__).parents[2]
 
 EACH_MODULE = """
@@ -213,10 +215,9 @@ def test_the_wheel_says_what_it_is(wheel):
 
 
 def test_every_extra_that_users_need_has_a_test_without_it(wheel):
-    for_developers = {"bench", "build", "docs", "fuzz", "lint", "test"}
     # Below, and in tests/spark/test_iceberg.py: it needs the extra spark, too.
     elsewhere = {"cli", "gateway", "iceberg"}
-    assert set(metadata(wheel).get_all("Provides-Extra")) - for_developers == {*NEEDING_AN_EXTRA, *elsewhere}
+    assert set(metadata(wheel).get_all("Provides-Extra")) - FOR_DEVELOPERS == {*NEEDING_AN_EXTRA, *elsewhere}
 
 
 def test_the_extras_that_the_readme_installs_are_there(wheel):

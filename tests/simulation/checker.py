@@ -185,9 +185,13 @@ class _Open:
     leased: bool
     dead: bool = False
     lapsed: bool = False
+    waits: bool = False
+    is_held: bool = False
     ended_at: int = -1
     # Once its time is up, a tracker may act on any of what it read since.
     counted: set[bool] = field(default_factory=set)
+    failures: list[tuple[int, bool]] = field(default_factory=list)
+    """When its time was up, by each operation since, and whether the queue's `retry_delays` follow."""
     was_dead: set[bool] = field(default_factory=set)
 
 
@@ -409,8 +413,13 @@ class Checker:
                     self._late_ends.pop((partition, marker.offset), None)
                     state[marker.offset] = self._opened(marker, record.at, now, state.get(marker.offset))
                 else:
-                    self._check_late_operation(partition, record, marker)
+                    if not marker.by_tracker:
+                        self._check_late_operation(partition, record, marker)
                     if (entry := state.get(marker.offset)) is not None:
+                        if marker.by_tracker and not entry.lapsed and self.strict_time:
+                            self.problems.append(
+                                f"R5: {partition}@{marker.offset} held back, due {entry.due}"
+                            )
                         self._changed(entry, marker, now)
         for offset, entry in state.items():
             if self._is_there(queue, offset) and not self.history.markers_deleted and not self._is_past:
@@ -476,8 +485,10 @@ class Checker:
             self._finished.discard(marker.offset)
             self._ended_since.discard(marker.offset)
         entry = _Open(at, now + max(0, marker.redeliver_after_ms), marker.counts, leased=marker.op is Op.TAKE)
+        entry.waits = entry.leased and entry.counts
         if before is not None and before.lapsed:
             entry.lapsed, entry.counted, entry.was_dead = True, before.counted, before.was_dead
+            entry.failures = before.failures
             entry.counted.add(entry.counts)
         if entry.due <= now + self.history.clock_lead_ms:
             self._lapse(entry)
@@ -495,6 +506,8 @@ class Checker:
             return
         entry.due = now + self._wait_ms(marker)
         entry.counts = marker.counts
+        entry.is_held = marker.by_tracker
+        entry.waits = marker.counts and (marker.op is Op.EXTEND or not marker.redeliver_after_ms)
         entry.dead = marker.op is Op.DEAD_LETTER
         entry.leased = marker.op is Op.EXTEND
         if entry.lapsed or entry.due <= now + self.history.clock_lead_ms:
@@ -504,6 +517,8 @@ class Checker:
         entry.lapsed = True
         entry.counted.add(entry.counts)
         entry.was_dead.add(entry.dead)
+        if not entry.is_held:
+            entry.failures.append((entry.due, entry.waits))
 
     def _read_end(
         self,
@@ -627,6 +642,19 @@ class Checker:
         if not entry.lapsed and self.strict_time:
             self.problems.append(f"R5: {what} redelivered before its lease ended, due {entry.due}")
         self._check_count(original, entry, copy, dead=dead, what=what)
+        if not dead and self.strict_time and not self.history.clock_lead_ms:
+            self._check_retry(original, entry, record, what)
+
+    def _check_retry(self, original: Record, entry: _Open, end: Record, what: str) -> None:
+        """Rule R44: a redelivery that counts comes when the delay is over that the queue has for it."""
+        if not self.queue.retry_delays:
+            return
+        count = redelivery_count(m.headers_of(original.headers()), self.queue.redelivery_count_header)
+        delay_ms = self.queue.retries.delay_ms(count)
+        ready = min(due + (delay_ms if waits else 0) for due, waits in entry.failures)
+        self.stats["redeliveries held back"] += any(waits for _, waits in entry.failures) and delay_ms > 0
+        if end.ms < ready:
+            self.problems.append(f"R44: {what} came at {end.ms}, was to wait until {ready}: {entry}")
 
     def _check_claim(self, end: Record, copy: Record, offset: int, what: str) -> None:
         """Rules R27, R28: the transaction of `copy` began with a claim, and no client's end is before that.
@@ -689,6 +717,7 @@ class Checker:
             and original is not None
             and original.is_data
             and not original.is_cut
+            and not original.was_aborted  # then, until the log was cut back once more
         ):
             self.problems.append(f"R14: end marker without copy of {what}, whose original is there")
 

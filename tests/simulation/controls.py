@@ -442,8 +442,15 @@ class OldReceiptsBelieved(Takeover):
 class TakenLate(PartitionRedelivery):
     """Redelivers what was taken after its end like everything else (rule R30)."""
 
-    def redeliver(self, part: Any, entries: Any, position: int, _taken_late: Any, log: Any) -> Steps:
-        return (yield from super().redeliver(part, entries, position, frozenset(), log))
+    def redeliver(self, part: Any, entries: Any, position: int, _taken_late: Any, *more: Any) -> Steps:
+        return (yield from super().redeliver(part, entries, position, frozenset(), *more))
+
+
+class HoldsNothing(PartitionRedelivery):
+    """Copies at once, whatever delays the queue has before redeliveries (rule R44)."""
+
+    def redeliver(self, part: Any, entries: Any, position: int, late: Any, log: Any, _now_ms: int) -> Steps:
+        return (yield from super().redeliver(part, entries, position, late, log, 2**62))
 
 
 class MendsNothing(PartitionRedelivery):
@@ -563,6 +570,7 @@ CONTROLS = {
     "committed without a look": Controls(redeliverer=CommitsUnseen, topics_change=True),
     "ends asked for after messages were handed out": Controls(collapsing=EndsLater, collapse=True),
     "copies taken for twins": Controls(collapsing=TakesCopiesForTwins, collapse=True),
+    "retry delays not waited for": Controls(redelivery=HoldsNothing, retries=True),
     "cut logs not looked for by clients": Controls(recovery=CutsUnseen, cut_logs=True),
     "cut ticks ignored by trackers": Controls(takeover=CutsNotApplied, cut_logs=True),
     "numbers are offsets": Controls(member=OffsetsForNumbers, cut_logs=True),

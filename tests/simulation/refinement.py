@@ -151,8 +151,8 @@ class _Replay:
 
     def _mend(self, record: Record) -> None:
         for marker in decoded(record):
-            if marker.offset == TICK_OFFSET:
-                continue  # the leader epoch of the copies
+            if marker.offset == TICK_OFFSET or marker.op is Op.NACK:
+                continue  # the leader epoch of the copies; a message that is held back: no steps
             copy = record.copies.get(marker.offset)
             part = self._at("TrackerMends", record.by, record.partition())
             part.tracker_mends(marker.offset, copy and self._in_queue(copy), record.at, record.by)

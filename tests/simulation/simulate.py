@@ -54,6 +54,8 @@ _LATE_ACKS = 0.6
 """In so many of the seeds the queue has late acks."""
 _LATE_REQUESTS = 0.3
 """In so many of the seeds without a control requests of transactional producers come twice."""
+_RETRIES = 0.3
+"""In so many of the seeds without a control the queue has delays of its own before redeliveries."""
 _AIMED_FOR_MS = 1_000
 MAX_STEPS = 100_000
 _LOOK_EVERY_MS = 500
@@ -93,6 +95,7 @@ class Controls:
     set_back: bool = False
     late_acks: bool = False
     collapse: bool = False
+    retries: bool = False
     """Each: in every seed. An old broker is one before 3.6, where transactions may hang for ever."""
 
 
@@ -145,8 +148,12 @@ class Simulation:
         some_cut = self.controls == Controls() and Random(f"cut logs of {seed}").random() < _CUT_LOGS
         world.cut_logs = self.controls.cut_logs or some_cut
         some_collapse = self.controls == Controls() and Random(f"twins of {seed}").random() < _COLLAPSE
+        retries_rng = Random(f"retries of {seed}")
+        some_retries = self.controls == Controls() and retries_rng.random() < _RETRIES
+        delays = retries_rng.choice((("300ms",), ("0s", "700ms"), ("1s", "100ms")))
         self.queue = replace(
             QUEUE_SETTINGS,
+            retry_delays=delays if self.controls.retries or some_retries else (),
             lease_ms=self.lease_ms,
             late_acks=late_acks,
             collapse=self.controls.collapse or some_collapse,

@@ -63,9 +63,9 @@ _claim = stepwise(
 )
 
 
-def _controlled_claim(*given: Any) -> Any:
+def _controlled_claim(*given: Any, **more: Any) -> Any:
     """The claim of a redelivery, as the controls of the world have it."""
-    return CLOCK.world.controls.claim(*given)
+    return CLOCK.world.controls.claim(*given, **more)
 
 
 _redeliverer = stepwise(
@@ -204,7 +204,7 @@ class PartitionRedelivery(_partition_redelivery.PartitionRedelivery):
         self._tracker_name = context.connection.process.name
 
     def redeliver(
-        self, part: Any, entries: Any, position: int, taken_late: frozenset[int], log: Any
+        self, part: Any, entries: Any, position: int, taken_late: frozenset[int], log: Any, now_ms: int
     ) -> Steps:
         markers_end = self._broker.logs[part.queue.markers_topic, part.number].end
         for entry in entries:
@@ -213,7 +213,7 @@ class PartitionRedelivery(_partition_redelivery.PartitionRedelivery):
         offsets = [entry.offset for entry in entries]
         name = self._tracker_name
         self._world.journal.append(Planned(name, part.number, offsets, position, taken_late))
-        return (yield from super().redeliver(part, entries, position, taken_late, log))
+        return (yield from super().redeliver(part, entries, position, taken_late, log, now_ms))
 
     def _dead_letters_exist(self, queue: QueueSettings) -> bool:
         return queue.dead_letter_topic not in self._broker.missing

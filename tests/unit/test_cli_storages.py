@@ -66,6 +66,11 @@ def test_a_queue_is_altered(kmq_at):
     }
     assert kmq_at("queue", "alter", "jobs", "--set", "retry_delays=1000ms,1m")[0] == 0
     assert "retry_delays              1s,1m" in kmq_at("queue", "describe", "jobs")[1]
+    for delay, waiting in ((["--delay", "0s"], 0), ([], 1)):
+        kmq_at("send", "jobs", "x")
+        (told,) = kmq_at("receive", "jobs")[1]
+        assert kmq_at("nack", json.loads(told)["receipt"], *delay)[0] == 0
+        assert json.loads(kmq_at("stats", "jobs", "-o", "json")[1][0])["delayed"] == waiting
     kmq_at("queue", "create", "tenants", "--fair", "--max-in-flight-per-group", "5")
     assert kmq_at("queue", "alter", "tenants", "--max-in-flight-per-group", "none")[0] == 0
     assert {"fair                      True", "max_in_flight_per_group   none"} <= {

@@ -102,6 +102,16 @@ def test_r39_messages_that_are_being_redelivered_are_dropped_too() -> None:
     assert markers.in_flight() == [9]
 
 
+def test_r39_a_tracker_that_did_not_know_the_cut_redelivers_no_other_message() -> None:
+    """It has found that the copy of 12 was cut away, and does not know yet that 12 was, too."""
+    markers = Markers()
+    gone, there = (Marker(0, number, Op.DELAY, reason="copy cut away", by_tracker=True) for number in (12, 2))
+    markers.read(tick(0, ONCE), gone)
+    assert markers.in_flight() == []
+    markers.read(there, Marker(0, 13, Op.DELAY, 100))
+    assert markers.in_flight() == [2, 13]  # a client that knows no cuts means what stands there now
+
+
 def test_r39_what_was_only_given_back_was_not_taken() -> None:
     """Its start marker had failed. Clients go by start markers, and tell no cut that took it away."""
     markers = Markers()

@@ -11,10 +11,11 @@ from inflight_log import LEASE, T0, Log
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.markers import lazy_min_heap
 from kmqpy.kafka.markers import packed as packed_module
-from kmqpy.kafka.markers.codec import TICK_OFFSET, Marker, Op, tick
+from kmqpy.kafka.markers.codec import AT_ONCE_MS, TICK_OFFSET, Marker, Op, tick
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts
+from kmqpy.kafka.markers.snapshot import pack, unpack
 
 OPENING = (Op.TAKE, Op.DELAY)
 
@@ -189,6 +190,25 @@ class TestNack:
         assert log.due() == []
         log.wait(LEASE)
         assert log.due() == [7]
+
+    def test_r44_what_failed_without_a_delay_is_told_from_what_has_one(self):
+        log = Log(has_retries=True)
+        for offset in range(6):
+            log.take(offset)
+        log.nack(0)
+        log.nack(1, AT_ONCE_MS)
+        log.nack(2, 500)
+        log.nack(3, counts=False)
+        log.nack(4)
+        log.nack(4, 500, by_tracker=True, reason="expired")
+        states = [EntryState.FAILED, *[EntryState.RELEASED] * 4, EntryState.LEASED]
+        assert [log.state.get(offset).state for offset in range(6)] == states
+        assert [log.state.get(offset).due_ms - T0 for offset in range(5)] == [0, 0, 500, 0, 500]
+        rows = log.state.snapshot(10)[2]
+        for has_retries, state in ((True, EntryState.FAILED), (False, EntryState.RELEASED)):
+            restored = InFlight(position=log.at, has_retries=has_retries)
+            restored.restore(unpack(pack(rows)))
+            assert restored.get(0).state is state
 
     def test_the_last_one_counts(self, log):
         log.take(7)

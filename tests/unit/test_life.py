@@ -52,6 +52,17 @@ def test_taken_extended_acknowledged():
     assert found.state is LifeState.ACKNOWLEDGED
 
 
+def test_r44_held_back_before_it_is_redelivered():
+    held = marker(Op.NACK, 10_000, reason="expired", by_tracker=True)
+    found = life([ORIGINAL, COPY], {ORIGINAL: markers(TAKE, held, MOVED, copy=COPY)})
+    assert told(found)[1:] == [
+        ("taken", "0:5", "w1", None, False),
+        ("held back", "0:5", None, "expired", False),
+        ("redelivered", "0:5", None, "expired", False),
+    ]
+    assert life([ORIGINAL], {ORIGINAL: markers(TAKE, held)}).state is LifeState.RELEASED
+
+
 def test_what_comes_after_the_end_is_late():
     late = [marker(Op.EXTEND, 1), marker(Op.NACK), marker(Op.DEAD_LETTER), END]
     found = life([ORIGINAL], {ORIGINAL: markers(TAKE, END, *late)})

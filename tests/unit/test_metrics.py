@@ -3,7 +3,8 @@ from fake_queue import FakeQueue
 from prometheus_client import CollectorRegistry, generate_latest
 
 from kmqpy.telemetry.base import Combined, Telemetry
-from kmqpy.telemetry.prometheus import PrometheusTelemetry
+from kmqpy.telemetry.prometheus import PrometheusTelemetry, QueueGauges
+from kmqpy.testing import memory_storage
 from kmqpy.worker.worker import Worker
 from tracker.health.metrics import TrackerMetrics
 
@@ -120,3 +121,22 @@ def test_a_tracker_shows_nothing_more_of_a_queue_that_was_removed():
     assert 'queue="removed"' not in shown
     assert metrics.registry.get_sample_value("kmq_in_flight", {"queue": "kept", "partition": "0"}) == 3
     assert metrics.registry.get_sample_value("kmq_redelivered_total", {"queue": "kept"}) == 0
+
+
+def test_what_queues_hold_and_which_groups_stand_still(registry):
+    with memory_storage() as storage:
+        QueueGauges(storage, registry=registry)
+        storage.create("jobs", order="group", on_dead_letter="hold")
+        storage.create("others")
+        with storage.open("jobs") as queue:
+            for group in ("a", "a", "b"):
+                queue.send("x", group=group)
+            queue.dead_letter(queue.receive(1), confirmed=True)
+        counts = {
+            state: value(registry, "queue_messages", state=state) for state in ("ready", "in flight", "dead")
+        }
+        assert counts == {"ready": 2, "in flight": 0, "dead": 1}
+        assert value(registry, "queue_held_groups") == 1
+        assert registry.get_sample_value("kmq_queue_messages", {"queue": "others", "state": "ready"}) == 0
+        assert registry.get_sample_value("kmq_queue_held_groups", {"queue": "others"}) is None
+    assert value(registry, "queue_held_groups") is None  # the storage is closed, and the page still there

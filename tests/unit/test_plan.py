@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -64,6 +65,35 @@ def plan(an_entry, an_original, queue=QUEUE):
 
 def count_of(copy):
     return decode_count(m.last_header(copy.headers, COUNT))
+
+
+class TestHeldBack:
+    QUEUE = QueueSettings(name="jobs", retry_delays=["1s", "10s"], max_redeliveries=2)
+
+    def held_ms(self, count=0, state=EntryState.LEASED, *, counts=True, now_ms=300, **changes):
+        """How long a message waits that was redelivered `count` times, and that was due at 0."""
+        given = original(count_header(count)), replace(self.QUEUE, **changes), PARTITION
+        return copy_of(entry(state, counts=counts), *given, now_ms=now_ms).held_ms
+
+    @pytest.mark.parametrize("state", [EntryState.LEASED, EntryState.FAILED])
+    def test_r44_for_what_is_left_of_the_delay_of_its_count(self, state):
+        assert [self.held_ms(count, state) for count in (-1, 0, 1)] == [700, 700, 9_700]
+        assert self.held_ms(state=state, now_ms=1_000) == 0
+        assert self.held_ms(2, state) == 0  # a dead letter
+        assert self.held_ms(2, state, max_redeliveries=None) == 9_700
+
+    @pytest.mark.parametrize("state", [EntryState.RELEASED, EntryState.DELAYED, EntryState.DEAD])
+    def test_r44_not_when_it_had_its_delay_or_does_not_count(self, state):
+        assert self.held_ms(state=state) == self.held_ms(counts=False) == 0
+
+    def test_r44_a_successor_finds_the_same_jitter(self):
+        waits = [
+            [self.held_ms(count, retry_jitter=0.5, now_ms=0, max_redeliveries=None) for count in range(9)]
+            for _ in range(2)
+        ]
+        assert waits[0] == waits[1]
+        assert len(set(waits[0][1:])) > 4
+        assert all(5_000 <= one <= 10_000 for one in waits[0][1:])
 
 
 class TestRedelivery:

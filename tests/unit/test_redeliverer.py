@@ -10,6 +10,7 @@ from confluent_kafka import Message as Record
 
 from kmqpy.kafka.copies.copy_transaction import TransactionAborted
 from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.claim_headers import CLAIM
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
@@ -258,6 +259,36 @@ class Acknowledging(Bodies):
     def read_between(self, _topic, _partition, begin, _end, _timeout_s, visit):
         key, value, _ = codec.encode(Marker(0, 0, Op.END))
         visit([Record(topic="m", partition=0, offset=begin, key=key, value=value, timestamp=(2, 1_000))])
+
+
+@pytest.mark.parametrize("markers", ["range", "jvm"])
+def test_r44_held_messages_get_a_delay_no_copy_and_no_claim(markers):
+    class Marking(Producer):
+        """Notes what is written to the markers topic."""
+
+        def produce(self, topic, value, key, *_, headers, **__):
+            assert topic == "q__markers"
+            assert CLAIM not in dict(headers)
+            self.open.append(codec.decode(key, value, headers))
+
+    queue = QueueSettings(name="q", markers=markers, retry_delays=["1s"])
+    redeliverer = Redeliverer(KafkaConnection(), queue, 0, TrackerSettings())
+    producer = redeliverer._producer = Marking(())
+    entries = [Entry(offset, offset, 0, 500, EntryState.LEASED) for offset in range(3)]
+    entries.append(Entry(3, 3, 0, 600, EntryState.FAILED, reason="busy"))
+    outcome = redeliverer.redeliver(
+        entries, Acknowledging(100), lambda: True, lambda: True, position=9, now_ms=700
+    )
+    assert outcome.held == {1: 800, 2: 800, 3: 900}
+    assert (outcome.copies, outcome.gone) == ([], [])
+    assert list(outcome.failed) == [0]  # acknowledged meanwhile: the main loop will read it
+    tick, *held = producer.committed
+    assert (tick.offset, tick.op) == (codec.TICK_OFFSET, Op.END)
+    assert all(one.op is Op.NACK and one.by_tracker and one.counts for one in held)
+    assert [(list(one.offsets()), one.redeliver_after_ms, one.reason) for one in held] == [
+        *([([1, 2], 800, "expired")] if markers == "range" else [([at], 800, "expired") for at in (1, 2)]),
+        ([3], 900, "busy"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
+from kmqpy.core.retries import Retries, normal
 from kmqpy.errors import ConfigError
-from kmqpy.storages.retries import Retries, normal
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.testing import ManualClock, memory_storage
 

@@ -14,10 +14,11 @@ from pyspark.sql.types import ArrayType, DecimalType, LongType, StructType
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.errors import ConfigError
-from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.codec import AT_ONCE_MS, Marker, Op
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark import task as task_module
+from kmqpy.spark.failures import DEFAULT_BACKOFF
 from kmqpy.spark.report import BatchReport, merged
 from kmqpy.spark.taker import TakenBefore
 from kmqpy.spark.task import ProcessTask
@@ -75,14 +76,21 @@ def batch(count, *, first=10, partition=0, attempts=1, topic="q", **columns):
     return pa.RecordBatch.from_pydict(rows)
 
 
-def task(function, *, by_row=False, queue=QUEUE, schema="value binary"):
+def task(
+    function,
+    *,
+    by_row=False,
+    queue=QUEUE,
+    schema="value binary",
+    backoff=Backoff(first=1, jitter=0),  # noqa: B008
+):
     name, kind = schema if isinstance(schema, tuple) else schema.split()
     struct = StructType().add(name, kind)
     return ProcessTask(
         queue=queue,
         connection=KafkaConnection(),
         lease_ms=1_000,
-        backoff=Backoff(first=1, jitter=0),
+        backoff=backoff,
         schema=struct,
         function=function,
         by_row=by_row,
@@ -142,6 +150,19 @@ def test_the_function_says_what_failed_and_how(takes):
         Marker(0, 11, Op.NACK, 2_500, reason="odd"),
         Marker(0, 12, Op.NACK, 1_000, reason="odd"),
         Marker(0, 13, Op.DEAD_LETTER, reason="bad"),
+    ]
+
+
+def test_r44_the_queue_knows_how_long_what_failed_waits(takes):
+    queue = replace(QUEUE, markers="jvm", retry_delays=("1h",))
+    failing = task(
+        lambda frame: frame.assign(kmq_error="odd", kmq_delay=[None, 0, 2, "?"]),
+        queue=queue,
+        backoff=DEFAULT_BACKOFF,
+    )
+    run(failing, batch(4))
+    assert sorted((one.offset, one.redeliver_after_ms) for one in takes.nacks) == [
+        *[(10, 0), (11, AT_ONCE_MS), (12, 2_000), (13, 0)]
     ]
 
 

@@ -149,6 +149,7 @@ class OwnedPartition:
         """Use these settings of the queue from now on."""
         self.queue = self.redeliverer.queue = queue
         self.state.max_lease_ms, self.state.max_delay_ms = queue.max_lease_ms, queue.max_delay_ms
+        self.state.has_retries = bool(queue.retry_delays)
 
     def start_reading(
         self, state: InFlight, now: float, below: int = 0, epoch: int = -1, markers_epoch: int = -1

@@ -103,10 +103,16 @@ class StartPosition(NamedTuple):
         named += [first + count - 1 for first, count in self.at.finished.runs]
         return max(map(offset_of, named), default=-1)
 
-    def state(self) -> InFlight:
+    def state(self, *, has_retries: bool = False) -> InFlight:
         """Build the in-flight state to which markers from this position on are applied."""
         at = self.at
-        state = InFlight(now_ms=at.now_ms, position=at.offset, missed_markers=at.missed_markers, cuts=at.cuts)
+        state = InFlight(
+            now_ms=at.now_ms,
+            position=at.offset,
+            missed_markers=at.missed_markers,
+            has_retries=has_retries,
+            cuts=at.cuts,
+        )
         state.takes_epoch = at.takes_epoch
         state.restore(at.in_flight)
         state.highest_taken = max(state.highest_taken, self.taken)  # it may have been cut away

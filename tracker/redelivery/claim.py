@@ -31,6 +31,8 @@ class Claim:
     taken_late    messages that were finished before a client took them, by the plan. If a marker follows the
                   plan, the message may have been taken again on purpose since (rule R30), so it is dropped
     epoch         the copies have this leader epoch or a lower one; -1: not known
+    holds         True: the transaction ends nothing, it only gives messages back for later (rule R44). So the
+                  record names none
     timeout_s     how long `decide` waits for markers before the claim; for acknowledgements half as long
 
     The main loop reads the same markers later, and redelivers dropped messages once they are due again.
@@ -46,6 +48,8 @@ class Claim:
         last_copies: Mapping[int, CopyHeaders],
         taken_late: frozenset[int] = frozenset(),
         epoch: int = -1,
+        *,
+        holds: bool = False,
     ) -> None:
         self.dropped: frozenset[int] = frozenset()
         self.acknowledged: frozenset[int] = frozenset()
@@ -54,6 +58,7 @@ class Claim:
         self._taken_late = taken_late
         self._epoch = epoch if epoch >= 0 else None
         self._partition = partition
+        self._holds = holds
         self._offsets = sorted(offsets)
         self._since_plan = since_plan
         self._last_attempts = last_attempts
@@ -67,7 +72,8 @@ class Claim:
     @property
     def record(self) -> NewRecord:
         """The record of the claim, for the markers topic."""
-        return NewRecord(self._partition, *naming_tick(self._partition, CLAIM, self._offsets, self._epoch))
+        offsets = [] if self._holds else self._offsets
+        return NewRecord(self._partition, *naming_tick(self._partition, CLAIM, offsets, self._epoch))
 
     def decide(self, position: int) -> list[NewRecord]:
         """Read the markers before the claim, which has the markers offset `position`, and decide.
@@ -89,7 +95,7 @@ class Claim:
             checked = self._last_attempts.examine(copies, self._timeout_s / 2)
             self.acknowledged = frozenset(offset for _, offset in checked.acknowledged)
             self.unread = len(checked.unread)
-        return [self._named(sorted(self.dropped))] if self.dropped else []
+        return [self._named(sorted(self.dropped))] if self.dropped and not self._holds else []
 
     def _named(self, dropped: Sequence[int]) -> NewRecord:
         return NewRecord(self._partition, *naming_tick(self._partition, DROPPED, dropped))

@@ -13,11 +13,13 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from confluent_kafka import KafkaException
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.copies.copy_transaction import (
@@ -34,8 +36,8 @@ from kmqpy.kafka.copies.torn_transactions import find_copies
 from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.codec import ACKNOWLEDGED, TAKEN_LATE
-from kmqpy.kafka.markers.entry import Entry
+from kmqpy.kafka.markers.codec import ACKNOWLEDGED, TAKEN_LATE, Marker, Op
+from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.late_operations import CopyHeaders
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, offset_of
 from kmqpy.kafka.markers.open_claims import TornClaim
@@ -46,7 +48,7 @@ from tracker.redelivery.known_log import KnownLog, LastSeen
 from tracker.redelivery.last_attempts import PartitionAttempts
 from tracker.redelivery.markers_since_plan import MarkersSincePlan
 from tracker.redelivery.originals import OriginalsReader
-from tracker.redelivery.redelivery_plan import Copy, Refusal, batches, copy_of, halves
+from tracker.redelivery.redelivery_plan import EXPIRED, Copy, Refusal, batches, copy_of, halves
 from tracker.settings import TrackerSettings
 
 _log = logging.getLogger(__name__)
@@ -88,6 +90,8 @@ class RedeliveryResult:
     taken_late                  offsets of messages that were finished before a client took them
     acknowledged                offsets of copies that became no dead letters: an earlier consumer has
                                 acknowledged them
+    held                        by offset of a message that the queue's `retry_delays` hold back: for how many
+                                ms. A marker says so
     unread                      how many copies became dead letters before it was known whether they are
                                 acknowledged
     failed                      by offset of a message that is in flight still: seconds until it is due again
@@ -108,6 +112,7 @@ class RedeliveryResult:
     gone: list[int] = field(default_factory=list)
     taken_late: list[int] = field(default_factory=list)
     acknowledged: list[int] = field(default_factory=list)
+    held: dict[int, int] = field(default_factory=dict)
     unread: int = 0
     failed: dict[int, float] = field(default_factory=dict)
     undecodable_counts: int = 0
@@ -151,6 +156,7 @@ class Redeliverer:
         self._tries: dict[int, int] = {}
         self._refusals: dict[int, Refusal] = {}
         self._position = 0
+        self._now_ms = INT64_MAX
         self._since_plan: MarkersSincePlan | None = None
         self._last_attempts: PartitionAttempts | None = None
         self._taken_late: frozenset[int] = frozenset()
@@ -191,6 +197,7 @@ class Redeliverer:
         taken_late: frozenset[int] = frozenset(),
         last_attempts: PartitionAttempts | None = None,
         log: KnownLog | None = None,
+        now_ms: int = INT64_MAX,
     ) -> RedeliveryResult:
         """Redeliver or dead-letter the messages of `entries`; the result names the messages that failed.
 
@@ -202,6 +209,7 @@ class Redeliverer:
         last_attempts  tells which copies get an end marker and no dead letter: an earlier consumer has
                        acknowledged them (rule R32)
         log            what was known of the queue's log when `entries` were due
+        now_ms         the partition's now then
         may_go_on      called before the transactions begin, and before each commit, when all records of the
                        transaction are written: False if the records may have gone to topics other than those
                        of `entries` (rule R24), or if this tracker may not redeliver any more
@@ -213,7 +221,7 @@ class Redeliverer:
         self._taken_late = taken_late
         self._log = log or KnownLog()
         by_offset = {entry.offset: entry for entry in entries}
-        self._position, self._last_attempts = position, last_attempts
+        self._position, self._last_attempts, self._now_ms = position, last_attempts, now_ms
         self._since_plan = MarkersSincePlan(reader, self.queue, self._partition, by_offset, position)
         # Messages that were refused before come last, one by one, and only a few: they hardly delay others.
         refused = [offset for offset in by_offset if offset in self._refusals]
@@ -230,7 +238,7 @@ class Redeliverer:
         outcome.broken |= self._producer is None
         self._since_plan = None  # else it would keep all entries in memory until the next call
         done = {copy.entry.offset for copy in outcome.copies}
-        done |= {*outcome.gone, *outcome.taken_late, *outcome.acknowledged}
+        done |= {*outcome.gone, *outcome.taken_late, *outcome.acknowledged, *outcome.held}
         for offset in by_offset.keys() - done - outcome.failed.keys():
             outcome.failed[offset] = _REFUSED_RETRY_S if offset in self._refusals else _NOT_REACHED_RETRY_S
         self._forget(done)
@@ -340,7 +348,8 @@ class Redeliverer:
                 continue
             try:
                 refusal = self._refusals.get(offset)
-                copies.append(copy_of(entry, original, self.queue, self._partition, refusal, self._position))
+                about = self.queue, self._partition, refusal, self._position, self._now_ms
+                copies.append(copy_of(entry, original, *about))
             except Exception as error:  # a bug of kmqpy with this one message (rule R21)
                 _log.exception("copy failed", extra={"queue": self.queue.name, "offset": offset})
                 outcome.problem = f"offset {offset}: no copy can be made of it: {error!r}"
@@ -350,10 +359,13 @@ class Redeliverer:
         outcome.failed |= {offset: self._backoff(offset) for offset in unreachable}
         if unreachable:
             outcome.doubtful = self._log.last_seen(entries[unreachable[0]]) or outcome.doubtful
-        live = [copy for copy in copies if not copy.dead_letter]
+        live = [copy for copy in copies if not (copy.dead_letter or copy.held_ms)]
+        held = [copy for copy in copies if copy.held_ms]
         dead = [copy for copy in copies if copy.dead_letter]
         ended = sorted([*_numbers(wanted, fetched.gone), *(self._taken_late & entries.keys())])
         self._send_all(live, ended, alone, outcome, may_go_on)
+        if held:
+            self._send_all(held, [], alone, outcome, may_go_on)
         if dead and not dead_letters_exist():
             outcome.dead_letter_problem = f"topic {self.queue.dead_letter_topic} does not exist"
             outcome.failed |= {copy.entry.offset: self._backoff(copy.entry.offset) for copy in dead}
@@ -407,6 +419,9 @@ class Redeliverer:
                     (outcome.taken_late if offset in self._taken_late else outcome.gone).append(offset)
             ended_only = []
             for copy in _copies_to_make(batch, claim):
+                if copy.held_ms:
+                    outcome.held[copy.entry.offset] = copy.held_ms
+                    continue
                 (outcome.dead_lettered if copy.dead_letter else outcome.redelivered).append(copy)
 
     def _refuse(self, copy: Copy, error: TransactionAborted) -> str:
@@ -448,10 +463,15 @@ class Redeliverer:
     ) -> Claim:
         topic = self._topic_of(batch)
         made: list[int] = []
+        holds = any(copy.held_ms for copy in batch)  # then of each of them
         last_copies = {one.entry.offset: one.last_copy for one in batch if one.last_copy is not None}
-        claim = self._claim(sorted({*(copy.entry.offset for copy in batch), *ended_only}), last_copies)
+        claim = self._claim(
+            sorted({*(copy.entry.offset for copy in batch), *ended_only}), last_copies, holds=holds
+        )
 
         def ends(places: Sequence[Place | None]) -> Iterable[NewRecord]:
+            if holds:
+                return self._held(_copies_to_make(batch, claim))
             made.extend(-1 if place is None else place[1] for place in places)
             cut = topic == self.queue.name and self._log.cuts
             numbered = [self._numbered(place) for place in places] if cut else places
@@ -469,7 +489,8 @@ class Redeliverer:
             )
 
         with self._transaction(topic) as transaction:
-            transaction.execute(self._copies(batch, claim), ends, may_go_on, claim, decide_first=decide_first)
+            copies = [] if holds else self._copies(batch, claim)
+            transaction.execute(copies, ends, may_go_on, claim, decide_first=decide_first)
         if made:
             self._last_copies[topic] = max(made)
         return claim
@@ -498,18 +519,31 @@ class Redeliverer:
                 _log.info("producer given up: Kafka may get the end of its transaction twice", extra=about)
                 self.close()
 
-    def _claim(self, offsets: Sequence[int], last_copies: Mapping[int, CopyHeaders]) -> Claim:
+    def _claim(self, offsets: Sequence[int], last_copies: Mapping[int, CopyHeaders], *, holds: bool) -> Claim:
         assert self._since_plan is not None
         within_s = self._settings.effective_transaction_timeout_ms / 2000
         return Claim(
             *(self._partition, offsets, self._since_plan, self._last_attempts, within_s, last_copies),
             self._taken_late,
             self._log.epoch,
+            holds=holds,
         )
 
     def _copies(self, batch: list[Copy], claim: Claim) -> Iterator[NewRecord]:
         for copy in _copies_to_make(batch, claim):
             yield NewRecord(self._partition, copy.key, copy.value, copy.headers)
+
+    def _held(self, copies: Iterable[Copy]) -> Iterator[NewRecord]:
+        """The markers with which messages wait for as long as `retry_delays` says."""
+        for (held_ms, reason), alike in itertools.groupby(copies, _hold_of):
+            offsets = [copy.entry.offset for copy in alike]
+            about: Any = {"redeliver_after_ms": held_ms, "reason": reason, "by_tracker": True}
+            if self.queue.writes_ranges and len(offsets) > 1:
+                markers = codec.ranges(self._partition, Op.NACK, offsets, **about)
+            else:
+                markers = [Marker(self._partition, offset, Op.NACK, **about) for offset in offsets]
+            for marker in markers:
+                yield NewRecord(self._partition, *codec.encode(marker))
 
     def _ends(
         self, copies: Mapping[int, Place | None], copy_topic: str, reason: str | None = None
@@ -541,6 +575,11 @@ def _numbers(entries: Iterable[Entry], offsets: Collection[int]) -> list[int]:
     if not (among := set(offsets)):
         return []
     return [entry.offset for entry in entries if offset_of(entry.offset) in among]
+
+
+def _hold_of(copy: Copy) -> tuple[int, str | None]:
+    """For how many ms a message is held back, and why."""
+    return copy.held_ms, copy.entry.reason if copy.entry.state is EntryState.FAILED else EXPIRED
 
 
 def _copies_to_make(batch: list[Copy], claim: Claim) -> list[Copy]:

@@ -6,9 +6,11 @@ copy itself. The copy is the record that redelivers or dead-letters the message.
 
 from __future__ import annotations
 
+import zlib
 from typing import NamedTuple
 
 from kmqpy import message as m
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError
 from kmqpy.kafka.copies.copy_headers import Origin, dead_letter_headers, redelivery_headers
 from kmqpy.kafka.markers.codec import MAX_COUNT, MAX_REASON
@@ -18,6 +20,8 @@ from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
 from kmqpy.kafka.message_headers import redelivery_count, size_of
 from kmqpy.kafka.settings import QueueSettings
 
+EXPIRED = "expired"
+"""Why a message is copied, or held back, whose lease has ended."""
 _RECORD_OVERHEAD = 64
 """An upper estimate of the bytes of a record besides its key, value and headers."""
 
@@ -58,6 +62,7 @@ class Copy(NamedTuple):
                 True if the redelivery-count header of the original could not be decoded; the count is then 0
     undecodable_ancestors
                 True if the header `kmq-ancestors` of the original could not be decoded; it is then ignored
+    held_ms     so much longer the queue's `retry_delays` hold the message back (rule R44): no copy is made
     last_copy   what the headers of the original say of it, to look for acknowledgements of its ancestors.
                 Set only if the copy is a dead letter, the queue has `late_acks`, and the original has a
                 valid header `kmq-planned-at`: then the original is a copy, too
@@ -71,6 +76,7 @@ class Copy(NamedTuple):
     undecodable_count: bool = False
     undecodable_ancestors: bool = False
     last_copy: CopyHeaders | None = None
+    held_ms: int = 0
 
     @property
     def size(self) -> int:
@@ -85,11 +91,13 @@ def copy_of(
     partition: int,
     refusal: Refusal | None = None,
     position: int = 0,
+    now_ms: int = INT64_MAX,
 ) -> Copy:
     """Compute the copy of `original`, the record of `entry` in partition `partition` of the queue.
 
     refusal   how Kafka has refused earlier copies of the message, if it has
     position  the markers offset up to which markers were read when the message was due
+    now_ms    the partition's now then
 
     The copy is a dead letter if a consumer asked for one, or if redeliveries and refusals reach the queue's
     limit of redeliveries; else a redelivery. The copy keeps all headers of the original, but headers
@@ -124,14 +132,28 @@ def copy_of(
         new_count = min(count + 1, MAX_COUNT) if entry.counts else count
         headers = redelivery_headers(original.headers, origin, queue, new_count, ancestors, position)
     undecodable = undecodable_count, undecodable_ancestors
-    return Copy(entry, dead_letter, original.key, original.value, headers, *undecodable, last_copy)
+    held_ms = 0
+    may_wait = entry.counts and entry.state in (EntryState.LEASED, EntryState.FAILED)
+    if queue.retry_delays and may_wait and not dead_letter:
+        held_ms = _held_ms(entry, max(0, count), queue, partition, now_ms)
+    return Copy(entry, dead_letter, original.key, original.value, headers, *undecodable, last_copy, held_ms)
+
+
+def _held_ms(entry: Entry, count: int, queue: QueueSettings, partition: int, now_ms: int) -> int:
+    """What is left of the delay that follows the end of a lease, or a nack.
+
+    A tracker that takes the partition over meanwhile finds the same, jitter included.
+    """
+    drawn = zlib.crc32(b"%d %d %d" % (partition, entry.offset, count)) / 0xFFFFFFFF
+    delay_ms = queue.retries.delay_ms(count, drawn)
+    return max(0, entry.due_ms + delay_ms - now_ms) if delay_ms else 0
 
 
 def reason_of(entry: Entry) -> str:
     """Why the message is copied: `expired`, `nack` or `rejected`, then `: ` and the consumer's reason."""
-    words = {EntryState.DEAD: "rejected", EntryState.RELEASED: "nack"}
+    words = {EntryState.DEAD: "rejected", EntryState.RELEASED: "nack", EntryState.FAILED: "nack"}
     if entry.state not in words:
-        return "expired"
+        return EXPIRED
     word = words[entry.state]
     return f"{word}: {entry.reason[:MAX_REASON]}" if entry.reason else word
 

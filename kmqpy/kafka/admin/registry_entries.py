@@ -146,7 +146,7 @@ def encode_queue(settings: QueueSettings, *, deleting: bool = False) -> bytes:
     """Return the data of a queue's znode."""
     if not deleting:
         return settings.to_json()
-    return _dumps({**asdict(settings), "deleting": True})
+    return _dumps({**json.loads(settings.to_json()), "deleting": True})
 
 
 def decode_queue(name: str, data: bytes) -> tuple[QueueSettings, bool]:

@@ -23,7 +23,7 @@ from kmqpy.kafka.client.read_ahead import ReadAhead
 from kmqpy.kafka.client.receiver import Receiver
 from kmqpy.kafka.client.record_message import Acknowledges, KafkaMessage
 from kmqpy.kafka.client.topics_in_use import TopicsInUse
-from kmqpy.kafka.markers.codec import MAX_REASON, Marker, Op
+from kmqpy.kafka.markers.codec import AT_ONCE_MS, MAX_REASON, Marker, Op
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import stale_markers_error
@@ -182,14 +182,16 @@ class QueueConsumer:
     def nack(
         self,
         *messages: MessagesLike,
-        delay: Duration = 0,
+        delay: Duration | None = None,
         count: bool = True,
         reason: str | None = None,
         confirmed: bool = False,
     ) -> None:
         """See KmqClient.nack."""
         check_flag(count, "count")
-        delay_ms = bounded(duration_ms(delay, "delay"), "delay", "max_delay_ms", self._queue)
+        delay_ms = bounded(duration_ms(delay or 0, "delay"), "delay", "max_delay_ms", self._queue)
+        if delay is not None and not delay_ms and self._queue.retry_delays:
+            delay_ms = AT_ONCE_MS
         cut = _cut_reason(reason)
         named = m.each_of(messages)
         writer, places = self._locate(self._places.places_of, named)

@@ -75,6 +75,9 @@ ACKNOWLEDGED = "acknowledged"
 """The reason in a tracker's end marker of a copy that would have become a dead letter, but that an earlier
 consumer has acknowledged (rule R32)."""
 
+AT_ONCE_MS = -1
+"""The delay of a nack to which the queue's `retry_delays` don't apply; to one with the delay 0 they do."""
+
 _BITMAP_PIECE_BYTES = 32
 
 Runs = tuple[tuple[int, int], ...]

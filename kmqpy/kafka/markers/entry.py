@@ -15,6 +15,9 @@ class EntryState(StrEnum):
     """A client met the message before its delay was over; nobody has it."""
     RELEASED = "released"
     """A client gave the message back with a nack; it waits for its redelivery."""
+    FAILED = "failed"
+    """Released without a delay, in a queue with `retry_delays`: a tracker sees how long it has to wait, and
+    gives it back with that delay, after which it is RELEASED (rule R44 of docs/rules.md)."""
     DEAD = "dead"
     """A client wants it dead-lettered now. Only an end marker changes this state."""
 

@@ -63,6 +63,8 @@ class InFlight:
     highest_clamped_ms  the largest timestamp above `latest_ms` that was read
     max_lease_ms        a longer lease counts as this long (rule R5)
     max_delay_ms        a longer delay counts as this long
+    has_retries         True: a nack that counts and has no delay makes a message FAILED. For trackers: to
+                        others it is RELEASED as after any nack
     missed_markers      True: some markers before `position` were never read, so a take may be missing, and
                         any operation but an end opens an entry (rule R2). The stored offset keeps this flag,
                         so that the partition's next tracker sets it, too: else the operation at the safe
@@ -93,6 +95,7 @@ class InFlight:
         missed_markers: bool = False,
         max_lease_ms: int = INT64_MAX,
         max_delay_ms: int = INT64_MAX,
+        has_retries: bool = False,
         cuts: LogCuts = NO_CUTS,
         topic: bytes | None = None,
     ) -> None:
@@ -101,6 +104,7 @@ class InFlight:
         self.missed_markers = missed_markers
         self.max_lease_ms = max_lease_ms
         self.max_delay_ms = max_delay_ms
+        self.has_retries = has_retries
         self.latest_ms = INT64_MAX
         self.highest_clamped_ms = 0
         self._position = position
@@ -351,7 +355,8 @@ class InFlight:
             bits = row.bits if isinstance(row, TakenRun) else 1
             self.highest_taken = max(self.highest_taken, row[0] + bits.bit_length() - 1)
             if isinstance(row, Entry):
-                self._entries.put(row)
+                is_failed = row.state is EntryState.FAILED and not self.has_retries
+                self._entries.put(row._replace(state=EntryState.RELEASED) if is_failed else row)
                 continue
             bits = row.bits
             if row.stride:
@@ -446,10 +451,14 @@ class InFlight:
         if entry is None and not (opens or (self.missed_markers and self.cuts.is_current(offset))):
             return 0
         if marker.by_tracker:
+            if opens and not self.cuts.is_current(offset):
+                return 0  # its copy was cut away, and so was it, before the tracker knew
             self.finished.discard(offset)
         if marker.op is Op.EXTEND and entry is not None and entry.state is not EntryState.LEASED:
             return 0  # no client has the message any more, so there is no lease to extend
         state, due_ms = _STATES[marker.op], self._deadline(marker)
+        if self.has_retries and marker.op is Op.NACK and marker.counts and not marker.redeliver_after_ms:
+            state = EntryState.FAILED
         if entry is None or opens:
             entry = Entry(offset, at, self.now_ms, due_ms, state, marker.counts, marker.reason, marker.holder)
         else:

@@ -25,6 +25,8 @@ class LifeEventKind(StrEnum):
     TAKEN = "taken"
     EXTENDED = "extended"
     GIVEN_BACK = "given back"
+    HELD = "held back"
+    """A tracker lets the record wait for as long as the queue's `retry_delays` says (rule R44)."""
     REJECTED = "rejected"
     """A client asked for the message to be dead-lettered."""
     ACKNOWLEDGED = "acknowledged"
@@ -221,14 +223,16 @@ class _RecordLife:
         late = marker.op not in _OPENING_OPS and self.state not in _OPEN_STATES
         if marker.op in _OPENING_OPS:
             self._holder = marker.holder
+        is_held = marker.op is Op.NACK and marker.by_tracker
         if not late and self.state is not LifeState.REJECTED:
             self.state = state
-            self._copy_reason = _reason_of_copy(marker)
+            if not is_held:
+                self._copy_reason = _reason_of_copy(marker)
         return LifeEvent(
             at_ms=seen.timestamp_ms,
-            what=what,
+            what=LifeEventKind.HELD if is_held else what,
             record=self._text(self._place),
-            by=marker.holder or self._holder,
+            by=None if is_held else marker.holder or self._holder,
             for_ms=None if marker.op is Op.DEAD_LETTER else marker.redeliver_after_ms,
             counts=marker.counts,
             reason=marker.reason,

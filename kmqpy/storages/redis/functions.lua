@@ -692,18 +692,17 @@ end
 
 local calls = {}
 
--- The id of the row that has a dedup key; nil if it is free.
-local function holder_of(q, key, until_acknowledged)
-  local id, ends = string.match(redis.call('HGET', q.dedup, key) or '', '^(%d+) (%d+)$')
-  if not id then return nil end
-  if until_acknowledged then return redis.call('HEXISTS', q.rows, id) == 1 and id or nil end
-  return tonumber(ends) > q.now and id or nil
-end
-
-local function keep_key(q, key, id, window)
-  local ends = text_of(q.now + window)
-  redis.call('HSET', q.dedup, key, id .. ' ' .. ends)
-  redis.call('ZADD', q.dedup_until, ends, key)
+-- The dedup keys that stand in `listed`, each with the id of the row that has it; without those that are free.
+local function holders_of(q, listed, until_acknowledged)
+  local keys, holders = {}, {}
+  for at = 1, #listed, KEY_BYTES do keys[#keys + 1] = string.sub(listed, at, at + KEY_BYTES - 1) end
+  for i, found in ipairs(read(q.dedup, keys)) do
+    local id, ends = string.match(found or '', '^(%d+) (%d+)$')
+    local has = id and (until_acknowledged and redis.call('HEXISTS', q.rows, id) == 1
+      or not until_acknowledged and tonumber(ends) > q.now)
+    if has then holders[keys[i]] = id end
+  end
+  return holders
 end
 
 -- Removes up to `count` keys whose time is over.
@@ -733,13 +732,14 @@ function calls.put(q, args)
   local groups = string.gmatch(args[3], '([^%z]*)%z')
   local options = string.gmatch(args[1], '%d+ %d+')
   local ids, new = {}, { {}, {}, {} }
-  local rows = {}
+  local rows, kept, until_ms = {}, {}, {}
+  local holders, ends = holders_of(q, listed, until_acknowledged), text_of(q.now + window)
   local next_id = q.number
   for i = 5, #args do
     local key = string.sub(listed, (i - 5) * KEY_BYTES + 1, (i - 4) * KEY_BYTES)
     local group, option = args[3] ~= '' and groups(), args[1] ~= '' and options()
     local is_keyed = string.byte(key) ~= 32
-    local holder = is_keyed and (q.fresh_keys and q.fresh_keys[key] or holder_of(q, key, until_acknowledged))
+    local holder = is_keyed and holders[key]
     if not holder then
       next_id = next_id + 1
       holder = text_of(next_id)
@@ -750,13 +750,15 @@ function calls.put(q, args)
         new[3][#rows] = string.sub(args[2], (i - 5) * DIGEST_BYTES + 1, (i - 4) * DIGEST_BYTES)
       end
       if is_keyed then
-        q.fresh_keys = q.fresh_keys or {}
-        q.fresh_keys[key] = holder
-        keep_key(q, key, holder, window)
+        holders[key] = holder
+        kept[#kept + 1], until_ms[#until_ms + 1] = key, ends
+        kept[#kept + 1], until_ms[#until_ms + 1] = holder .. ' ' .. ends, key
       end
     end
     ids[#ids + 1] = holder
   end
+  write('HSET', q.dedup, kept)
+  write('ZADD', q.dedup_until, until_ms)
   forget_keys(q, until_acknowledged, 2 * #ids)
   if #rows > 0 then
     local groups_text = #new[1] > 0 and table.concat(new[1], '\0') .. '\0' or ''
@@ -827,26 +829,43 @@ function calls.put_all(q, args)
   return first
 end
 
--- Of the groups of rows that were taken, those that follow, in order: of each a list of ids and one of their states.
-local function successors(q, taken_groups, count)
-  local found = {}
-  for _, group in ipairs(taken_groups) do
-    if count <= 0 then break end
-    local members = behind(q, group, math.min(count, PIECE))
-    local ids = {}
-    for i, member in ipairs(members) do ids[i] = id_in(member, group) end
-    local chosen, states = {}, {}
-    for i, state in ipairs(read_states(q, ids)) do
-      if not state or unpacked(state).ends > q.now then break end
-      chosen[i], states[i] = ids[i], state
-      redis.call('ZREM', q.behind, members[i])
-    end
-    if #chosen > 0 then
-      found[#found + 1] = { chosen, states }
-      count = count - #chosen
+-- Rows that may be taken with the first one of their group, in order, and their states.
+local function pop_behind(q, group, count)
+  local members = behind(q, group, math.min(count, PIECE))
+  local ids, states = {}, {}
+  for i, member in ipairs(members) do ids[i] = id_in(member, group) end
+  for i, state in ipairs(read_states(q, ids)) do
+    if not state or unpacked(state).ends > q.now then return { unpack(ids, 1, i - 1) }, states end
+    states[i] = state
+    redis.call('ZREM', q.behind, members[i])
+  end
+  return ids, states
+end
+
+-- As pop_ready(), but behind each row come those of its group.
+local function pop_groups(q, count)
+  local following, heads = {}, 0
+  for i, group in ipairs(groups_of(q, (first_ready(q, count)))) do
+    if count == 0 then break end
+    heads, count = i, count - 1
+    following[i] = { {}, {} }
+    if group and count > 0 then
+      following[i] = { pop_behind(q, group, count) }
+      count = count - #following[i][1]
     end
   end
-  return found
+  local ids, states = {}, {}
+  if heads == 0 then return ids, states end
+  local first_ids, first_states = pop_ready(q, heads)
+  for i, id in ipairs(first_ids) do
+    ids[#ids + 1] = id
+    states[#ids] = first_states[i]
+    for k, follower in ipairs(following[i][1]) do
+      ids[#ids + 1] = follower
+      states[#ids] = following[i][2][k]
+    end
+  end
+  return ids, states
 end
 
 -- limit, lease_ms, 1 for one row of a group at most
@@ -859,19 +878,12 @@ function calls.take(q, args)
   redis.call('ZCARD', q.taken)
   redis.call('ZCARD', q.twins)
   local collapses = redis.call('HLEN', q.digests) > 0
-  local taken_groups, following = {}, nil
+  local pop = (not q.in_groups or q.shares or args[3] == '1') and pop_ready or pop_groups
   while count < limit and bytes < BYTES do
-    local ids, states
-    if not following then ids, states = pop_ready(q, math.min(piece, limit - count, before_followers(q))) end
-    if following or #ids == 0 then
-      if not q.in_groups or q.shares or args[3] == '1' then break end
-      following = following or successors(q, taken_groups, limit - count)
-      if #following == 0 then break end
-      ids, states = unpack(table.remove(following, 1))
-    end
+    local ids, states = pop(q, math.min(piece, limit - count, before_followers(q)))
+    if #ids == 0 then break end
     for i, group in ipairs(groups_of(q, ids)) do
       if group then
-        taken_groups[#taken_groups + 1] = group
         redis.call('HDEL', q.heads, group)
         redis.call('HINCRBY', q.busy, group, 1)
         q.touched[group] = true

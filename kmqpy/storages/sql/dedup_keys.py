@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kmqpy.storages.engine import NewRow
@@ -21,21 +21,25 @@ def put_unique(
     cursor: Cursor,
     parameters: Parameters,
     rows: Sequence[NewRow],
-    put: Callable[[Sequence[NewRow]], list[int]],
 ) -> list[int]:
-    """Put the rows whose keys are free by `put`; returns the ids of all, or of those that have their keys.
+    """Put the rows whose keys are free; returns the ids of all, or of those that have their keys.
 
     parameters  with :window_ms, and :until_acknowledged
     """
-    wanted = sorted({row.dedup for row in rows if row.dedup is not None})
-    given = {**parameters, **_keys(dialect, wanted)}
+    wanted = dict.fromkeys(row.dedup for row in rows if row.dedup is not None)
     until_acknowledged = bool(parameters["until_acknowledged"])
-    dialect.change(cursor, "claim_keys", given)
-    cursor.execute(dialect.sql["keys"], given)
+    kept_ms = max(parameters["window_ms"], _LEAST_WINDOW_MS if until_acknowledged else 0)
+    keeping = {**parameters, "window_ms": kept_ms}
+    claimed = dialect.claim_keys(cursor, keeping, [*wanted])
+    if random.random() * _CLEANED_EVERY < 1:
+        _clean(dialect, cursor, keeping, 2 * _CLEANED_EVERY * len(rows))
+    new_ids = {one.key: one.message for one in claimed if one.is_new}
+    if len(new_ids) == len(rows):
+        return dialect.put(cursor, parameters, rows, [new_ids[key] for key in wanted if key is not None])
     ids = {
-        key: message
-        for key, message, in_window, is_there in cursor.fetchall()
-        if (is_there if until_acknowledged else in_window)
+        one.key: one.message
+        for one in claimed
+        if not one.is_new and (one.is_there if until_acknowledged else one.in_window)
     }
     fresh: dict[str, NewRow] = {}
     new: list[NewRow] = []
@@ -47,24 +51,18 @@ def put_unique(
             new.append(row)
     if not new:
         return [ids[row.dedup] for row in rows if row.dedup is not None]
-    put_ids = put(new)
+    put_ids = dialect.put(cursor, parameters, new)
     if not put_ids:
         return []
     ids |= {row.dedup: row_id for row, row_id in zip(new, put_ids, strict=True) if row.dedup is not None}
-    _keep(dialect, cursor, parameters, {key: ids[key] for key in fresh})
-    if random.random() * _CLEANED_EVERY < 1:
-        _clean(dialect, cursor, parameters, 2 * _CLEANED_EVERY * len(rows))
+    _keep(dialect, cursor, keeping, {key: ids[key] for key in fresh})
     without = iter(row_id for row, row_id in zip(new, put_ids, strict=True) if row.dedup is None)
     return [next(without) if row.dedup is None else ids[row.dedup] for row in rows]
 
 
 def _keep(dialect: Dialect, cursor: Cursor, parameters: Parameters, ids: dict[str, int]) -> None:
-    window_ms = parameters["window_ms"]
-    if parameters["until_acknowledged"]:
-        window_ms = max(window_ms, _LEAST_WINDOW_MS)
     given = {
         **parameters,
-        "window_ms": window_ms,
         **_keys(dialect, [*ids]),
         "ids": dialect.ids([*ids.values()]),
         "listed": json.dumps([*ids.items()]),
@@ -80,9 +78,7 @@ def _clean(dialect: Dialect, cursor: Cursor, parameters: Parameters, limit: int)
     for key, is_there in cursor.fetchall():
         (kept if is_there and parameters["until_acknowledged"] else over).append(key)
     if kept:
-        window_ms = max(parameters["window_ms"], _LEAST_WINDOW_MS)
-        given = {**parameters, **_keys(dialect, kept), "window_ms": window_ms}
-        dialect.change(cursor, "prolong_keys", given)
+        dialect.change(cursor, "prolong_keys", {**parameters, **_keys(dialect, kept)})
     if over:
         dialect.change(cursor, "forget_keys", {**parameters, **_keys(dialect, over)})
 

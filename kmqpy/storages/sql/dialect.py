@@ -64,6 +64,22 @@ class Picked(NamedTuple):
         return self.due_ms is not None and self.due_ms <= self.now_ms
 
 
+class DedupKey(NamedTuple):
+    """A dedup key that is locked.
+
+    message    the id of its message, or of the one that it is to have; 0: it has none yet
+    in_window  whether its window has not ended
+    is_there   whether its message is there, and no dead letter
+    is_new     whether it was stored now, with the id of its message to be
+    """
+
+    key: str
+    message: int
+    in_window: bool
+    is_there: bool
+    is_new: bool
+
+
 class Dialect(Protocol):
     """The operations that differ between databases, one class for each kind of database.
 
@@ -134,8 +150,24 @@ class Dialect(Protocol):
         """The value of the parameter :ids of `redrive_ids`."""
         ...
 
-    def put(self, cursor: Cursor, parameters: Parameters, rows: Sequence[NewRow]) -> list[int]:
-        """Insert rows, and return their ids; no ids if the queue does not exist."""
+    def put(
+        self,
+        cursor: Cursor,
+        parameters: Parameters,
+        rows: Sequence[NewRow],
+        ids: Sequence[int] | None = None,
+    ) -> list[int]:
+        """Insert rows, and return their ids; no ids if the queue does not exist.
+
+        ids  what claim_keys() has returned for the rows
+        """
+        ...
+
+    def claim_keys(self, cursor: Cursor, parameters: Parameters, keys: Sequence[str]) -> list[DedupKey]:
+        """Store dedup keys that are not there, and lock all until the transaction ends.
+
+        Their order is that of the messages, which may get ids here: those of new keys.
+        """
         ...
 
     def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.retries import Retries
 from kmqpy.errors import KmqError, QueueNotFound
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
-from kmqpy.storages.retries import Retries
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.sql.arrivals import ArrivalCounts, ArrivalListener, Notifier, Watcher
 from kmqpy.storages.sql.connections import Connections
@@ -170,9 +170,7 @@ class SqlEngine:
 
         def put(cursor: Cursor) -> list[int]:
             if is_unique:
-                ids = put_unique(
-                    self._dialect, cursor, parameters, rows, partial(self._dialect.put, cursor, parameters)
-                )
+                ids = put_unique(self._dialect, cursor, parameters, rows)
             else:
                 ids = self._dialect.put(cursor, parameters, rows)
             if not ids:

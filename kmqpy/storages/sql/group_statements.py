@@ -39,7 +39,11 @@ _AROUND = ", ".join(
         _first("place", 4, "first_behind"),
     )
 )
-_PICK = f"""SELECT m.id, m.place, m.group_id, {_AROUND} FROM {{messages}} AS m
+_NEXT = (
+    "(SELECT f.place FROM {messages} AS f WHERE f.group_id = m.group_id AND {of_group} = 0 "
+    "AND f.place > m.place ORDER BY f.place LIMIT 1)"
+)
+_PICK = f"""SELECT m.id, m.place, m.group_id, {_AROUND}, {_NEXT} AS next_ready FROM {{messages}} AS m
 WHERE m.queue = :queue AND m.state = 0 AND m.minus_priority = 0 AND m.place > :after
     AND {{nothing_due}}
 ORDER BY m.minus_priority, m.place LIMIT :limit"""
@@ -63,6 +67,11 @@ _SHARED = {
     "look_grouped": _PICK,
     "behind": """SELECT id, place, CASE WHEN until_ms > {now} THEN 1 ELSE 0 END FROM {messages} AS f
 WHERE group_id = :group_id AND {of_group} = 4 ORDER BY place LIMIT :limit""",
+    "followers": """SELECT * FROM (SELECT id, place, 0 AS is_delayed FROM {messages} AS f
+    WHERE group_id = :group_id AND {of_group} = 0 AND place > :after ORDER BY place LIMIT :limit) AS ready
+UNION ALL SELECT * FROM (SELECT id, place, CASE WHEN until_ms > {now} THEN 1 ELSE 0 END
+    FROM {messages} AS f WHERE group_id = :group_id AND {of_group} = 4 AND place > :after
+    ORDER BY place LIMIT :limit) AS others""",
     "lock_behind": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 = 4{lock_some}",
     "lock_witnesses": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 <> 4{lock_some}",
     "rows": "SELECT {columns} FROM {messages} WHERE {by_ids}",
@@ -87,13 +96,16 @@ WHERE {by_ids} AND state + 0 IN (0, 4)""",
     until_ms = CASE WHEN until_ms > {now} THEN until_ms ELSE 0 END WHERE {by_ids} AND state + 0 = 4""",
     # A key is locked, whether it is new or not, until the transaction ends.
     "claim_keys": """INSERT INTO {dedup} (queue, dedup_key, message, until_ms)
-SELECT :queue, given.dedup_key, 0, 0 FROM {given_keys} ORDER BY given.dedup_key {or_lock}""",
+SELECT :queue, given.dedup_key, given.message, {now} + :window_ms FROM {numbered_keys}
+ORDER BY given.dedup_key
+ON CONFLICT (queue, dedup_key) DO UPDATE SET queue = excluded.queue
+RETURNING dedup_key, message, CASE WHEN until_ms > {now} THEN 1 ELSE 0 END,
+    CASE WHEN {is_new} THEN 0 ELSE (
+        SELECT count(*) FROM {messages} AS m WHERE m.id = {dedup}.message AND m.state + 0 <> 3
+    ) END, CASE WHEN {is_new} THEN 1 ELSE 0 END""",
     # By the same key: an UPDATE of rows that it joins would look through all keys.
     "keep_keys": """INSERT INTO {dedup} (queue, dedup_key, message, until_ms)
 SELECT :queue, given.dedup_key, given.message, {now} + :window_ms FROM {given_pairs} {or_replace}""",
-    "keys": """SELECT d.dedup_key, d.message, CASE WHEN d.until_ms > {now} THEN 1 ELSE 0 END,
-    (SELECT count(*) FROM {messages} AS m WHERE m.id = d.message AND m.state + 0 <> 3)
-FROM {dedup} AS d WHERE d.queue = :queue AND d.dedup_key {in_keys}{lock}""",
     "old_keys": """SELECT d.dedup_key,
     (SELECT count(*) FROM {messages} AS m WHERE m.id = d.message)
 FROM {dedup} AS d WHERE {of_queue} = :queue AND d.until_ms <= {now} AND d.message > 0
@@ -110,6 +122,12 @@ _MARIADB = {
     "look_shared": _LOOK,
     # MariaDB would also lock what the subqueries look at, and who ends a message would pass that over.
     "lock_ready": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 = 0{lock_some}",
+    "claim_keys": """INSERT INTO {dedup} (queue, dedup_key, message, until_ms)
+SELECT :queue, given.dedup_key, 0, 0 FROM {given_keys} ORDER BY given.dedup_key
+ON DUPLICATE KEY UPDATE message = {dedup}.message""",
+    "keys": """SELECT d.dedup_key, d.message, CASE WHEN d.until_ms > {now} THEN 1 ELSE 0 END,
+    (SELECT count(*) FROM {messages} AS m WHERE m.id = d.message AND m.state + 0 <> 3), 0
+FROM {dedup} AS d WHERE d.queue = :queue AND d.dedup_key {in_keys} FOR UPDATE""",
 }
 _OWN: Mapping[str, Mapping[str, str]] = {
     "postgresql": {
@@ -131,9 +149,7 @@ _BY_LIST = {
     "given_groups": _JSON_TABLE.format(columns="group_id bigint PATH '$'"),
     "given_keys": _JSON_TABLE.format(columns=f"{_KEY_COLUMN} '$'"),
     "given_pairs": _JSON_TABLE.format(columns=f"{_KEY_COLUMN} '$[0]', message bigint PATH '$[1]'"),
-    "or_lock": "ON DUPLICATE KEY UPDATE message = {dedup}.message",
     "or_replace": "ON DUPLICATE KEY UPDATE message = VALUES(message), until_ms = VALUES(until_ms)",
-    "lock": " FOR UPDATE",
     "lock_some": " FOR UPDATE SKIP LOCKED",
 }
 _PARTS: Mapping[str, Mapping[str, str]] = {
@@ -144,11 +160,12 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
         "by_ids": "id = ANY (CAST(:ids AS bigint[]))",
         "in_keys": "= ANY (CAST(:keys AS text[]))",
         "given_groups": "unnest(CAST(:ids AS bigint[])) AS given(group_id)",
-        "given_keys": "unnest(CAST(:keys AS text[])) AS given(dedup_key)",
+        "numbered_keys": """(SELECT listed.dedup_key, nextval('{numbers}') AS message
+    FROM unnest(CAST(:keys AS text[])) WITH ORDINALITY AS listed(dedup_key, number) ORDER BY number
+) AS given""",
+        "is_new": "{dedup}.xmax = 0",  # of a row that was there, xmax is this transaction now
         "given_pairs": "unnest(CAST(:keys AS text[]), CAST(:ids AS bigint[])) AS given(dedup_key, message)",
-        "or_lock": "ON CONFLICT (queue, dedup_key) DO UPDATE SET queue = excluded.queue",
         "or_replace": _REPLACE,
-        "lock": " FOR UPDATE OF d",
         "lock_some": " FOR UPDATE SKIP LOCKED",
     },
     "mariadb": _BY_LIST,
@@ -159,12 +176,12 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
         "by_ids": "id IN (SELECT value FROM json_each(:ids))",
         "in_keys": "IN (SELECT value FROM json_each(:keys))",
         "given_groups": "(SELECT value AS group_id FROM json_each(:ids)) AS given",
-        "given_keys": "(SELECT value AS dedup_key FROM json_each(:keys)) AS given WHERE true",
+        "numbered_keys": """(SELECT value AS dedup_key, :first + key AS message FROM json_each(:keys))
+AS given WHERE true""",
+        "is_new": "message >= :first",
         "given_pairs": """(SELECT json_extract(value, '$[0]') AS dedup_key,
     json_extract(value, '$[1]') AS message FROM json_each(:listed)) AS given WHERE true""",
-        "or_lock": "ON CONFLICT (queue, dedup_key) DO NOTHING",
         "or_replace": _REPLACE,
-        "lock": "",
         "lock_some": "",
     },
 }

@@ -5,9 +5,11 @@ group_statements.py explains how messages of a group wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
+from operator import itemgetter
 from typing import NamedTuple
 
 from kmqpy.errors import ConfigError
@@ -25,8 +27,8 @@ from kmqpy.storages.sql.dialect import (
 from kmqpy.storages.sql.shares import listed, lock_free, rows_of, share_on
 
 _MOST_PICKED = 1_000
-_MOST_FILLED = 8
-"""So many groups at most give a take more messages than those that are ready: each costs two statements."""
+_MOST_FOLLOWED = 8
+"""For so many groups at most a take asks what follows their first messages, by two statements each."""
 
 
 class _Ready(NamedTuple):
@@ -41,6 +43,7 @@ class _Ready(NamedTuple):
     taken_id: int | None
     dead_id: int | None
     first_behind: int | None
+    next_ready: int | None
 
     def waits_for(self, *, holds: bool) -> int | None:
         """The id of a row for which it must wait, if one of the group is in flight, or dead and holds it."""
@@ -50,6 +53,11 @@ class _Ready(NamedTuple):
     def is_behind_delayed(self) -> bool:
         """True if a delayed row of the group is before it."""
         return self.first_delayed is not None and self.first_delayed < self.place
+
+    @property
+    def has_followers(self) -> bool:
+        """True if others of the group may be taken with it, the first one."""
+        return self.next_ready is not None or self.first_behind is not None
 
     @property
     def is_behind_others(self) -> bool:
@@ -70,7 +78,9 @@ class _Take:
     """What one take does with the ready rows that it looks at.
 
     chosen   ids of rows to take, in order
-    own      the groups of these, and behind which place nothing is taken: that of the first delayed row
+    own      the groups of these
+    followed rows of `chosen` that follow() has found, of the groups in `closed`
+    closed   groups of which nothing else is taken
     waiting  ids of rows that must wait, by a row of their group that lets them go on: a witness; 0: a row of
              `chosen`
     unclear  groups of which another transaction has the first row
@@ -80,8 +90,11 @@ class _Take:
     limit: int
     holds: bool
     one_per_group: bool
+    follow: Callable[[_Ready, int], Sequence[int]]
     chosen: list[int] = field(default_factory=list)
-    own: dict[int, int | None] = field(default_factory=dict)
+    own: set[int] = field(default_factory=set)
+    followed: set[int] = field(default_factory=set)
+    closed: set[int] = field(default_factory=set)
     waiting: dict[int, list[int]] = field(default_factory=dict)
     unclear: set[int] = field(default_factory=set)
     healed: set[int] = field(default_factory=set)
@@ -105,7 +118,7 @@ class _Take:
             if self.room:
                 self.chosen.append(row.id)
             return
-        if group in self.unclear or group in self.healed:
+        if group in self.unclear or group in self.healed or row.id in self.followed:
             return
         witness = self._stopped.get(group) or row.waits_for(holds=self.holds)
         if witness is None and row.is_behind_delayed:
@@ -114,7 +127,7 @@ class _Take:
             self._stopped[group] = witness
             self.waiting.setdefault(witness, []).append(row.id)
         elif group in self.own:
-            if row.is_behind_others or self.one_per_group:
+            if row.is_behind_others or self.one_per_group or group in self.closed:
                 self.waiting.setdefault(0, []).append(row.id)
             elif self.room:
                 self.chosen.append(row.id)
@@ -124,7 +137,13 @@ class _Take:
             self.unclear.add(group)
         elif self.room:
             self.chosen.append(row.id)
-            self.own[group] = row.first_delayed
+            self.own.add(group)
+            may_follow = self.room and not self.one_per_group and len(self.closed) < _MOST_FOLLOWED
+            if may_follow and row.has_followers:
+                followers = self.follow(row, self.room)
+                self.chosen += followers
+                self.followed |= {*followers}
+                self.closed.add(group)
 
 
 def take_grouped(
@@ -145,7 +164,8 @@ def take_grouped(
     now = None if "take_chosen" in sql else situation(cursor, sql, parameters)
     if now is not None and now.is_due and not late:
         return now
-    take = _Take(parameters["limit"], bool(parameters["holds"]), one_per_group)
+    follow = partial(_followers, dialect, cursor)
+    take = _Take(parameters["limit"], bool(parameters["holds"]), one_per_group, follow)
     after, size, looked = -1, min(take.limit, _MOST_PICKED), 0
     is_end = False
     while take.room and looked < CHUNK and not is_end:
@@ -159,8 +179,6 @@ def take_grouped(
         looked += len(found)
         after = found[-1].place if found else after
         size = min(2 * size, _MOST_PICKED)
-    for group in () if one_per_group else [*take.own][:_MOST_FILLED]:
-        _follow(dialect, cursor, take, group, up_to=None if is_end else after)
     rows = _take_rows(dialect, cursor, parameters, take.chosen, now)
     _let_wait(dialect, cursor, take)
     healed = go_on(dialect, cursor, take.healed, parameters)
@@ -258,22 +276,18 @@ def _ready_rows(cursor: Cursor, statement: str, parameters: Parameters) -> list[
     return sorted((_Ready(*one) for one in cursor.fetchall()), key=lambda row: row.place)
 
 
-def _follow(dialect: Dialect, cursor: Cursor, take: _Take, group: int, *, up_to: int | None) -> None:
-    """Choose rows that wait behind those of their group that are chosen.
-
-    up_to  ready rows behind this place were not looked at; None: all were
-    """
-    if not take.room or group in take.unclear:
-        return
-    cursor.execute(dialect.sql["behind"], {**dialect.defaults(), "group_id": group, "limit": take.room})
-    bounds = [bound for bound in (take.own[group], up_to) if bound is not None]
+def _followers(dialect: Dialect, cursor: Cursor, first: _Ready, limit: int) -> Sequence[int]:
+    """Lock the rows that may be taken with the first one of their group; returns their ids, in order."""
+    given = {"group_id": first.group, "after": first.place, "limit": limit}
+    cursor.execute(dialect.sql["followers"], {**dialect.defaults(), **given})
+    bound = first.first_delayed
     ids = []
-    for row_id, place, is_delayed in cursor.fetchall():
-        if is_delayed or any(place > bound for bound in bounds):
+    for row_id, place, is_delayed in sorted(cursor.fetchall(), key=itemgetter(1))[:limit]:
+        if is_delayed or (bound is not None and place > bound):
             break
         ids.append(row_id)
-    locked = lock_free(dialect, cursor, "lock_behind", ids)
-    take.chosen += takewhile(locked.__contains__, ids)
+    locked = lock_free(dialect, cursor, "lock_waiting", ids)
+    return [*takewhile(locked.__contains__, ids)]
 
 
 def _let_wait(dialect: Dialect, cursor: Cursor, take: _Take) -> None:

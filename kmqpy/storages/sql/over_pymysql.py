@@ -6,6 +6,7 @@ An UPDATE returns no rows, so a take is several statements.
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from kmqpy.storages.engine import NewRow, TakeRef
 from kmqpy.storages.sql.dialect import (
     CHUNK,
     Cursor,
+    DedupKey,
     Fate,
     Parameters,
     Picked,
@@ -200,12 +202,18 @@ class OverPyMySql(ServerDialect):
         """See Dialect."""
         return tuple(ids) or (0,)
 
-    def put(self, cursor: Cursor, parameters: Parameters, rows: Sequence[NewRow]) -> list[int]:
+    def put(
+        self,
+        cursor: Cursor,
+        parameters: Parameters,
+        rows: Sequence[NewRow],
+        ids: Sequence[int] | None = None,  # noqa: ARG002 - claim_keys() gives none
+    ) -> list[int]:
         """See Dialect."""
         if not cursor.execute(self.sql["lock_queue"], parameters):
             return []
         _, step = cursor.fetchone()
-        ids: list[int] = []
+        new_ids: list[int] = []
         behind = iter(is_behind(parameters, rows) or [0] * len(rows))
         for some in _portions(rows, self.name, self._packet_bytes):
             values = [
@@ -228,8 +236,15 @@ class OverPyMySql(ServerDialect):
                 for at, row in enumerate(some)
             ]
             cursor.execute(self.sql["put"].replace("{rows}", ",".join(values)))
-            ids += self.new_ids(cursor, len(some), step)
-        return ids
+            new_ids += self.new_ids(cursor, len(some), step)
+        return new_ids
+
+    def claim_keys(self, cursor: Cursor, parameters: Parameters, keys: Sequence[str]) -> list[DedupKey]:
+        """See Dialect. What was inserted it does not tell, and ids come with the rows."""
+        given = {**parameters, "keys": self.ids(keys), "listed": json.dumps(keys)}
+        self.change(cursor, "claim_keys", given)
+        cursor.execute(self.sql["keys"], given)
+        return [DedupKey(*row) for row in cursor.fetchall()]
 
     def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:
         """See Dialect."""

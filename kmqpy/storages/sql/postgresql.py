@@ -19,6 +19,7 @@ from kmqpy.storages.sql.dialect import (
     CHUNK,
     MAX_BODY_BYTES,
     Cursor,
+    DedupKey,
     Fate,
     Parameters,
     Picked,
@@ -240,15 +241,22 @@ class PostgreSql(ServerDialect):
         """See Dialect."""
         return _array(ids)
 
-    def put(self, cursor: Cursor, parameters: Parameters, rows: Sequence[NewRow]) -> list[int]:
+    def put(
+        self,
+        cursor: Cursor,
+        parameters: Parameters,
+        rows: Sequence[NewRow],
+        ids: Sequence[int] | None = None,
+    ) -> list[int]:
         """See Dialect."""
         bodies, keys, headers, delays, priorities, digests = _columns(rows)
         groups = [row.group for row in rows] if any(row.group for row in rows) else None
         numbers = groups and parameters["in_groups"]
         cursor.execute(
-            self.sql["put"],
+            self.sql["put" if ids is None else "put_numbered"],
             {
                 **parameters,
+                "ids": ids and _array(ids),
                 "bodies": bodies,
                 "keys": keys,
                 "headers": headers,
@@ -261,6 +269,11 @@ class PostgreSql(ServerDialect):
             },
         )
         return [one for (one,) in cursor.fetchall()]
+
+    def claim_keys(self, cursor: Cursor, parameters: Parameters, keys: Sequence[str]) -> list[DedupKey]:
+        """See Dialect."""
+        cursor.execute(self.sql["claim_keys"], {**parameters, "keys": _array(keys)})
+        return [DedupKey(*row) for row in cursor.fetchall()]
 
     def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:  # noqa: ARG002
         """See Dialect. The statement reads `late` from the parameters."""

@@ -22,6 +22,7 @@ from kmqpy.storages.sql.dialect import (
     CHUNK,
     MAX_BODY_BYTES,
     Cursor,
+    DedupKey,
     Fate,
     Parameters,
     Picked,
@@ -149,10 +150,17 @@ class Sqlite:
         """See Dialect."""
         return json.dumps([*ids])
 
-    def put(self, cursor: Cursor, parameters: Parameters, rows: Sequence[NewRow]) -> list[int]:
+    def put(
+        self,
+        cursor: Cursor,
+        parameters: Parameters,
+        rows: Sequence[NewRow],
+        ids: Sequence[int] | None = None,
+    ) -> list[int]:
         """See Dialect."""
-        first = self._draw(cursor, len(rows))
-        ids = [*range(first, first + len(rows))]
+        if ids is None:
+            first = self._draw(cursor, len(rows))
+            ids = range(first, first + len(rows))
         common = {name: parameters[name] for name in ("queue", "now_ms")}
         given = [
             {
@@ -174,7 +182,12 @@ class Sqlite:
             for one, row, waits in zip(given, rows, behind, strict=True):
                 one |= {"group_id": group_id(parameters, row), "group": row.group, "behind": waits}
         cursor.executemany(self.sql[name], given)
-        return ids if cursor.rowcount else []
+        return [*ids] if cursor.rowcount else []
+
+    def claim_keys(self, cursor: Cursor, parameters: Parameters, keys: Sequence[str]) -> list[DedupKey]:
+        """See Dialect."""
+        given = {**parameters, "keys": json.dumps(keys), "first": self._draw(cursor, len(keys))}
+        return [DedupKey(*row) for row in cursor.execute(self.sql["claim_keys"], given).fetchall()]
 
     def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:  # noqa: ARG002
         """See Dialect. The statement reads `late` from the parameters."""

@@ -245,13 +245,7 @@ def _chosen(change: str, rows: str, skip: str = "") -> str:
     return _CHOSEN.format(rows=rows, skip=skip, change=change.replace("{number}", "chosen.number"))
 
 
-_POSTGRESQL = {
-    "create_queue": """INSERT INTO {queues} (id, name, settings) VALUES (:queue, :name, :settings)
-ON CONFLICT (name) DO NOTHING""",
-    # The lock on the queue lets delete_queue wait until the rows can be seen, and deleted.
-    "lock_queue": "SELECT id FROM {queues} WHERE id = :queue FOR KEY SHARE",
-    "lock_settings": "SELECT settings FROM {queues} WHERE id = :queue FOR NO KEY UPDATE",
-    "put": """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms,
+_PUT = """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms,
     take, requeues, state, minus_priority, message_key, headers, body, digest, group_id, group_name)
 SELECT new.id, queue.id, new.id, CASE WHEN delay_ms > 0 THEN {now} + delay_ms ELSE 0 END, 0, {now}, {now},
     0, 0, CASE WHEN delay_ms > 0 THEN 1 WHEN behind > 0 THEN 4 ELSE 0 END, -coalesce(priority, 0),
@@ -268,7 +262,17 @@ CROSS JOIN (
     )
     ORDER BY number
 ) AS new
-RETURNING id""",
+RETURNING id"""
+_POSTGRESQL = {
+    "create_queue": """INSERT INTO {queues} (id, name, settings) VALUES (:queue, :name, :settings)
+ON CONFLICT (name) DO NOTHING""",
+    # The lock on the queue lets delete_queue wait until the rows can be seen, and deleted.
+    "lock_queue": "SELECT id FROM {queues} WHERE id = :queue FOR KEY SHARE",
+    "lock_settings": "SELECT settings FROM {queues} WHERE id = :queue FOR NO KEY UPDATE",
+    "put": _PUT,
+    "put_numbered": _PUT.replace("nextval('{numbers}') AS id, given.*", "given.*")
+    .replace("unnest(", "unnest(CAST(:ids AS bigint[]),")
+    .replace("AS given(", "AS given(id,"),
     "take": f"""UPDATE {{messages}} SET {_TAKE} WHERE id = ANY (ARRAY(
     SELECT id {_NEXT_READY} FOR UPDATE SKIP LOCKED
 )) RETURNING {COLUMNS}""",

@@ -151,6 +151,11 @@ class TestFlow:
         assert altered["late_acks"] is True
         assert kmq.json("queue", "describe", name)["partitions"] == 2
         assert "fewer than the 2" in kmq.error("queue", "alter", name, "--partitions", 1)
+        kmq("queue", "alter", name, "--set", "retry_delays=1000ms,1m", "--set", "retry_jitter=0.5")
+        settings = kmq.json("queue", "describe", name)["settings"]
+        assert (settings["retry_delays"], settings["retry_jitter"]) == (["1s", "1m"], 0.5)
+        assert kmq.json("queue", "alter", name, "--set", "retry_delays=")["retry_delays"] == []
+        assert "can't be changed" in kmq.error("queue", "alter", name, "--set", "partitions=9")
 
     def test_a_queue_that_collapses(self, kmq, queue_name):
         assert kmq.json("queue", "create", queue_name, "--collapse")["collapse"] is True

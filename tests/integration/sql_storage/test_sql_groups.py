@@ -79,6 +79,20 @@ def test_a_dedup_id_is_free_after_a_rollback(place: Place, queue: Queue) -> None
     assert [one.body for one in queue.receive()] == [b"2"]
 
 
+def test_a_transaction_sends_an_id_once_as_well(place: Place, queue: Queue) -> None:
+    with place.application.connect() as connection:
+        first = queue.send("1", dedup_id="d", transaction=connection)
+        assert queue.send("2", dedup_id="d", transaction=connection) == first
+        ids = queue.send_many(
+            [OutgoingMessage(one, dedup_id=one) for one in ("z", "d", "a", "a", "b")], transaction=connection
+        )
+        connection.commit()
+    assert [ids[1], ids[3]] == [first, ids[2]]
+    messages = queue.receive(9)
+    assert [one.body for one in messages] == [b"1", b"z", b"a", b"b"]  # in the order of the sends
+    assert [one.id for one in messages] == [first, ids[0], ids[2], ids[4]]
+
+
 def test_a_transaction_that_would_not_see_who_waits_is_refused(place: Place, grouped: Queue) -> None:
     if place.name != "postgresql":
         pytest.skip("its snapshots hide nothing from a statement that locks")

@@ -12,7 +12,6 @@ import pytest
 
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.records import read_marker
-from tests.spark.deaths import STEPS
 from tests.spark.killed_trackers import DYING_WORKERS, Deaths, killed
 from tests.spark.sessions import SMALL
 
@@ -55,14 +54,15 @@ def connect_job(queue, orders, deaths):
 
 @pytest.mark.timeout(900)
 def test_the_example_frames_and_killed_trackers_by_way_of_connect(make_queue, queue_name, tmp_path):
-    """Trackers die at every step of a redelivery, and their driver, beside an ordinary tracker.
+    """Trackers die within a redelivery, and their driver, beside an ordinary tracker.
 
-    The server starts them again; those of a driver that is gone stop by themselves, the next one's go on.
+    The server starts them again; those of a driver that is gone stop by themselves, the next one's go on. At
+    every step they die in test_spark_tracker_killed.py.
     """
     orders, queue = make_queue(4), make_queue(1, f"{queue_name}-frames")
     queue.send("any", "any", "any", "odd")
     queue.mark_all([Marker(0, 0, Op.TAKE, 10**9, runs=((0, 2),)), Marker(0, 0, Op.END)])
-    deaths = Deaths(tmp_path, [*STEPS[:3], "sent:driver", *STEPS[3:]])
+    deaths = Deaths(tmp_path, ["begun", "sent:driver", "uncommitted"])
     tracker = orders.tracker()
     with connect_job(queue, orders, deaths) as found:
         tracker.stop()

@@ -1,7 +1,7 @@
 """kill -9 of trackers on Spark at every step of a redelivery, of their driver, and of Spark's JVM.
 
-KMQ_KILLS=<rounds>: all of them in a random order, that many times each way, and the control. Otherwise, steps
-and driver are those of test_connect.py.
+KMQ_KILLS=<rounds>: all of them in a random order, that many times each way, and the control. Otherwise, two
+steps and the driver are those of test_connect.py.
 """
 
 import contextlib

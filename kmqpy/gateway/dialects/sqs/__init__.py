@@ -6,6 +6,7 @@ clients of SQS depend on codes and shapes of errors. shapes.py is made of AWS's 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -17,7 +18,7 @@ import msgspec
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import KmqError, NotSupported, Unavailable
 from kmqpy.gateway.dialects.sqs import query
-from kmqpy.gateway.dialects.sqs.addresses import Addresses, queue_of_path
+from kmqpy.gateway.dialects.sqs.addresses import Addresses, queue_of_path, queue_of_url
 from kmqpy.gateway.dialects.sqs.asked import Asked
 from kmqpy.gateway.dialects.sqs.catalog import Catalog
 from kmqpy.gateway.dialects.sqs.errors import (
@@ -40,6 +41,7 @@ from kmqpy.gateway.dialects.sqs.errors import (
 )
 from kmqpy.gateway.dialects.sqs.message_actions import MessageActions
 from kmqpy.gateway.dialects.sqs.move_tasks import MoveTasks
+from kmqpy.gateway.dialects.sqs.policies import verdict
 from kmqpy.gateway.dialects.sqs.queue_actions import QueueActions
 from kmqpy.gateway.dialects.sqs.shapes import REQUESTS
 from kmqpy.gateway.http import Call, Response
@@ -78,6 +80,7 @@ class SqsDialect:
     region, account  only appear in ARNs and queue URLs
     public_url       scheme, host and port in queue URLs; empty: those of the request
     rest_s           see REST_S; 0: neither is refused
+    fair             see Catalog
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class SqsDialect:
         account: str = "000000000000",
         public_url: str = "",
         rest_s: float = REST_S,
+        fair: Sequence[str] = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._authenticate = authenticate
@@ -97,7 +101,7 @@ class SqsDialect:
         self._region = region
         self._account = account
         self._public_url = public_url.rstrip("/")
-        catalog = Catalog(hub, clock, rest_s)
+        self._catalog = catalog = Catalog(hub, clock, rest_s, fair)
         self._polls = polls
         queues = QueueActions(hub, catalog, clock, rest_s)
         messages = MessageActions(hub, catalog, self._polls, clock)
@@ -186,7 +190,19 @@ class SqsDialect:
         call.verb = action
         needs, do = self._actions[action]
         addresses = Addresses(self._base(call), self._region, self._account)
-        return wire.result(action, await do(Asked(call, addresses, sender, needs, spend), given))
+        ruled = await self._ruled(action, needs, given, sender)
+        return wire.result(action, await do(Asked(call, addresses, sender, needs, spend, ruled), given))
+
+    async def _ruled(self, action: str, needs: str, given: Any, sender: Principal) -> Mapping[str, bool]:
+        """What the policy of the queue says of the request; it rules nothing that needs `manage`."""
+        if sender.key is None or needs == "manage" or action in {"CreateQueue", "ListQueues"}:
+            return {}
+        with contextlib.suppress(SqsError):  # there is no such queue, which whoever may know it is told later
+            name = queue_of_url(given.QueueUrl) if "QueueUrl" in given.required else given.QueueName
+            policy = (await self._catalog.get(name)).attributes.get("Policy", "{}")
+            found = verdict(policy, action=action, key_id=sender.id, account=self._account, queue=name)
+            return {} if found is None else {name: found}
+        return {}
 
     def _check(self, call: Call, sender: Principal, signature: Signature, body: bytes) -> None:
         """Raise SqsError unless the sender has signed the request."""

@@ -90,6 +90,7 @@ class Sheet:
     created_s   when it was made (s since 1970); 0: not by SQS's clients
     modified_s  when its attributes were changed last
     tasks       its latest move tasks, see moves.py
+    has_shares  True if the storage lets groups share the queue, although it is a standard one
     others      what other dialects keep
     """
 
@@ -99,6 +100,7 @@ class Sheet:
     created_s: int = 0
     modified_s: int = 0
     tasks: tuple[Mapping[str, Any], ...] = ()
+    has_shares: bool = False
     others: Mapping[str, Any] = field(default_factory=dict)
 
     def value(self, name: str) -> str | None:

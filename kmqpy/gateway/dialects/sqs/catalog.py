@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from kmqpy.core.clock import Clock
@@ -39,12 +41,14 @@ class Catalog:
     """The queues of SQS's clients: all whose names SQS allows, in the storage that has no name.
 
     rest_s  seconds for which nobody can make a queue of a name that was deleted
+    fair    patterns: standard queues of such names are made as fair ones, where the storage has them
     """
 
-    def __init__(self, hub: Hub, clock: Clock, rest_s: float) -> None:
+    def __init__(self, hub: Hub, clock: Clock, rest_s: float, fair: Sequence[str]) -> None:
         self._hub = hub
         self._clock = clock
         self._rest_s = rest_s
+        self._fair = fair
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._reading: dict[str, asyncio.Task[Sheet | None]] = {}
         self._deleted_s: OrderedDict[str, float] = OrderedDict()
@@ -134,6 +138,8 @@ class Catalog:
             if not storage.capabilities.groups:
                 raise SqsError(INVALID_ATTRIBUTE_NAME, "Unknown Attribute FifoQueue.")
             settings |= {"order": "group", "dedup_window_ms": _DEDUP_MS}
+        elif storage.capabilities.fair and any(fnmatchcase(name, one) for one in self._fair):
+            settings["fair"] = True
 
         def made(storage: Storage, stored: str) -> Sheet:
             try:
@@ -212,7 +218,8 @@ def _found(sheet: Sheet | None) -> Sheet:
 def _sheet(storage: Storage, stored: str) -> Sheet:
     with storage.open(stored) as queue:
         settings = queue.settings
-        return read_sheet(getattr(settings, "notes", ""), settings.lease_ms)
+        sheet = read_sheet(getattr(settings, "notes", ""), settings.lease_ms)
+        return replace(sheet, has_shares=getattr(settings, "shares", False))
 
 
 def _lease_ms(storage: Storage, stored: str) -> int:

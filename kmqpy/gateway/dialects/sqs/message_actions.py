@@ -94,7 +94,7 @@ class MessageActions:
     async def send(self, asked: Asked, given: shapes.SendMessageRequest) -> dict[str, Any]:
         """Send a message."""
         name = asked.queue(given.QueueUrl)
-        one = prepared(given, await self._catalog.get(name))
+        one = prepared(given, await self._catalog.get(name), self._clock.wall_ms())
         asked.call.count = 1
         (ids,) = await self._send(name, [one])
         return {**one.answer, **ids}
@@ -113,7 +113,8 @@ class MessageActions:
         if sheet.is_fifo:
             for one in entries.values():
                 check_ids(one, sheet)
-        found = {id_: _tried(one, sheet) for id_, one in entries.items()}
+        now_ms = self._clock.wall_ms()
+        found = {id_: _tried(one, sheet, now_ms) for id_, one in entries.items()}
         good = {id_: one for id_, one in found.items() if isinstance(one, Prepared)}
         asked.call.count = len(good)
         ids = dict(zip(good, await self._send(name, list(good.values())), strict=True)) if good else {}
@@ -408,9 +409,9 @@ def _raise_missing() -> Any:
     raise no_such_queue()
 
 
-def _tried(given: shapes.SendMessageBatchRequestEntry, sheet: Sheet) -> Prepared | SqsError:
+def _tried(given: shapes.SendMessageBatchRequestEntry, sheet: Sheet, now_ms: int) -> Prepared | SqsError:
     try:
-        return prepared(given, sheet)
+        return prepared(given, sheet, now_ms)
     except SqsError as error:
         return error
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from kmqpy.gateway.dialects.sqs import checksums, values
+from kmqpy.gateway.dialects.sqs import celery, checksums, values
 from kmqpy.gateway.dialects.sqs.attributes import NUMBERS, VISIBILITY, Sheet
 from kmqpy.gateway.dialects.sqs.errors import INVALID_HANDLE, INVALID_VALUE, SqsError, invalid, missing
 from kmqpy.gateway.dialects.sqs.shapes import SendMessageBatchRequestEntry, SendMessageRequest
@@ -48,7 +48,7 @@ def size_of(given: Given) -> int:
     )
 
 
-def prepared(given: Given, sheet: Sheet) -> Prepared:
+def prepared(given: Given, sheet: Sheet, now_ms: int) -> Prepared:
     """Check a message; raises SqsError."""
     if not given.MessageBody:
         raise missing("MessageBody")
@@ -63,7 +63,7 @@ def prepared(given: Given, sheet: Sheet) -> Prepared:
             INVALID_VALUE,
             f"One or more parameters are invalid. Reason: Message must be shorter than {most} bytes.",
         )
-    delay_s = _delay_s(given, sheet)
+    delay_s: float = _delay_s(given, sheet)
     group, dedup_id = _group(given, sheet), _dedup_id(given, sheet)
     answer = {"MD5OfMessageBody": checksums.of_body(body)}
     if attributes:
@@ -74,7 +74,9 @@ def prepared(given: Given, sheet: Sheet) -> Prepared:
     if group is not None:
         headers.append((values.GROUP, group.encode()))
     if dedup_id is None:
-        return Prepared(OutgoingMessage(body, headers=headers, delay=delay_s), answer)
+        delay_s = max(delay_s, celery.wait_s(body, now_ms))
+        shared = group if sheet.has_shares else None
+        return Prepared(OutgoingMessage(body, headers=headers, delay=delay_s, group=shared), answer)
     headers.append((values.DEDUP, dedup_id.encode()))
     if sheet.value("DeduplicationScope") == "messageGroup":
         dedup_id = hashlib.sha256(f"{group}\0{dedup_id}".encode()).hexdigest()

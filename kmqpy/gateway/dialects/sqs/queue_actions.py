@@ -24,6 +24,7 @@ from kmqpy.gateway.dialects.sqs.errors import (
     missing,
     no_such_queue,
 )
+from kmqpy.gateway.dialects.sqs.policies import check_denials
 from kmqpy.gateway.service.hub import Hub, QueueName
 
 _MAX_LISTED = 1_000
@@ -69,9 +70,11 @@ class QueueActions:
         wanted = given.Attributes or {}
         attributes.check_name(name, wanted)
         checked = attributes.checked(wanted, is_fifo=name.endswith(attributes.FIFO_SUFFIX))
+        if checked.get("Policy"):  # it gives permissions
+            asked.about(name, "manage")
         tags = given.tags or {}
         _check_tags(name, tags)
-        await self._check_target(asked, name, checked)
+        await self._check(asked, name, checked)
         await self._catalog.create(name, checked, tags)
         return {"QueueUrl": asked.addresses.url(name)}
 
@@ -131,12 +134,14 @@ class QueueActions:
         name = asked.queue(given.QueueUrl)
         sheet = await self._catalog.read(name)
         checked = attributes.checked(given.Attributes or {}, is_fifo=sheet.is_fifo, former=sheet)
-        await self._check_target(asked, name, checked)
+        await self._check(asked, name, checked)
         now_s = self._clock.wall_ms() // 1000
         await self._catalog.change(name, lambda sheet: sheet.changed(checked, now_s))
 
-    async def _check_target(self, asked: Asked, name: str, checked: Mapping[str, str]) -> None:
-        """Raise SqsError if the queue for dead letters does not exist, or does not admit this one."""
+    async def _check(self, asked: Asked, name: str, checked: Mapping[str, str]) -> None:
+        """Raise SqsError for a policy that can't be enforced, and for a wrong queue for dead letters."""
+        if asked.sender.key is not None:
+            check_denials(checked.get("Policy") or "{}")
         policy = checked.get("RedrivePolicy")
         if not policy:
             return

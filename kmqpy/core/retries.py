@@ -50,12 +50,15 @@ class Retries:
                 )
         return cls(tuple(found), jitter)
 
-    def delay_ms(self, requeues: int) -> int:
-        """The delay of a message that was redelivered `requeues` times before."""
+    def delay_ms(self, requeues: int, drawn: float | None = None) -> int:
+        """The delay of a message that was redelivered `requeues` times before.
+
+        `drawn` stands for the random number from 0 to 1, for callers that have to find the same delay again.
+        """
         if not self.delays_ms:
             return 0
         delay = self.delays_ms[min(requeues, len(self.delays_ms) - 1)]
-        return round(delay * (1 - self.jitter * random.random())) if self.jitter else delay
+        return round(delay * (1 - self.jitter * (random.random() if drawn is None else drawn)))
 
 
 def normal(delays: Sequence[str]) -> tuple[str, ...]:

@@ -1,0 +1,139 @@
+"""What a release must be; `make release-check` runs it, and so does the workflow before it publishes.
+
+It says what it does, and ends with the files in dist/, or with the first thing that is wrong.
+
+- The version stands in the changelog and in the docs, with --tag also in the tag's name.
+- sbom.cdx.json (CycloneDX, PEP 770) names what is installed with kmqpy; it is made anew if it does not.
+- sdist and wheel are the same byte for byte when they are built again, the wheel from the sdist.
+- Their metadata is whole, and the README can be shown by an index (twine).
+- The wheel, and the sdist, can be installed into new environments, and the wheel with each extra.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SBOM = ROOT / "sbom.cdx.json"
+FOR_DEVELOPERS = {"bench", "build", "docs", "fuzz", "lint", "release", "test"}
+"""Extras that need a clone."""
+IMPORTED = {
+    "gateway": "kmqpy.gateway.server",
+    "spark": "kmqpy.spark",
+    "otel": "kmqpy.telemetry.opentelemetry",
+}
+"""A module that needs the extra; of others kmqpy itself is imported."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make release-check", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--tag", help="the tag that is to be pushed: its name must be v and the version")
+    parser.add_argument("--no-install", action="store_true", help="leave the new environments out (minutes)")
+    asked = parser.parse_args()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    check_version(project["version"], asked.tag)
+    check_sbom(project)
+    sdist, wheel = build()
+    run(sys.executable, "-m", "twine", "check", "--strict", sdist, wheel)
+    if not asked.no_install:
+        install(sdist)
+        install(wheel)
+        for extra in sorted(project["optional-dependencies"].keys() - FOR_DEVELOPERS):
+            install(wheel, extra)
+    say(f"{sdist.relative_to(ROOT)} and {wheel.relative_to(ROOT)} can be released")
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def run(*command: str | Path, **environment: str) -> None:
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, command))}:\n{done.stdout}{done.stderr}")
+
+
+def check_version(version: str, tag: str | None) -> None:
+    """Exit unless changelog, docs and tag name this version."""
+    say(f"version {version}")
+    releases = re.findall(
+        r"^## \[(.+?)\](?: - (\d{4}-\d\d-\d\d))?$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
+    if tag is None:
+        say(f"no --tag: the changelog begins with {releases[0][0]}, which is not compared")
+    elif tag != f"v{version}":
+        raise SystemExit(f"tag {tag}: pyproject.toml has the version {version}")
+    elif releases[0][0] != version or not releases[0][1]:
+        raise SystemExit(f'CHANGELOG.md: its first section must be "## [{version}] - <date>"')
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for named in re.findall(r"\bkmqpy(?:\[[\w,]+\])?==(\d[\w.]*)", page.read_text()):
+            if named != version:
+                raise SystemExit(f"{page.relative_to(ROOT)}: kmqpy=={named}, and not {version}")
+
+
+def check_sbom(project: dict[str, object]) -> None:
+    """Exit with a new sbom.cdx.json, to be committed, unless it names what the lock pins."""
+    with tempfile.TemporaryDirectory() as folder:
+        pins, found = Path(folder) / "pins.txt", Path(folder) / "found.json"
+        names = [re.match(r"[\w-]+", one)[0] for one in project["dependencies"]]
+        lock = (ROOT / "requirements.lock").read_text()
+        pins.write_text(
+            "".join(re.search(rf"^{name}==[^ ;]+", lock, re.MULTILINE)[0] + "\n" for name in names)
+        )
+        command = [Path(sys.executable).with_name("cyclonedx-py"), "requirements", pins, "--of", "JSON"]
+        run(*command, "--output-reproducible", "--pyproject", ROOT / "pyproject.toml", "-o", found)
+        made = json.loads(found.read_text())
+        del made["metadata"]["tools"]  # their versions are of whoever made it
+        for one in made["components"]:
+            del one["externalReferences"], one["description"]  # a line, and an index that not everybody uses
+        text = json.dumps(made, indent=2, sort_keys=True) + "\n"
+    if SBOM.exists() and SBOM.read_text() == text:
+        say("sbom.cdx.json names what the lock pins")
+        return
+    SBOM.write_text(text)
+    raise SystemExit("sbom.cdx.json was out of date; it is made anew: commit it, and start again")
+
+
+def build() -> tuple[Path, Path]:
+    """Build sdist and wheel into dist/, and again elsewhere; exits unless both are the same."""
+    epoch = subprocess.check_output(["git", "log", "-1", "--format=%ct"], cwd=ROOT, text=True).strip()
+    for old in (ROOT / "dist").glob("kmqpy-*"):
+        old.unlink()
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir"]
+    with tempfile.TemporaryDirectory() as folder:
+        for where in (ROOT / "dist", Path(folder)):
+            run(*command, where, SOURCE_DATE_EPOCH=epoch)  # the wheel from the sdist
+        first, again = (sorted(where.iterdir()) for where in (ROOT / "dist", Path(folder)))
+        digests = [
+            [hashlib.sha256(path.read_bytes()).hexdigest() for path in each] for each in (first, again)
+        ]
+    if digests[0] != digests[1] or len(first) != 2:
+        raise SystemExit(f"built twice, and not the same: {[path.name for path in first]} {digests}")
+    say("built twice, the same byte for byte")
+    wheel, sdist = sorted(first, key=lambda path: path.suffix != ".whl")
+    return sdist, wheel
+
+
+def install(built: Path, extra: str = "") -> None:
+    """Install it into a new environment, and import it there."""
+    with tempfile.TemporaryDirectory() as folder:
+        venv.create(folder, with_pip=True)
+        python = Path(folder) / "bin" / "python"
+        run(python, "-m", "pip", "install", "--quiet", f"{built}[{extra}]" if extra else built)
+        run(python, "-m", "pip", "check")
+        run(python, "-I", "-c", f"import kmqpy, tracker, {IMPORTED.get(extra, 'kmqpy.queue')}")
+    say(f"installed: {built.name}{f' with {extra}' if extra else ''}")
+
+
+if __name__ == "__main__":
+    main()
