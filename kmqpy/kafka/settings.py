@@ -35,7 +35,7 @@ DEAD_LETTERS_SUFFIX = "__undelivered"
 """Default endings of the names of a queue's markers topic and dead-letter topic."""
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _SECRET_NAME = re.compile(
-    r"pass(word|phrase)|secret|token|sasl\.jaas|\.key$|key\.pem|oauthbearer\.config", re.IGNORECASE
+    r"pass(word|phrase)|secret|token|sasl\.jaas|\.key$|key\.pem|api_key|oauthbearer\.config", re.IGNORECASE
 )
 OTHER_TABLES = ("tracker", "gateway")
 """Tables of the config file that hold no settings of connections."""

@@ -239,14 +239,19 @@ def test_priorities_are_refused_for_kafka(url, capsys):
 
 @pytest.mark.parametrize(
     "secret",
-    ["memory://me:hunter2@h", "memory://h?password=hunter2", "memory://h?queue=q&sasl.password=hunter2"],
+    [
+        "memory://me:hunter2@h",
+        "memory://h?password=hunter2",
+        "memory://h?queue=q&sasl.password=hunter2",
+        "http://127.0.0.1:1?timeout_ms=1&api_key=hunter2",
+    ],
 )
 def test_a_secret_must_not_stand_on_the_command_line_and_is_never_shown(kmq_at, monkeypatch, capsys, secret):
     code, lines, errors = kmq_at("size", "q", at=secret)
     assert (code, lines) == (2, [])
     assert errors.endswith("give it as KMQ_QUEUE_URL\n")
     monkeypatch.setenv("KMQ_QUEUE_URL", secret)
-    assert run(["size", "q", "-v"]) == 2  # memory has no passwords
+    assert run(["size", "q", "-v"]) == 2  # memory has no passwords, and no gateway is there
     shown = capsys.readouterr()
     assert "hunter2" not in errors + shown.err + shown.out
 
