@@ -116,9 +116,10 @@ def test_the_policy_of_a_queue_allows_and_denies(served, keys):
     condition = {"Condition": {"Bool": {"aws:SecureTransport": "false"}}}
     with pytest.raises(ClientError, match="needs the permission"):
         standard.create_queue(QueueName="jobs-9", Attributes={"Policy": '{"Statement": []}'})
-    with pytest.raises(ClientError, match="denies") as error:
-        set_policy(statement("Deny", **condition))
-    assert code(error) == "InvalidAttributeValue"
+    for wrong in (statement("Deny", **condition), statement("deny"), [statement("Deny")]):
+        with pytest.raises(ClientError, match="denies") as error:
+            set_policy(wrong)
+        assert code(error) == "InvalidAttributeValue"
     set_policy(statement("Allow", **condition))
     assert is_denied(sender.receive_message)
     assert not is_denied(standard.receive_message)
@@ -135,7 +136,11 @@ def test_the_policy_of_a_queue_allows_and_denies(served, keys):
         ({"Principal": {"Service": "s3.amazonaws.com"}}, None),
         ({"Principal": {"Service": "s3.amazonaws.com"}, "Effect": "Deny"}, False),
         ({"Effect": "Deny"}, False),
-        ({"Effect": ["Deny"]}, None),
+        ({"Effect": ["Deny"]}, False),
+        ({"Effect": "deny"}, False),
+        ({"Effect": "Deny", "Principal": {"AWS": [5]}}, False),
+        ({"Effect": "Deny", "Action": "SendMessage"}, False),
+        ({"Effect": "Deny", "Action": ["sqs:ReceiveMessage", ["sqs:SendMessage"]]}, False),
         ({"Action": ["SQS:receivemessage", "SQS:SendMessage"]}, True),
         ({"Action": "sqs:Receive*"}, None),
         ({"Resource": "arn:aws:sqs:*:*:job*"}, True),

@@ -30,7 +30,7 @@ def verdict(policy: str, *, action: str, key_id: str, account: str, queue: str) 
     names = {f"sqs:{one}".lower() for one in (action, action.removesuffix("Batch"))}
     found: bool | None = None
     for one in _statements(policy):
-        denies = one.get("Effect") == "Deny"
+        denies = one.get("Effect") != "Allow"
         if not _is_understood(one):
             if denies:  # nobody knows whom it means
                 return False
@@ -49,19 +49,20 @@ def verdict(policy: str, *, action: str, key_id: str, account: str, queue: str) 
 def check_denials(policy: str) -> None:
     """Raise SqsError for a denial that can't be understood, since nobody could use the queue."""
     for one in _statements(policy):
-        if one.get("Effect") == "Deny" and not _is_understood(one):
+        if one.get("Effect") != "Allow" and not _is_understood(one):
             raise SqsError(
                 INVALID_ATTRIBUTE_VALUE,
                 "Invalid value for the parameter Policy. Reason: a statement that denies may have Sid, "
-                "Effect, Principal (* or AWS), Action and Resource only; this gateway can't enforce others.",
+                "Effect (Allow or Deny), Principal (* or AWS), Action (of sqs) and Resource only; this "
+                "gateway can't enforce others.",
             )
 
 
 @lru_cache(maxsize=1_000)
 def _statements(policy: str) -> Sequence[Mapping[str, Any]]:
-    """The statements of a policy, which is a JSON object."""
+    """The statements of a policy, which is a JSON object; what is none is one without an effect."""
     found = json.loads(policy).get("Statement", [])
-    return [one for one in (found if isinstance(found, list) else [found]) if isinstance(one, dict)]
+    return [one if isinstance(one, dict) else {} for one in (found if isinstance(found, list) else [found])]
 
 
 def _is_understood(statement: Mapping[str, Any]) -> bool:
@@ -69,8 +70,14 @@ def _is_understood(statement: Mapping[str, Any]) -> bool:
     return (
         statement.keys() <= _READ
         and statement.get("Effect") in ("Allow", "Deny")
-        and (principal == "*" or (isinstance(principal, dict) and principal.keys() == {"AWS"}))
+        and (
+            principal == "*"
+            or (
+                isinstance(principal, dict) and principal.keys() == {"AWS"} and bool(_texts(principal["AWS"]))
+            )
+        )
         and all(_texts(statement.get(part)) for part in ("Action", "Resource"))
+        and all(one == "*" or one.lower().startswith("sqs:") for one in _texts(statement["Action"]))
     )
 
 
@@ -85,4 +92,6 @@ def _names_sender(principal: Any, key_id: str, account: str) -> bool:
 
 
 def _texts(value: Any) -> list[str]:
-    return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
+    """A text, or several; none if something else is among them."""
+    found = value if isinstance(value, list) else [value]
+    return found if all(isinstance(one, str) for one in found) else []
