@@ -1,7 +1,7 @@
 # The `kmq` command, tracker and gateway included:  docker build -t kmqpy . && docker run kmqpy tracker --help
 FROM python:3.11-slim
 WORKDIR /app
-COPY requirements.lock pyproject.toml README.md LICENSE ./
+COPY requirements.lock pyproject.toml README.md LICENSE sbom.cdx.json ./
 COPY kmqpy kmqpy
 COPY tracker tracker
 # The lock holds what tests need, too; constraining the install to it keeps the image small.

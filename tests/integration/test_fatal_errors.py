@@ -157,8 +157,10 @@ def a_tracker(queue: LiveQueue, _: Cluster) -> Iterator[Mapping[tuple[str, int],
         dead_letter()
     assert len(queue.dead_letters()) == 60
     yield {(queue.settings.dead_letter_topic, 0): first_transaction}
+    kept = len(queue.dead_letters())
+    assert 0 < kept <= 20  # a busy tracker moves them in several transactions
     dead_letter()
-    assert len(queue.dead_letters()) == 40
+    assert len(queue.dead_letters()) == kept + 20
     until(lambda: tracker.problems() == [], what=tracker.problems)
 
 

@@ -74,7 +74,7 @@ class FakeWriter:
         for item in items:
             self.put_one(item)
 
-    def close(self, timeout_s):
+    def close(self, timeout_s, waited_s):
         self.closed = True
 
     def given_back(self):

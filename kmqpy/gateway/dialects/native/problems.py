@@ -49,7 +49,7 @@ class Refused(KmqError):
     """Ends a request with an answer of its own."""
 
     def __init__(self, response: Response) -> None:
-        super().__init__()
+        super().__init__(response)
         self.response = response
 
 
