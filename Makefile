@@ -18,7 +18,7 @@ SHELL := bash
 # Of pip's lines, those that say what takes time; errors it writes elsewhere.
 PROGRESS := awk '/Downloading .* MB/ { print; fflush() } /^Installing/ { print "  Installing"; fflush() }'
 
-.PHONY: help demo test test-quick test-failed test-unit test-docs lint format bench bench-table chaos test-brokers mutants fuzz model diagrams docs release-check lock clean
+.PHONY: help demo test test-all test-quick test-failed test-unit test-docs lint format bench bench-table chaos test-brokers mutants fuzz model diagrams docs release-check lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -59,6 +59,9 @@ demo: $(DEMO_READY) ## 20,000 messages, failing consumers, a killed tracker: not
 
 test: $(COMPILED) ## all tests, on a real Kafka and ZooKeeper
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+test-all: ## make test, and breadth: the same on more servers, every block of every page
+	@KMQ_TEST_ALL=1 KMQ_TEST_SLOW_PAGES=1 $(MAKE) test
 
 # Redelivered without an acknowledgement, then acknowledged; dead-lettered as it kills its consumers.
 END_TO_END := tests/integration/test_tracker.py::test_a_message_comes_again_when_its_lease_ends_and_not_when_acknowledged \

@@ -84,6 +84,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes minutes comes first, so that no worker begins it when the others are done."""
+    if "KMQ_TEST_ALL" not in os.environ:
+        for item in items:
+            if item.get_closest_marker("breadth") is not None:
+                item.add_marker(pytest.mark.skip(reason="breadth: make test-all runs it"))
 
     def rank(item: pytest.Item) -> int:
         return next((rank for rank, one in enumerate(_LONG) if item.nodeid.startswith(one)), len(_LONG))

@@ -18,7 +18,7 @@ from kmqpy.testing.contract import *  # noqa: F403
 from kmqpy.testing.contract import Target, administration
 
 
-@pytest.fixture(scope="module", params=["memory", "sqlite"])
+@pytest.fixture(scope="module", params=["memory", pytest.param("sqlite", marks=pytest.mark.breadth)])
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """A gateway whose storage has a clock that stands still."""
     clock = ManualClock()

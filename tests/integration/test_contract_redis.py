@@ -17,7 +17,7 @@ from kmqpy.testing.contract import Target
 SYNCED = {"appendfsync": "always"}
 
 
-@pytest.fixture(scope="module", params=["redis", "valkey"])
+@pytest.fixture(scope="module", params=["redis", pytest.param("valkey", marks=pytest.mark.breadth)])
 def databases(request: pytest.FixtureRequest) -> Iterator[Databases]:
     """A server that syncs before it answers, so that it is durable; the tests kill it."""
     with Databases(request.param, settings={request.param: SYNCED}) as databases:

@@ -32,7 +32,10 @@ def servers() -> Iterator[Databases]:
         yield started
 
 
-@pytest.fixture(params=["sqlite", *_DRIVERS])
+_BREADTH = pytest.param("mysql", marks=pytest.mark.breadth)  # as MariaDB, but for its statements
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb", _BREADTH])
 def kmq_target(request: pytest.FixtureRequest) -> Target:
     name = request.param
     if name == "sqlite":
