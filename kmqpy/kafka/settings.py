@@ -18,7 +18,16 @@ from typing import Any, Self
 
 from kmqpy.core.durations import MIN_LEASE_MS
 from kmqpy.core.environment import config_file, from_environment, unknown_variables
-from kmqpy.core.settings import build, check_addresses, convert, flat, keys, refuse_unknown, with_default_port
+from kmqpy.core.settings import (
+    build,
+    check_addresses,
+    check_limit,
+    convert,
+    flat,
+    keys,
+    refuse_unknown,
+    with_default_port,
+)
 from kmqpy.errors import ConfigError, shown
 from kmqpy.queue_policy import LEASES, RETRIES, QueuePolicy
 from kmqpy.zookeeper.settings import ZooKeeperConnection
@@ -33,6 +42,11 @@ timestamp by this bound (rule R23 of docs/rules.md)."""
 MARKERS_SUFFIX = "__markers"
 DEAD_LETTERS_SUFFIX = "__undelivered"
 """Default endings of the names of a queue's markers topic and dead-letter topic."""
+RETRY_SUFFIX = "__retry"
+PRIORITY_SUFFIX = "__priority"
+"""Endings of the names of a queue's other lanes; a number follows the second one."""
+MAX_PRIORITIES = 10
+"""The most priorities of a queue: send() knows those from 0 to 9."""
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _SECRET_NAME = re.compile(
     r"pass(word|phrase)|secret|token|sasl\.jaas|\.key$|key\.pem|api_key|oauthbearer\.config", re.IGNORECASE
@@ -69,6 +83,9 @@ class QueueSettings(QueuePolicy):
     collapse   of equal messages that wait in one partition, clients hand out the first one and end the others
                (see kmqpy.kafka.client.collapsing); senders put equal messages into one partition. It can't be
                altered
+    retry_lane copies go to a topic of their own, the *retry lane*, which clients read first: so they do not
+               stand behind the messages that wait
+    priorities how many priorities the queue has: each above 0 has a topic of its own, its lane
     """
 
     markers_topic: str = ""
@@ -78,6 +95,8 @@ class QueueSettings(QueuePolicy):
     markers: str = "range"
     late_acks: bool = False
     collapse: bool = False
+    retry_lane: bool = False
+    priorities: int = 1
 
     def __new__(cls, *_: Any, **given: Any) -> Self:  # noqa: D102
         made = super().__new__(cls)
@@ -112,6 +131,14 @@ class QueueSettings(QueuePolicy):
                 raise ConfigError(f"{key}: {getattr(self, key)!r} can't be printed")
         if self.markers not in MARKER_FORMATS:
             raise ConfigError(f"markers: {shown(self.markers)} is neither 'range' nor 'jvm'")
+        if not 1 <= check_limit(self.priorities, "priorities") <= MAX_PRIORITIES:
+            raise ConfigError(f"priorities: {self.priorities} is not from 1 to {MAX_PRIORITIES}")
+        if self.has_lanes and self.collapse:
+            raise ConfigError("collapse: not in a queue with lanes; leave out retry_lane and priorities")
+        if self.has_lanes and self.markers == "jvm":
+            raise ConfigError(
+                "markers: a queue with lanes needs 'range', since trackers on the JVM see one lane"
+            )
         super().__post_init__()
 
     @property
@@ -128,6 +155,43 @@ class QueueSettings(QueuePolicy):
         """
         ids: Mapping[str, str] = self.__dict__.get("_topic_ids", {})
         return ids
+
+    @property
+    def has_lanes(self) -> bool:
+        """True if the queue has more than its main lane."""
+        return self.retry_lane or self.priorities > 1
+
+    @property
+    def lane_of(self) -> str | None:
+        """In settings that lanes() returns, except those of the main lane: the name of the queue."""
+        return self.__dict__.get("_lane_of")
+
+    @property
+    def queue_name(self) -> str:
+        """The name of the queue, also in the settings of a lane, where `name` is that of the lane's topic."""
+        return self.lane_of or self.name
+
+    @property
+    def copies_topic(self) -> str:
+        """The topic to which trackers append copies of this lane's messages."""
+        return f"{self.queue_name}{RETRY_SUFFIX}" if self.retry_lane else self.name
+
+    def lanes(self) -> tuple[QueueSettings, ...]:
+        """The lanes of this queue in the order in which clients take from them; the last is the main lane.
+
+        A *lane* is a queue topic with its markers topic, and as many partitions as the others. Trackers serve
+        each like a queue of its own. The lanes share limits, dead letters and the consumer group. The main
+        lane is what a queue without lanes consists of, and has these settings.
+        """
+        names = [f"{self.name}{RETRY_SUFFIX}"] if self.retry_lane else []
+        names += [f"{self.name}{PRIORITY_SUFFIX}{level}" for level in range(self.priorities - 1, 0, -1)]
+        return (*map(self._lane, names), self)
+
+    def _lane(self, name: str) -> QueueSettings:
+        lane = dataclasses.replace(self, name=name, markers_topic=f"{name}{MARKERS_SUFFIX}")
+        object.__setattr__(lane, "_lane_of", self.name)
+        object.__setattr__(lane, "_given_fields", None)
+        return lane
 
     @property
     def writes_ranges(self) -> bool:
@@ -156,7 +220,8 @@ class QueueSettings(QueuePolicy):
         values = {
             key: value
             for key, value in dataclasses.asdict(self).items()
-            if value or key not in ("late_acks", "collapse", *RETRIES)
+            if (value or key not in ("late_acks", "collapse", "retry_lane", *RETRIES))
+            and (key, value) != ("priorities", 1)
         }
         return json.dumps(values, sort_keys=True).encode()
 
