@@ -98,4 +98,4 @@ def is_dead_letter_of(headers: message.Headers, queue: QueueSettings, origin: st
     if found is None:
         named_after = queue.dead_letter_topic.removesuffix(DEAD_LETTERS_SUFFIX)
         return named_after in (queue.dead_letter_topic, origin or queue.name)
-    return found == (origin or queue.name)
+    return found == origin if origin else found in {lane.name for lane in queue.lanes()}

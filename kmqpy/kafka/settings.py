@@ -47,6 +47,8 @@ PRIORITY_SUFFIX = "__priority"
 """Endings of the names of a queue's other lanes; a number follows the second one."""
 MAX_PRIORITIES = 10
 """The most priorities of a queue: send() knows those from 0 to 9."""
+_LANE_SUFFIXES = (RETRY_SUFFIX, *(f"{PRIORITY_SUFFIX}{level}" for level in range(MAX_PRIORITIES - 1, 0, -1)))
+"""The endings of the lanes but the main one, in the order in which clients take from them."""
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _SECRET_NAME = re.compile(
     r"pass(word|phrase)|secret|token|sasl\.jaas|\.key$|key\.pem|api_key|oauthbearer\.config", re.IGNORECASE
@@ -86,6 +88,9 @@ class QueueSettings(QueuePolicy):
     retry_lane copies go to a topic of their own, the *retry lane*, which clients read first: so they do not
                stand behind the messages that wait
     priorities how many priorities the queue has: each above 0 has a topic of its own, its lane
+    draining_lanes
+               the endings of lanes that are being removed ("retry", "priority1"): clients still take from
+               them, and nobody writes to them
     """
 
     markers_topic: str = ""
@@ -97,6 +102,7 @@ class QueueSettings(QueuePolicy):
     collapse: bool = False
     retry_lane: bool = False
     priorities: int = 1
+    draining_lanes: tuple[str, ...] = ()
 
     def __new__(cls, *_: Any, **given: Any) -> Self:  # noqa: D102
         made = super().__new__(cls)
@@ -133,6 +139,9 @@ class QueueSettings(QueuePolicy):
             raise ConfigError(f"markers: {shown(self.markers)} is neither 'range' nor 'jvm'")
         if not 1 <= check_limit(self.priorities, "priorities") <= MAX_PRIORITIES:
             raise ConfigError(f"priorities: {self.priorities} is not from 1 to {MAX_PRIORITIES}")
+        object.__setattr__(self, "draining_lanes", tuple(self.draining_lanes))
+        if unknown := {f"__{ending}" for ending in self.draining_lanes}.difference(_LANE_SUFFIXES):
+            raise ConfigError(f"draining_lanes: {shown(min(unknown)[2:])} is no lane")
         if self.has_lanes and self.collapse:
             raise ConfigError("collapse: not in a queue with lanes; leave out retry_lane and priorities")
         if self.has_lanes and self.markers == "jvm":
@@ -159,7 +168,7 @@ class QueueSettings(QueuePolicy):
     @property
     def has_lanes(self) -> bool:
         """True if the queue has more than its main lane."""
-        return self.retry_lane or self.priorities > 1
+        return self.retry_lane or self.priorities > 1 or bool(self.draining_lanes)
 
     @property
     def lane_of(self) -> str | None:
@@ -183,14 +192,25 @@ class QueueSettings(QueuePolicy):
         each like a queue of its own. The lanes share limits, dead letters and the consumer group. The main
         lane is what a queue without lanes consists of, and has these settings.
         """
-        names = [f"{self.name}{RETRY_SUFFIX}"] if self.retry_lane else []
-        names += [f"{self.name}{PRIORITY_SUFFIX}{level}" for level in range(self.priorities - 1, 0, -1)]
-        return (*map(self._lane, names), self)
+        if self.lane_of is not None:
+            return (self,)
+        there = [RETRY_SUFFIX] if self.retry_lane else []
+        there += [f"{PRIORITY_SUFFIX}{level}" for level in range(1, self.priorities)]
+        there += [f"__{ending}" for ending in self.draining_lanes]
+        return (*(self._lane(suffix) for suffix in _LANE_SUFFIXES if suffix in there), self)
 
-    def _lane(self, name: str) -> QueueSettings:
+    def _lane(self, suffix: str) -> QueueSettings:
+        name = f"{self.name}{suffix}"
         lane = dataclasses.replace(self, name=name, markers_topic=f"{name}{MARKERS_SUFFIX}")
-        object.__setattr__(lane, "_lane_of", self.name)
         object.__setattr__(lane, "_given_fields", None)
+        return lane.as_lane_of(self.name)
+
+    def as_lane_of(self, queue: str) -> QueueSettings:
+        """Return these settings as those of a lane of this queue; raises ConfigError if the name is none."""
+        if queue_of(self.name) != queue:
+            raise ConfigError(f"lane_of: {self.name!r} is no lane of queue {shown(queue)}")
+        lane = copy.copy(self)
+        object.__setattr__(lane, "_lane_of", queue)
         return lane
 
     @property
@@ -220,7 +240,7 @@ class QueueSettings(QueuePolicy):
         values = {
             key: value
             for key, value in dataclasses.asdict(self).items()
-            if (value or key not in ("late_acks", "collapse", "retry_lane", *RETRIES))
+            if (value or key not in ("late_acks", "collapse", "retry_lane", "draining_lanes", *RETRIES))
             and (key, value) != ("priorities", 1)
         }
         return json.dumps(values, sort_keys=True).encode()
@@ -329,6 +349,11 @@ def check_connection(value: object) -> KafkaConnection:
 def is_topic_name(name: object) -> bool:
     """Return True if Kafka accepts `name` as the name of a topic."""
     return isinstance(name, str) and _TOPIC_NAME.fullmatch(name) is not None and name not in {".", ".."}
+
+
+def queue_of(name: str) -> str:
+    """The name of the queue of which a topic of this name would be a lane; without such an ending, `name`."""
+    return next((name.removesuffix(one) for one in _LANE_SUFFIXES if name.endswith(one)), name)
 
 
 def check_topic_name(name: str, field_name: str) -> None:

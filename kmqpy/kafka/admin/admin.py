@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
@@ -34,8 +35,8 @@ class QueueDetails:
     registered     whether the registry has the queue, so that trackers serve it
     deleting       whether the registry marks the queue as being deleted
     partitions     the number of partitions of the queue topic; 0 while that topic is missing
-    topics         the existing topics among these four, with the Kafka settings that matter: queue topic,
-                   markers topic, dead-letter topic, markers topic of the dead letters
+    topics         the existing topics among these, with the Kafka settings that matter: queue topic, markers
+                   topic, dead-letter topic, markers topic of the dead letters, topics of further lanes
     owners         by partition: the id of the tracker that has the partition
     offsets        by partition: the markers offset that trackers have stored; the next tracker reads from it
     """
@@ -115,7 +116,7 @@ class Admin(Closeable):
         """Return the settings and topics of the queue, and which tracker has which partition."""
         settings, known = self._context.find(queue)
         topics = self._context.described(settings, known)
-        owners, stored = self._context.tracked(settings.name, known)
+        owners, stored = self._context.tracked(settings, known)
         messages = topics.get(settings.name)
         return QueueDetails(
             settings=settings,
@@ -197,10 +198,10 @@ class Admin(Closeable):
         In flight is a message that was taken and is not finished. Messages that were taken first come first.
         """
         settings, known = self._context.find(queue)
-        stored = self._context.tracked(settings.name, known)[1]
         context = self._context
+        tracked = partial(context.tracked, known=known)
         return stats.in_flight(
-            context.connection, settings, stored=stored, topics=context.topics, limit=limit
+            context.connection, settings, tracked=tracked, topics=context.topics, limit=limit
         )
 
     def stats(self, queue: str | QueueSettings) -> QueueStats:

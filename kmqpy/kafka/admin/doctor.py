@@ -187,7 +187,7 @@ class Doctor:
         """Gather the facts for check(), except `groups`, `members`, `shared` and `unusable_znodes`."""
         context, log = self._context, self._context.topics
         topics = context.described(settings, known)
-        owners, stored = context.tracked(settings.name, known)
+        owners, stored = context.tracked(settings, known)
         messages, markers = topics.get(settings.name), topics.get(settings.markers_topic)
         count = messages.partitions if messages else 0
         commits: dict[int, Commit] = {}

@@ -49,6 +49,7 @@ class QueueCreation:
     ) -> QueueTopics:
         """See Admin.create_queue()."""
         settings = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
+        settings.lanes()  # raises for a name that leaves no room for theirs
         # Asked first: while ZooKeeper does not answer, nothing is created.
         registered_queues, damaged_names = (
             self._context.registry.every_queue() if self._context.has_registry else ([], [])
@@ -100,6 +101,9 @@ class QueueCreation:
                     settings, tracked
                 )  # a broker created the topic by itself, with its default number
             self._redeliver_taken_messages(settings, found)
+        for lane in settings.lanes()[:-1]:
+            if lane.markers_topic in obsolete and lane.name in existing:
+                self._redeliver_taken_messages(lane, self._context.topics.check(lane))
         if self._context.has_registry:
             self._context.registry.register(settings, found.partitions)
             ids = {settings.name: found.ids.queue, settings.markers_topic: found.ids.markers}
