@@ -24,8 +24,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kmqpy.errors import ConfigError, KmqError, Unavailable
+from kmqpy.gateway import console
 from kmqpy.gateway.app import GatewayApp, admin_app
 from kmqpy.gateway.connections import guarded
+from kmqpy.gateway.console.sampler import Sampler
 from kmqpy.gateway.dialects import emodb, native, sqs
 from kmqpy.gateway.discovery.ostrich import end_points
 from kmqpy.gateway.discovery.peers import (
@@ -140,6 +142,7 @@ class Gateway:
     storages  by name, the default one under ""; closed at the end of run()
     keys      None: the gateway asks for no keys; nor does it as long as there never was one
     trackers  those that run beside it, by the names of their storages; their state is shown to operators
+    entry     of `kmq console`: people get in by it; keys are not made in the console then
     """
 
     def __init__(
@@ -148,6 +151,7 @@ class Gateway:
         storages: Mapping[str, Storage],
         keys: KeyStore | None = None,
         trackers: Mapping[str, TrackerProcess] | None = None,
+        entry: console.Entry | None = None,
     ) -> None:
         if (settings.tls_cert is None) != (settings.tls_key is None):
             raise ConfigError("tls_cert and tls_key: give both, or none")
@@ -198,15 +202,29 @@ class Gateway:
             rest_s=settings.sqs_rest_s,
             fair=settings.sqs_fair,
         )
+        self._sampler = Sampler(self._hub)
+        pages = console.Console(
+            self._hub,
+            access,
+            self._sampler,
+            keys=keys if entry is None else None,
+            storages=storages,
+            threads=self._key_threads,
+            problems=lambda: [*self._problems(), *self._notes()],
+            entry=entry,
+        )
         self._app = GatewayApp(
             {
                 **dict.fromkeys(emodb.BASES, ("emodb", dialect.answer)),
                 native.BASE: ("native", native.NativeDialect(self._hub, polls, access).answer),
+                console.BASE: ("console", pages.answer),
             },
             limits=settings.limits,
             metrics=self._metrics,
             busy={"emodb": emodb.BUSY, "native": native.BUSY, "sqs": sqs.BUSY},
             spoken=[("sqs", self._sqs.answer, sqs.speaks)],
+            home=f"{console.BASE}/",
+            counted=self._sampler.count,
         )
         self._registration: Registration | None = None
         self._probing: asyncio.Task[bool] | None = None
@@ -258,6 +276,7 @@ class Gateway:
         """Tell clients to go elsewhere, and serve those that have not heard of it yet."""
         _log.info("draining")
         self._app.draining = True
+        self._sampler.stop()
         self._moves.stop()
         self._probing = asyncio.ensure_future(self._moves.probe())
         registered = [one for one in (self._registration, self._peers) if one is not None]
