@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from importlib.resources import files
 from typing import Any
@@ -24,13 +24,13 @@ from kmqpy.gateway.dialects.native import bearer
 from kmqpy.gateway.dialects.native.problems import Refused, problem, problem_of
 from kmqpy.gateway.http import Call, Response, json_response
 from kmqpy.gateway.keys.access import Access
-from kmqpy.gateway.keys.keyring import Principal, new_key
+from kmqpy.gateway.keys.keyring import ApiKey, Principal, new_key
 from kmqpy.gateway.keys.permissions import ACTIONS, ROLES, permits_something
 from kmqpy.gateway.keys.stores import KEYS_QUEUE, KeyStore
 from kmqpy.gateway.service.hub import Hub, QueueName
 from kmqpy.queue import Storage
 
-__all__ = ["BASE", "Console", "Entry"]
+__all__ = ["BASE", "Console", "Entry", "OneKey"]
 
 BASE = "/console"
 _TYPES = {
@@ -88,6 +88,29 @@ class Entry:
             return None
         self.renew()
         return self._secret
+
+
+class OneKey:
+    """A store of one key, in memory; for `kmq console`."""
+
+    def __init__(self, key: ApiKey) -> None:
+        self._key = key
+
+    def read(self) -> Sequence[ApiKey]:
+        """See KeyStore.read."""
+        return [self._key]
+
+    def put(self, key: ApiKey) -> None:
+        """See KeyStore.put."""
+        raise NotSupported(f"key {key.id}: keys are not kept here")
+
+    def replace(self, key: ApiKey) -> bool:
+        """See KeyStore.replace."""
+        raise NotSupported(f"key {key.id}: keys are not kept here")
+
+    def remove(self, key_id: str) -> bool:
+        """See KeyStore.remove."""
+        raise NotSupported(f"key {key_id}: keys are not kept here")
 
 
 class Console:

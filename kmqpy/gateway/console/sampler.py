@@ -138,7 +138,7 @@ class Sampler:
             "now_ms": self._clock.wall_ms(),
             "rows": rows,
             "gone": [name for name in gone if sender.permits("get_status", name)],
-            "whole": since == 0,
+            "whole": since < 0,
             "problem": self._problem,
         }
         return b"data: " + msgspec.json.encode(event) + b"\n\n"
@@ -259,7 +259,7 @@ class Tab:
 
     async def events(self, sender: Principal) -> AsyncIterator[bytes]:
         """All rows, then after each round what has changed."""
-        since = 0
+        since = -1
         while True:
             version = self._sampler.version
             yield self._sampler.news(sender, since, self._watched)
