@@ -181,6 +181,11 @@ class QueueSettings(QueuePolicy):
         return self.lane_of or self.name
 
     @property
+    def lane_ending(self) -> str:
+        """Of a lane's settings: "retry" or "priority1" and so on; "" for the main lane."""
+        return "" if self.lane_of is None else self.name.removeprefix(f"{self.lane_of}__")
+
+    @property
     def copies_topic(self) -> str:
         """The topic to which trackers append copies of this lane's messages."""
         return f"{self.queue_name}{RETRY_SUFFIX}" if self.retry_lane else self.name
@@ -198,6 +203,11 @@ class QueueSettings(QueuePolicy):
         there += [f"{PRIORITY_SUFFIX}{level}" for level in range(1, self.priorities)]
         there += [f"__{ending}" for ending in self.draining_lanes]
         return (*(self._lane(suffix) for suffix in _LANE_SUFFIXES if suffix in there), self)
+
+    def priority_lane(self, priority: int) -> QueueSettings:
+        """The lane of messages with this priority; the highest of the queue, if it has fewer priorities."""
+        level = min(priority, self.priorities - 1)
+        return self._lane(f"{PRIORITY_SUFFIX}{level}") if level else self
 
     def _lane(self, suffix: str) -> QueueSettings:
         name = f"{self.name}{suffix}"
