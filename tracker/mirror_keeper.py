@@ -66,7 +66,8 @@ class MirrorKeeper:
             name: (queues[name].settings, part.topic_ids if part.reading else None)
             for (name, number), part in self._partitions.items()
             if number == 0 and name in queues and not queues[name].deleting
-            if part.reading or part.problems.takeover is not None
+            if queues[name].settings.lane_of is None  # the record of the queue tells of its lanes
+            and (part.reading or part.problems.takeover is not None)
         }
 
     def _finished(self, wanted: _Mirrored, asked_at: float, error: Exception | None) -> None:

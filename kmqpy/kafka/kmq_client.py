@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from kmqpy.kafka.admin.admin import Admin
     from kmqpy.kafka.admin.stats import InFlightMessage
     from kmqpy.kafka.client.consumer import QueueConsumer
+    from kmqpy.kafka.client.lanes import LanesConsumer
     from kmqpy.kafka.dead_letters import KafkaDeadLetter, KafkaDeadLetters
     from kmqpy.kafka.markers.life import MessageLife
 
@@ -132,10 +133,12 @@ class KmqClient:
         self._owns_shared = shared is None
 
         # The consumer's thread and messages keep the LazyConsumer, so nothing in there may keep this object.
-        def consumer(owner: LazyConsumer) -> QueueConsumer:
+        def consumer(owner: LazyConsumer) -> QueueConsumer | LanesConsumer:
             from kmqpy.kafka.client.consumer import QueueConsumer
+            from kmqpy.kafka.client.lanes import LanesConsumer
 
-            return QueueConsumer(settings, connection, owner=owner, topics=connections.topics(), **receiving)
+            made = LanesConsumer if settings.has_lanes else QueueConsumer
+            return made(settings, connection, owner=owner, topics=connections.topics(), **receiving)
 
         self._consumer = LazyConsumer(
             consumer,
@@ -160,8 +163,10 @@ class KmqClient:
 
     @property
     def capabilities(self) -> Capabilities:
-        """See Queue.capabilities; a queue with late acks has `receipts_by_id`."""
-        return dataclasses.replace(CAPABILITIES, receipts_by_id=self._settings.late_acks)
+        """See Queue.capabilities; a queue with late acks has `receipts_by_id`, one with lanes `priority`."""
+        return dataclasses.replace(
+            CAPABILITIES, receipts_by_id=self._settings.late_acks, priority=self._settings.priorities > 1
+        )
 
     @property
     def settings(self) -> QueueSettings:
@@ -450,10 +455,13 @@ class KmqClient:
 
         check_limit(limit, "limit")
         self._consumer.check_open()
-        records, cuts = stats.waiting_records(self._connection, self._settings, limit=limit)
+        found: list[KafkaMessage] = []
         now_ms = self._clock.wall_ms()
-        context = ReceiveContext(self._settings, "", now_ms, self._telemetry, cuts=cuts)
-        found = [KafkaMessage(record, context) for record in records]
+        for lane in self._settings.lanes():
+            if len(found) < limit:
+                records, cuts = stats.waiting_records(self._connection, lane, limit=limit - len(found))
+                context = ReceiveContext(lane, "", now_ms, self._telemetry, cuts=cuts)
+                found += [KafkaMessage(record, context) for record in records]
         return [message for message in found if not _is_delayed(message, now_ms)]
 
     def size(self, limit: int | None = None) -> int:
@@ -485,9 +493,7 @@ class KmqClient:
         if limit is not None and queued_before_ms is None:
             oldest = sorted(leased, key=lambda one: one.offset)[: check_limit(limit, "limit")]
             leased = [one for one in leased if one in oldest]
-        places = [(one.partition, one.offset) for one in leased]
-        records = partition_reader.read_at(self._connection, self.name, places) if places else {}
-        found = [self._orphan(one, records.get((one.partition, one.offset))) for one in leased]
+        found = self._orphans(leased)
         return [
             one
             for one in found
@@ -509,10 +515,23 @@ class KmqClient:
         named = message.receipt if isinstance(message, Message) else message
         return trace(self._connection, self._settings, named)
 
-    def _orphan(self, one: InFlightMessage, record: Any) -> Orphan:
+    def _orphans(self, leased: Sequence[InFlightMessage]) -> list[Orphan]:
+        """The same messages with their records, in the same order."""
+        lanes = {lane.name: lane for lane in self._settings.lanes()}
+        lane_of = {one.receipt: lanes[Receipt.parse(one.receipt).queue] for one in leased}
+        found: dict[str, Orphan] = {}
+        for lane in lanes.values():
+            there = [one for one in leased if lane_of[one.receipt] is lane]
+            places = [(one.partition, one.offset) for one in there]
+            records = partition_reader.read_at(self._connection, lane.name, places) if places else {}
+            for one, place in zip(there, places, strict=True):
+                found[one.receipt] = self._orphan(lane, one, records.get(place))
+        return [found[one.receipt] for one in leased]
+
+    def _orphan(self, lane: QueueSettings, one: InFlightMessage, record: Any) -> Orphan:
         receipt = Receipt.parse(one.receipt)
         context = ReceiveContext(
-            self._settings,
+            lane,
             receipt.topic_id,
             one.lease_until_ms,
             self._telemetry,

@@ -18,7 +18,16 @@ from typing import Any, Self
 
 from kmqpy.core.durations import MIN_LEASE_MS
 from kmqpy.core.environment import config_file, from_environment, unknown_variables
-from kmqpy.core.settings import build, check_addresses, convert, flat, keys, refuse_unknown, with_default_port
+from kmqpy.core.settings import (
+    build,
+    check_addresses,
+    check_limit,
+    convert,
+    flat,
+    keys,
+    refuse_unknown,
+    with_default_port,
+)
 from kmqpy.errors import ConfigError, shown
 from kmqpy.queue_policy import LEASES, RETRIES, QueuePolicy
 from kmqpy.zookeeper.settings import ZooKeeperConnection
@@ -33,6 +42,13 @@ timestamp by this bound (rule R23 of docs/rules.md)."""
 MARKERS_SUFFIX = "__markers"
 DEAD_LETTERS_SUFFIX = "__undelivered"
 """Default endings of the names of a queue's markers topic and dead-letter topic."""
+RETRY_SUFFIX = "__retry"
+PRIORITY_SUFFIX = "__priority"
+"""Endings of the names of a queue's other lanes; a number follows the second one."""
+MAX_PRIORITIES = 10
+"""The most priorities of a queue: send() knows those from 0 to 9."""
+_LANE_SUFFIXES = (RETRY_SUFFIX, *(f"{PRIORITY_SUFFIX}{level}" for level in range(MAX_PRIORITIES - 1, 0, -1)))
+"""The endings of the lanes but the main one, in the order in which clients take from them."""
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _SECRET_NAME = re.compile(
     r"pass(word|phrase)|secret|token|sasl\.jaas|\.key$|key\.pem|api_key|oauthbearer\.config", re.IGNORECASE
@@ -69,6 +85,12 @@ class QueueSettings(QueuePolicy):
     collapse   of equal messages that wait in one partition, clients hand out the first one and end the others
                (see kmqpy.kafka.client.collapsing); senders put equal messages into one partition. It can't be
                altered
+    retry_lane copies go to a topic of their own, the *retry lane*, which clients read first: so they do not
+               stand behind the messages that wait
+    priorities how many priorities the queue has: each above 0 has a topic of its own, its lane
+    draining_lanes
+               the endings of lanes that are being removed ("retry", "priority1"): clients still take from
+               them, and nobody writes to them
     """
 
     markers_topic: str = ""
@@ -78,6 +100,9 @@ class QueueSettings(QueuePolicy):
     markers: str = "range"
     late_acks: bool = False
     collapse: bool = False
+    retry_lane: bool = False
+    priorities: int = 1
+    draining_lanes: tuple[str, ...] = ()
 
     def __new__(cls, *_: Any, **given: Any) -> Self:  # noqa: D102
         made = super().__new__(cls)
@@ -112,6 +137,17 @@ class QueueSettings(QueuePolicy):
                 raise ConfigError(f"{key}: {getattr(self, key)!r} can't be printed")
         if self.markers not in MARKER_FORMATS:
             raise ConfigError(f"markers: {shown(self.markers)} is neither 'range' nor 'jvm'")
+        if not 1 <= check_limit(self.priorities, "priorities") <= MAX_PRIORITIES:
+            raise ConfigError(f"priorities: {self.priorities} is not from 1 to {MAX_PRIORITIES}")
+        object.__setattr__(self, "draining_lanes", tuple(self.draining_lanes))
+        if unknown := {f"__{ending}" for ending in self.draining_lanes}.difference(_LANE_SUFFIXES):
+            raise ConfigError(f"draining_lanes: {shown(min(unknown)[2:])} is no lane")
+        if self.has_lanes and self.collapse:
+            raise ConfigError("collapse: not in a queue with lanes; leave out retry_lane and priorities")
+        if self.has_lanes and self.markers == "jvm":
+            raise ConfigError(
+                "markers: a queue with lanes needs 'range', since trackers on the JVM see one lane"
+            )
         super().__post_init__()
 
     @property
@@ -128,6 +164,83 @@ class QueueSettings(QueuePolicy):
         """
         ids: Mapping[str, str] = self.__dict__.get("_topic_ids", {})
         return ids
+
+    @property
+    def has_lanes(self) -> bool:
+        """True if the queue has more than its main lane."""
+        return self.retry_lane or self.priorities > 1 or bool(self.draining_lanes)
+
+    @property
+    def lane_of(self) -> str | None:
+        """In settings that lanes() returns, except those of the main lane: the name of the queue."""
+        return self.__dict__.get("_lane_of")
+
+    @property
+    def queue_name(self) -> str:
+        """The name of the queue, also in the settings of a lane, where `name` is that of the lane's topic."""
+        return self.lane_of or self.name
+
+    @property
+    def lane_ending(self) -> str:
+        """Of a lane's settings: "retry" or "priority1" and so on; "" for the main lane."""
+        return "" if self.lane_of is None else self.name.removeprefix(f"{self.lane_of}__")
+
+    @property
+    def copies_topic(self) -> str:
+        """The topic to which trackers append copies of this lane's messages."""
+        return f"{self.queue_name}{RETRY_SUFFIX}" if self.retry_lane else self.name
+
+    def lanes(self) -> tuple[QueueSettings, ...]:
+        """The lanes of this queue in the order in which clients take from them; the last is the main lane.
+
+        A *lane* is a queue topic with its markers topic, and as many partitions as the others. Trackers serve
+        each like a queue of its own. The lanes share limits, dead letters and the consumer group. The main
+        lane is what a queue without lanes consists of, and has these settings.
+        """
+        if self.lane_of is not None:
+            return (self,)
+        return (*map(self._lane, self._lane_suffixes()), self)
+
+    @property
+    def main_markers_topic(self) -> str:
+        """The markers topic of the main lane, also in the settings of another lane."""
+        return str(self.__dict__.get("_main_markers", self.markers_topic))
+
+    @property
+    def lane_markers(self) -> dict[str, str]:
+        """The markers topics of all lanes of the queue by their names; also in the settings of a lane."""
+        names = [f"{self.queue_name}{suffix}" for suffix in self._lane_suffixes()]
+        there = {name: f"{name}{MARKERS_SUFFIX}" for name in names}
+        return {**there, self.queue_name: self.main_markers_topic, self.name: self.markers_topic}
+
+    def _lane_suffixes(self) -> list[str]:
+        there = [RETRY_SUFFIX] if self.retry_lane else []
+        there += [f"{PRIORITY_SUFFIX}{level}" for level in range(1, self.priorities)]
+        there += [f"__{ending}" for ending in self.draining_lanes]
+        return [suffix for suffix in _LANE_SUFFIXES if suffix in there]
+
+    def priority_lane(self, priority: int) -> QueueSettings:
+        """The lane of messages with this priority; the highest of the queue, if it has fewer priorities."""
+        level = min(priority, self.priorities - 1)
+        return self._lane(f"{PRIORITY_SUFFIX}{level}") if level else self
+
+    def _lane(self, suffix: str) -> QueueSettings:
+        name = f"{self.name}{suffix}"
+        lane = dataclasses.replace(self, name=name, markers_topic=f"{name}{MARKERS_SUFFIX}")
+        object.__setattr__(lane, "_given_fields", None)
+        return lane.as_lane_of(self.name, self.markers_topic)
+
+    def as_lane_of(self, queue: str, main_markers: str = "") -> QueueSettings:
+        """Return these settings as those of a lane of this queue; raises ConfigError if the name is none.
+
+        `main_markers` is the markers topic of the main lane, if it has not the default name.
+        """
+        if queue_of(self.name) != queue:
+            raise ConfigError(f"lane_of: {self.name!r} is no lane of queue {shown(queue)}")
+        lane = copy.copy(self)
+        object.__setattr__(lane, "_lane_of", queue)
+        object.__setattr__(lane, "_main_markers", main_markers or f"{queue}{MARKERS_SUFFIX}")
+        return lane
 
     @property
     def writes_ranges(self) -> bool:
@@ -156,7 +269,8 @@ class QueueSettings(QueuePolicy):
         values = {
             key: value
             for key, value in dataclasses.asdict(self).items()
-            if value or key not in ("late_acks", "collapse", *RETRIES)
+            if (value or key not in ("late_acks", "collapse", "retry_lane", "draining_lanes", *RETRIES))
+            and (key, value) != ("priorities", 1)
         }
         return json.dumps(values, sort_keys=True).encode()
 
@@ -264,6 +378,11 @@ def check_connection(value: object) -> KafkaConnection:
 def is_topic_name(name: object) -> bool:
     """Return True if Kafka accepts `name` as the name of a topic."""
     return isinstance(name, str) and _TOPIC_NAME.fullmatch(name) is not None and name not in {".", ".."}
+
+
+def queue_of(name: str) -> str:
+    """The name of the queue of which a topic of this name would be a lane; without such an ending, `name`."""
+    return next((name.removesuffix(one) for one in _LANE_SUFFIXES if name.endswith(one)), name)
 
 
 def check_topic_name(name: str, field_name: str) -> None:

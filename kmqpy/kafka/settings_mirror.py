@@ -32,7 +32,7 @@ from kmqpy.kafka.settings import (
     is_topic_name,
 )
 from kmqpy.kafka.topic_identity import find_stale_markers, stale_markers_error
-from kmqpy.kafka.topic_names import markers_topics
+from kmqpy.kafka.topic_names import markers_topics, topics_of
 from kmqpy.kafka.topics import QueueTopics, Topics
 
 _log = logging.getLogger(__name__)
@@ -232,7 +232,7 @@ class SettingsMirror:
         """Write the records of these queues that are missing or differ; create kmq.queues if it is missing.
 
         A new kmq.queues gets as many replicas as the queue topic that has the most. To settings that hold the
-        ids of the queue topic and the markers topic, the ids of the dead-letter topics are added.
+        ids of the queue topic and the markers topic, those of its other topics are added.
 
         A topic that was recreated while its markers topic was not keeps the ids that its record has, so that
         the fault stays known until it is mended. If that topic is a queue topic, TopicError is raised once
@@ -248,16 +248,19 @@ class SettingsMirror:
             topics.create_compacted(SETTINGS_TOPIC, max(topic.replication for topic in described.values()))
             found = {}
         # The ids of queue and markers topic were read together, and belong together.
-        names = [name for queue in queues if queue.topic_ids for name in _dead_letters(queue)]
-        dead: dict[str, str] = {}
-        with contextlib.suppress(AccessDenied):  # trackers work without the ids of dead-letter topics
-            dead = {name: topic.topic_id for name, topic in topics.describe(names).items()}
+        names = [name for queue in queues if queue.topic_ids for name in _other_topics(queue)]
+        others: dict[str, str] = {}
+        with contextlib.suppress(AccessDenied):  # trackers work without these ids
+            others = {name: topic.topic_id for name, topic in topics.describe(names).items()}
         changed: dict[bytes, bytes | None] = {}
         with_stale_markers = []
         for queue in queues:
             before = self._last_readable(queue.name, found)
             recorded = {} if before is None else before.topic_ids
-            now = {**{name: dead[name] for name in _dead_letters(queue) if name in dead}, **queue.topic_ids}
+            now = {
+                **{name: others[name] for name in _other_topics(queue) if name in others},
+                **queue.topic_ids,
+            }
             believed = {name: one for name, one in recorded.items() if not certain or name not in now}
             ids, earlier = _ids_to_write(queue, believed, now if queue.topic_ids else {})
             if queue.name in earlier:
@@ -357,6 +360,11 @@ class SettingsMirror:
             _log.warning(text, extra={"bootstrap": self._connection.bootstrap, "why": why})
 
 
+def write_record(settings: QueueSettings, mirror: SettingsMirror) -> None:
+    """Write the record of one queue; see SettingsMirror.write()."""
+    mirror.write([settings])
+
+
 def _parse_record(value: bytes) -> QueueSettings:
     """Return the settings in the value of a record, with the topic ids in it; raises ConfigError."""
     settings = QueueSettings.from_json(value, newer=True)
@@ -381,10 +389,9 @@ def _encode_record(queue: QueueSettings, ids: Mapping[str, str]) -> bytes:
     return json.dumps({**values, _TOPIC_IDS_FIELD: dict(ids)} if ids else values, sort_keys=True).encode()
 
 
-def _dead_letters(queue: QueueSettings) -> list[str]:
-    """Return the names of the dead-letter topic and of its markers topic."""
-    (_, dead) = markers_topics(queue).items()
-    return list(dead)
+def _other_topics(queue: QueueSettings) -> list[str]:
+    """Return the names of the topics of dead letters and lanes, without the queue topic and its markers."""
+    return [name for name in topics_of(queue) if name not in (queue.name, queue.markers_topic)]
 
 
 def _ids_to_write(

@@ -1,4 +1,4 @@
-"""Names the four topics of a queue, refuses reserved names, finds topics that two queues share. Pure."""
+"""Names the topics of a queue, refuses reserved names, finds topics that two queues share. Pure."""
 
 from __future__ import annotations
 
@@ -33,20 +33,24 @@ def dead_letter_queue(queue: QueueSettings) -> QueueSettings:
 
 
 def topics_of(queue: QueueSettings) -> dict[str, str]:
-    """The queue's four topics by name, the queue topic first; each value says what the topic is for."""
+    """The queue's topics by name, the queue topic first; each value says what the topic is for."""
     dead = dead_letter_queue(queue)
-    return {
+    topics = {
         queue.name: "queue topic",
         queue.markers_topic: "markers topic",
         dead.name: "dead-letter topic",
         dead.markers_topic: "dead letters' markers topic",
     }
+    for lane in queue.lanes()[:-1]:
+        topics |= {lane.name: "lane", lane.markers_topic: "markers topic of a lane"}
+    return topics
 
 
 def markers_topics(queue: QueueSettings) -> dict[str, str]:
-    """The queue topic and the dead-letter topic, in this order, each with its markers topic."""
+    """The queue topic, the dead-letter topic and the lanes, in this order, each with its markers topic."""
     dead = dead_letter_queue(queue)
-    return {queue.name: queue.markers_topic, dead.name: dead.markers_topic}
+    lanes = {lane.name: lane.markers_topic for lane in queue.lanes()[:-1]}
+    return {queue.name: queue.markers_topic, dead.name: dead.markers_topic, **lanes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,26 @@ def shared_topics(queue: QueueSettings, others: Iterable[QueueSettings]) -> list
     return [
         SharedTopic(name, own[name], other.name, role)
         for other in others
-        if other.name != queue.name
+        if other.queue_name != queue.queue_name
         for name, role in topics_of(other).items()
         if name in own
     ]
+
+
+def check_topics(settings: QueueSettings, others: Iterable[QueueSettings]) -> None:
+    """Raise ConfigError unless the queue has four different topics that no other queue uses.
+
+    A marker names only a partition and an offset: in one topic, nobody could tell the markers of two queues
+    apart.
+    """
+    if len(topics_of(settings)) < 4:
+        raise ConfigError(
+            f"markers_topic: {settings.markers_topic!r} is that of the dead letters; choose another name"
+        )
+    for shared in shared_topics(settings, others):
+        fields = {"queue topic": "name", "markers topic": "markers_topic"}
+        field = fields.get(shared.role, "dead_letter_topic")
+        raise ConfigError(
+            f"{field}: {shared.name!r} is the {shared.role_there} of queue {shared.other!r}; "
+            "each queue needs topics of its own"
+        )

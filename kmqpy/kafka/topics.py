@@ -36,7 +36,7 @@ from kmqpy.kafka.cut_off import may_be_cut_off
 from kmqpy.kafka.retention import DEFAULT_RETENTION_MS, check_retention
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.topic_identity import TopicIds
-from kmqpy.kafka.topic_names import dead_letter_queue, topics_of
+from kmqpy.kafka.topic_names import dead_letter_queue, markers_topics, topics_of
 
 MAX_MESSAGE_BYTES = 1024 * 1024
 """The largest message that send() takes, in bytes as message_headers.size_of() counts them."""
@@ -134,9 +134,9 @@ class Topics:
         *,
         anew: Iterable[str] = (),
     ) -> QueueTopics:
-        """Create the missing ones of the queue's four topics; check the queue topic and the markers topic.
+        """Create the missing ones of the queue's topics; check the queue topic and the markers topic.
 
-        All four must keep records for longer than the longest lease or delay (rule R9). `replication`
+        All of them must keep records for longer than the longest lease or delay (rule R9). `replication`
         defaults to 3, or to the number of brokers if there are fewer. `anew`: topics that were just deleted;
         brokers that create topics by themselves may have recreated them, so they get these settings, too.
 
@@ -158,12 +158,11 @@ class Topics:
         }
         dead = dead_letter_queue(queue)
         limit = MAX_MESSAGE_BYTES + HEADROOM_BYTES
-        wanted = {
-            queue.name: {**common, "max.message.bytes": str(limit)},
-            queue.markers_topic: {**common, "message.timestamp.type": "LogAppendTime"},
-            dead.name: {**common, "max.message.bytes": str(dead_letter_limit(limit))},
-            dead.markers_topic: {**common, "message.timestamp.type": "LogAppendTime"},
-        }
+        wanted = {}
+        for name, markers in markers_topics(queue).items():
+            most = dead_letter_limit(limit) if name == dead.name else limit
+            wanted[name] = {**common, "max.message.bytes": str(most)}
+            wanted[markers] = {**common, "message.timestamp.type": "LogAppendTime"}
         new = {
             name: NewTopic(name, partitions, replication, config=config) for name, config in wanted.items()
         }
@@ -223,12 +222,13 @@ class Topics:
     ) -> QueueTopics:
         if queue.name not in found:
             raise QueueNotFound(
-                f"queue {queue.name!r}: there is no such topic; create it with: kmq queue create {queue.name}"
+                f"queue {queue.name!r}: there is no such topic; "
+                f"create it with: kmq queue create {queue.queue_name}"
             )
         if queue.markers_topic not in found:
             raise TopicError(
                 f"queue {queue.name!r}: its markers topic {queue.markers_topic!r} does not exist; "
-                f"create it with: kmq queue create {queue.name}"
+                f"create it with: kmq queue create {queue.queue_name}"
             )
         messages, markers = found[queue.name], found[queue.markers_topic]
         needed = messages.partitions if partition is None else partition + 1
@@ -236,7 +236,7 @@ class Topics:
             raise TopicError(
                 f"queue {queue.name!r}: {messages.partitions} partitions, but its markers topic has "
                 f"{markers.partitions}; they must be equal. Correct that with: "
-                f"kmq queue alter {queue.name} --partitions {messages.partitions}"
+                f"kmq queue alter {queue.queue_name} --partitions {messages.partitions}"
             )
         return QueueTopics(messages, markers, found.get(queue.dead_letter_topic))
 

@@ -22,6 +22,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
+from kmqpy.kafka.settings import queue_of
+
 Partition = tuple[str, int]
 """The name of a queue, and a partition number."""
 
@@ -58,8 +60,8 @@ class Member:
     kafka_ok: bool = True
 
     def serves(self, queue: str) -> bool:
-        """True if partitions of `queue` may be proposed to this member."""
-        return self.kafka_ok and (self.queues is None or queue in self.queues)
+        """True if partitions of `queue`, or of the queue of which it is a lane, may be proposed to this."""
+        return self.kafka_ok and (self.queues is None or not self.queues.isdisjoint((queue, queue_of(queue))))
 
 
 @dataclass(frozen=True)

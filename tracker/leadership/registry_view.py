@@ -12,7 +12,7 @@ from kazoo.exceptions import NoAuthError
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue, decode_queue, decode_tracker, partitions_of
 from kmqpy.kafka.admin.znode_paths import ZnodePaths
-from kmqpy.kafka.settings import QueueSettings, is_topic_name
+from kmqpy.kafka.settings import QueueSettings, is_topic_name, queue_of
 from kmqpy.zookeeper.session import session_of
 from tracker.leadership.assignment import Member, Partition
 from tracker.leadership.znode_cache import ZnodeCache
@@ -76,7 +76,7 @@ class RegistryReader:
         ids = sorted(tops[paths.trackers] or ())
         names = sorted(name for name in tops[paths.queues] or () if is_topic_name(name))
         if self._served is not None:
-            names = [name for name in names if name in self._served]
+            names = [name for name in names if not self._served.isdisjoint((name, queue_of(name)))]
         self._last_good = {name: self._last_good[name] for name in names if name in self._last_good}
         data = znodes.data([*map(paths.tracker, ids), *map(paths.queue, names)])
         children = znodes.children(map(paths.partitions, names))

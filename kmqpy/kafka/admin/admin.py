@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
@@ -14,6 +15,7 @@ from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.context import AdminContext, name_of
 from kmqpy.kafka.admin.doctor import Doctor
 from kmqpy.kafka.admin.findings import Finding
+from kmqpy.kafka.admin.lane_removal import LaneRemoval
 from kmqpy.kafka.admin.queue_alteration import QueueAlteration
 from kmqpy.kafka.admin.queue_creation import QueueCreation
 from kmqpy.kafka.admin.queue_deletion import Deletion, QueueDeletion
@@ -34,8 +36,8 @@ class QueueDetails:
     registered     whether the registry has the queue, so that trackers serve it
     deleting       whether the registry marks the queue as being deleted
     partitions     the number of partitions of the queue topic; 0 while that topic is missing
-    topics         the existing topics among these four, with the Kafka settings that matter: queue topic,
-                   markers topic, dead-letter topic, markers topic of the dead letters
+    topics         the existing topics among these, with the Kafka settings that matter: queue topic, markers
+                   topic, dead-letter topic, markers topic of the dead letters, topics of further lanes
     owners         by partition: the id of the tracker that has the partition
     offsets        by partition: the markers offset that trackers have stored; the next tracker reads from it
     """
@@ -115,7 +117,7 @@ class Admin(Closeable):
         """Return the settings and topics of the queue, and which tracker has which partition."""
         settings, known = self._context.find(queue)
         topics = self._context.described(settings, known)
-        owners, stored = self._context.tracked(settings.name, known)
+        owners, stored = self._context.tracked(settings, known)
         messages = topics.get(settings.name)
         return QueueDetails(
             settings=settings,
@@ -143,12 +145,24 @@ class Admin(Closeable):
         Raises ConfigError for a setting that can't be changed, for fewer partitions, for a retention that is
         not longer than the longest lease or delay, and for range markers while a JVM tracker reads the
         markers. Raises TopicError while the queue is being deleted.
+
+        Lanes that are to go (`retry_lane=False`, fewer `priorities`) are first marked as draining;
+        remove_lanes() ends that.
         """
         if not isinstance(name, str):
             raise ConfigError(
                 f"name: {type(name).__name__} is no name; give the queue's name and the changes as arguments"
             )
         return QueueAlteration(self._context).alter(name, partitions, retention, changes)
+
+    def remove_lanes(self, name: str, *, timeout: Duration = 60.0) -> QueueSettings:
+        """Remove the lanes of a queue that alter_queue() has marked; returns the settings.
+
+        Waits until they are empty, and nothing has come into them for 15 seconds; then trackers let go of
+        them, and their topics are deleted. Raises Unavailable if that lasts longer than `timeout` seconds.
+        Another call then goes on where this one ended.
+        """
+        return LaneRemoval(self._context).finish(name_of(name), duration_ms(timeout, "timeout") / 1000)
 
     def follow_topic(self, queue: str | QueueSettings) -> None:
         """Register partitions that a registered queue's topic got by other means than `alter_queue`.
@@ -197,10 +211,10 @@ class Admin(Closeable):
         In flight is a message that was taken and is not finished. Messages that were taken first come first.
         """
         settings, known = self._context.find(queue)
-        stored = self._context.tracked(settings.name, known)[1]
         context = self._context
+        tracked = partial(context.tracked, known=known)
         return stats.in_flight(
-            context.connection, settings, stored=stored, topics=context.topics, limit=limit
+            context.connection, settings, tracked=tracked, topics=context.topics, limit=limit
         )
 
     def stats(self, queue: str | QueueSettings) -> QueueStats:

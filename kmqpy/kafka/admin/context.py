@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kmqpy.core.clock import Clock
@@ -107,27 +108,30 @@ class AdminContext:
         return topics
 
     def tracked(
-        self, name: str, known: RegisteredQueue | None
+        self, lane: QueueSettings, known: RegisteredQueue | None
     ) -> tuple[dict[int, str], dict[int, StoredOffset]]:
-        """Return the tracker's id by partition, and the stored offset by partition.
+        """Return the tracker's id by partition of a lane, and the stored offset by partition.
 
-        Both are empty where `known`, the queue's entry in the registry, is None.
+        Both are empty where `known`, the queue's entry in the registry, is None, or the lane has none.
         """
         if known is None:
             return {}, {}
-        return self.registry.owners(name), self.registry.offsets(name)
+        try:
+            return self.registry.owners(lane.name), self.registry.offsets(lane.name)
+        except QueueNotFound:
+            if lane.lane_of is None:
+                raise
+            return {}, {}
 
     def stats(self, queue: str | QueueSettings) -> QueueStats:
         """See Admin.stats()."""
         from kmqpy.kafka.admin import stats
 
         settings, known = self.find(queue)
-        owners, stored = self.tracked(settings.name, known)
         return stats.queue_stats(
             self.connection,
             settings,
-            owners=owners,
-            stored=stored,
+            tracked=partial(self.tracked, known=known),
             topics=self.topics,
             clock=self.clock,
         )

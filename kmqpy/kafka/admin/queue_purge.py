@@ -26,22 +26,19 @@ class QueuePurge:
         settings, known = self._context.find(queue)
         if known is None:
             self._check_is_queue(settings.name)
-        topics = self._context.topics.check(settings)
-        stored = self._context.tracked(settings.name, known)[1]
-        counted = stats.queue_stats(
-            self._context.connection,
-            settings,
-            stored=stored,
-            topics=self._context.topics,
-            clock=self._context.clock,
-        )
-        log = self._context.topics.offsets(settings.name, range(topics.partitions))
-        before = {partition: end for partition, (_low, end) in log.items()}
-        with MarkerWriter(self._context.connection, settings) as writer:
-            self._end_all(settings, stored, before, writer)
-            self._context.topics.delete_records(settings.name, before)
-            self._end_all(settings, stored, before, writer)  # taken since the first look
+        counted = self._context.stats(queue)
+        for lane in settings.lanes():
+            self._purge_lane(lane, self._context.tracked(lane, known)[1])
         return counted.depth + counted.in_flight
+
+    def _purge_lane(self, lane: QueueSettings, stored: dict[int, StoredOffset]) -> None:
+        topics = self._context.topics.check(lane)
+        log = self._context.topics.offsets(lane.name, range(topics.partitions))
+        before = {partition: end for partition, (_low, end) in log.items()}
+        with MarkerWriter(self._context.connection, lane) as writer:
+            self._end_all(lane, stored, before, writer)
+            self._context.topics.delete_records(lane.name, before)
+            self._end_all(lane, stored, before, writer)  # taken since the first look
 
     def _check_is_queue(self, name: str) -> None:
         """Raise ConfigError if `name` is another topic of a queue: a markers topic or dead-letter topic."""

@@ -1,6 +1,8 @@
 """`Registry` reads and writes the registry: the znodes of queues and trackers in ZooKeeper.
 
     <root>/queues/<queue>                        QueueSettings as JSON; "deleting": true while it is removed
+    <root>/queues/<lane>                         of a further lane: "lane_of" names the queue; all else is as
+                                                 for a queue, and register() writes it together with that
     <root>/queues/<queue>/partitions/<p>         only register() creates it
     <root>/queues/<queue>/partitions/<p>/leader  ephemeral; the tracker's id
     <root>/queues/<queue>/partitions/<p>/offset  StoredOffset as JSON, written by versioned writes
@@ -18,6 +20,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
 
 from kazoo.client import KazooClient
 
@@ -43,7 +47,7 @@ from kmqpy.kafka.admin.unusable_znodes import (
     stray_unusable_znodes,
     unusable_znodes_of_queue,
 )
-from kmqpy.kafka.settings import QueueSettings, is_topic_name
+from kmqpy.kafka.settings import QueueSettings, is_topic_name, queue_of
 from kmqpy.zookeeper.session import session_of, unavailable
 
 log = logging.getLogger(__name__)
@@ -70,6 +74,8 @@ class Registry:
         self, settings: QueueSettings, partitions: int, *, before: QueueSettings | None = None
     ) -> bool:
         """Add a queue with its partitions, or replace its settings and add partitions, in one transaction.
+
+        Also adds its lanes, each with as many partitions; lanes that are there and not in `settings` stay.
 
         Returns False, and changes nothing, if `before` is given and the settings are not these any more.
 
@@ -98,10 +104,26 @@ class Registry:
                 for partition in range(partitions):
                     if str(partition) not in there:
                         transaction.create(self._requests.paths.partition(name, partition))
+                for lane in settings.lanes()[:-1]:
+                    self._add_lane(transaction, lane, partitions)
                 if self._requests.commit(transaction):
                     log.info("queue registered", extra={"queue": name, "partitions": partitions})
                     return True
         raise Unavailable(f"queue {name!r} is changed by others all the time; try again")
+
+    def _add_lane(self, transaction: Any, lane: QueueSettings, partitions: int) -> None:
+        """Add to the transaction what a lane lacks; raises ConfigError if a queue has its name."""
+        data, children = self._requests.raw(lane.name)
+        if data is None:
+            transaction.create(self._requests.paths.queue(lane.name), encode_queue(lane))
+        else:
+            _check_is_lane(lane, data[0])
+            transaction.set_data(self._requests.paths.queue(lane.name), encode_queue(lane), data[1].version)
+        if children is None:
+            transaction.create(self._requests.paths.partitions(lane.name))
+        for partition in range(partitions):
+            if str(partition) not in (children or ()):
+                transaction.create(self._requests.paths.partition(lane.name, partition))
 
     def get(self, name: str) -> RegisteredQueue:
         """Return the entry of a queue.
@@ -116,21 +138,37 @@ class Registry:
         return RegisteredQueue(settings, partitions_of(children or ())[0], deleting)
 
     def queues(self) -> list[RegisteredQueue]:
-        """Return the queues in the order of their names; logs and leaves out those that can't be read."""
+        """Return the queues, without lanes, in the order of their names; logs and skips unreadable ones."""
         found = []
         for name in self.names():
             try:
-                found.append(self.get(name))
+                one = self.get(name)
+                if one.settings.lane_of is None:
+                    found.append(one)
             except QueueNotFound:
                 continue  # removed meanwhile
             except ConfigError as error:
                 log.error("queue settings can't be read: %s", error, extra={"queue": name})
         return found
 
+    def lanes(self, name: str) -> list[QueueSettings]:
+        """Return the settings of the further lanes of queue `name`, also of those that its settings lack."""
+        data = self._requests.data(
+            [one for one in self.names() if is_topic_name(one) and queue_of(one) == name != one],
+            self._requests.paths.queue,
+        )
+        found = []
+        for one, content, _ in data:
+            with suppress(ConfigError):
+                settings, _ = decode_queue(one, content)
+                found += [settings] if settings.lane_of == name else []
+        return found
+
     def every_queue(self) -> tuple[list[QueueSettings], list[str]]:
         """Return the settings of every queue, and the names of queues whose settings can't be read entirely.
 
-        Where that is so, each unreadable setting has its default. Reads all queues at once.
+        Lanes are left out: the settings of their queues tell of them. Where that is so, each unreadable
+        setting has its default. Reads all queues at once.
         """
         found, damaged = [], []
         for name, data, _ in self._requests.data(
@@ -141,7 +179,7 @@ class Registry:
             except ConfigError:
                 found.append(readable_part(name, data))
                 damaged.append(name)
-        return found, damaged
+        return [one for one in found if one.lane_of is None], damaged
 
     def has_root(self) -> bool:
         """True if the root znode exists."""
@@ -149,7 +187,7 @@ class Registry:
             return self._requests.wait(self._requests.zk.exists_async(self._requests.paths.root)) is not None
 
     def names(self) -> list[str]:
-        """Return the names of all queue znodes, readable or not, sorted."""
+        """Return the names of all znodes of queues and lanes, readable or not, sorted."""
         return self._requests.children(self._requests.paths.queues)
 
     def trackers(self) -> list[TrackerInfo]:
@@ -198,6 +236,18 @@ class Registry:
     ) -> None:
         """See remove_queue()."""
         remove_queue(self._requests, name, timeout, on_released, self._clock)
+
+
+def _check_is_lane(lane: QueueSettings, data: bytes) -> None:
+    """Raise ConfigError if this is the data of a queue that has the name of the lane."""
+    try:
+        there, _ = decode_queue(lane.name, data)
+    except ConfigError:
+        return  # unreadable settings are replaced by good ones
+    if there.lane_of != lane.lane_of:
+        raise ConfigError(
+            f"queue {lane.lane_of!r}: its lane would have the name of queue {lane.name!r}; delete that first"
+        )
 
 
 def _check_change(name: str, data: bytes, existing: int, wanted: int) -> None:

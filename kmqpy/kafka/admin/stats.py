@@ -7,9 +7,10 @@ message and written a marker that says so.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +90,19 @@ class PartitionStats:
     stored_offset: int | None = None
     released: int = 0
 
+    def beside(self, main: PartitionStats | None) -> PartitionStats:
+        """The sum of these counts, of another lane, and those of the main lane, whose tracker is named."""
+        if main is None:
+            return self
+        oldest = [one.oldest_ms for one in (self, main) if one.oldest_ms is not None]
+        summed = {
+            key: getattr(self, key) + getattr(main, key)
+            for key in ("depth", "in_flight", "delayed", "overdue", "dead_letters", "released")
+        }
+        return dataclasses.replace(
+            main, exact=self.exact and main.exact, oldest_ms=min(oldest, default=None), **summed
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
@@ -104,6 +118,8 @@ class QueueStats:
     exact         whether depth and dead_letters were counted one by one; otherwise both are upper bounds, as
                   where an open transaction holds back messages from consumers
     oldest_ms     when the oldest message that nobody has taken was enqueued (ms since 1970)
+    partitions    the counts of each partition; with lanes, those of all lanes
+    lanes         in a queue with lanes: the counts of each, dead letters only with the main lane
     """
 
     queue: str
@@ -116,6 +132,19 @@ class QueueStats:
     oldest_ms: int | None
     partitions: tuple[PartitionStats, ...] = field(default=())
     released: int = 0
+    lanes: tuple[QueueStats, ...] = ()
+
+    @classmethod
+    def of_lanes(cls, lanes: Sequence[QueueStats]) -> QueueStats:
+        """The counts of a queue whose lanes have these; the last is its main lane."""
+        *others, main = lanes
+        if not others:
+            return main
+        partitions = {one.partition: one for one in main.partitions}
+        for lane in others:
+            for one in lane.partitions:
+                partitions[one.partition] = one.beside(partitions.get(one.partition))
+        return dataclasses.replace(cls.of(main.queue, partitions.values()), lanes=tuple(lanes))
 
     @classmethod
     def of(cls, queue: str, partitions: Iterable[PartitionStats]) -> QueueStats:
@@ -241,31 +270,53 @@ class _MarkersOfQueue:
         replay_markers(self.states[partition], partition, records, self._ends[partition], touched)
 
 
+TrackedPartitions = tuple[Mapping[int, str], Mapping[int, StoredOffset]]
+"""By partition of a lane: the tracker's id, and the stored offset."""
+Tracked = Callable[[QueueSettings], TrackedPartitions]
+"""Returns them for a lane."""
+
+
+def _untracked(_lane: QueueSettings) -> TrackedPartitions:
+    return {}, {}
+
+
 def queue_stats(
     connection: KafkaConnection,
     queue: QueueSettings,
     *,
-    owners: Mapping[int, str] | None = None,
-    stored: Mapping[int, StoredOffset] | None = None,
+    tracked: Tracked = _untracked,
     topics: Topics | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> QueueStats:
-    """Count the messages of `queue`.
+    """Count the messages of `queue` in all of its lanes.
 
-    owners  the tracker of each partition, for the result
-    stored  the stored offsets, from which markers are read; without them, markers are read from the beginning
-    topics  describes the topics of the queue; by default a new Topics does
+    tracked  tells the trackers, for the result, and the stored offsets, from which markers are read; without
+             it, markers are read from the beginning
+    topics   describes the topics of the queue; by default a new Topics does
 
     Raises QueueNotFound, TopicError, Unavailable.
     """
-    stored, owners = stored or {}, owners or {}
     topics = topics or Topics(connection)
+    return QueueStats.of_lanes(
+        [_lane_stats(connection, lane, *tracked(lane), topics, clock) for lane in queue.lanes()]
+    )
+
+
+def _lane_stats(
+    connection: KafkaConnection,
+    queue: QueueSettings,
+    owners: Mapping[int, str],
+    stored: Mapping[int, StoredOffset],
+    topics: Topics,
+    clock: Clock,
+) -> QueueStats:
+    """Count the messages of one lane; dead letters are counted with the main lane."""
     there = topics.check(queue)
     commits = commits_in_log(connection, queue, range(there.partitions), there.ids)
     read = _MarkersOfQueue(connection, queue, there, stored, commits)
     now_ms = clock.wall_ms()
     waiting = _count(connection, queue.name, read.starts, read.touched, now_ms)
-    dead = _dead_letters(connection, topics, queue, there, now_ms)
+    dead = _dead_letters(connection, topics, queue, there, now_ms) if queue.lane_of is None else {}
     parts = []
     for partition, state in read.states.items():
         states, overdue = state.count(max(now_ms, state.now_ms))
@@ -294,7 +345,7 @@ def in_flight(
     connection: KafkaConnection,
     queue: QueueSettings,
     *,
-    stored: Mapping[int, StoredOffset] | None = None,
+    tracked: Tracked = _untracked,
     topics: Topics | None = None,
     limit: int | None = None,
 ) -> list[InFlightMessage]:
@@ -302,8 +353,20 @@ def in_flight(
 
     None instead of a limit returns all. Raises QueueNotFound, TopicError, Unavailable.
     """
-    there = (topics or Topics(connection)).check(queue)
-    states = _states(connection, queue, there, stored or {})
+    topics = topics or Topics(connection)
+    found = (_lane_in_flight(connection, lane, tracked(lane)[1], topics, limit) for lane in queue.lanes())
+    return list(itertools.islice(heapq.merge(*found, key=lambda one: one.since_ms), limit))
+
+
+def _lane_in_flight(
+    connection: KafkaConnection,
+    queue: QueueSettings,
+    stored: Mapping[int, StoredOffset],
+    topics: Topics,
+    limit: int | None,
+) -> list[InFlightMessage]:
+    there = topics.check(queue)
+    states = _states(connection, queue, there, stored)
     # In each partition, entries in the order of their takes ascend by `since_ms`, too.
     in_order = (zip(itertools.repeat(partition), state.in_order()) for partition, state in states.items())
     listed = list(itertools.islice(heapq.merge(*in_order, key=lambda place: place[1].since_ms), limit))
@@ -318,7 +381,7 @@ def in_flight(
 def waiting_records(
     connection: KafkaConnection, queue: QueueSettings, *, limit: int
 ) -> tuple[list[Any], Mapping[int, LogCuts]]:
-    """Return the `limit` oldest records that nobody has taken yet, and the cuts of the queue's logs.
+    """Return the `limit` oldest records that nobody has taken yet of a lane, and the cuts of its logs.
 
     Reads markers from where the group's commits say, or from the beginning where another kind of client
     committed. Raises QueueNotFound, TopicError, Unavailable.
@@ -347,7 +410,7 @@ def open_entries(
     stored: Mapping[int, StoredOffset] | None = None,
     topics: Topics | None = None,
 ) -> dict[int, InFlight]:
-    """Return the in-flight state of each partition; raises QueueNotFound, TopicError, Unavailable."""
+    """The in-flight state of each partition of a lane; raises QueueNotFound, TopicError, Unavailable."""
     there = (topics or Topics(connection)).check(queue)
     return _states(connection, queue, there, stored or {})
 
