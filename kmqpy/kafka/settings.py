@@ -219,6 +219,11 @@ class QueueSettings(QueuePolicy):
         there += [f"__{ending}" for ending in self.draining_lanes]
         return [suffix for suffix in _LANE_SUFFIXES if suffix in there]
 
+    def priority_lane(self, priority: int) -> QueueSettings:
+        """The lane of messages with this priority; the highest of the queue, if it has fewer priorities."""
+        level = min(priority, self.priorities - 1)
+        return self._lane(f"{PRIORITY_SUFFIX}{level}") if level else self
+
     def _lane(self, suffix: str) -> QueueSettings:
         name = f"{self.name}{suffix}"
         lane = dataclasses.replace(self, name=name, markers_topic=f"{name}{MARKERS_SUFFIX}")
