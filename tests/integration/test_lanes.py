@@ -129,3 +129,20 @@ def test_r47_without_its_retry_lane_a_queue_redelivers_in_its_own(queue, lanes):
     let_go(lanes[""], again)
     queue.send("b")
     assert [one.body for one in take(lanes[""], 1)] == [b"b"]
+
+
+def test_r47_a_successor_redelivers_what_is_in_flight_in_all_lanes(queue, lanes):
+    queue.send("a", "b", "c")
+    a, b, c = take(lanes[""], 3)
+    let_go(lanes[""], b)
+    (again,) = take(lanes["retry"], 1)
+    queue.live_tracker.stop()
+    lanes[""].dead_letter(c, reason="why", confirmed=True)
+    let_go(lanes[""], a)
+    let_go(lanes["retry"], again)
+    queue.tracker(wait=False)
+    found = take(lanes["retry"], 2)
+    assert {(one.body, one.id, one.attempts) for one in found} == {(b"a", a.id, 2), (b"b", b.id, 3)}
+    until(queue.dead_letters)
+    assert [one.value() for one in queue.dead_letters()] == [b"c"]
+    assert len(copies_in(queue, "retry", 3)) == 3
