@@ -37,6 +37,7 @@ _COMMANDS = {
     "purge": ("queues", "Delete every message of a queue, in flight or not."),
     "doctor": ("state", "Check queues and say what to do."),
     "gateway": ("gateway", "Serve queues over HTTP to clients of EmoDB and SQS, until SIGTERM or Ctrl-C."),
+    "console": ("gateway", "Show queues of any storage in a browser on this machine, until Ctrl-C."),
     "key": ("gateway", "Make, list, revoke and rotate the keys of a gateway's clients."),
     "pipeline": ("spark", "Process a queue's messages with Spark, and write the results."),
     "spark-state": ("spark_state", "Keep the state of each message as a table, by Spark."),

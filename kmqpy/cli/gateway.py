@@ -198,6 +198,39 @@ def gateway(
         run(settings, storages, keys, trackers=trackers, on_ready=lambda url: print_text(f"gateway at {url}"))
 
 
+@click.command(epilog="\b\nExample:\n  kmq console\n  kmq console postgresql://db/queues")
+@click.argument("urls", nargs=-1, metavar="[URL…]")
+@click.option("--port", default=0, type=click.IntRange(0, 65_535), help="Where to listen [a free one].")
+def console(urls: tuple[str, ...], port: int) -> None:
+    """Show queues of any storage in a browser on this machine, until Ctrl-C.
+
+    URL is a storage as for kmq gateway, or http://HOST, a gateway. You may do what your login to the
+    storage may: look at messages, redrive dead letters, send, purge. Nothing is started or registered, and
+    no browser opened: the address is printed.
+
+    The address is good once, for one tab; the next one is printed when it was used. Other users of this
+    machine, and web pages in your browser, can't get in without it.
+    """
+    run, settings_type, limits_type, _, late = _loaded()
+    from kmqpy.gateway.console import BASE, Entry, OneKey
+    from kmqpy.gateway.keys.keyring import new_key
+
+    logs.setup("WARNING", "text")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("kmqpy.gateway.access").setLevel(logging.WARNING)
+    address: list[str] = []
+    own, secret = new_key("you", ["queue_admin"], [])
+    entry = Entry(secret, lambda token: print_text(f"{address[0]}{BASE}/#token={token}"))
+
+    def ready(url: str) -> None:
+        address.append(url)
+        entry.renew()
+
+    settings = settings_type(port=port, has_admin=False, drain_s=0.0, limits=limits_type())
+    with _storages(urls, lambda url: late(lambda: storage_for(url)), gateways=True) as storages:
+        run(settings, storages, OneKey(own), entry=entry, on_ready=ready)
+
+
 @click.group(context_settings={"ignore_unknown_options": False})
 @click.option(
     "--storage", "url", metavar="URL", help="The gateway's storage [as kmq gateway; KMQ_QUEUE_URL]."
@@ -434,7 +467,7 @@ def _may_have_keys(keys: KeyStore) -> bool:
 
 @contextmanager
 def _storages(
-    urls: tuple[str, ...], opened_by: Callable[[str], Storage] = storage_for
+    urls: tuple[str, ...], opened_by: Callable[[str], Storage] = storage_for, *, gateways: bool = False
 ) -> Iterator[dict[str, Storage]]:
     """Open the storages of urls, by name; closes them at the end. The first without a name is the default."""
     named: dict[str, str] = {}
@@ -442,7 +475,7 @@ def _storages(
         name, url = _split(text)
         if urls:
             _refuse_secret(url)
-        if url.lower().startswith(("http:", "https:")):
+        if not gateways and url.lower().startswith(("http:", "https:")):
             raise ConfigError(f"{_shown(url)}: is another gateway; give the url of that one's storage")
         if name in named:
             what = f"have the name {name!r}" if name else "have no name"

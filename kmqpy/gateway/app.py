@@ -11,7 +11,7 @@ from uuid import uuid4
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -43,6 +43,8 @@ class GatewayApp:
     dialects  by path: the dialect's name and what answers
     spoken    of dialects without a path of their own: name, what answers, and whether they are meant
     busy      the answer of each dialect, by its name, when too many requests run
+    home      where a browser goes that asks for /, or for this path without its last /
+    counted   gets verb, queue and count of messages that a request was about
     """
 
     def __init__(
@@ -53,6 +55,8 @@ class GatewayApp:
         metrics: GatewayMetrics,
         busy: Mapping[str, Response],
         spoken: Sequence[tuple[str, Answer, Speaks]] = (),
+        home: str = "",
+        counted: Callable[[str, str, int], None] = lambda *_: None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._dialects = dialects
@@ -60,6 +64,8 @@ class GatewayApp:
         self._limits = limits
         self._metrics = metrics
         self._busy = busy
+        self._home = home
+        self._counted = counted
         self._clock = clock
         self._held = Held(limits.max_held_bytes)
         self._running = 0
@@ -96,10 +102,15 @@ class GatewayApp:
         if self.draining:
             response.headers["connection"] = "close"
         try:
-            await _sent(response, send)
+            if isinstance(response, StreamingResponse):  # its length tells nothing of the gateway
+                self._note(call, dialect, response, started_s, request_id)
+                await response(scope, receive, send)
+            else:
+                await _sent(response, send)
         finally:
             call.share.close()
-            self._note(call, dialect, response, started_s, request_id)
+            if not isinstance(response, StreamingResponse):
+                self._note(call, dialect, response, started_s, request_id)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -132,6 +143,8 @@ class GatewayApp:
 
     async def _answer(self, call: Call, base: str, dialect: str, answer: Answer | None) -> Response:
         if answer is None:
+            if self._home and call.request.scope["path"] in ("/", self._home.rstrip("/")):
+                return RedirectResponse(self._home, 303)
             paths = ", ".join(f"{base}/" for base in self._dialects)
             return json_response(
                 json.dumps({"message": f"no such path; queues are below {paths}"}).encode(), 404
@@ -156,6 +169,7 @@ class GatewayApp:
             self._metrics.refused.labels(call.refused).inc()
         if call.count and call.queue and 200 <= response.status_code < 300:
             self._metrics.count_messages(dialect, call.verb, call.queue, call.count)
+            self._counted(call.verb, call.queue, call.count)
         if _access_log.isEnabledFor(logging.INFO):
             client = call.request.client
             _access_log.info(

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 
+from kmqpy.gateway.console import Entry
 from kmqpy.gateway.keys.stores import KeyStore
 from kmqpy.gateway.server import Gateway, GatewaySettings
 from kmqpy.gateway.tracker_process import TrackerProcess
@@ -26,12 +27,13 @@ def run(
     keys: KeyStore | None,
     *,
     trackers: Mapping[str, TrackerProcess] | None = None,
+    entry: Entry | None = None,
     on_ready: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; `on_ready` gets the url."""
 
     async def main() -> None:
-        gateway = Gateway(settings, storages, keys, trackers)
+        gateway = Gateway(settings, storages, keys, trackers, entry)
         if not await gateway.run(on_ready=lambda: on_ready(gateway.url), handle_signals=True):
             for tracker in (trackers or {}).values():
                 tracker.kill()

@@ -24,8 +24,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kmqpy.errors import ConfigError, KmqError, Unavailable
+from kmqpy.gateway import console
 from kmqpy.gateway.app import GatewayApp, admin_app
 from kmqpy.gateway.connections import guarded
+from kmqpy.gateway.console.sampler import Sampler
 from kmqpy.gateway.dialects import emodb, native, sqs
 from kmqpy.gateway.discovery.ostrich import end_points
 from kmqpy.gateway.discovery.peers import (
@@ -83,6 +85,7 @@ class GatewaySettings:
 
     host, port     where it listens for clients; port 0: any free one
     admin_port     where operators and health checks ask; None: port + 1
+    has_admin      whether anybody can ask there
     tls_cert       a certificate file (PEM) for clients' connections; with tls_key
     tls_key        its key file
     cluster        the name of the cluster in the names of services, for discovery
@@ -104,6 +107,7 @@ class GatewaySettings:
     host: str = "127.0.0.1"
     port: int = 8080
     admin_port: int | None = None
+    has_admin: bool = True
     tls_cert: Path | None = None
     tls_key: Path | None = None
     cluster: str = ""
@@ -140,6 +144,7 @@ class Gateway:
     storages  by name, the default one under ""; closed at the end of run()
     keys      None: the gateway asks for no keys; nor does it as long as there never was one
     trackers  those that run beside it, by the names of their storages; their state is shown to operators
+    entry     of `kmq console`: people get in by it; keys are not made in the console then
     """
 
     def __init__(
@@ -148,6 +153,7 @@ class Gateway:
         storages: Mapping[str, Storage],
         keys: KeyStore | None = None,
         trackers: Mapping[str, TrackerProcess] | None = None,
+        entry: console.Entry | None = None,
     ) -> None:
         if (settings.tls_cert is None) != (settings.tls_key is None):
             raise ConfigError("tls_cert and tls_key: give both, or none")
@@ -163,7 +169,7 @@ class Gateway:
                 "kmq key --storage URL create --role queue_standard, with the URL of this gateway"
             )
         self.port: int = self._sockets[0].getsockname()[1]
-        self.admin_port: int = self._sockets[1].getsockname()[1]
+        self.admin_port: int = self._sockets[-1].getsockname()[1]
         self._settings = settings
         self._storages = storages
         self._trackers = trackers or {}
@@ -198,15 +204,30 @@ class Gateway:
             rest_s=settings.sqs_rest_s,
             fair=settings.sqs_fair,
         )
+        self._is_console = entry is not None
+        self._sampler = Sampler(self._hub)
+        pages = console.Console(
+            self._hub,
+            access,
+            self._sampler,
+            keys=keys if entry is None else None,
+            storages=storages,
+            threads=self._key_threads,
+            problems=lambda: [*self._problems(), *self._notes()],
+            entry=entry,
+        )
         self._app = GatewayApp(
             {
                 **dict.fromkeys(emodb.BASES, ("emodb", dialect.answer)),
                 native.BASE: ("native", native.NativeDialect(self._hub, polls, access).answer),
+                console.BASE: ("console", pages.answer),
             },
             limits=settings.limits,
             metrics=self._metrics,
             busy={"emodb": emodb.BUSY, "native": native.BUSY, "sqs": sqs.BUSY},
             spoken=[("sqs", self._sqs.answer, sqs.speaks)],
+            home=f"{console.BASE}/",
+            counted=self._sampler.count,
         )
         self._registration: Registration | None = None
         self._probing: asyncio.Task[bool] | None = None
@@ -236,8 +257,12 @@ class Gateway:
             asyncio.ensure_future(server.serve([listener]))
             for server, listener in zip(servers, self._sockets, strict=True)
         ]
-        moving = asyncio.ensure_future(asyncio.gather(self._moves.run(), self._sqs.run()))
-        warming = asyncio.wrap_future(self._threads.submit(self._warm_up))
+        # A console looks: it neither works for others, nor makes what only gateways need.
+        work: list[Any] = [] if self._is_console else [self._moves.run(), self._sqs.run()]
+        moving = asyncio.ensure_future(asyncio.gather(*work))
+        warming = asyncio.wrap_future(
+            self._threads.submit(lambda: None if self._is_console else self._warm_up())
+        )
         with _stopped_by_signals(self._on_signal) if handle_signals else contextlib.nullcontext():
             try:
                 await _started(servers, serving)
@@ -258,6 +283,7 @@ class Gateway:
         """Tell clients to go elsewhere, and serve those that have not heard of it yet."""
         _log.info("draining")
         self._app.draining = True
+        self._sampler.stop()
         self._moves.stop()
         self._probing = asyncio.ensure_future(self._moves.probe())
         registered = [one for one in (self._registration, self._peers) if one is not None]
@@ -411,7 +437,11 @@ class Gateway:
             ssl_keyfile=self._settings.tls_key,
             **common,
         )
-        return [_Server(clients), _Server(uvicorn.Config(admin, http=http, **common))]
+        servers: list[uvicorn.Server] = [
+            _Server(clients),
+            _Server(uvicorn.Config(admin, http=http, **common)),
+        ]
+        return servers[: len(self._sockets)]
 
     def _problems(self) -> list[str]:
         silent = [f"storage {name or DEFAULT} does not answer" for name in self._hub.silent_storages()]
@@ -513,6 +543,8 @@ def _listening(settings: GatewaySettings) -> list[socket.socket]:
     """Sockets for clients and for operators; raises ConfigError."""
     if settings.port and settings.port == settings.admin_port:
         raise ConfigError(f"admin_port: {settings.port} is the port of clients, too; give another")
+    if not settings.has_admin:
+        return [_bound("port", settings.host, settings.port)]
     any_pair = settings.port == 0 and settings.admin_port is None
     for is_last in (*[False] * _PAIR_TRIES * any_pair, True):
         clients = _bound("port", settings.host, settings.port)

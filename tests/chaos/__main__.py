@@ -11,6 +11,7 @@ from kmqpy.core import logs
 from kmqpy.errors import ClusterError
 
 from . import report
+from .celery_tasks import run as kill_workers
 from .cuts import run as cut_logs
 from .gateways import STORAGES
 from .gateways import run as kill_gateways
@@ -42,6 +43,7 @@ reads the topics: nothing may be lost, unfinished, unexpected, or copied twice b
   make chaos ARGS="--power 4"              the power of all brokers is cut instead, about 4 minutes
   make chaos ARGS="--gateways kafka"       gateways are killed: 100,000 messages, about 15 minutes
   make chaos ARGS="--sqs --messages 20000" the same with clients of SQS, and tasks of Celery with an ETA
+  make chaos ARGS="--celery --messages 2000" the same with workers of Celery, about 3 minutes
   make chaos ARGS="--seed 7"               other targets, another order
   make chaos ARGS="--control two-sends"    a safeguard is taken out: the checker must find it
   make chaos ARGS="--scenario two-sends"   what that does to kmqpy as it is: nothing
@@ -87,7 +89,8 @@ def main() -> None:
 )
 @click.option("--gateways", type=click.Choice(STORAGES), help="Kill gateways over this storage instead.")
 @click.option("--sqs", is_flag=True, help="Kill gateways of SQS's clients over PostgreSQL instead.")
-@click.option("--messages", type=click.IntRange(1), default=100_000, help="With --gateways and --sqs.")
+@click.option("--celery", is_flag=True, help="Kill gateways, and a worker of Celery, instead.")
+@click.option("--messages", type=click.IntRange(1), default=100_000, help="With the last three.")
 @click.option("--no-late-acks", is_flag=True, help="The queue has no late acks.")
 @click.option(
     "--control",
@@ -107,6 +110,7 @@ def run(
     flush: int,
     gateways: str | None,
     sqs: bool,
+    celery: bool,
     messages: int,
     no_late_acks: bool,
     control: str | None,
@@ -122,6 +126,8 @@ def run(
             problems = kill_gateways(gateways, messages, _seed(seed), out, _tell)
         elif sqs:
             problems = kill_sqs(messages, _seed(seed), out, _tell)
+        elif celery:
+            problems = kill_workers(messages, _seed(seed), out, _tell)
         elif cuts:
             problems = cut_logs(cuts, _seed(seed), out, _tell)
         elif power:

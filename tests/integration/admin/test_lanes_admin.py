@@ -4,6 +4,7 @@ import pytest
 
 from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.kafka.admin import lane_removal
+from kmqpy.kafka.admin.findings import Kind
 from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.client.consumer import QueueConsumer
 from kmqpy.kafka.kmq_client import KmqClient
@@ -121,6 +122,23 @@ def test_what_is_counted_listed_and_purged_is_that_of_all_lanes(admin, connectio
         assert (orphan.message.body, orphan.receipt) == (b"0", taken.receipt)
         assert queue.purge() == 5
         assert (queue.size(), queue.in_flight()) == (0, 0)
+
+
+def test_the_doctor_looks_at_each_lane(admin, connection, queue_name):
+    settings = QueueSettings(name=queue_name, retry_lane=True)
+    admin.create_queue(settings)
+    kinds = {Kind.NO_TRACKER, Kind.ONE_REPLICA}
+    assert [(one.queue, one.kind) for one in admin.doctor(queue_name)] == [
+        (queue_name, Kind.NO_TRACKER),
+        (queue_name, Kind.ONE_REPLICA),
+    ]
+    retry, _ = settings.lanes()
+    Topics(connection).delete([retry.markers_topic])
+    (found,) = [one for one in admin.doctor(queue_name) if one.kind not in kinds]
+    assert (found.queue, found.kind) == (retry.name, Kind.MARKERS_TOPIC_MISSING)
+    assert found.to_do.startswith(f"`kmq queue create {queue_name}`")
+    admin.create_queue(queue_name)
+    assert {one.kind for one in admin.doctor(queue_name)} == kinds
 
 
 def test_lanes_that_would_take_the_topics_or_the_name_of_another_queue(admin, registry, queue_name):

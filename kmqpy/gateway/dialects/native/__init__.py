@@ -24,7 +24,7 @@ from kmqpy.gateway.service.hub import Hub, QueueName
 from kmqpy.gateway.service.names import is_reserved
 from kmqpy.gateway.service.polls import Polls
 
-__all__ = ["BASE", "BUSY", "NativeDialect"]
+__all__ = ["BASE", "BUSY", "NativeDialect", "bearer"]
 
 BASE = "/v1"
 _DOCUMENT = "/openapi.json"
@@ -71,7 +71,7 @@ class NativeDialect:
         if one is None:
             raise Refused(_no_such_call(method, by_method))
         call.verb, call.queue = one.name, queue
-        sender = await self._sender(call)
+        sender = await bearer(self._authenticate, call)
         call.key_id = sender.id
         if sender.key is not None:
             call.share.join(self._authenticate.held_by(sender, call.limits.max_key_bytes))
@@ -97,17 +97,6 @@ class NativeDialect:
         is_encoded = isinstance(answer, msgspec.Raw)
         return json_response(bytes(answer) if is_encoded else msgspec.json.encode(answer, enc_hook=str))
 
-    async def _sender(self, call: Call) -> Principal:
-        scheme, _, secret = call.header("authorization").partition(" ")
-        sender = await self._authenticate(secret.strip() if scheme.lower() == "bearer" else None)
-        if sender is None:
-            text = "no valid key; send one that `kmq key create` has made as Authorization: Bearer KEY"
-            headers = {"www-authenticate": "Bearer"}
-            raise Refused(problem(AccessDenied.__name__, 401, text, headers))
-        if why := self._authenticate.objection(sender, call.header):
-            raise Refused(problem(AccessDenied.__name__, 403, why))
-        return sender
-
     def _decoded(self, one: Endpoint, call: Call, body: bytes) -> Any:
         if body.count(b",") > _MAX_COMMAS:
             raise TooLarge(f"the body has more than {_MAX_COMMAS} commas; send long texts as body_base64")
@@ -120,6 +109,18 @@ class NativeDialect:
             return self._decoders[one.name].decode(body or b"{}")
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise _unreadable(error, "body") from None
+
+
+async def bearer(authenticate: Access, call: Call) -> Principal:
+    """The sender of a request, by its header Authorization; raises Refused and Overloaded."""
+    scheme, _, secret = call.header("authorization").partition(" ")
+    sender = await authenticate(secret.strip() if scheme.lower() == "bearer" else None)
+    if sender is None:
+        text = "no valid key; send one that `kmq key create` has made as Authorization: Bearer KEY"
+        raise Refused(problem(AccessDenied.__name__, 401, text, {"www-authenticate": "Bearer"}))
+    if why := authenticate.objection(sender, call.header):
+        raise Refused(problem(AccessDenied.__name__, 403, why))
+    return sender
 
 
 def _path(segments: list[str]) -> tuple[str, str]:

@@ -218,7 +218,7 @@ class Catalog:
         if not self._rest_s or not _keeps_notes(storage):
             return
         with suppress(QueueNotFound), storage.open(_REST_QUEUE) as queue:
-            if self.is_recent(_resting(queue.settings.notes).get(name, 0)):
+            if self.is_recent(_resting(getattr(queue.settings, "notes", "")).get(name, 0)):
                 raise SqsError(
                     DELETED_RECENTLY,
                     f"You must wait {self._rest_s:g} seconds after deleting a queue before you can create "
