@@ -125,6 +125,7 @@ _late_acks = stepwise(
     "kmqpy.kafka.copies.late_acks",
     {"examine", "find_acknowledged", "_read"},
     partition_reader=SimpleNamespace(RepeatedReader=RepeatedReader),
+    Topics=Topics,
     threading=Threading,
 )
 LateAckCheck = _late_acks.LateAckCheck

@@ -73,8 +73,8 @@ class KafkaMessage(LazyMessage):
     @property
     def id(self) -> str:
         own = self.place
-        first = first_place(self.headers, own)
-        return message_id(*(first or own), "" if first else self._context.queue.lane_ending)
+        queue = self._context.queue
+        return message_id(*(first_place(self.headers, queue, own) or (*own, queue.lane_ending)))
 
     @property
     def key(self) -> bytes | None:
