@@ -34,6 +34,7 @@ from benchmarks import (
     spark_state,
     spark_tracker,
     storage_speed,
+    urgent,
     waiting,
     workers,
     zookeeper_speed,
@@ -76,6 +77,7 @@ WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "workers": workers.cases,
     "worker-latency": workers.latency_cases,
     "retries": retries.cases,
+    "urgent": urgent.cases,
     "waiting-acks": waiting.cases,
     "lateness": lateness.cases,
     "bulk": bulk.cases,
@@ -107,7 +109,7 @@ each."""
 BROKER_JVM = ("-Xmx1g", "-XX:TieredStopAtLevel=4")
 # The pauses of the broker's default collectors would be the slowest messages of everybody.
 LATENCY_JVM = (*BROKER_JVM, "-XX:-UseSerialGC", "-XX:+UseZGC")
-LATENCIES = {"latency", "worker-latency", "retries"}
+LATENCIES = {"latency", "worker-latency", "retries", "urgent"}
 
 
 @click.group()

@@ -1,7 +1,7 @@
 """Measures when a worker has a message again whose handler asked for it a second later, behind a backlog.
 
 Every hundredth message of the backlog is retried once; the other handlers wait for 1 ms. A copy stands behind
-all that was in its partition, so it comes when that was handled.
+all that was in its partition, so it comes when that was handled; not in a queue with a retry lane.
 """
 
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from benchmarks.sizes import Sizes
 
 PARTITIONS = 4
 _HANDLERS = 8
+RETRY_LANE = "kmqpy, retry lane"
 
 
 def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
@@ -22,16 +23,19 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
         yield Case(
             work="retries",
             name=f"backlog of {backlog:,}, {_HANDLERS} handlers of 1 ms, 1 % retried in 1 s, due to handled",
-            metrics={"p50_ms": "ms p50", "p99_ms": "ms p99"},
-            peers={trackers.KMQPY_RANGE: partial(_turn, lab, backlog)},
+            metrics={"p50_ms": "ms p50", "p99_ms": "ms p99", "handled_per_s": "msg/s of the backlog"},
+            peers={
+                trackers.KMQPY_RANGE: partial(_turn, lab, backlog, retry_lane=False),
+                RETRY_LANE: partial(_turn, lab, backlog, retry_lane=True),
+            },
             repeats=sizes.few_repeats,
         )
 
 
-def _turn(lab: Lab, backlog: int) -> Figures:
+def _turn(lab: Lab, backlog: int, *, retry_lane: bool) -> Figures:
     with (
-        lab.queue(PARTITIONS, register=True, markers="range") as queue,
-        trackers.kmqpy(lab, queue, PARTITIONS),
+        lab.queue(PARTITIONS, register=True, markers="range", retry_lane=retry_lane) as queue,
+        trackers.kmqpy(lab, queue, PARTITIONS * len(queue.lanes())),
     ):
         lab.preload(queue, PARTITIONS, backlog, 100)
         with children.peer(

@@ -30,10 +30,10 @@ from kmqpy.kafka.client.sender import QueueSender
 from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.markers.log_cuts import cuts_behind
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
-from kmqpy.kafka.places import place_in_id
+from kmqpy.kafka.places import lane_in_id
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
-from kmqpy.kafka.settings_mirror import check_topics, settings_of
+from kmqpy.kafka.settings_mirror import CurrentSettings, check_topics, settings_of
 from kmqpy.kafka.shared_connections import SharedConnections
 from kmqpy.kafka.topics import MAX_MESSAGE_BYTES
 from kmqpy.message import HeadersLike, Message, MessagesLike, OutgoingMessage, check_bodies
@@ -119,7 +119,8 @@ class KmqClient:
         receiving, limits = split_options(options)
         self._max_in_flight = receiving.get("max_in_flight", MAX_IN_FLIGHT)
         self._connection = check_connection(connection)
-        self._settings = settings = settings_of(queue, connection)
+        settings = settings_of(queue, connection)
+        self._current = current = CurrentSettings(settings, connection)
         self._limits = limits
         self._clock = options.get("clock", SYSTEM_CLOCK)
         self._telemetry = options.get("telemetry") or Telemetry()
@@ -137,6 +138,7 @@ class KmqClient:
             from kmqpy.kafka.client.consumer import QueueConsumer
             from kmqpy.kafka.client.lanes import LanesConsumer
 
+            settings = current.value
             made = LanesConsumer if settings.has_lanes else QueueConsumer
             return made(settings, connection, owner=owner, topics=connections.topics(), **receiving)
 
@@ -144,12 +146,13 @@ class KmqClient:
             consumer,
             f"the client of queue {settings.name!r}",
             self._clock,
+            current.refresh,
         )
         weakref.finalize(self, self._consumer.abandon).atexit = False
         self._guard = ForkGuard(f"the client of queue {settings.name!r}")
         self._opening = threading.Lock()
         self._sender: QueueSender | None = None
-        self._dead_letters = _DeadLetters(settings, connection, self._consumer, self._clock)
+        self._dead_letters = _DeadLetters(current, connection, self._consumer, self._clock)
 
     @property
     def name(self) -> str:
@@ -170,8 +173,12 @@ class KmqClient:
 
     @property
     def settings(self) -> QueueSettings:
-        """The queue's settings, as they were when it was opened."""
-        return self._settings
+        """The queue's settings, as they were when it was opened, or when its lanes changed."""
+        return self._current.value
+
+    @property
+    def _settings(self) -> QueueSettings:
+        return self._current.value
 
     @property
     def default_lease(self) -> float:
@@ -286,6 +293,7 @@ class KmqClient:
                     self._shared.producer,
                     self._limits,
                     partitions=lambda: topics.check(settings).partitions,
+                    settings=self._current.recent,
                     telemetry=self._telemetry,
                     clock=self._clock,
                 )
@@ -409,8 +417,9 @@ class KmqClient:
         Raises NotSupported if the queue's setting `late_acks` is off.
         """
         self._consumer.check_open()
-        place = place_in_id(message_id)
-        if place is None:
+        found = lane_in_id(message_id)
+        lanes = {one.lane_ending: one for one in self._settings.lanes()}
+        if found is None or found[0] not in lanes:
             raise ReceiptError(f"id: {shown(message_id)} is not that of a message; they look like 0-42")
         if not self._settings.late_acks:
             raise NotSupported(
@@ -418,8 +427,12 @@ class KmqClient:
                 f"switch them on with: kmq queue alter {self.name} --late-acks"
             )
         consumer = self._consumer.current
-        topic_id = self._topic_id if consumer is None else consumer.topic_id
-        return str(Receipt(self.name, topic_id, *place))
+        lane, place = lanes[found[0]], found[1]
+        if lane.lane_of is not None:
+            topic_id = self._shared.topics().check(lane).queue.topic_id
+        else:
+            topic_id = self._topic_id if consumer is None else consumer.topic_id
+        return str(Receipt(lane.name, topic_id, *place))
 
     def flush(self, timeout: Duration = 30) -> None:
         """Wait until the markers of all calls so far are confirmed; raises Unavailable after `timeout`.
@@ -639,7 +652,7 @@ class _DeadLetters:
     """The dead letters of an open queue, see kmqpy.queue.DeadLetters; connected only during each call."""
 
     def __init__(
-        self, settings: QueueSettings, connection: KafkaConnection, consumer: LazyConsumer, clock: Clock
+        self, settings: CurrentSettings, connection: KafkaConnection, consumer: LazyConsumer, clock: Clock
     ) -> None:
         self._settings = settings
         self._connection = connection
@@ -651,7 +664,7 @@ class _DeadLetters:
         from kmqpy.kafka.dead_letters import KafkaDeadLetters
 
         self._consumer.check_open()
-        with KafkaDeadLetters(self._settings, self._connection, self._clock) as letters:
+        with KafkaDeadLetters(self._settings.recent(), self._connection, self._clock) as letters:
             yield letters
 
     def list(self, limit: int = 100) -> Sequence[KafkaDeadLetter]:

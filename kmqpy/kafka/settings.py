@@ -219,6 +219,18 @@ class QueueSettings(QueuePolicy):
         there += [f"__{ending}" for ending in self.draining_lanes]
         return [suffix for suffix in _LANE_SUFFIXES if suffix in there]
 
+    def possible_lanes(self) -> list[str]:
+        """The topics of the lanes that a client of this queue looks for, those that it has among them.
+
+        Lanes are added in order: so of the priorities that the queue lacks, one is enough.
+        """
+        if self.lane_of is not None:
+            return []
+        names = {f"{self.name}{RETRY_SUFFIX}", *(lane.name for lane in self.lanes()[:-1])}
+        if self.priorities < MAX_PRIORITIES:
+            names.add(f"{self.name}{PRIORITY_SUFFIX}{self.priorities}")
+        return sorted(names)
+
     def priority_lane(self, priority: int) -> QueueSettings:
         """The lane of messages with this priority; the highest of the queue, if it has fewer priorities."""
         level = min(priority, self.priorities - 1)

@@ -22,7 +22,7 @@ from typing import Any
 from confluent_kafka import KafkaError
 
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.errors import AccessDenied, ConfigError, TopicError, Unavailable
+from kmqpy.errors import AccessDenied, ConfigError, KmqError, TopicError, Unavailable
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.settings import (
     SETTINGS_TOPIC,
@@ -113,6 +113,31 @@ def settings_of(queue: str | QueueSettings, connection: KafkaConnection) -> Queu
     for problem in _contradictions(given, given_fields, known):
         raise ConfigError(problem)
     return known
+
+
+class CurrentSettings:
+    """The settings of a queue that is open: as they were when it was opened, until its lanes change."""
+
+    def __init__(self, settings: QueueSettings, connection: KafkaConnection) -> None:
+        self.value = settings
+        self._connection = connection
+        self._read_at = SYSTEM_CLOCK.monotonic()
+
+    def recent(self) -> QueueSettings:
+        """Return them with the lanes as of 10 s ago or later, or as far as Kafka answers."""
+        if SYSTEM_CLOCK.monotonic() - self._read_at > _MAX_CACHE_AGE_S:
+            self.refresh()
+        return self.value
+
+    def refresh(self) -> bool:
+        """Read them anew; returns True if the queue has other lanes than before."""
+        self._read_at = SYSTEM_CLOCK.monotonic()
+        with contextlib.suppress(KmqError):
+            found = SettingsMirror(self._connection).find(self.value.name)
+            if found is not None and found.lanes()[:-1] != self.value.lanes()[:-1]:
+                before, self.value = self.value, found
+                return [one.name for one in before.lanes()] != [one.name for one in found.lanes()]
+        return False
 
 
 def _contradictions(given: QueueSettings, given_fields: Iterable[str], known: QueueSettings) -> list[str]:

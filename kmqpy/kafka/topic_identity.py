@@ -6,12 +6,12 @@ one (rule R24 of docs/rules.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import TopicError
@@ -27,6 +27,8 @@ _MIN_ASK_INTERVAL_S = 0.05
 answer."""
 _ANSWER_TIMEOUT_S = 3.0
 """Seconds after which a question without an answer has failed."""
+_ASK_FOR_OTHERS_EVERY_S = 5.0
+"""In one of its questions in this many seconds, a TopicWatch asks for the other topics, too."""
 _MAX_BROKER_LAG_S = 10.0
 """Seconds for which a lagging broker may report the ids of deleted topics. Former ids that all answers have
 named for this long are believed."""
@@ -76,11 +78,24 @@ class TopicWatch:
 
     The watch asks Kafka for the topic ids at most once a second, or up to every 0.05 s while knows_since()
     needs an answer. It never waits for an answer: look() takes in an answer that has come.
+
+    others  names of topics that may be made or deleted: see `others_there`. Of those that this client may not
+            see, Kafka is asked once
     """
 
+    others_there: frozenset[str] | None = None
+    """Which of the others there are, as of some seconds ago; None: not known yet."""
+
     def __init__(
-        self, connection: KafkaConnection, queue: QueueSettings, ids: TopicIds, clock: Clock = SYSTEM_CLOCK
+        self,
+        connection: KafkaConnection,
+        queue: QueueSettings,
+        ids: TopicIds,
+        clock: Clock = SYSTEM_CLOCK,
+        others: Iterable[str] = (),
     ) -> None:
+        self._others = set(others)
+        self._ask_for_others_at = clock.monotonic() + _ASK_FOR_OTHERS_EVERY_S
         self._connection = connection
         self._names = [queue.name, queue.markers_topic]
         self._clock = clock
@@ -102,6 +117,8 @@ class TopicWatch:
         now = self._clock.monotonic()
         if self._pending and all(future.done() for future in self._pending.values()):
             found = [one for name in self._names if (one := self._answered_id(name)) is not None]
+            if others := self._pending.keys() - {*self._names}:
+                self._note_others(others)
             self._pending = {}
             if len(found) == len(self._names):
                 self._known_at = self._asked_at
@@ -132,6 +149,21 @@ class TopicWatch:
             self._former_ids.add(self._ids)
             self._ids = ids
 
+    def _note_others(self, names: Iterable[str]) -> None:
+        there = set()
+        for name in names:
+            try:
+                self._pending[name].result(0)
+                there.add(name)
+            except KafkaException as exception:
+                error = librdkafka.error_of(exception)
+                code = None if error is None else error.code()
+                if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    self._others.discard(name)
+                elif code != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    return
+        self.others_there = frozenset(there)
+
     def _answered_id(self, name: str) -> str | None:
         try:
             return str(self._pending[name].result(0).topic_id)
@@ -145,6 +177,8 @@ class TopicWatch:
             self._admin = librdkafka.new_admin(self._connection)
         self._admin.poll(0)  # serves the client's log lines, which would heap up
         self._asked_at, self._next_ask = now, now + _ASK_EVERY_S
-        self._pending = self._admin.describe_topics(
-            TopicCollection(self._names), request_timeout=_ANSWER_TIMEOUT_S
-        )
+        names = self._names
+        if self._others and now >= self._ask_for_others_at:
+            self._ask_for_others_at = now + _ASK_FOR_OTHERS_EVERY_S
+            names = [*names, *self._others]
+        self._pending = self._admin.describe_topics(TopicCollection(names), request_timeout=_ANSWER_TIMEOUT_S)

@@ -40,7 +40,7 @@ class TopicWatch(_identity.TopicWatch):
 
 def watch(connection: Connection, *rest: Any) -> Any:
     """What notices that topics are recreated, where that happens."""
-    world = connection.world
+    world, rest = connection.world, rest[:3]  # nobody adds lanes
     return world.controls.watch(connection, *rest) if world.topics_change else NoWatch(connection, *rest)
 
 

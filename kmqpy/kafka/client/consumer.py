@@ -47,6 +47,9 @@ _LATE_ACK_LOOK_SHARE = 1 / 4
 """extend() spends at most this part of the new lease on reading whether earlier consumers have acknowledged
 the messages."""
 
+_LOOK_FOR_LANES_EVERY_S = 10.0
+"""While topics and settings do not agree about the queue's lanes, the settings are read this often."""
+
 T = TypeVar("T")
 
 
@@ -55,6 +58,10 @@ class Owner(Acknowledges, Protocol):
 
     def close_if_abandoned(self) -> None:
         """Close the consumer if nobody can use it any more."""
+        ...
+
+    def lanes_changed(self) -> bool:
+        """Look the queue's settings up; returns True if it has other lanes than the consumer knows."""
         ...
 
 
@@ -83,6 +90,10 @@ class QueueConsumer:
     ) -> None:
         check_limit(max_in_flight, "max_in_flight")
         tell_once()
+        self._owner = owner
+        self.outdated = False
+        """True: the queue has other lanes by now. The next use of the owner makes a new consumer."""
+        self._look_at = clock.monotonic()
         self._connection = connection
         self._queue = queue
         self._guard = ForkGuard(f"the client of queue {self._queue.name!r}")
@@ -125,7 +136,7 @@ class QueueConsumer:
             self._receiver,
             self.read_ahead,
             follow_topics=self._follow_topics,
-            close_if_abandoned=(lambda: None) if owner is None else owner.close_if_abandoned,
+            close_if_abandoned=self._ask_owner,
             receiving=self.receiving,
             closed=self._closed,
         )
@@ -169,7 +180,7 @@ class QueueConsumer:
                     messages = self._receive_once(min(room, max_messages), slice_s, lease_ms) if room else []
                 if messages:
                     return messages
-            if self._clock.monotonic() >= deadline:
+            if self.outdated or self._clock.monotonic() >= deadline:
                 return []
 
     def __iter__(self) -> Iterator[KafkaMessage]:
@@ -181,6 +192,8 @@ class QueueConsumer:
             if message is not None:
                 yield message
                 continue
+            if self.outdated:
+                return
             try:
                 self._receive_ahead()
             except Closed:
@@ -406,6 +419,14 @@ class QueueConsumer:
             )
 
     # --- the rest ---------------------------------------------------------------------------------
+
+    def _ask_owner(self) -> None:
+        if self._owner is None:
+            return
+        self._owner.close_if_abandoned()
+        if self._topics.lanes_differ and self._clock.monotonic() >= self._look_at:
+            self._look_at = self._clock.monotonic() + _LOOK_FOR_LANES_EVERY_S
+            self.outdated |= self._owner.lanes_changed()
 
     def checked_lease_ms(self, lease: Duration | None) -> int:
         """The milliseconds of a lease that a caller asks for; raises ConfigError."""

@@ -148,14 +148,19 @@ class LanesConsumer:
     def close_if_abandoned(self) -> None:
         """Do nothing: without another owner, whoever made this object closes it."""
 
+    def lanes_changed(self) -> bool:
+        """Return False: without another owner, the lanes are those of the start."""
+        return False
+
+    @property
+    def outdated(self) -> bool:
+        """See QueueConsumer.outdated."""
+        return self._main.outdated
+
     @property
     def topic_id(self) -> str:
         """The id of the main lane's topic, as this consumer knows it."""
         return self._main.topic_id
-
-    def topic_id_of(self, lane: str) -> str:
-        """The id of the topic of this lane, by its name."""
-        return self._by_name[lane].topic_id
 
     @property
     def leased(self) -> int:
@@ -183,7 +188,7 @@ class LanesConsumer:
                     messages = self._round(min(max_messages, room), min(left_s, _SLICE_S), lease_ms)
                 if messages:
                     return messages
-            if self._clock.monotonic() >= deadline:
+            if self.outdated or self._clock.monotonic() >= deadline:
                 return []
 
     def __iter__(self) -> Iterator[KafkaMessage]:
@@ -193,6 +198,8 @@ class LanesConsumer:
                 lane.consumer.read_ahead.give_back_stale()
             found = self._pop()
             try:
+                if found is None and self.outdated:
+                    return
                 if found is None:
                     self._receive_ahead(self._lanes, 100, _MAX_POLL_WAIT_S)
                     continue

@@ -28,10 +28,18 @@ class LazyConsumer:
     use() opens the client when there is none. When the client was idle and has been closed, the next use()
     opens a new one.
 
-    Safe to use from any thread. `what` names the client in errors; `make` gets this object.
+    Safe to use from any thread. `what` names the client in errors; `make` gets this object. `refresh` reads
+    the queue's settings, for the next `make`, and returns True if they name other lanes than before.
     """
 
-    def __init__(self, make: Callable[[LazyConsumer], _Consumer], what: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        make: Callable[[LazyConsumer], _Consumer],
+        what: str,
+        clock: Clock,
+        refresh: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.lanes_changed = refresh
         self._make = make
         self._what = what
         self._clock = clock
@@ -70,6 +78,8 @@ class LazyConsumer:
         self.check_open()  # before the lock, which nobody may ever release in a forked process
         with self._lock:
             self.check_open()
+            if self._client is not None and self._client.outdated and not self._users:
+                self.close_current()
             if self._client is None:
                 self._client = client = self._make(self)
                 if self._closed:  # by another thread, which perhaps saw no client yet

@@ -47,7 +47,7 @@ class TopicsInUse:
         check_topics(queue, found, connection)
         self._current = _Current(found.ids, self._new_writer(found.ids))
         self.has_stale_markers = False
-        self._watch = TopicWatch(connection, queue, found.ids, clock)
+        self._watch = TopicWatch(connection, queue, found.ids, clock, queue.possible_lanes())
         self._partitions = found.markers.partitions
 
     @property
@@ -65,6 +65,12 @@ class TopicsInUse:
         if partition >= self._partitions:  # a queue can grow
             self._partitions = self._topics.check(self._queue).partitions
         return partition < self._partitions
+
+    @property
+    def lanes_differ(self) -> bool:
+        """True if the queue has topics of lanes that its settings do not name, or lacks some."""
+        there = self._watch.others_there
+        return there is not None and there != {lane.name for lane in self._queue.lanes()[:-1]}
 
     def knows_since(self, moment: float) -> bool:
         """Return True if the ids are known as of this monotonic time; else has them looked up soon."""
