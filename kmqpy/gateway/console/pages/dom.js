@@ -13,7 +13,7 @@ export function el(tag, props = {}, ...children) {
     else if (value === true) made.setAttribute(name, "");
     else if (value !== false && value != null) made.setAttribute(name, value);
   }
-  made.append(...children.flat().filter((one) => one != null && one !== false));
+  made.append(...children.flat(Infinity).filter((one) => one != null && one !== false));
   return made;
 }
 
