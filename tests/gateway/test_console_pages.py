@@ -1,6 +1,7 @@
 """The console in a browser: every action, hostile texts, a lost connection, axe, keyboard, small and dark."""
 
 import json
+import math
 import os
 import re
 import uuid
@@ -13,6 +14,7 @@ from chromium import chromium
 from gateway_support import Served, fresh_memory, running
 from playwright.sync_api import Browser, Page, expect
 
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.gateway.console import sampler
 from kmqpy.gateway.keys import keyring
 from kmqpy.gateway.keys.keyring import new_key
@@ -339,9 +341,12 @@ def test_pictures_for_people(browser, served, tmp_path):
                 queue.dead_letter(queue.receive(dead), reason="HTTP 503 from upstream")
             if count:
                 queue.receive(min(8, count // 2), lease=240)
+        minute = SYSTEM_CLOCK.wall_ms() // 60_000
+        depths = served.gateway._sampler._row(name).depths  # of an hour that nobody had to wait for
+        depths.extend((minute - 59 + i, round(count * (1 + math.sin(i / 7 + count)) / 2)) for i in range(59))
     for file, view, scheme, place, ready in (
         ("console.png", {"width": 1000, "height": 420}, "light", "#/", "thumbnails"),
-        ("console-queue.png", {"width": 1000, "height": 760}, "dark", "#/q/webhooks", "HTTP 503"),
+        ("console-queue.png", {"width": 1000, "height": 760}, "dark", "#/q/orders", "user-11"),
         ("console-phone.png", PHONE, "light", "#/q/mails", "user-7"),
     ):
         context = browser.new_context(viewport=view, color_scheme=scheme)
