@@ -294,7 +294,8 @@ class Stage:
         name, per_second = f"{kind}-{number}", self.level.messages / SENDERS / self._load_s
         settings = {"session.timeout.ms": str(self.level.group_ms)} if kind == "consumer" else {}
 
-        markers = "range" if number % 2 or self.queue.has_lanes else "jvm"  # as before and after `kmq queue alter`
+        # As before and after `kmq queue alter`; queues with lanes have ranges.
+        markers = "range" if number % 2 or self.queue.has_lanes else "jvm"
 
         def command(incarnation: int) -> list[str]:
             return ChildTask(
