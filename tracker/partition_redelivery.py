@@ -9,7 +9,6 @@ from functools import partial
 from kmqpy.errors import KmqError
 from kmqpy.kafka.markers.entry import Entry
 from kmqpy.kafka.markers.open_claims import TornClaim
-from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.telemetry.base import Telemetry
 from tracker.context import TrackerContext
@@ -26,7 +25,7 @@ from tracker.topic_probe import TopicProbe
 _log = logging.getLogger(__name__)
 
 _TOPIC_KNOWN_S = 10.0
-"""A dead-letter topic that Kafka described counts as existing for this long, without another request."""
+"""A topic for copies that Kafka described counts as existing for this long, without another request."""
 
 
 class PartitionRedelivery:
@@ -54,7 +53,7 @@ class PartitionRedelivery:
         self._leadership = context.leadership
         self._metrics = context.metrics
         self._problems = context.problems
-        self._topic_seen_at: dict[str, float] = {}
+        self._topic_seen_at: dict[tuple[str, int], float] = {}
 
     def redeliver(
         self,
@@ -78,7 +77,7 @@ class PartitionRedelivery:
                 entries,
                 reader,
                 partial(self._may_go_on, part, check),
-                lambda: self._has_dead_letters(part.queue),
+                partial(self._may_have_topic, part),
                 position,
                 taken_late,
                 PartitionAttempts(self._last_attempts, part.queue, part.number, part.topic_ids),
@@ -90,9 +89,9 @@ class PartitionRedelivery:
 
     def mend(self, part: OwnedPartition, torn: Sequence[TornClaim], log: KnownLog) -> int:
         """Finish what torn transactions have copied; a background job. Returns the number of messages."""
-        exist = partial(self._dead_letters_exist, part.queue)
+        exists = partial(self._has_topic, part)
         check = LogCheck(self._ends, part.key, log)
-        return part.redeliverer.mend(torn, partial(self._may_go_on, part, check), exist, log)
+        return part.redeliverer.mend(torn, partial(self._may_go_on, part, check), exists, log)
 
     def mended(self, part: OwnedPartition, torn: Sequence[TornClaim], copied: int) -> None:
         """Count and log the transactions; those of their messages that were not copied are redelivered.
@@ -135,6 +134,16 @@ class PartitionRedelivery:
         for problem in problems:
             self._metrics.failures.labels(part.key[0]).inc()
             self._problems.warn("redelivery", part.key, "redelivery failed; trying again", error=problem)
+        if result.lane_problem is not None:
+            self._metrics.lane_fallbacks.labels(part.queue.name).inc(
+                sum(copy.topic == part.queue.name for copy in result.redelivered)
+            )
+            self._problems.warn(
+                "retry lane",
+                part.key,
+                "the retry lane can't be written; copies stay in their own lane, behind what waits there",
+                error=result.lane_problem,
+            )
         if result.new_end is not None:
             self._cuts.end_told(part, result.new_end)
         if result.doubtful is not None:
@@ -180,21 +189,25 @@ class PartitionRedelivery:
                 extra={**about, "count": len(result.gone), "offsets": result.gone[:10]},
             )
 
-    def _has_dead_letters(self, queue: QueueSettings) -> bool:
-        """True if the dead-letter topic exists, as far as is known. If it is gone, sending fails."""
+    def _may_have_topic(self, part: OwnedPartition, topic: str) -> bool:
+        """True if a topic for copies exists, as far as is known. If it is gone, sending fails."""
         try:
-            return self._dead_letters_exist(queue)
+            return self._has_topic(part, topic)
         except KmqError:  # Kafka does not answer
-            return queue.dead_letter_topic in self._topic_seen_at
+            return (topic, part.number) in self._topic_seen_at
 
-    def _dead_letters_exist(self, queue: QueueSettings) -> bool:
-        """True if the dead-letter topic exists; raises KmqError. Never makes a broker create the topic."""
-        topic = queue.dead_letter_topic
-        if self._clock.monotonic() - self._topic_seen_at.get(topic, -100.0) < _TOPIC_KNOWN_S:
+    def _has_topic(self, part: OwnedPartition, topic: str) -> bool:
+        """True if a topic for copies exists, and, if it is a lane, has this partition.
+
+        Raises KmqError. Never makes a broker create the topic.
+        """
+        key = topic, part.number
+        if self._clock.monotonic() - self._topic_seen_at.get(key, -100.0) < _TOPIC_KNOWN_S:
             return True
-        exists = topic in self._topics.describe([topic])
-        if exists:
-            self._topic_seen_at[topic] = self._clock.monotonic()
-        else:
-            self._topic_seen_at.pop(topic, None)
-        return exists
+        found = self._topics.describe([topic]).get(topic)
+        is_lane = topic != part.queue.dead_letter_topic
+        if found is None or (is_lane and found.partitions <= part.number):
+            self._topic_seen_at.pop(key, None)
+            return False
+        self._topic_seen_at[key] = self._clock.monotonic()
+        return True

@@ -53,6 +53,12 @@ _SETTINGS = (
         help="Hand no copy out that is acknowledged before it is taken [no].",
     ),
     click.option(
+        "--retry-lane/--no-retry-lane",
+        default=None,
+        help="Redelivered messages do not wait behind the others: they have a topic of their own [no].",
+    ),
+    click.option("--priorities", type=int, help="Priorities of messages, each with a topic of its own [1]."),
+    click.option(
         "--fair/--no-fair", default=None, help="Prefer groups of which least is in flight; with --queue-url."
     ),
     click.option(
@@ -80,14 +86,14 @@ def _changes(
     max_redeliveries: int | str | None,
     markers: str | None,
     late_acks: bool | None,
-    shares: dict[str, Any],
+    others: dict[str, Any],
     **durations: timedelta | None,
 ) -> dict[str, int | str | bool]:
     """Return the settings that were given as options, by their names; durations in ms."""
     changes: dict[str, int | str | bool] = {
         f"{key}_ms": milliseconds(value) for key, value in durations.items() if value is not None
     }
-    changes |= {key: value for key, value in shares.items() if value is not None}
+    changes |= {key: value for key, value in others.items() if value is not None}
     if markers is not None:
         changes["markers"] = markers
     if late_acks is not None:
@@ -139,6 +145,8 @@ def create(
     late_acks: bool | None,
     collapse: bool,
     more: tuple[str, ...],
+    retry_lane: bool | None,
+    priorities: int | None,
     fair: bool | None,
     max_in_flight_per_group: int | str | None,
     **names: str | None,
@@ -155,15 +163,16 @@ def create(
       kmq --queue-url sqlite:///jobs.db queue create jobs --set requeue_to=front
     """
     name = cli.named_queue(queue)
-    shares = {"fair": fair, "max_in_flight_per_group": max_in_flight_per_group}
+    lanes = {"retry_lane": retry_lane, "priorities": priorities}
+    others = {"fair": fair, "max_in_flight_per_group": max_in_flight_per_group, **lanes}
     changes = _changes(
-        max_redeliveries, markers, late_acks, shares, lease=lease, max_delay=max_delay, max_lease=max_lease
+        max_redeliveries, markers, late_acks, others, lease=lease, max_delay=max_delay, max_lease=max_lease
     )
     if collapse:
         changes["collapse"] = True
     if cli.url is not None:
         of_topics = {"partitions": partitions, "replication": replication, "retention": retention}
-        cli.kafka_only(**of_topics, markers=markers, late_acks=late_acks, **names)
+        cli.kafka_only(**of_topics, markers=markers, late_acks=late_acks, **lanes, **names)
         stored.create(cli.url, name, {**changes, **dict(pairs(more, "--set"))}, as_json=cli.json)
         return
     _refuse_shares(changes)
@@ -342,26 +351,31 @@ def alter(
     markers: str | None,
     late_acks: bool | None,
     more: tuple[str, ...],
+    retry_lane: bool | None,
+    priorities: int | None,
     fair: bool | None,
     max_in_flight_per_group: int | str | None,
 ) -> None:
     """Change a queue while it is used.
 
     Clients take the new settings when they are made, trackers of Kafka's queues at once. Keys move to other
-    partitions when some are added.
+    partitions when some are added. A lane that is to go (--no-retry-lane, fewer --priorities) is removed once
+    it is empty and nothing has come into it for 15 s; after an error a second call goes on.
 
     \b
     Example:
       kmq queue alter jobs --partitions 8 --max-redeliveries none
       kmq queue alter jobs --set retry_delays=1s,10s,1m
+      kmq queue alter jobs --retry-lane --priorities 3
       kmq --queue-url sqlite:///jobs.db queue alter jobs --set retry_delays=
     """
-    shares = {"fair": fair, "max_in_flight_per_group": max_in_flight_per_group}
+    lanes = {"retry_lane": retry_lane, "priorities": priorities}
+    others = {"fair": fair, "max_in_flight_per_group": max_in_flight_per_group, **lanes}
     changes = _changes(
         max_redeliveries,
         markers,
         late_acks,
-        shares,
+        others,
         lease=lease,
         max_delay=max_delay,
         max_lease=max_lease,
@@ -370,17 +384,21 @@ def alter(
         raise click.UsageError("name what is to be changed; see kmq queue alter --help")
     name = cli.named_queue(queue)
     if cli.url is not None:
-        cli.kafka_only(partitions=partitions, retention=retention, markers=markers, late_acks=late_acks)
+        of_topics = {"partitions": partitions, "retention": retention}
+        cli.kafka_only(**of_topics, markers=markers, late_acks=late_acks, **lanes)
         stored.alter(cli.url, name, {**changes, **dict(pairs(more, "--set"))}, as_json=cli.json)
         return
     _refuse_shares(changes)
-    others = dict(pairs(more, "--set"))
-    refuse_unalterable(others, ALTERABLE)
+    set_too = dict(pairs(more, "--set"))
+    refuse_unalterable(set_too, ALTERABLE)
     with cli.admin() as admin:
         cli.check_root(admin)
         settings = admin.alter_queue(
-            name, partitions=partitions, retention=retention, **{**others, **changes}
+            name, partitions=partitions, retention=retention, **{**set_too, **changes}
         )
+        if settings.draining_lanes:
+            warn(f"waiting until these lanes are empty: {', '.join(settings.draining_lanes)}")
+            settings = admin.remove_lanes(name)
     if cli.json:
         print_json(dataclasses.asdict(settings))
     else:

@@ -59,6 +59,7 @@ class Server:
     owner        arguments of subprocess that choose the user as whom the server runs, see
                  programs.process_owner(); None: this user
     stop_signal  the signal that stops the server in an orderly way
+    environment  may be changed; the next start uses it
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Server:
         self.name = name
         self.log = log
         self._command = command
-        self._environment = environment
+        self.environment = environment
         self._answers = answers
         self._group = group
         self._owner = owner or {}
@@ -101,7 +102,7 @@ class Server:
                 self._log_offset = log.tell()
                 self._process = subprocess.Popen(
                     self._command,
-                    env=self._environment,
+                    env=self.environment,
                     cwd=self.log.parent,
                     stdin=subprocess.DEVNULL,
                     stdout=log,

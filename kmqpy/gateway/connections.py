@@ -106,7 +106,10 @@ def guarded(limits: Limits, metrics: GatewayMetrics) -> type[HttpToolsProtocol]:
 
         def on_header(self, name: bytes, value: bytes) -> None:
             self._count(len(name) + len(value))
-            super().on_header(name, value)
+            if (
+                self._head_timer is not None
+            ):  # else a trailer, which is no header
+                super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
             self._end_head()

@@ -79,7 +79,9 @@ _POLL_S = 0.1
 _VISIBLE_TIMEOUT_S = 5.0
 """Seconds that a redrive or purge waits, at its end, until readers see its last commit."""
 _VISIBLE_POLL_S = 0.01
-_ID = re.compile(r"[0-9]{1,10}-[0-9]{1,19}|[a-zA-Z0-9._-]{1,249}:[0-9]{1,10}:[0-9]{1,19}")
+_ID = re.compile(
+    r"(?:[a-z]{1,9}[1-9]?:)?[0-9]{1,10}-[0-9]{1,19}|[a-zA-Z0-9._-]{1,249}:[0-9]{1,10}:[0-9]{1,19}"
+)
 
 Progress = Callable[[int, int], None]
 """Called with (done, total) after each transaction. The total is an upper bound until the end, because only
@@ -203,8 +205,9 @@ class KafkaDeadLetters:
         at_once = _REDRIVE_BATCH if rate is None else min(_REDRIVE_BATCH, max(1, int(rate / 4)))
         wanted = None if ids is None else {_checked_id(one) for one in ids}
         found: set[str] = set()
-        partitions = self._partitions(self._queue.name)
-        with RedriveRun("redrive", self._queue, self._connection, self._clock) as run:
+        lane = self._lane()
+        partitions = self._partitions(lane)
+        with RedriveRun("redrive", self._queue, self._connection, self._clock, lane) as run:
             waiting = self._find_waiting(partitions[self._dead.name], fenced=True)
             self._mend(run, waiting)
 
@@ -213,7 +216,7 @@ class KafkaDeadLetters:
                     for record in self._own_records(part):
                         if wanted is None or (one := letter_id(record)) in wanted:
                             cuts = part.ended.cuts
-                            yield redrive_move(record, self._queue, partitions[self._queue.name], cuts)
+                            yield redrive_move(record, self._queue, partitions[lane], cuts, lane)
                         if wanted is not None and one in wanted:
                             found.add(one)
                             if found == wanted:
@@ -291,6 +294,14 @@ class KafkaDeadLetters:
             headers=headers if with_body else (),
         )
 
+    def _lane(self) -> str:
+        """The lane to which dead letters go back: the retry lane if there is one (rule R47)."""
+        lane = self._queue.copies_topic
+        if lane == self._queue.name or lane in self._topics.describe([lane]):
+            return lane
+        _log.warning("no retry lane; dead letters go to the main lane", extra={"queue": self._queue.name})
+        return self._queue.name
+
     def _partitions(self, *also: str) -> dict[str, int]:
         """The numbers of partitions of the dead-letter topic, its markers topic and the topics `also`."""
         self._guard.raise_if_inherited()
@@ -358,12 +369,12 @@ class KafkaDeadLetters:
     def _mend(self, run: RedriveRun, waiting: Iterable[UnfinishedLetters]) -> None:
         """Finish torn transactions of earlier runs, and take from `waiting` what they have redriven."""
         # Redrives of other queues with the same dead-letter topic mend their own.
-        own = self._queue.name
-        torn = {p.partition: [one for one in p.claims.torn() if one.topic == own] for p in waiting}
+        own = self._queue.lane_markers
+        torn = {p.partition: [one for one in p.claims.torn() if one.topic in own] for p in waiting}
         if not any(torn.values()):
             return
-        topics = self._topics.describe([self._queue.name])  # a queue that is deleted has no copies
-        redriven = run.mend(torn, sum(topic.partitions for topic in topics.values()))
+        topics = self._topics.describe([*own])  # a queue that is deleted has no copies
+        redriven = run.mend(torn, {name: topic.partitions for name, topic in topics.items()})
         for part in waiting:
             for offset in map(offset_of, redriven.get(part.partition, ())):
                 part.discard(offset, offset + 1)

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from kmqpy.kafka.admin.admin import Admin
     from kmqpy.kafka.admin.stats import InFlightMessage
     from kmqpy.kafka.client.consumer import QueueConsumer
+    from kmqpy.kafka.client.lanes import LanesConsumer
     from kmqpy.kafka.dead_letters import KafkaDeadLetter, KafkaDeadLetters
     from kmqpy.kafka.markers.life import MessageLife
 
@@ -132,10 +133,12 @@ class KmqClient:
         self._owns_shared = shared is None
 
         # The consumer's thread and messages keep the LazyConsumer, so nothing in there may keep this object.
-        def consumer(owner: LazyConsumer) -> QueueConsumer:
+        def consumer(owner: LazyConsumer) -> QueueConsumer | LanesConsumer:
             from kmqpy.kafka.client.consumer import QueueConsumer
+            from kmqpy.kafka.client.lanes import LanesConsumer
 
-            return QueueConsumer(settings, connection, owner=owner, topics=connections.topics(), **receiving)
+            made = LanesConsumer if settings.has_lanes else QueueConsumer
+            return made(settings, connection, owner=owner, topics=connections.topics(), **receiving)
 
         self._consumer = LazyConsumer(
             consumer,
@@ -160,8 +163,10 @@ class KmqClient:
 
     @property
     def capabilities(self) -> Capabilities:
-        """See Queue.capabilities; a queue with late acks has `receipts_by_id`."""
-        return dataclasses.replace(CAPABILITIES, receipts_by_id=self._settings.late_acks)
+        """See Queue.capabilities; a queue with late acks has `receipts_by_id`, one with lanes `priority`."""
+        return dataclasses.replace(
+            CAPABILITIES, receipts_by_id=self._settings.late_acks, priority=self._settings.priorities > 1
+        )
 
     @property
     def settings(self) -> QueueSettings:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from kmqpy import message
 from kmqpy.errors import DecodeError
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.places import Place
-from kmqpy.kafka.settings import DEAD_LETTERS_SUFFIX, QueueSettings, is_topic_name
+from kmqpy.kafka.settings import DEAD_LETTERS_SUFFIX, QueueSettings, is_topic_name, queue_of
 from kmqpy.message import Headers, last_header
 
 # On a copy: the place and the timestamp of the first record, the one that `send` wrote. (What docs/map.md
 # calls the original is the record of which the copy was made directly. These names are part of the format.)
+# The topic is named if it is another lane than the main one.
+ORIGINAL_TOPIC = "kmq-original-topic"
 ORIGINAL_PARTITION = "kmq-original-partition"
 ORIGINAL_OFFSET = "kmq-original-offset"
 ORIGINAL_TIMESTAMP = "kmq-original-timestamp"
@@ -29,6 +32,14 @@ DEAD_LETTER_REASON = "kmq-dead-letter-reason"
 _HEADER_FRAME_BYTES = 10
 """Bytes that Kafka adds to a header, at most: the lengths of its name and of its value."""
 _DECIMAL = re.compile(rb"-?[0-9]{1,19}")
+
+
+class FirstPlace(NamedTuple):
+    """The place of the first record of a message; `lane` is the ending of its lane, "" for the main one."""
+
+    partition: int
+    number: int
+    lane: str = ""
 
 
 def size_of(key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]) -> int:
@@ -55,19 +66,27 @@ def int_header(headers: Headers, name: str) -> int | None:
     return number
 
 
-def first_place(headers: Headers, own: Place | None = None) -> Place | None:
+def first_place(
+    headers: Headers, queue: QueueSettings | None = None, own: Place | None = None
+) -> FirstPlace | None:
     """Where the first record of a copy stands, by its headers `kmq-original-…`; None if they don't say so.
 
     Programs that forward records may forward these headers, too: what can't be true of a copy that stands at
-    the place `own` is not believed.
+    the place `own` of `queue` is not believed. Places in two lanes of a queue don't compare.
     """
+    topic = (last_header(headers, ORIGINAL_TOPIC) or b"").decode("utf-8", "replace")
+    if topic and (queue_of(topic) == topic or (queue is not None and queue_of(topic) != queue.queue_name)):
+        return None
+    lane = topic.removeprefix(queue_of(topic)).removeprefix("__")
     try:
         partition, number = int_header(headers, ORIGINAL_PARTITION), int_header(headers, ORIGINAL_OFFSET)
     except DecodeError:
         return None
     if partition is None or number is None or not 0 <= partition < 2**31 or number < 0:
         return None
-    return None if own is not None and partition == own[0] and number >= own[1] else (partition, number)
+    if queue is not None and own is not None and (partition, lane) == (own[0], queue.lane_ending):
+        return FirstPlace(partition, number, lane) if number < own[1] else None
+    return FirstPlace(partition, number, lane)
 
 
 def redelivery_count(headers: Headers, name: str) -> int:

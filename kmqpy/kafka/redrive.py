@@ -40,9 +40,9 @@ from kmqpy.kafka.markers.open_claims import TornClaim
 from kmqpy.kafka.markers.records import message_headers
 from kmqpy.kafka.message_headers import (
     DEAD_LETTER_PARTITION,
-    DEAD_LETTER_TOPIC,
     first_place,
     int_header,
+    origin_queue,
     size_of,
 )
 from kmqpy.kafka.places import Place, message_id
@@ -116,15 +116,19 @@ def move_of(record: Any, cuts: LogCuts, copy: NewRecord | None = None) -> DeadLe
     return DeadLetterMove(record.partition(), number, record.leader_epoch(), letter_id(record), copy)
 
 
-def redrive_move(record: Any, queue: QueueSettings, partitions: int, cuts: LogCuts) -> DeadLetterMove:
+def redrive_move(
+    record: Any, queue: QueueSettings, partitions: int, cuts: LogCuts, lane: str = ""
+) -> DeadLetterMove:
     """Make the move that sends a dead letter (`record`) back to `queue`, as if it was never delivered.
+
+    `lane` is the lane to which it goes; empty: the main lane.
 
     The copy goes to the partition from which the dead letter came or, without a header that says so, to the
     partition with the same number as the dead letter's own. If that is not one of the `partitions` of
     `queue`, the partitioner chooses.
     """
     headers = message_headers(record)
-    partition = origin_partition(headers, queue.name)
+    partition = origin_partition(headers, queue)
     if partition is None:
         partition = record.partition()
     if not 0 <= partition < partitions:
@@ -136,14 +140,14 @@ def redrive_move(record: Any, queue: QueueSettings, partitions: int, cuts: LogCu
         ancestors = ()
         if _ancestors_throttle.allows(place.topic):
             _log.warning("dead letter %d-%d: ignored: %s", place.partition, place.offset, error)
-    new_headers = redriven_headers(headers, place, queue, ancestors)
+    new_headers = redriven_headers(headers, place, queue, ancestors, lane or queue.name)
     copy = NewRecord(partition, record.key(), record.value(), new_headers)
     return move_of(record, cuts, copy)
 
 
-def origin_partition(headers: m.Headers, queue: str) -> int | None:
+def origin_partition(headers: m.Headers, queue: QueueSettings) -> int | None:
     """The partition of `queue` from which a dead letter came; None if its headers do not say so."""
-    if m.last_header(headers, DEAD_LETTER_TOPIC) != queue.encode():
+    if origin_queue(headers) not in queue.lane_markers:
         return None
     return int_header_or_none(headers, DEAD_LETTER_PARTITION)
 
@@ -161,13 +165,20 @@ class RedriveRun:
 
     done     how many dead letters the run has finished for certain
     refused  the ids of the dead letters whose copies Kafka refuses; they stay dead letters
+    lane     the lane to which the copies go; empty: the main lane
 
     Its constructor ends the run before it, and raises Unavailable and the like if Kafka does not allow that.
     """
 
     def __init__(
-        self, doing: str, queue: QueueSettings, connection: KafkaConnection, clock: Clock = SYSTEM_CLOCK
+        self,
+        doing: str,
+        queue: QueueSettings,
+        connection: KafkaConnection,
+        clock: Clock = SYSTEM_CLOCK,
+        lane: str = "",
     ) -> None:
+        self.lane = lane or queue.name
         self.done = 0
         self.refused: list[str] = []
         self._doing = f"{doing} {queue.name}"
@@ -190,29 +201,33 @@ class RedriveRun:
         if self._finished_letters is not None:
             self._finished_letters.close()
 
-    def mend(self, torn: Mapping[int, Sequence[TornClaim]], partitions: int) -> dict[int, Copies]:
+    def mend(
+        self, torn: Mapping[int, Sequence[TornClaim]], partitions: Mapping[str, int]
+    ) -> dict[int, Copies]:
         """Finish torn transactions of earlier runs (rule R37 of docs/rules.md).
 
         torn        the claims of these transactions, by partition of the dead-letter topic
-        partitions  the number of partitions of the queue
+        partitions  the numbers of partitions of the queue's lanes, as far as these exist
 
         Writes the end markers of dead letters whose copies are in the queue, and names the others, so that
         nobody looks for their copies again. Returns the dead letters with a copy, by partition, each with the
         place of its copy. Raises KmqError.
         """
-        found = find_copies(
-            self._connection, self._dead_letters, self._queue.name, range(partitions), torn, self._clock
-        )
         redriven: dict[int, Copies] = {}
-        for partition, claims in torn.items():
-            for claim in claims:
-                copies = found.get((partition, claim.id), {})
-                redriven.setdefault(partition, {}).update(copies)
-                self._mend_one(partition, copies, [one for one in claim.offsets if one not in copies])
+        for lane in {claim.topic for claims in torn.values() for claim in claims}:
+            there = range(partitions.get(lane, 0))
+            here = {part: [one for one in claims if one.topic == lane] for part, claims in torn.items()}
+            found = find_copies(self._connection, self._dead_letters, lane, there, here, self._clock)
+            for partition, claims in here.items():
+                for claim in claims:
+                    copies = found.get((partition, claim.id), {})
+                    redriven.setdefault(partition, {}).update(copies)
+                    others = [one for one in claim.offsets if one not in copies]
+                    self._mend_one(partition, copies, others, lane)
         return redriven
 
-    def _mend_one(self, partition: int, copies: Copies, not_copied: Sequence[int]) -> None:
-        markers = [*self._ends(partition, dict(sorted(copies.items())))]
+    def _mend_one(self, partition: int, copies: Copies, not_copied: Sequence[int], lane: str) -> None:
+        markers = [*self._ends(partition, dict(sorted(copies.items())), lane)]
         if not_copied:
             markers.append(NewRecord(partition, *naming_tick(partition, DROPPED, not_copied)))
         try:
@@ -321,9 +336,7 @@ class RedriveRun:
         """
         if self._producer.may_end_again:
             self._producer = self._open_producer()
-        transaction = CopyTransaction(
-            self._producer, self._queue.name, self._markers_topic, _TIMEOUT_S, self._clock
-        )
+        transaction = CopyTransaction(self._producer, self.lane, self._markers_topic, _TIMEOUT_S, self._clock)
         try:
             yield transaction
         except ProducerUnusable as unusable:
@@ -354,14 +367,14 @@ class RedriveRun:
         copied = iter(places)
         kept = (step for step in batch if step.number not in claim.dropped)
         copies = {step.number: None if step.copy is None else next(copied) for step in kept}
-        yield from self._ends(batch[0].partition, copies)
+        yield from self._ends(batch[0].partition, copies, self.lane)
 
-    def _ends(self, partition: int, copies: Mapping[int, Place | None]) -> Iterator[NewRecord]:
+    def _ends(self, partition: int, copies: Mapping[int, Place | None], lane: str) -> Iterator[NewRecord]:
         return end_markers(
             self._dead_letters,
             partition,
             copies,
-            copy_topic=self._queue.name,
+            copy_topic=lane,
             ranges=self._queue.writes_ranges,
         )
 

@@ -181,6 +181,11 @@ class QueueSettings(QueuePolicy):
         return self.lane_of or self.name
 
     @property
+    def lane_ending(self) -> str:
+        """Of a lane's settings: "retry" or "priority1" and so on; "" for the main lane."""
+        return "" if self.lane_of is None else self.name.removeprefix(f"{self.lane_of}__")
+
+    @property
     def copies_topic(self) -> str:
         """The topic to which trackers append copies of this lane's messages."""
         return f"{self.queue_name}{RETRY_SUFFIX}" if self.retry_lane else self.name
@@ -194,23 +199,47 @@ class QueueSettings(QueuePolicy):
         """
         if self.lane_of is not None:
             return (self,)
+        return (*map(self._lane, self._lane_suffixes()), self)
+
+    @property
+    def main_markers_topic(self) -> str:
+        """The markers topic of the main lane, also in the settings of another lane."""
+        return str(self.__dict__.get("_main_markers", self.markers_topic))
+
+    @property
+    def lane_markers(self) -> dict[str, str]:
+        """The markers topics of all lanes of the queue by their names; also in the settings of a lane."""
+        names = [f"{self.queue_name}{suffix}" for suffix in self._lane_suffixes()]
+        there = {name: f"{name}{MARKERS_SUFFIX}" for name in names}
+        return {**there, self.queue_name: self.main_markers_topic, self.name: self.markers_topic}
+
+    def _lane_suffixes(self) -> list[str]:
         there = [RETRY_SUFFIX] if self.retry_lane else []
         there += [f"{PRIORITY_SUFFIX}{level}" for level in range(1, self.priorities)]
         there += [f"__{ending}" for ending in self.draining_lanes]
-        return (*(self._lane(suffix) for suffix in _LANE_SUFFIXES if suffix in there), self)
+        return [suffix for suffix in _LANE_SUFFIXES if suffix in there]
+
+    def priority_lane(self, priority: int) -> QueueSettings:
+        """The lane of messages with this priority; the highest of the queue, if it has fewer priorities."""
+        level = min(priority, self.priorities - 1)
+        return self._lane(f"{PRIORITY_SUFFIX}{level}") if level else self
 
     def _lane(self, suffix: str) -> QueueSettings:
         name = f"{self.name}{suffix}"
         lane = dataclasses.replace(self, name=name, markers_topic=f"{name}{MARKERS_SUFFIX}")
         object.__setattr__(lane, "_given_fields", None)
-        return lane.as_lane_of(self.name)
+        return lane.as_lane_of(self.name, self.markers_topic)
 
-    def as_lane_of(self, queue: str) -> QueueSettings:
-        """Return these settings as those of a lane of this queue; raises ConfigError if the name is none."""
+    def as_lane_of(self, queue: str, main_markers: str = "") -> QueueSettings:
+        """Return these settings as those of a lane of this queue; raises ConfigError if the name is none.
+
+        `main_markers` is the markers topic of the main lane, if it has not the default name.
+        """
         if queue_of(self.name) != queue:
             raise ConfigError(f"lane_of: {self.name!r} is no lane of queue {shown(queue)}")
         lane = copy.copy(self)
         object.__setattr__(lane, "_lane_of", queue)
+        object.__setattr__(lane, "_main_markers", main_markers or f"{queue}{MARKERS_SUFFIX}")
         return lane
 
     @property

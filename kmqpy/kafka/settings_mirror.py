@@ -360,6 +360,11 @@ class SettingsMirror:
             _log.warning(text, extra={"bootstrap": self._connection.bootstrap, "why": why})
 
 
+def write_record(settings: QueueSettings, mirror: SettingsMirror) -> None:
+    """Write the record of one queue; see SettingsMirror.write()."""
+    mirror.write([settings])
+
+
 def _parse_record(value: bytes) -> QueueSettings:
     """Return the settings in the value of a record, with the topic ids in it; raises ConfigError."""
     settings = QueueSettings.from_json(value, newer=True)

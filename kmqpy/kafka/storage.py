@@ -158,11 +158,13 @@ class KafkaStorage:
         retention_ms: int | None = None,
         **changes: Any,
     ) -> None:
-        """See Storage.alter. Changes `markers` and `late_acks`, too, partitions, and the retention.
+        """See Storage.alter. Changes `markers`, `late_acks` and lanes, too, partitions, and the retention.
 
         Trackers apply the settings at once, clients when they are made. Keys move to other partitions when
         some are added. Raises ConfigError for fewer partitions, and for a retention that is not longer than
-        the longest lease or delay; TopicError while the queue is being deleted.
+        the longest lease or delay; TopicError while the queue is being deleted. Takes a quarter of a minute
+        or more for lanes that are to go: until they are empty. Raises Unavailable if they don't get empty
+        within a minute; another call then goes on.
         """
         _check_name(name)
         partitions, retention_ms = (
@@ -171,7 +173,9 @@ class KafkaStorage:
         )
         retention = None if retention_ms is None else retention_ms / 1000
         with self._use_admin() as admin, self._suggest_nearest(admin, name):
-            admin.alter_queue(name, partitions=partitions, retention=retention, **changes)
+            settings = admin.alter_queue(name, partitions=partitions, retention=retention, **changes)
+            if settings.draining_lanes:
+                admin.remove_lanes(name)
 
     def list(self) -> builtins.list[str]:
         """See Storage.list: the registered queues, without those that are being deleted."""

@@ -73,3 +73,22 @@ def shared_topics(queue: QueueSettings, others: Iterable[QueueSettings]) -> list
         for name, role in topics_of(other).items()
         if name in own
     ]
+
+
+def check_topics(settings: QueueSettings, others: Iterable[QueueSettings]) -> None:
+    """Raise ConfigError unless the queue has four different topics that no other queue uses.
+
+    A marker names only a partition and an offset: in one topic, nobody could tell the markers of two queues
+    apart.
+    """
+    if len(topics_of(settings)) < 4:
+        raise ConfigError(
+            f"markers_topic: {settings.markers_topic!r} is that of the dead letters; choose another name"
+        )
+    for shared in shared_topics(settings, others):
+        fields = {"queue topic": "name", "markers topic": "markers_topic"}
+        field = fields.get(shared.role, "dead_letter_topic")
+        raise ConfigError(
+            f"{field}: {shared.name!r} is the {shared.role_there} of queue {shared.other!r}; "
+            "each queue needs topics of its own"
+        )

@@ -134,7 +134,6 @@ class _Tracer:
         self._progress = progress
         topics = Topics(connection)
         found = topics.check(queue)
-        self._topic_id = found.queue.topic_id
         self._cuts = _cuts(connection, queue, found)
         names = markers_topics(queue)
         there = topics.describe([*names, *names.values()])
@@ -143,6 +142,7 @@ class _Tracer:
             for name, markers in names.items()
             if name in there and markers in there
         }
+        self._topic_ids = {name: topic.topic_id for name, topic in there.items()}
         self._markers_topics = names
         self._read = 0
         self._records: dict[RecordPlace, Any] = {}
@@ -155,13 +155,15 @@ class _Tracer:
         found = _PLACE.fullmatch(message) if isinstance(message, str) else None
         if found is None:
             receipt = Receipt.parse(message)
-            if receipt.queue != self._queue.name:
+            if receipt.queue not in self._queue.lane_markers:
                 raise ReceiptError(f"receipt: it is of queue {receipt.queue!r}, not of {self._queue.name!r}")
-            if receipt.topic_id != self._topic_id:
+            if receipt.topic_id != self._topic_ids.get(receipt.queue):
                 raise ReceiptError(f"receipt: it is of another topic named {receipt.queue!r}, deleted since")
             place = RecordPlace(receipt.queue, receipt.partition, receipt.offset)
         else:
-            place = RecordPlace(found[1] or self._queue.name, int(found[2]), int(found[3]))
+            lane = f"{self._queue.name}__{found[1]}"  # of an id
+            topic = lane if lane in self._queue.lane_markers else found[1] or self._queue.name
+            place = RecordPlace(topic, int(found[2]), int(found[3]))
             if place.topic not in self._partitions:
                 raise ConfigError(f"message: {place.topic!r} is no topic of messages of {self._queue.name!r}")
             # A number behind a cut names its message already; an offset names what stands there now.

@@ -11,6 +11,7 @@ from kmqpy.core import logs
 from kmqpy.errors import ClusterError
 
 from . import report
+from .celery_tasks import run as kill_workers
 from .cuts import run as cut_logs
 from .gateways import STORAGES
 from .gateways import run as kill_gateways
@@ -37,10 +38,12 @@ reads the topics: nothing may be lost, unfinished, unexpected, or copied twice b
   make chaos ARGS="--full"                 1,000,000 messages, 140 faults, less than 60 minutes
   make chaos ARGS="--full --minutes 5"     the same in small
   make chaos ARGS="--late"                 100,000 acks up to 5 s after the lease, about 10 minutes
+  make chaos ARGS="--clocks 180"            clocks, of brokers too, are wrong by 3 minutes to either side
   make chaos ARGS="--cuts 30"              logs are cut back instead, 30 times, about 15 minutes
   make chaos ARGS="--power 4"              the power of all brokers is cut instead, about 4 minutes
   make chaos ARGS="--gateways kafka"       gateways are killed: 100,000 messages, about 15 minutes
   make chaos ARGS="--sqs --messages 20000" the same with clients of SQS, and tasks of Celery with an ETA
+  make chaos ARGS="--celery --messages 2000" the same with workers of Celery, about 3 minutes
   make chaos ARGS="--seed 7"               other targets, another order
   make chaos ARGS="--control two-sends"    a safeguard is taken out: the checker must find it
   make chaos ARGS="--scenario two-sends"   what that does to kmqpy as it is: nothing
@@ -73,6 +76,12 @@ def main() -> None:
 @click.option("--minutes", type=click.FloatRange(1), help="Scale faults and messages to so much load.")
 @click.option("--seed", type=int, help="Of the schedule; default: from the clock.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, show_default=False)
+@click.option(
+    "--clocks",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="By how many seconds clocks are wrong; needs libfaketime.",
+)
 @click.option("--cuts", type=click.IntRange(1), help="Cut logs back so many times, and do nothing else.")
 @click.option("--power", type=click.IntRange(1), help="Cut the power of all brokers so many times instead.")
 @click.option(
@@ -80,7 +89,8 @@ def main() -> None:
 )
 @click.option("--gateways", type=click.Choice(STORAGES), help="Kill gateways over this storage instead.")
 @click.option("--sqs", is_flag=True, help="Kill gateways of SQS's clients over PostgreSQL instead.")
-@click.option("--messages", type=click.IntRange(1), default=100_000, help="With --gateways and --sqs.")
+@click.option("--celery", is_flag=True, help="Kill gateways, and a worker of Celery, instead.")
+@click.option("--messages", type=click.IntRange(1), default=100_000, help="With the last three.")
 @click.option("--no-late-acks", is_flag=True, help="The queue has no late acks.")
 @click.option(
     "--control",
@@ -94,11 +104,13 @@ def run(
     minutes: float | None,
     seed: int | None,
     out: Path,
+    clocks: float,
     cuts: int | None,
     power: int | None,
     flush: int,
     gateways: str | None,
     sqs: bool,
+    celery: bool,
     messages: int,
     no_late_acks: bool,
     control: str | None,
@@ -114,12 +126,16 @@ def run(
             problems = kill_gateways(gateways, messages, _seed(seed), out, _tell)
         elif sqs:
             problems = kill_sqs(messages, _seed(seed), out, _tell)
+        elif celery:
+            problems = kill_workers(messages, _seed(seed), out, _tell)
         elif cuts:
             problems = cut_logs(cuts, _seed(seed), out, _tell)
         elif power:
             problems = cut_logs(power, _seed(seed), out, _tell, flush)
         else:
-            problems = _chaos(level or "medium", minutes, seed, out, late_acks=not no_late_acks)
+            problems = _chaos(
+                level or "medium", minutes, seed, out, late_acks=not no_late_acks, clocks_s=clocks
+            )
     except (Failed, ClusterError) as error:
         click.echo(f"could not run: {error}", err=True)
         sys.exit(2)
@@ -132,9 +148,11 @@ def run(
     click.echo("every promise was kept")
 
 
-def _chaos(name: str, minutes: float | None, seed: int | None, out: Path, *, late_acks: bool) -> list[str]:
+def _chaos(
+    name: str, minutes: float | None, seed: int | None, out: Path, *, late_acks: bool, clocks_s: float
+) -> list[str]:
     level = LEVELS[name] if minutes is None else LEVELS[name].scaled(minutes)
-    result = run_it(replace(level), _seed(seed), out, _tell, late_acks=late_acks)
+    result = run_it(replace(level), _seed(seed), out, _tell, late_acks=late_acks, clocks_s=clocks_s)
     report.write(result, out)
     click.echo(report.table(result))
     return result.all_problems

@@ -23,6 +23,7 @@ from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.message import Message
 
+from .clocks import WRONG_BY, shift
 from .journal import Journal, places
 
 MAX_IN_FLIGHT = 400
@@ -208,6 +209,7 @@ def _end_with_parent() -> None:
 
 def main() -> None:
     _end_with_parent()
+    shift(float(os.environ.get(WRONG_BY, "0")))
     kind, text, *rest = sys.argv[1:]
     sabotage = text if kind == "tracker" else json.loads(text)["sabotage"]
     if sabotage:

@@ -78,8 +78,10 @@ class Events:
             file.write(line + "\n")
 
 
-def run(level: Level, seed: int, out: Path, show: Show, *, late_acks: bool = True) -> Result:
-    """One run; `late_acks` is the setting of its queue.
+def run(
+    level: Level, seed: int, out: Path, show: Show, *, late_acks: bool = True, clocks_s: float = 0.0
+) -> Result:
+    """One run; `late_acks` is the setting of its queue, and clocks are wrong by `clocks_s`.
 
     Raises Failed, or ClusterError, when the servers can't even be started.
     """
@@ -90,7 +92,7 @@ def run(level: Level, seed: int, out: Path, show: Show, *, late_acks: bool = Tru
     events.add("start", level=level.name, seed=seed, messages=level.messages, faults=len(faults))
     show(f"{level.name}, seed {seed}: {level.messages:,} messages, {len(faults)} faults; starting servers")
     began = time.monotonic()
-    with Stage(level, load_s(level, faults), out, late_acks=late_acks) as stage:
+    with Stage(level, load_s(level, faults), out, late_acks=late_acks, clocks_s=clocks_s) as stage:
         return _Run(stage, seed, faults, events, show, began).run()
 
 
@@ -134,7 +136,8 @@ class _Run:
         self._seen.interruptions = sum(
             fault.kind in _INTERRUPTIONS for done in self._done for fault in done.fault.all
         )
-        self._measure(load_ended_ms)
+        if not stage.clocks_s:  # else nobody knows when the copies were made
+            self._measure(load_ended_ms)
         verdicts = {
             queue.name: self._judge(queue, partitions, seen)
             for queue, partitions, seen in ((stage.queue, PARTITIONS, self._seen), (stage.second, 1, second))
@@ -149,7 +152,7 @@ class _Run:
             load_ended_ms,
             verdicts,
             self._problems,
-            self._done,
+            self._done if not stage.clocks_s else [],
             self._faults.held(),
             self._times,
         )

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 from .children import ChildTask
+from .clocks import library, restart_wrong, set_wrong
 from .proxy import Gate, Proxy
 from .schedule import BROKERS, CONSUMERS, TRACKERS, ZOOKEEPERS, Level
 
@@ -50,6 +51,7 @@ class Slot:
         self.name = name
         self.starts = 0
         self.log = log
+        self.environment: Mapping[str, str] = os.environ
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -59,7 +61,12 @@ class Slot:
             log.write(f"--- start {self.starts}\n".encode())
             log.flush()
             self._process = subprocess.Popen(
-                self._command(self.starts), cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                self._command(self.starts),
+                cwd=ROOT,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
             )
 
     @property
@@ -181,11 +188,15 @@ class Stage:
     """3 brokers, 3 ZooKeeper servers, 3 trackers, 4 consumers, 2 senders.
 
     Each tracker is behind gates of its own, and so is `more`, a fourth one that joins later. `second` is a
-    small queue whose messages are deleted while they are in flight.
+    small queue whose messages are deleted while they are in flight. With `clocks_s`, a third of all clocks is
+    slow by so much, a third fast; those of brokers, too.
     """
 
-    def __init__(self, level: Level, load_s: float, out: Path, *, late_acks: bool = True) -> None:
+    def __init__(
+        self, level: Level, load_s: float, out: Path, *, late_acks: bool = True, clocks_s: float = 0.0
+    ) -> None:
         self.level = level
+        self.clocks_s = clocks_s
         self.out = out
         self.queue = QueueSettings(name="chaos", lease_ms=level.lease_ms, late_acks=late_acks)
         self.second = QueueSettings(name="chaos-second", lease_ms=level.lease_ms)
@@ -238,10 +249,20 @@ class Stage:
         )
         self.consumers = [self._child("consumer", n) for n in range(1, CONSUMERS + 1)]
         self.senders = [self._child("sender", n) for n in range(1, SENDERS + 1)]
+        if self.clocks_s:
+            self._make_clocks_wrong()
         self._ends.callback(self._kill_all)
         for slot in [*self.trackers, *self.consumers]:
             slot.start()
         self.wait_until_served()
+
+    def _make_clocks_wrong(self) -> None:
+        preload = library()
+        if preload is None:
+            raise Failed("brokers can't be given wrong clocks: install libfaketime")
+        for slots in (self.trackers, self.consumers, self.senders):
+            set_wrong(slots, self.clocks_s)
+        restart_wrong([self.cluster.broker(n) for n in range(1, BROKERS + 1)], self.clocks_s, preload)
 
     def wait_until_served(self) -> None:
         """Until a tracker is at work for each partition and all are ready."""

@@ -6,17 +6,19 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 
 import pytest
 
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.kafka.markers.claim_headers import CLAIM, naming_tick
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.lineage import COPY
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.message import Message
 
-from . import controls
+from . import clocks, controls, journal
 from .children import LateAcks
 from .claims import ClaimOrder, LateAckOrder
 from .judge import Seen, Stored, concerned, judge, silence
@@ -271,6 +273,14 @@ def message(name: str) -> Message:
 
 
 # --- the schedule -----------------------------------------------------------------------------------
+
+
+def test_a_wrong_clock_is_that_of_everything_but_the_journal(monkeypatch):
+    for name in ("time", "time_ns"):
+        monkeypatch.setattr(time, name, getattr(time, name))  # and back at the end
+    clocks.shift(-180)
+    assert journal.time_ns() // 1_000_000 - SYSTEM_CLOCK.wall_ms() == pytest.approx(180_000, abs=5_000)
+    assert clocks.spread(120, 4) == [0, -120, 120, 0]
 
 
 def test_a_seed_fixes_the_schedule():

@@ -464,9 +464,13 @@ def test_chunked_bodies(wire, name):
     assert_answers(chunked(wire, path, chunks(b"[1", b",2", b"]")), SUCCESS)
     assert_answers(chunked(wire, path, [*b"".join(chunks(b'{"a"', b":3}")).partition(b":")]), SUCCESS)
     assert_answers(chunked(wire, path, [b"1;x=y\r\n4\r\n0\r\nTrailer: x\r\n\r\n"]), SUCCESS)
+    assert_answers(chunked(wire, path, [b"1\r\n5\r\n0\r\nOrigin: http://a\r\nHost: b\r\n\r\n"]), SUCCESS)
+    wire.send(f"POST {path} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+    wire.send(f"1\r\n6\r\n0\r\n{JSON}\r\n\r\n".encode())
+    assert wire.answer("POST").status == 415  # a trailer is no header
     assert_answers(chunked(wire, path, chunks()), SUCCESS)
     assert_answers(chunked(wire, path, chunks(*[bytes([one]) for one in b"[%s]" % (b" " * 500)])), SUCCESS)
-    assert sent(wire, name) == [[1, 2], {"a": 3}, 4, None, []]
+    assert sent(wire, name) == [[1, 2], {"a": 3}, 4, 5, None, []]
 
 
 def test_gzip_bodies(wire, name):

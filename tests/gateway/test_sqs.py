@@ -498,8 +498,26 @@ def test_other_gateways_see_what_one_changes(tmp_path, name):
             lambda: there.send_message(QueueUrl=queue, MessageBody="b") and counts(here, queue)[0] > 0, 10
         )
         assert bodies(received(there, queue, WaitTimeSeconds=20)) == ["b"]
+        here.purge_queue(QueueUrl=queue)
+        with pytest.raises(ClientError) as error:
+            there.purge_queue(QueueUrl=queue)
+        assert code(error) == f"{SERVICE}.PurgeQueueInProgress"
         there.delete_queue(QueueUrl=queue)
         with pytest.raises(ClientError):
             here.get_queue_attributes(QueueUrl=queue, AttributeNames=["All"])
+        with pytest.raises(ClientError) as error:
+            here.create_queue(QueueName=name)
+        assert code(error) == f"{SERVICE}.QueueDeletedRecently"
     with running(storage_for(url)) as third:
-        assert "QueueUrls" not in client(third).list_queues()
+        sqs = client(third)
+        assert "QueueUrls" not in sqs.list_queues()
+        with pytest.raises(ClientError):
+            sqs.create_queue(QueueName=name)
+        third.storage.alter(
+            "KMQ.sqs", notes=json.dumps({name: int(time.time() * 1000) - 61_000, "a": {}, "b": "c"})
+        )
+        sqs.create_queue(QueueName=name)
+        third.storage.alter("KMQ.sqs", notes="[5")
+        sqs.delete_queue(QueueUrl=queue)
+        with pytest.raises(ClientError):
+            sqs.create_queue(QueueName=name)

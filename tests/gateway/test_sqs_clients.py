@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -12,26 +11,18 @@ from gateway_support import fresh_memory, running
 from sqs_support import client
 
 from kmqpy.core.clock import SYSTEM_CLOCK, wait_until
-from kmqpy.dev.jars import cache_folder
+from tests.chaos.celery_tasks import PACKAGES, packages
 
 pytestmark = pytest.mark.slow
-_PACKAGES = ("celery[sqs]==5.7.0", "aioboto3==15.5.0")
 
 
 @pytest.fixture(scope="module")
 def environment():
-    """Variables with which Python finds the packages, which pip fetches once and the cache keeps."""
-    folder = cache_folder() / "-".join(one.replace("==", "-") for one in _PACKAGES)
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
-            install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", f"{made}/all"]
-            try:
-                subprocess.run([*install, *_PACKAGES], check=True, capture_output=True, timeout=400)
-            except subprocess.SubprocessError as error:
-                pytest.skip(f"the package registry does not give {_PACKAGES}: {error}")
-            if not folder.exists():  # another worker may have been faster
-                Path(made, "all").rename(folder)
+    """Variables with which Python finds the packages."""
+    try:
+        folder = packages()
+    except subprocess.SubprocessError as error:
+        pytest.skip(f"the package registry does not give {PACKAGES}: {error}")
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parent)])}
 
 

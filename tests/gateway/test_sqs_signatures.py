@@ -21,6 +21,7 @@ from kmqpy.gateway.keys.stores import FileKeys
 from kmqpy.queue import storage_for
 
 OPERATOR_KEY = b"k" * 32
+ALLOWS = {"Effect": "Allow", "Principal": "*", "Action": "SQS:SendMessage", "Resource": "*"}
 
 
 @pytest.fixture(scope="module")
@@ -147,13 +148,58 @@ def test_the_policy_of_a_queue_allows_and_denies(served, keys):
         ({"Resource": "arn:aws:sqs:us-east-1:000000000000:others"}, None),
         ({"NotAction": "a"}, None),
         ({"Action": []}, None),
+        ({"Action": "*"}, True),
+        ({"Action": "sqs:S?ndMessage"}, True),
+        ({"Action": "sqs:[S]endMessage"}, None),
+        ({"Action": "sqs:[S]endMessage", "Effect": "Deny"}, None),
+        ({"Resource": "arn:aws:sqs:us-east-1:000000000000:job?"}, True),
+        ({"Resource": "arn:aws:sqs:us-east-1:000000000000:[j]obs"}, None),
+        ({"Resource": "arn:aws:sqs:*jobs"}, True),
+        ({"Resource": "arn:aws:sqs:eu-west-1:000000000000:jobs"}, None),
+        ({"Resource": "arn:aws:sqs:us-east-1:111111111111:jobs"}, None),
+        ({"Resource": "jobs"}, None),
+        ({"Resource": ["arn:aws:sqs:eu-west-1:111111111111:jobs"], "Effect": "Deny"}, False),
+        ({"Resource": "arn:aws:sqs:us-east-1:000000000000:others", "Effect": "Deny"}, None),
+        ({"Resource": "arn:aws:sqs:*:*:${aws:username}", "Effect": "Deny"}, False),
+        ({"Resource": "*" + "*a" * 200, "Effect": "Deny"}, None),
+        ({"Principal": {"AWS": ["arn:aws:iam::000000000000:role/x", "AKIA1"]}}, True),
+        ({"Principal": {"AWS": ["arn:aws:iam::000000000000:role/x", "AKIA2"]}, "Effect": "Deny"}, False),
+        ({"Principal": {"AWS": "AKIA2"}, "Effect": "Deny"}, None),
+        ({"Principal": {"AWS": "AKIA*"}}, None),
+        ({"Principal": {"AWS": "AKIA*"}, "Effect": "Deny"}, False),
+        ({"Principal": {"AWS": "arn:aws:iam::*:root"}, "Effect": "Deny"}, False),
+        ({"Principal": {"AWS": "arn:aws:iam::000000000000:user/a/b/AKIA1"}, "Effect": "Deny"}, False),
+        ({"Principal": {"AWS": "arn:aws:iam::1:user/000000000000"}}, None),
+        ({"Principal": {"AWS": []}, "Effect": "Deny"}, False),
+        ({"NotPrincipal": {"AWS": "AKIA2"}, "Effect": "Deny"}, False),
     ],
 )
 def test_what_a_statement_says(changes, wanted):
-    statement = {"Effect": "Allow", "Principal": "*", "Action": "SQS:SendMessage", "Resource": "*"}
-    policy = json.dumps({"Statement": {**statement, **changes}})
-    found = verdict(policy, action="SendMessageBatch", key_id="AKIA1", account="000000000000", queue="jobs")
-    assert found is wanted
+    policy = json.dumps({"Statement": {**ALLOWS, **changes}})
+    assert said(policy) is wanted
+
+
+def said(policy):
+    arn = "arn:aws:sqs:us-east-1:000000000000:jobs"
+    return verdict(policy, action="SendMessageBatch", key_id="AKIA1", account="000000000000", arn=arn)
+
+
+@pytest.mark.parametrize(
+    ("policy", "wanted"),
+    [
+        ({}, None),
+        ({"Version": "2012-10-17", "Id": "x", "Statement": []}, None),
+        ({"Statement": ["Deny", "Allow"]}, False),
+        ({"Statement": [ALLOWS, {**ALLOWS, "Effect": "Deny", "Action": "sqs:ReceiveMessage"}]}, True),
+        ({"Statement": [ALLOWS, {**ALLOWS, "Effect": "Deny", "Principal": {"AWS": "AKIA1"}}]}, False),
+        ({"Statement": [{**ALLOWS, "Condition": {}}, ALLOWS]}, True),
+        ({"statement": [{**ALLOWS, "Effect": "Deny"}]}, False),
+        ({"Statement": ALLOWS, "statement": []}, False),
+        ({"Statement": ALLOWS, "NotStatement": 1}, False),
+    ],
+)
+def test_what_several_statements_say(policy, wanted):
+    assert said(json.dumps(policy)) is wanted
 
 
 def test_wrong_secrets_and_unknown_keys_are_refused(served, keys):

@@ -167,7 +167,8 @@ class LiveQueue:
         tracker = Tracker(self.connection, self.zookeeper, TrackerSettings(**settings)).start()
         self._ends.callback(tracker.stop)
         if wait:
-            until(lambda: len(tracker.owned()) == self.partitions, what=tracker.problems)
+            owned = self.partitions * len(self.settings.lanes())
+            until(lambda: len(tracker.owned()) == owned, what=tracker.problems)
         return tracker
 
     def tracker_process(self, **settings: Any) -> "TrackerProcess":

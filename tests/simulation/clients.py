@@ -125,12 +125,13 @@ _late_acks = stepwise(
     "kmqpy.kafka.copies.late_acks",
     {"examine", "find_acknowledged", "_read"},
     partition_reader=SimpleNamespace(RepeatedReader=RepeatedReader),
+    Topics=Topics,
     threading=Threading,
 )
 LateAckCheck = _late_acks.LateAckCheck
 _receiver = stepwise(
     "kmqpy.kafka.client.receiver",
-    {"receive", "keep_alive", "_start", "find_acknowledged"},
+    {"receive", "poll", "start", "hand_out", "keep_alive", "_start", "_confirm", "find_acknowledged"},
     LateAckCheck=lambda connection, *rest: connection.world.controls.late_ack_check(connection, *rest),
     GroupMember=lambda connection, *rest, **more: connection.world.controls.member(connection, *rest, **more),
     Collapsing=lambda connection, *rest: connection.world.controls.collapsing(connection, *rest),
@@ -295,7 +296,7 @@ def client(
                 continue
             if lease == lease_ms and world.random() < 0.2:  # `for message in client`: one after the other
                 until = asked + lease_ms / 1000
-                own._read_ahead.extend(messages[1:], until)
+                own.read_ahead.extend(messages[1:], until)
                 messages = messages[:1]
             for message in messages:
                 use(message, lease)
@@ -304,12 +305,12 @@ def client(
                     yield 600.0
                     own._follow_topics()
                     yield from own._receiver.keep_alive()
-                    own._read_ahead.give_back_stale()
-            while own._read_ahead:
-                own._read_ahead.give_back_stale()
+                    own.read_ahead.give_back_stale()
+            while own.read_ahead:
+                own.read_ahead.give_back_stale()
                 yield 40 * world.random()
                 # QueueConsumer.__iter__ must look, too: we may have stood still.
-                if (message := own._read_ahead.pop()) is not None and until > process.monotonic():
+                if (message := own.read_ahead.pop()) is not None and until > process.monotonic():
                     use(message, lease)
             partitions = member._partitions.values()
             waiting = member._commit_schedule.uncommitted or any(
@@ -382,7 +383,7 @@ def _use_open(connection: Connection, own: Any, message: Any, lease: int, histor
         return
     luck = world.random() if world.faults else 0.0
     if luck < 0.15:  # as ack(confirmed=True)
-        own._check_open()
+        own.check_open()
         writer, places = own._locate(own._places.offsets_of, [message])
         history.acks(process, message)
         yield from writer.write_in_steps(places.items())

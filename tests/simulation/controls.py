@@ -217,10 +217,10 @@ class IgnoresLate(LateAckCheck):
     ignored: Op
 
     def _apply_operations(self, known: Any, place: Any, headers: Any, checked: Any) -> None:
-        left = [one for one in known.operations(place[1], headers) if one.op is not self.ignored]
-        super()._apply_operations(
-            SimpleNamespace(now_ms=known.now_ms, operations=lambda *_: left), place, headers, checked
-        )
+        own = known[0]
+        left = [one for one in own.operations(place[1], headers) if one.op is not self.ignored]
+        heeded = SimpleNamespace(now_ms=own.now_ms, operations=lambda *_: left)
+        super()._apply_operations([heeded], place, headers, checked)
 
 
 class IgnoresLateDeadLetters(IgnoresLate):
@@ -248,8 +248,8 @@ class LooksFromItsTake(LateAckCheck):
 
     def examine(self, copies: Any, within_s: float) -> Steps:
         self._known.clear()
-        logs = self._reader.connection.broker.logs
-        ends = {partition: logs[self._reader.topic, partition].end - 1 for partition in copies}
+        logs = self._connection.broker.logs
+        ends = {partition: logs[self._queue.markers_topic, partition].end - 1 for partition in copies}
         later = {
             partition: {one: copy._replace(planned_at=ends[partition]) for one, copy in ones.items()}
             for partition, ones in copies.items()
@@ -268,9 +268,9 @@ class BelievesAncestors(LateAckCheck):
 
     def examine(self, copies: Any, within_s: float) -> Steps:
         checked = yield from super().examine(copies, within_s)
-        log_of = self._reader.connection.broker.logs
+        log_of = self._connection.broker.logs
         for partition, ones in copies.items():
-            log = log_of[self._reader.topic, partition]
+            log = log_of[self._queue.markers_topic, partition]
             for offset, headers in ones.items():
                 place = RecordPlace(self._queue.name, partition, offset)
                 named = read_ancestors(last_header(self._headers[partition, offset], ANCESTORS), place)

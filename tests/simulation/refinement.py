@@ -22,7 +22,7 @@ from kmqpy.kafka.markers.claim_headers import CLAIM, DROPPED, named_offsets
 from kmqpy.kafka.markers.codec import ACKNOWLEDGED, TICK_OFFSET, Op
 from kmqpy.kafka.markers.entry import SnapshotRow, TakenRun
 from kmqpy.kafka.markers.finished import WINDOW
-from kmqpy.kafka.markers.late_operations import PLANNED_AT, read_planned_at
+from kmqpy.kafka.markers.late_operations import read_planned_at
 from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
 from kmqpy.kafka.settings import QueueSettings
 
@@ -288,8 +288,8 @@ class _Replay:
             raise NotEnabled(f"copy {copy.at} names {planned}, and was planned at {part.planned[copy.at]}")
 
     def _planned_at(self, record: Record) -> int | None:
-        named = m.last_header(m.headers_of(record.headers()), PLANNED_AT)
-        return read_planned_at(named, self._queue.name, record.partition())
+        name = self._queue.name
+        return read_planned_at(m.headers_of(record.headers()), record.partition(), [name]).get(name)
 
     def _by_client(self, part: Protocol, record: Record) -> None:
         partition, by = record.partition(), record.by

@@ -7,7 +7,6 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.errors import KmqError, Unavailable
-from kmqpy.kafka.settings import QueueSettings
 from tracker.partition.owned_partition import TrackingPhase
 from tracker.settings import TrackerSettings
 
@@ -215,8 +214,8 @@ class PartitionRedelivery(_partition_redelivery.PartitionRedelivery):
         self._world.journal.append(Planned(name, part.number, offsets, position, taken_late))
         return (yield from super().redeliver(part, entries, position, taken_late, log, now_ms))
 
-    def _dead_letters_exist(self, queue: QueueSettings) -> bool:
-        return queue.dead_letter_topic not in self._broker.missing
+    def _has_topic(self, _part: Any, topic: str) -> bool:
+        return topic not in self._broker.missing
 
 
 def _controlled(name: str) -> Callable[..., Any]:

@@ -176,7 +176,7 @@ def test_an_iteration_that_goes_on_does_not_disturb_close(client, monkeypatch):
 
     def put_and_take(marker):  # as another thread's iteration may at this moment
         put_one(marker)
-        client._read_ahead.pop()
+        client.read_ahead.pop()
 
     assert next(iter(client)).offset == 0
     monkeypatch.setattr(client._topics.writer, "put_one", put_and_take)
@@ -197,7 +197,7 @@ def test_what_got_stale_is_given_back_before_close_closes_the_writer(client, mon
         give_back(places)
 
     monkeypatch.setattr(client._topics.writer, "give_back", close_and_give_back)
-    client._read_ahead._min_lease_left_s = 60
+    client.read_ahead._min_lease_left_s = 60
     assert list(messages) == []
     closing.join(60)
     assert client._topics.writer.given_back() == [1, 2, 3, 4]
@@ -225,8 +225,8 @@ def test_what_waits_its_turn_is_given_back_while_another_thread_receives(client)
     """The housekeeper can't do what needs the consumer then, but this it can."""
     assert next(iter(client)).offset == 0
     later = client._clock.monotonic() + 16  # of 30
-    client._read_ahead._clock = SimpleNamespace(monotonic=lambda: later)
-    with client._receiving:
+    client.read_ahead._clock = SimpleNamespace(monotonic=lambda: later)
+    with client.receiving:
         wait_for_markers(client)
     assert client._topics.writer.given_back() == [1, 2, 3, 4]
 

@@ -58,7 +58,7 @@ def test_old_copies_are_known_some_time_though_newer_ones_come_between(check, mo
     end, at_once = 6_000_000, 1_000_000
 
     def scan(_, starts, visit):
-        known = check._known[0]
+        known = check._known["jobs", 0]
         known.end = min(end, starts[0] + at_once)
         return {0: SimpleNamespace(done=known.end == end)}
 

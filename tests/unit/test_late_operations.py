@@ -302,14 +302,14 @@ def test_a_bulk_redelivery_takes_little_memory(log):
 def test_the_header_is_read_where_it_was_written():
     name, data = planned_at_header(QUEUE, PARTITION, 77)
     assert (name, data) == (PLANNED_AT, b"jobs:3:77")
-    assert read_planned_at(data, QUEUE, PARTITION) == 77
-    assert read_planned_at(data, QUEUE, PARTITION + 1) is None
-    assert read_planned_at(data, "others", PARTITION) is None
+    assert read_planned_at([(name, data)], PARTITION, [QUEUE]) == {QUEUE: 77}
+    assert read_planned_at([(name, data)], PARTITION + 1, [QUEUE]) == {}
+    assert read_planned_at([(name, data)], PARTITION, ["others"]) == {}
 
 
 @pytest.mark.parametrize("data", [None, b"", b"jobs:3:", b"jobs:3:-1", b"jobs:3:9" + b"9" * 18, b"\xff:3:7"])
 def test_a_header_that_says_nothing_is_none(data):
-    assert read_planned_at(data, QUEUE, PARTITION) is None
+    assert read_planned_at([(PLANNED_AT, data)], PARTITION, [QUEUE]) == {}
 
 
 def test_forged_markers_cannot_have_more_watched_than_there_is_memory_for(log, monkeypatch):

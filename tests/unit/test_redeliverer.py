@@ -67,7 +67,7 @@ class Refusing(Redeliverer):
     def again(self, offsets):
         self.sent.clear()
         entries = [Entry(offset, offset, 0, 0, EntryState.LEASED) for offset in offsets]
-        return self.redeliver(entries, Reader(), lambda: True, lambda: True)
+        return self.redeliver(entries, Reader(), lambda: True, lambda _: True)
 
 
 def test_many_that_are_refused_hold_up_the_others_for_a_few_transactions_only():
@@ -172,7 +172,7 @@ def test_a_record_that_librdkafka_can_not_be_given_holds_up_no_other():
     )
     producer = redeliverer._producer = Producer({b"3"})
     entries = [Entry(offset, offset, 0, 0, EntryState.LEASED) for offset in range(8)]
-    outcome = redeliverer.redeliver(entries, Bodies(), lambda: True, lambda: True)
+    outcome = redeliverer.redeliver(entries, Bodies(), lambda: True, lambda _: True)
     assert sorted(producer.committed) == [b"0", b"1", b"2", b"4", b"5", b"6", b"7"]
     assert list(outcome.failed) == [3]
     assert not outcome.broken
@@ -185,7 +185,7 @@ def test_r24_what_was_written_is_committed_only_if_its_topics_are_still_the_same
     redeliverer = Redeliverer(KafkaConnection(), QueueSettings(name="q", max_redeliveries=None), 0, settings)
     producer = redeliverer._producer = Producer(set())
     entries = [Entry(offset, offset, 0, 0, EntryState.LEASED) for offset in range(8)]
-    outcome = redeliverer.redeliver(entries, Bodies(), partial(answers.pop, 0), lambda: True)
+    outcome = redeliverer.redeliver(entries, Bodies(), partial(answers.pop, 0), lambda _: True)
     assert (len(producer.committed), answers) == (committed, [])
     assert (len(outcome.redelivered), len(outcome.failed)) == (committed, 8 - committed)
 
@@ -204,7 +204,7 @@ def test_r36_after_an_end_that_may_come_again_the_partition_is_taken_over_again(
     )
     producer = redeliverer._producer = Slow(())
     entries = [Entry(offset, offset, 0, 0, EntryState.LEASED) for offset in range(8)]
-    outcome = redeliverer.redeliver(entries, Bodies(), lambda: True, lambda: True)
+    outcome = redeliverer.redeliver(entries, Bodies(), lambda: True, lambda _: True)
     assert len(producer.committed) == len(outcome.redelivered) == 4 * transactions
     assert len(outcome.failed) == 8 - 4 * transactions
     assert outcome.broken == producer.may_end_again == (transactions == 1)
@@ -220,7 +220,7 @@ def test_r37_a_dead_letter_topic_that_kafka_denies_for_a_moment_is_not_gone(monk
     redeliverer._producer = Producer(())
     torn = [TornClaim(b"claim", "q__undelivered", 0, OffsetRuns([(3, 2)]))]
     known_at = clock.monotonic() + denied_s
-    assert redeliverer.mend(torn, lambda: True, lambda: clock.monotonic() >= known_at) == mended
+    assert redeliverer.mend(torn, lambda: True, lambda _: clock.monotonic() >= known_at) == mended
 
 
 class HangingCopies(Producer):
@@ -303,9 +303,9 @@ def test_r38_nothing_is_aborted_behind_copies_that_may_hang(monkeypatch, end, en
     redeliverer.open(1.0)
     entries = [Entry(offset, offset, 0, 0, EntryState.LEASED) for offset in range(3)]
     for _ in range(2):
-        outcome = redeliverer.redeliver(entries, Acknowledging(end), lambda: True, lambda: True)
+        outcome = redeliverer.redeliver(entries, Acknowledging(end), lambda: True, lambda _: True)
         assert [copy.entry.offset for copy in outcome.redelivered] == [1, 2]
     assert producer.ended == ended
     redeliverer.open(1.0)
-    redeliverer.redeliver(entries, Acknowledging(1_000), lambda: True, lambda: True)
+    redeliverer.redeliver(entries, Acknowledging(1_000), lambda: True, lambda _: True)
     assert producer.ended == [*ended, "committed"]

@@ -39,10 +39,10 @@ def test_a_message_that_fails_again_and_again_waits_longer_each_time():
         waits = []
         for _ in range(12):
             reader = AwayReader(answers=answers)
-            outcome = redeliverer.redeliver(entries(1), reader, lambda: True, lambda: True)
+            outcome = redeliverer.redeliver(entries(1), reader, lambda: True, lambda _: True)
             waits.append(outcome.failed[1])
         assert 0 < waits[0] < 1
         assert all(later >= 1.5 * wait or later == 30 for wait, later in itertools.pairwise(waits))
         assert waits[-1] == 30, "for ever, but not never"
-        outcome = redeliverer.redeliver(entries(2), reader, lambda: True, lambda: True)
+        outcome = redeliverer.redeliver(entries(2), reader, lambda: True, lambda _: True)
         assert outcome.failed == {2: waits[0]}

@@ -163,7 +163,7 @@ class Mending:
         return {(0, b"a"): self.copies[topic]}
 
     def mend(self, *claims, may_go_on=True, dead_letters_exist=True):
-        return self.redeliverer.mend(claims, lambda: may_go_on, lambda: dead_letters_exist)
+        return self.redeliverer.mend(claims, lambda: may_go_on, lambda _: dead_letters_exist)
 
 
 @pytest.fixture

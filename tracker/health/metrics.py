@@ -33,6 +33,9 @@ class TrackerMetrics:
         )
         self.redelivered = counter("kmq_redelivered", "Messages redelivered")
         self.dead_lettered = counter("kmq_dead_lettered", "Messages moved to the dead-letter topic")
+        self.lane_fallbacks = counter(
+            "kmq_lane_fallbacks", "Copies that stayed in their own lane: the retry lane can't be written"
+        )
         self.late_acks = counter("kmq_late_acks", "Acks of messages that were not in flight any more")
         self.taken_late = counter(
             "kmq_taken_late", "Messages that were finished already when they were taken; they get no copy"

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
@@ -68,6 +69,8 @@ _MAX_CLAIM_IDS = 1_000
 _RETRY_PAUSE = Backoff(0.4, 2, 30, jitter=0)
 """redeliver() makes a message that failed due again after this pause: 0.4 s, doubled by each failure of the
 message, up to 30 s."""
+_LANE_AWAY_S = 30.0
+"""So long after a failure to write to the retry lane, copies stay in their own lane (rule R47)."""
 _REFUSED_RETRY_S = 0.2
 """This time replaces `_NOT_REACHED_RETRY_S` for a message whose copy Kafka has refused before."""
 _TOPIC_GONE_S = 10.0
@@ -103,6 +106,7 @@ class RedeliveryResult:
                                 cut back before that (rule R39), so nothing was written
     broken                      True if the tracker must take the partition over again before any other work
     dead_letter_problem         why nothing was dead-lettered, if the dead-letter topic is missing
+    lane_problem                why copies stay in their own lane, if the retry lane can't be written
     problem                     why other messages failed
     refused                     texts about the copies that Kafka refused
     """
@@ -121,6 +125,7 @@ class RedeliveryResult:
     new_end: LogEnd | None = None
     broken: bool = False
     dead_letter_problem: str | None = None
+    lane_problem: str | None = None
     problem: str | None = None
     refused: list[str] = field(default_factory=list)
 
@@ -160,6 +165,7 @@ class Redeliverer:
         self._since_plan: MarkersSincePlan | None = None
         self._last_attempts: PartitionAttempts | None = None
         self._taken_late: frozenset[int] = frozenset()
+        self._lane_away_until = -math.inf
         self._log = KnownLog()
         self._claim_ids: dict[bytes, bool] = {}
         self.aborted_claims: dict[bytes, bool] = {}
@@ -192,7 +198,7 @@ class Redeliverer:
         entries: Sequence[Entry],
         reader: OriginalsReader,
         may_go_on: Callable[[], bool],
-        dead_letters_exist: Callable[[], bool],
+        exists: Callable[[str], bool],
         position: int = 0,
         taken_late: frozenset[int] = frozenset(),
         last_attempts: PartitionAttempts | None = None,
@@ -213,6 +219,7 @@ class Redeliverer:
         may_go_on      called before the transactions begin, and before each commit, when all records of the
                        transaction are written: False if the records may have gone to topics other than those
                        of `entries` (rule R24), or if this tracker may not redeliver any more
+        exists         whether Kafka has this topic, with this partition
 
         Dead letters have transactions of their own, so that a missing dead-letter topic does not hold back
         other messages (rule R7).
@@ -231,7 +238,7 @@ class Redeliverer:
             if not some or outcome.broken:
                 continue
             try:
-                self._redeliver_some(some, alone, outcome, reader, may_go_on, dead_letters_exist)
+                self._redeliver_some(some, alone, outcome, reader, may_go_on, exists)
             except ProducerUnusable as error:
                 outcome.broken = True
                 outcome.problem = str(error)
@@ -252,21 +259,21 @@ class Redeliverer:
         self,
         torn: Sequence[TornClaim],
         may_go_on: Callable[[], bool],
-        dead_letters_exist: Callable[[], bool],
+        exists: Callable[[str], bool],
         log: KnownLog | None = None,
     ) -> int:
         """Write the end markers that torn transactions of the partition lack; returns how many.
 
         These are the messages whose copies can be read. The others of the transactions have no copy. `log` is
         what is known of the queue's log. Raises KmqError, also because of `may_go_on` and
-        `dead_letters_exist`.
+        `exists`.
         """
         log = log or KnownLog()
         partition, ends = self._partition, list[NewRecord]()
         mended = 0
-        for topic in (self.queue.name, self.queue.dead_letter_topic):
+        for topic in (self.queue.name, *self._other_topics()):
             claims = [claim for claim in torn if claim.topic == topic]
-            if not claims or (topic != self.queue.name and self._is_gone(dead_letters_exist)):
+            if not claims or (topic != self.queue.name and self._is_gone(topic, exists)):
                 continue
             found = find_copies(
                 self._connection,
@@ -291,10 +298,15 @@ class Redeliverer:
             raise Unavailable(f"end markers of copies were not written: {error}") from error
         return mended
 
-    def _is_gone(self, exists: Callable[[], bool]) -> bool:
+    def _other_topics(self) -> list[str]:
+        """The topics to which copies of this queue's, or lane's, messages may have gone."""
+        lanes = [lane for lane in self.queue.lane_markers if lane != self.queue.name]
+        return [*lanes, self.queue.dead_letter_topic]
+
+    def _is_gone(self, topic: str, exists: Callable[[str], bool]) -> bool:
         """Return True once a topic has not existed for `_TOPIC_GONE_S`, and False when it exists."""
         deadline = self._clock.monotonic() + _TOPIC_GONE_S
-        while not exists():
+        while not exists(topic):
             if self._clock.monotonic() > deadline:
                 return True
             self._clock.sleep(_TOPIC_POLL_S)
@@ -326,7 +338,7 @@ class Redeliverer:
         outcome: RedeliveryResult,
         reader: OriginalsReader,
         may_go_on: Callable[[], bool],
-        dead_letters_exist: Callable[[], bool],
+        exists: Callable[[str], bool],
     ) -> None:
         """Redeliver `entries`, in order of their offsets; `alone`: each in a transaction of its own."""
         try:
@@ -340,6 +352,7 @@ class Redeliverer:
         if fetched.end <= self._last_copies.get(self.queue.name, -1):
             del self._last_copies[self.queue.name]
         copies: list[Copy] = []
+        lane = self._lane(exists, outcome)
         unreachable = _numbers(wanted, fetched.out_of_reach)
         for entry, original in self._log.originals(wanted, fetched.found):
             offset = entry.offset
@@ -348,7 +361,7 @@ class Redeliverer:
                 continue
             try:
                 refusal = self._refusals.get(offset)
-                about = self.queue, self._partition, refusal, self._position, self._now_ms
+                about = self.queue, self._partition, refusal, self._position, self._now_ms, lane
                 copies.append(copy_of(entry, original, *about))
             except Exception as error:  # a bug of kmqpy with this one message (rule R21)
                 _log.exception("copy failed", extra={"queue": self.queue.name, "offset": offset})
@@ -366,11 +379,22 @@ class Redeliverer:
         self._send_all(live, ended, alone, outcome, may_go_on)
         if held:
             self._send_all(held, [], alone, outcome, may_go_on)
-        if dead and not dead_letters_exist():
+        if dead and not exists(self.queue.dead_letter_topic):
             outcome.dead_letter_problem = f"topic {self.queue.dead_letter_topic} does not exist"
             outcome.failed |= {copy.entry.offset: self._backoff(copy.entry.offset) for copy in dead}
         elif dead:
             self._send_all(dead, [], alone, outcome, may_go_on)
+
+    def _lane(self, exists: Callable[[str], bool], outcome: RedeliveryResult) -> str:
+        """The lane to which copies go now: the retry lane, unless it can't be written (rule R47)."""
+        lane = self.queue.copies_topic
+        if lane != self.queue.name and self._clock.monotonic() < self._lane_away_until:
+            outcome.lane_problem = f"topic {lane} could not be written"
+        elif lane != self.queue.name and not exists(lane):
+            outcome.lane_problem = f"topic {lane} does not exist, or has no partition {self._partition}"
+        else:
+            return lane
+        return self.queue.name
 
     def _send_all(
         self,
@@ -407,6 +431,7 @@ class Redeliverer:
                     outcome.failed[offset] = self._backoff(offset)
                 if not error.by_message or not batch:
                     outcome.problem = str(error)
+                    self._note_lane(error.topic)
                     return
                 refused += 1
                 outcome.refused.append(self._refuse(batch[0], error))
@@ -428,13 +453,15 @@ class Redeliverer:
         """Note that Kafka refused `copy`; returns a text about the refusal."""
         offset = copy.entry.offset
         before = self._refusals.get(offset)
-        times = 0 if before is None else before.times
+        times, _, by_lane = before or (0, "", False)
         if error.topic == self.queue.name:
             times += 1
         elif error.topic == self.queue.dead_letter_topic:
             times = max(0, times - 1)  # so that the queue topic is tried next: its limit may have been raised
+        else:
+            by_lane = True
         why = f"topic {error.topic} takes no copy of about {copy.size} bytes ({error})"
-        self._refusals[offset] = refusal = Refusal(times, why)
+        self._refusals[offset] = refusal = Refusal(times, why, by_lane)
         return _refused_text(offset, refusal)
 
     def _transact(self, batch: list[Copy], ended_only: Sequence[int], may_go_on: Callable[[], bool]) -> Claim:
@@ -450,8 +477,13 @@ class Redeliverer:
         return self._transact_once(batch, ended_only, may_go_on, decide_first=True)
 
     def _topic_of(self, batch: list[Copy]) -> str:
-        dead = any(copy.dead_letter for copy in batch)  # a batch has only dead letters, or none
-        return self.queue.dead_letter_topic if dead else self.queue.name
+        # All copies of a batch go to one topic; messages that are held back have none.
+        return (batch[0].topic if batch and not batch[0].held_ms else "") or self.queue.name
+
+    def _note_lane(self, topic: str) -> None:
+        """Note that a transaction with copies in this topic has failed."""
+        if topic not in (self.queue.name, self.queue.markers_topic, self.queue.dead_letter_topic):
+            self._lane_away_until = self._clock.monotonic() + _LANE_AWAY_S
 
     def _transact_once(
         self,
@@ -488,9 +520,14 @@ class Redeliverer:
                 self._ends(dict.fromkeys(sorted(claim.acknowledged)), topic, ACKNOWLEDGED),
             )
 
+        def may_commit() -> bool:
+            # Nobody may read a retry lane any more that the queue has lost meanwhile.
+            known = (self.queue.name, self.queue.dead_letter_topic, self.queue.copies_topic)
+            return topic in known and may_go_on()
+
         with self._transaction(topic) as transaction:
             copies = [] if holds else self._copies(batch, claim)
-            transaction.execute(copies, ends, may_go_on, claim, decide_first=decide_first)
+            transaction.execute(copies, ends, may_commit, claim, decide_first=decide_first)
         if made:
             self._last_copies[topic] = max(made)
         return claim
@@ -505,13 +542,18 @@ class Redeliverer:
         _add_last(self._claim_ids, transaction.claim_id)
         try:
             yield transaction
+        except ProducerUnusable as error:
+            if any(one is not None and one.code() == KafkaError._TIMED_OUT for one in error.errors):
+                self._note_lane(topic)
+            raise
         except TransactionCancelled:
             _add_last(self.aborted_claims, transaction.claim_id)
             raise
         except TransactionAborted as error:
             _add_last(self.aborted_claims, transaction.claim_id)
             cause = KafkaException(error.cause)
-            librdkafka.refresh_partition(self._producer, self.queue.dead_letter_topic, self._partition, cause)
+            if error.topic in self._other_topics():
+                librdkafka.refresh_partition(self._producer, error.topic, self._partition, cause)
             raise
         finally:
             if self._producer.may_end_again:

@@ -49,10 +49,12 @@ class Refusal(NamedTuple):
             dead-letter topic subtracts one, so that the next copy goes to the queue topic again: its limit of
             record sizes may have been raised meanwhile
     why     which topic refused the last copy, how large the copy was, and Kafka's error
+    by_lane True if the retry lane has refused a copy: the next ones stay in the message's own lane
     """
 
     times: int
     why: str
+    by_lane: bool = False
 
 
 class Copy(NamedTuple):
@@ -62,6 +64,7 @@ class Copy(NamedTuple):
                 True if the redelivery-count header of the original could not be decoded; the count is then 0
     undecodable_ancestors
                 True if the header `kmq-ancestors` of the original could not be decoded; it is then ignored
+    topic       where the copy goes; empty: to the topic of the original
     held_ms     so much longer the queue's `retry_delays` hold the message back (rule R44): no copy is made
     last_copy   what the headers of the original say of it, to look for acknowledgements of its ancestors.
                 Set only if the copy is a dead letter, the queue has `late_acks`, and the original has a
@@ -77,6 +80,7 @@ class Copy(NamedTuple):
     undecodable_ancestors: bool = False
     last_copy: CopyHeaders | None = None
     held_ms: int = 0
+    topic: str = ""
 
     @property
     def size(self) -> int:
@@ -92,12 +96,14 @@ def copy_of(
     refusal: Refusal | None = None,
     position: int = 0,
     now_ms: int = INT64_MAX,
+    lane: str = "",
 ) -> Copy:
     """Compute the copy of `original`, the record of `entry` in partition `partition` of the queue.
 
     refusal   how Kafka has refused earlier copies of the message, if it has
     position  the markers offset up to which markers were read when the message was due
     now_ms    the partition's now then
+    lane      the lane to which copies go; empty: that of the original
 
     The copy is a dead letter if a consumer asked for one, or if redeliveries and refusals reach the queue's
     limit of redeliveries; else a redelivery. The copy keeps all headers of the original, but headers
@@ -126,17 +132,20 @@ def copy_of(
     last_copy = None
     if dead_letter:
         if queue.late_acks:
-            last_copy = read_copy_headers(original.headers, queue.name, partition)
+            last_copy = read_copy_headers(original.headers, queue.name, partition, queue.lane_markers)
+        topic = queue.dead_letter_topic
         headers = dead_letter_headers(original.headers, origin, queue, count, ancestors, reason)
     else:
         new_count = min(count + 1, MAX_COUNT) if entry.counts else count
-        headers = redelivery_headers(original.headers, origin, queue, new_count, ancestors, position)
+        topic = lane if refusal is None or not refusal.by_lane else ""
+        headers = redelivery_headers(original.headers, origin, queue, new_count, ancestors, position, topic)
     undecodable = undecodable_count, undecodable_ancestors
     held_ms = 0
     may_wait = entry.counts and entry.state in (EntryState.LEASED, EntryState.FAILED)
     if queue.retry_delays and may_wait and not dead_letter:
         held_ms = _held_ms(entry, max(0, count), queue, partition, now_ms)
-    return Copy(entry, dead_letter, original.key, original.value, headers, *undecodable, last_copy, held_ms)
+    record = original.key, original.value, headers
+    return Copy(entry, dead_letter, *record, *undecodable, last_copy, held_ms, topic)
 
 
 def _held_ms(entry: Entry, count: int, queue: QueueSettings, partition: int, now_ms: int) -> int:

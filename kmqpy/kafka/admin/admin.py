@@ -15,6 +15,7 @@ from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.context import AdminContext, name_of
 from kmqpy.kafka.admin.doctor import Doctor
 from kmqpy.kafka.admin.findings import Finding
+from kmqpy.kafka.admin.lane_removal import LaneRemoval
 from kmqpy.kafka.admin.queue_alteration import QueueAlteration
 from kmqpy.kafka.admin.queue_creation import QueueCreation
 from kmqpy.kafka.admin.queue_deletion import Deletion, QueueDeletion
@@ -144,12 +145,24 @@ class Admin(Closeable):
         Raises ConfigError for a setting that can't be changed, for fewer partitions, for a retention that is
         not longer than the longest lease or delay, and for range markers while a JVM tracker reads the
         markers. Raises TopicError while the queue is being deleted.
+
+        Lanes that are to go (`retry_lane=False`, fewer `priorities`) are first marked as draining;
+        remove_lanes() ends that.
         """
         if not isinstance(name, str):
             raise ConfigError(
                 f"name: {type(name).__name__} is no name; give the queue's name and the changes as arguments"
             )
         return QueueAlteration(self._context).alter(name, partitions, retention, changes)
+
+    def remove_lanes(self, name: str, *, timeout: Duration = 60.0) -> QueueSettings:
+        """Remove the lanes of a queue that alter_queue() has marked; returns the settings.
+
+        Waits until they are empty, and nothing has come into them for 15 seconds; then trackers let go of
+        them, and their topics are deleted. Raises Unavailable if that lasts longer than `timeout` seconds.
+        Another call then goes on where this one ended.
+        """
+        return LaneRemoval(self._context).finish(name_of(name), duration_ms(timeout, "timeout") / 1000)
 
     def follow_topic(self, queue: str | QueueSettings) -> None:
         """Register partitions that a registered queue's topic got by other means than `alter_queue`.

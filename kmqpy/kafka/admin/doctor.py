@@ -66,14 +66,19 @@ CHECKS = (
     check_record,
 )
 """The checks of one queue. Findings of equal severity are listed in this order."""
+_OF_ALL_LANES = (check_shared_topics, check_topic_settings, check_hanging, check_marker_format, check_record)
+"""Those whose findings for the queue are about its lanes, too."""
 
 
 def check(facts: Facts) -> list[Finding]:
     """Return a finding for each fault of the queue, errors first; one finding `ok` if there is no fault."""
-    name = facts.settings.name
+    name, queue = facts.settings.name, facts.settings.queue_name
     found = [
-        Finding(severity, name, kind, what, to_do)
+        Finding(
+            severity, name, kind, what, to_do.replace(f"kmq queue create {name}", f"kmq queue create {queue}")
+        )
         for one_check in CHECKS
+        if queue == name or one_check not in _OF_ALL_LANES
         for severity, kind, what, to_do in one_check(facts)
     ]
     found += unusable_znodes(name, facts.unusable_znodes)
@@ -136,6 +141,22 @@ class Doctor:
         except ConfigError as error:
             name = queue if isinstance(queue, str) else queue.name
             return [unreadable_settings(name, error), *unusable_znodes(name, registry.unusable_znodes(name))]
+        found = self._of_lane(settings, known, groups, members, records)
+        told = {(one.kind, one.what) for one in found}
+        for lane in settings.lanes()[:-1]:
+            there = self._of_lane(lane, self._context.registered(lane.name), groups, members, records)
+            found += [one for one in there if one.kind is not Kind.OK and (one.kind, one.what) not in told]
+        return [one for one in found if one.kind is not Kind.OK] or found
+
+    def _of_lane(
+        self,
+        settings: QueueSettings,
+        known: RegisteredQueue | None,
+        groups: Mapping[str, list[str]],
+        members: Members,
+        records: Records | None,
+    ) -> list[Finding]:
+        registry = self._registry
         facts = self._facts(settings, known, records)
         hanging = self._hanging(facts.topics.values())
         own = {one.hanging.place: one for one in self._own(settings, hanging)}

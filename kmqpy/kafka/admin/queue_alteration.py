@@ -1,4 +1,4 @@
-"""Changes a queue while it is in use: its limits, its retention, its number of partitions."""
+"""Changes a queue while it is in use: its limits, its retention, its partitions, its lanes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.settings import build
 from kmqpy.kafka.admin.checks.marker_format import check_before_ranges
 from kmqpy.kafka.admin.context import AdminContext, queue_not_found
-from kmqpy.kafka.retention import check_retention
+from kmqpy.kafka.admin.lane_removal import with_draining
+from kmqpy.kafka.retention import ample_retention_ms, check_retention
 from kmqpy.kafka.settings import QueueSettings
-from kmqpy.kafka.settings_mirror import SettingsMirror
-from kmqpy.kafka.topic_names import topics_of
+from kmqpy.kafka.settings_mirror import write_record
+from kmqpy.kafka.topic_names import check_topics, topics_of
+from kmqpy.kafka.topics import TopicInfo
 from kmqpy.queue.storage import refuse_unalterable
 from kmqpy.queue_policy import POLICY
 
-ALTERABLE = (*POLICY, "markers", "late_acks")
+ALTERABLE = (*POLICY, "markers", "late_acks", "retry_lane", "priorities")
 """The settings of a queue that can be changed while it exists."""
 
 
@@ -41,7 +43,7 @@ class QueueAlteration:
         mirrored = None
         while mirrored != settings:  # others may alter it meanwhile, and write their record before this one
             mirrored = settings
-            self._context.mirror(partial(_write_record, settings))
+            self._context.mirror(partial(write_record, settings))
             settings = self._context.registry.get(name).settings
         return settings
 
@@ -51,7 +53,7 @@ class QueueAlteration:
         """Change topics and registry; returns the settings, or None if others have changed them meanwhile."""
         registered = self._context.registry.get(name)
         before = registered.settings
-        settings = build(QueueSettings, dataclasses.asdict(before), changes)
+        settings = with_draining(before, build(QueueSettings, dataclasses.asdict(before), changes))
         if settings.writes_ranges and not before.writes_ranges:
             check_before_ranges(settings, self._context.topics.members())
         existing = self._context.topics.describe([name]).get(name)
@@ -66,8 +68,23 @@ class QueueAlteration:
             retention_ms = str(duration_ms(retention, "retention"))
             for topic in self._context.topics.describe(list(topics_of(settings))):
                 self._context.topics.configure(topic, {"retention.ms": retention_ms})
+        if topics_of(settings).keys() - topics_of(before).keys():
+            self._add_lanes(settings, existing, max(counts))
         altered = self._context.registry.register(settings, max(counts), before=before)
         return settings if altered else None
+
+    def _add_lanes(self, settings: QueueSettings, existing: TopicInfo, partitions: int) -> None:
+        """Create the topics of lanes that are missing, like the queue topic."""
+        topics = self._context.topics
+        check_topics(settings, self._context.registry.every_queue()[0])
+        described = topics.describe([settings.name], with_config=True)[settings.name]
+        new = set(topics_of(settings)).difference(topics.describe(list(topics_of(settings))))
+        topics.create(settings, existing.partitions, existing.replication, ample_retention_ms(settings))
+        for name in new:
+            kept = described.config.get("retention.ms")
+            if kept is not None:
+                topics.configure(name, {"retention.ms": kept})
+        topics.grow(settings, partitions)
 
     def follow_topic(self, name: str) -> None:
         """See Admin.follow_topic()."""
@@ -101,7 +118,3 @@ class QueueAlteration:
             limits = [ms for ms in kept if ms != -1]
             if limits:
                 check_retention(settings, min(limits))
-
-
-def _write_record(settings: QueueSettings, mirror: SettingsMirror) -> None:
-    mirror.write([settings])

@@ -25,7 +25,7 @@ from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.retention import DEFAULT_RETENTION_MS, ample_retention_ms
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_identity import find_stale_markers
-from kmqpy.kafka.topic_names import check_new_queue_name, markers_topics, shared_topics, topics_of
+from kmqpy.kafka.topic_names import check_new_queue_name, check_topics, markers_topics, topics_of
 from kmqpy.kafka.topics import QueueTopics, TopicInfo
 
 _log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class QueueCreation:
                 f"{_how_to_change(entry.settings, settings)}"
             )
         if former_settings is None or topics_of(former_settings) != topics_of(settings):
-            _check_topics(settings, registered_queues)
+            check_topics(settings, registered_queues)
         retention_ms = (
             max(DEFAULT_RETENTION_MS, ample_retention_ms(settings))
             if retention is None
@@ -208,25 +208,6 @@ class QueueCreation:
                     writer.put_one(Marker(partition, cuts.number_of(offset), Op.DELAY, counts=False))
             if writer.flush(_FLUSH_TIMEOUT_S):
                 raise Unavailable(f"markers topic {settings.markers_topic}: markers are not confirmed")
-
-
-def _check_topics(settings: QueueSettings, others: Iterable[QueueSettings]) -> None:
-    """Raise ConfigError unless the queue has four different topics that no other queue uses.
-
-    A marker names only a partition and an offset: in one topic, nobody could tell the markers of two queues
-    apart.
-    """
-    if len(topics_of(settings)) < 4:
-        raise ConfigError(
-            f"markers_topic: {settings.markers_topic!r} is that of the dead letters; choose another name"
-        )
-    for shared in shared_topics(settings, others):
-        fields = {"queue topic": "name", "markers topic": "markers_topic"}
-        field = fields.get(shared.role, "dead_letter_topic")
-        raise ConfigError(
-            f"{field}: {shared.name!r} is the {shared.role_there} of queue {shared.other!r}; "
-            "each queue needs topics of its own"
-        )
 
 
 def _differences(before: QueueSettings, after: QueueSettings) -> Iterable[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.errors import AccessDenied, ConfigError, QueueNotFound, TopicError
 from kmqpy.kafka.admin.context import AdminContext
+from kmqpy.kafka.admin.lane_removal import LaneRemoval
 from kmqpy.kafka.settings import SETTINGS_TOPIC, QueueSettings
 from kmqpy.kafka.settings_mirror import Records
 from kmqpy.kafka.topic_names import check_new_queue_name, topics_of
@@ -45,6 +46,7 @@ class QueueDeletion:
             self._delete(name, list(found.topics))
         else:
             wait_s = duration_ms(timeout, "timeout") / 1000
+            LaneRemoval(self._context).remove_others(name, (), wait_s)
             # The topics are determined once more: a queue that was created meanwhile may use one of them.
             self._context.registry.remove(
                 name, wait_s, on_released=lambda: self._delete(name, self._to_delete(name, leftovers)[0])

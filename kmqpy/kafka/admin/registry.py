@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -46,7 +47,7 @@ from kmqpy.kafka.admin.unusable_znodes import (
     stray_unusable_znodes,
     unusable_znodes_of_queue,
 )
-from kmqpy.kafka.settings import QueueSettings, is_topic_name
+from kmqpy.kafka.settings import QueueSettings, is_topic_name, queue_of
 from kmqpy.zookeeper.session import session_of, unavailable
 
 log = logging.getLogger(__name__)
@@ -148,6 +149,19 @@ class Registry:
                 continue  # removed meanwhile
             except ConfigError as error:
                 log.error("queue settings can't be read: %s", error, extra={"queue": name})
+        return found
+
+    def lanes(self, name: str) -> list[QueueSettings]:
+        """Return the settings of the further lanes of queue `name`, also of those that its settings lack."""
+        data = self._requests.data(
+            [one for one in self.names() if is_topic_name(one) and queue_of(one) == name != one],
+            self._requests.paths.queue,
+        )
+        found = []
+        for one, content, _ in data:
+            with suppress(ConfigError):
+                settings, _ = decode_queue(one, content)
+                found += [settings] if settings.lane_of == name else []
         return found
 
     def every_queue(self) -> tuple[list[QueueSettings], list[str]]:

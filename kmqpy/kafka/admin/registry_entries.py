@@ -144,7 +144,9 @@ class StoredOffset:
 
 def encode_queue(settings: QueueSettings, *, deleting: bool = False) -> bytes:
     """Return the data of the znode of a queue, or of a lane, which also names its queue."""
-    more: dict[str, Any] = {} if settings.lane_of is None else {"lane_of": settings.lane_of}
+    more: dict[str, Any] = {}
+    if settings.lane_of is not None:
+        more = {"lane_of": settings.lane_of, "main_markers_topic": settings.main_markers_topic}
     if deleting:
         more["deleting"] = True
     return _dumps({**json.loads(settings.to_json()), **more}) if more else settings.to_json()
@@ -159,11 +161,11 @@ def decode_queue(name: str, data: bytes) -> tuple[QueueSettings, bool]:
     if "name" not in values:
         raise ConfigError(f"queue {name!r}: its settings have no name")
     deleting = values.pop("deleting", False) is True
-    lane_of = values.pop("lane_of", None)
+    lane_of, main_markers = values.pop("lane_of", None), values.pop("main_markers_topic", "")
     try:
         settings = QueueSettings.stored(values)
         if lane_of is not None:
-            settings = settings.as_lane_of(lane_of)
+            settings = settings.as_lane_of(lane_of, str(main_markers))
     except ConfigError as error:  # its text quotes data of up to 1 MB, and goes to logs
         raise ConfigError(printable(f"queue {name!r}: {error}", _MAX_SHOWN_ERROR)) from None
     if settings.name != name:

@@ -270,11 +270,13 @@ class _MarkersOfQueue:
         replay_markers(self.states[partition], partition, records, self._ends[partition], touched)
 
 
-Tracked = Callable[[QueueSettings], tuple[Mapping[int, str], Mapping[int, StoredOffset]]]
-"""Returns by partition of a lane: the tracker's id, and the stored offset."""
+TrackedPartitions = tuple[Mapping[int, str], Mapping[int, StoredOffset]]
+"""By partition of a lane: the tracker's id, and the stored offset."""
+Tracked = Callable[[QueueSettings], TrackedPartitions]
+"""Returns them for a lane."""
 
 
-def _untracked(_lane: QueueSettings) -> tuple[Mapping[int, str], Mapping[int, StoredOffset]]:
+def _untracked(_lane: QueueSettings) -> TrackedPartitions:
     return {}, {}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
@@ -64,6 +64,7 @@ class QueueConsumer:
     owner   message.ack() calls its ack(), and the consumer's thread its close_if_abandoned(); without one,
             message.ack() calls that of this consumer
     topics  see TopicsInUse
+    main    the consumer of the queue's main lane, if `queue` is another lane; see LanesConsumer
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class QueueConsumer:
         instance_id: str | None = None,
         owner: Owner | None = None,
         topics: Topics | None = None,
+        main: QueueConsumer | None = None,
         telemetry: Telemetry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -87,10 +89,16 @@ class QueueConsumer:
         self._telemetry = telemetry or Telemetry()
         self._clock = clock
         self._topics = TopicsInUse(connection, self._queue, clock, topics)
-        self._in_flight = InFlightLimit(max_in_flight, self._queue.name, self._telemetry, clock)
-        self._read_ahead = ReadAhead(self._queue, self._topics, self._in_flight, clock)
+        self._in_flight: InFlightLimit = InFlightLimit(
+            max_in_flight,
+            self._queue.queue_name,
+            self._telemetry,
+            clock,
+            beside=None if main is None else main._in_flight,
+        )
+        self.read_ahead = ReadAhead(self._queue, self._topics, self._in_flight, clock)
         self._closed = threading.Event()
-        self._receiver = Receiver(
+        self._receiver: Receiver = Receiver(
             connection,
             self._queue,
             self._topics,
@@ -102,9 +110,10 @@ class QueueConsumer:
             closed=self._closed,
             telemetry=self._telemetry,
             clock=clock,
+            leader=None if main is None else main._receiver,
         )
         # For the receiver, and for changing the topics; reentrant, since the receiver may have these changed.
-        self._receiving = threading.RLock()
+        self.receiving: threading.RLock = threading.RLock() if main is None else main.receiving
         self._places = MessagePlaces(
             self._queue,
             self._topics,
@@ -114,12 +123,17 @@ class QueueConsumer:
         self._housekeeper = Housekeeper(
             self._queue,
             self._receiver,
-            self._read_ahead,
+            self.read_ahead,
             follow_topics=self._follow_topics,
             close_if_abandoned=(lambda: None) if owner is None else owner.close_if_abandoned,
-            receiving=self._receiving,
+            receiving=self.receiving,
             closed=self._closed,
         )
+
+    @property
+    def name(self) -> str:
+        """The name of the queue topic."""
+        return self._queue.name
 
     @property
     def topic_id(self) -> str:
@@ -143,15 +157,15 @@ class QueueConsumer:
     ) -> list[KafkaMessage]:
         """See KmqClient.receive."""
         check_limit(max_messages, "max_messages")
-        lease_ms = self._lease_ms(lease)
+        lease_ms = self.checked_lease_ms(lease)
         deadline = self._clock.monotonic() + duration_ms(wait, "wait") / 1000
         while True:
-            self._check_open()
+            self.check_open()
             left = deadline - self._clock.monotonic()
             slice_s = max(0.0, min(left, _MAX_POLL_WAIT_S))
-            if self._in_flight.wait_for_room(slice_s):
-                with self._receiving:
-                    room = self._in_flight.wait_for_room(0)  # other threads may have used up the room
+            if self.wait_for_room(slice_s):
+                with self.receiving:
+                    room = self.wait_for_room(0)  # other threads may have used up the room
                     messages = self._receive_once(min(room, max_messages), slice_s, lease_ms) if room else []
                 if messages:
                     return messages
@@ -162,8 +176,8 @@ class QueueConsumer:
         """Yield messages one by one, for as long as the consumer is open."""
         while not self._closed.is_set():
             self._guard.raise_if_inherited()
-            self._read_ahead.give_back_stale()
-            message = self._read_ahead.pop()
+            self.read_ahead.give_back_stale()
+            message = self.read_ahead.pop()
             if message is not None:
                 yield message
                 continue
@@ -200,15 +214,15 @@ class QueueConsumer:
 
     def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:
         """See KmqClient.extend."""
-        lease_ms = self._lease_ms(lease)
+        lease_ms = self.checked_lease_ms(lease)
         named = m.each_of(messages)
         writer, places = self._locate(self._places.places_of, named)
-        self._check_open()
+        self.check_open()
         until = self._clock.monotonic() + lease_ms / 1000
         self._in_flight.extend_leases(places, until)
         extensions = [Marker(*place, Op.EXTEND, lease_ms) for place in places]
         self._write(writer, named, extensions, confirmed=confirmed)
-        self._telemetry.finished(self._queue.name, "extend", len(places))
+        self._telemetry.finished(self._queue.queue_name, "extend", len(places))
         ended = self._end_acknowledged(writer, named, lease_ms / 1000 * _LATE_ACK_LOOK_SHARE)
         return [message.receipt for message in ended.values()]
 
@@ -237,8 +251,8 @@ class QueueConsumer:
         self._closed.set()
         closing_at = self._clock.monotonic()
         self._housekeeper.join()
-        with self._receiving:  # receive() waits for its start markers for a while yet
-            self._topics.writer.give_back(self._read_ahead.pop_all())
+        with self.receiving:  # receive() waits for its start markers for a while yet
+            self._topics.writer.give_back(self.read_ahead.pop_all())
             self._receiver.give_back_interrupted()
             writer = self._topics.writer
             writer.close(self._connection.timeout_s, self._clock.monotonic() - closing_at)
@@ -252,30 +266,70 @@ class QueueConsumer:
     ) -> None:
         self.close()
 
+    # --- for LanesConsumer, which has locked `receiving` --------------------------------------------
+
+    @property
+    def is_closed(self) -> bool:
+        """True once close() has begun."""
+        return self._closed.is_set()
+
+    def wait_for_room(self, wait_s: float) -> int:
+        """See InFlightLimit.wait_for_room; of all lanes together."""
+        return self._in_flight.wait_for_room(wait_s)
+
+    def poll(self, max_messages: int, wait_s: float) -> tuple[list[Any], Offsets]:
+        """See Receiver.poll; the steps that follow are start() and hand_out()."""
+        self._get_ready(wait_s)
+        return self._receiver.poll(max_messages, wait_s)
+
+    def start(self, records: list[Any], offsets: Offsets, lease_ms: int) -> None:
+        """See Receiver.start."""
+        self._receiver.start(records, offsets, lease_ms)
+
+    def hand_out(self) -> list[KafkaMessage]:
+        """See Receiver.hand_out."""
+        messages, offsets = self._receiver.hand_out()
+        self._note_received(messages, offsets)
+        return messages
+
+    def start_over(self) -> None:
+        """See Receiver.start_over."""
+        self._receiver.start_over()
+
+    def give_back(self, messages: Sequence[KafkaMessage]) -> None:
+        """See Receiver.give_back."""
+        self._receiver.give_back(messages)
+
     # --- receiving --------------------------------------------------------------------------------
 
     def _receive_ahead(self) -> None:
         """Receive the next batch for `__iter__`."""
-        if not self._in_flight.wait_for_room(_MAX_POLL_WAIT_S):
+        if not self.wait_for_room(_MAX_POLL_WAIT_S):
             return
-        with self._receiving:  # until close() finds the batch in _read_ahead
+        with self.receiving:  # until close() finds the batch in _read_ahead
             asked = self._clock.monotonic()
             batch = self.receive(wait=_MAX_POLL_WAIT_S)
-            self._read_ahead.extend(batch, asked + self._queue.lease_ms / 1000)
+            self.read_ahead.extend(batch, asked + self._queue.lease_ms / 1000)
 
     def _receive_once(self, max_messages: int, wait_s: float, lease_ms: int) -> list[KafkaMessage]:
-        self._check_open()
+        self._get_ready(wait_s)
+        messages, offsets = self._receiver.receive(max_messages, wait_s, lease_ms)
+        self._note_received(messages, offsets)
+        return messages
+
+    def _get_ready(self, wait_s: float) -> None:
+        self.check_open()
         self._receiver.join()
         self._housekeeper.ensure_started()
         self._follow_topics()
         if self._topics.has_stale_markers:
             self._closed.wait(wait_s)  # so that a caller who tries again at once does not keep a CPU busy
             raise stale_markers_error(self._queue)
-        messages, offsets = self._receiver.receive(max_messages, wait_s, lease_ms)
+
+    def _note_received(self, messages: list[KafkaMessage], offsets: Offsets) -> None:
         if messages:
             self._places.remember(messages, offsets)
-            self._telemetry.received(self._queue.name, messages)
-        return messages
+            self._telemetry.received(self._queue.queue_name, messages)
 
     # --- finishing --------------------------------------------------------------------------------
 
@@ -302,7 +356,7 @@ class QueueConsumer:
         """
         if not self._queue.late_acks:
             return {}
-        self._check_open()
+        self.check_open()
         named = {self._places.place_of(one): one for one in messages if isinstance(one, Message)}
         found = self._receiver.find_acknowledged(named, within_s)
         if found:
@@ -327,13 +381,13 @@ class QueueConsumer:
 
     def _note_finished(self, places: Offsets, op: str) -> None:
         self._in_flight.discard(places)
-        self._telemetry.finished(self._queue.name, op, sum(map(len, places.values())))
+        self._telemetry.finished(self._queue.queue_name, op, sum(map(len, places.values())))
 
     def _write(
         self, writer: MarkerWriter, named: Sequence[Message | str], items: Iterable[Item], *, confirmed: bool
     ) -> None:
         """Write the markers of the messages that the caller has named."""
-        self._check_open()
+        self.check_open()
         by_receipt = some_are_receipts(named)
         try:
             if confirmed:
@@ -341,7 +395,7 @@ class QueueConsumer:
             else:
                 writer.put(items, by_receipt=by_receipt)
         except Unavailable:
-            self._check_open()  # another thread may have closed the writer
+            self.check_open()  # another thread may have closed the writer
             raise
 
     def _check_confirmed(self, left: int) -> None:
@@ -353,11 +407,13 @@ class QueueConsumer:
 
     # --- the rest ---------------------------------------------------------------------------------
 
-    def _lease_ms(self, lease: Duration | None) -> int:
+    def checked_lease_ms(self, lease: Duration | None) -> int:
+        """The milliseconds of a lease that a caller asks for; raises ConfigError."""
         asked_ms = self._queue.lease_ms if lease is None else lease_duration_ms(lease)
         return bounded(asked_ms, "lease", "max_lease_ms", self._queue)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise Closed after close(), and Forked in a forked child."""
         self._guard.raise_if_inherited()
         if self._closed.is_set():
             raise Closed(f"the client of queue {self._queue.name!r} is closed")
@@ -377,7 +433,7 @@ class QueueConsumer:
             return
         if ids.queue != self._topics.ids.queue:
             # Before the topics change: the new writer must write no marker for a message of the former topic.
-            self._read_ahead.pop_all()
+            self.read_ahead.pop_all()
             self._places.forget()
             self._in_flight.clear()
         self._receiver.change_topics(ids)
@@ -394,8 +450,8 @@ class QueueConsumer:
 
     def _follow_topics_if_open(self) -> None:
         """Change to recreated topics. Raises Closed after close(): nobody would close a new writer."""
-        with self._receiving:
-            self._check_open()
+        with self.receiving:
+            self.check_open()
             self._follow_topics()
 
 

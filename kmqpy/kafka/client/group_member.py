@@ -67,6 +67,10 @@ class GroupMember:
     write_assignment_ticks
                    see CrashRecovery
     instance_id    makes this a static member: its partitions stay its own for a while after it has left
+    leader         the member of the queue's main lane, if this one is of another lane. Then this one joins no
+                   group. It has the partitions of its lane that the leader has of the main lane, and gives
+                   them up when the leader does. The leader commits its offsets, since Kafka takes them from
+                   members only. One thread at a time uses both
     """
 
     def __init__(
@@ -80,8 +84,12 @@ class GroupMember:
         ids_known: Callable[[float], bool],
         write_assignment_ticks: WriteAssignmentTicks,
         instance_id: str | None = None,
+        leader: GroupMember | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self._leader = leader
+        self._lanes = [self]
+        """This member and those that it leads."""
         self._connection = connection
         self._queue = queue
         self._telemetry = telemetry
@@ -105,6 +113,9 @@ class GroupMember:
         self._look_at = clock.monotonic() + _LOOK_FOR_CUTS_EVERY_S
         self._consumer = self._new_consumer()
         self._fetcher = RecordFetcher(self._consumer, queue.name)
+        if leader is not None:
+            leader._lanes.append(self)
+            self._follow_leader()
 
     def _new_consumer(self) -> Consumer:
         consumer = librdkafka.new_consumer(
@@ -120,6 +131,8 @@ class GroupMember:
             },
         )
         self._joined_at = self._clock.monotonic()
+        if self._leader is not None:
+            return consumer
         with librdkafka.kafka_errors(f"subscribe to {self._queue.name}", self._connection):
             consumer.subscribe(
                 [self._queue.name],
@@ -298,15 +311,19 @@ class GroupMember:
         # The former consumer is not closed: it would try to leave the group. It ends when Python frees
         # it: so of the objects that a kept traceback may refer to, only this member refers to the consumer.
         self._consumer = self._new_consumer()
+        for lane in self._lanes[1:]:
+            lane._give_up(set(lane._partitions))
         self._forget(self._partitions.keys())
         self._fetcher.change_consumer(self._consumer)
+        self._follow_leader()
 
     def close(self, *, is_away: bool = False) -> None:
         """Commit and leave the group; a static member keeps its partitions for a while.
 
         Gives up when Kafka does not answer. The group then removes the member by itself: when this process
         has ended, or after `max.poll.interval.ms`, five minutes; or a thread leaves it when Kafka is there
-        again. That thread also keeps the end of the process from waiting 7 s for librdkafka.
+        again. That thread also keeps the end of the process from waiting 7 s for librdkafka. A leader is
+        closed after those that follow it.
         """
         commit = partial(self._commit, asynchronous=False)
         is_away = is_away or not librdkafka.answers(self._consumer, self._queue.name)
@@ -314,6 +331,8 @@ class GroupMember:
             returns_in_time(self._consumer.close, 0)
         if is_away or not (returns_in_time(commit) and self._leave()):
             _log.warning("closed without an answer of Kafka", extra={"queue": self._queue.name})
+        if self._leader is not None:
+            self._leader._lanes.remove(self)
 
     # --- polling -----------------------------------------------------------------------------------
 
@@ -468,17 +487,21 @@ class GroupMember:
             offsets.append(TopicPartition(self._queue.name, partition, commit.offset, metadata))
         if not offsets:
             return
+        consumer = self._consumer if self._leader is None else self._leader.consumer
         try:
             if asynchronous:
-                self._consumer.commit(offsets=offsets, asynchronous=True)
+                consumer.commit(offsets=offsets, asynchronous=True)
             else:
-                self._consumer.commit(offsets=offsets, asynchronous=False)
+                consumer.commit(offsets=offsets, asynchronous=False)
         except KafkaException as exception:
             self._commit_failed(librdkafka.error_of(exception))
 
-    def _on_commit(self, error: KafkaError | None, _offsets: list[TopicPartition]) -> None:
+    def _on_commit(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
         if error is not None and error.code() != KafkaError._NO_OFFSET:
-            self._commit_failed(error)
+            topics = {one.topic for one in offsets}
+            for lane in self._lanes:
+                if not topics or lane._queue.name in topics:
+                    lane._commit_failed(error)
 
     def _commit_failed(self, error: KafkaError | None) -> None:
         # Harmless: the next commit has these offsets, and after a crash the markers tell what was started.
@@ -505,6 +528,8 @@ class GroupMember:
         # After the partitions are known here: confluent-kafka assigns them also when a signal handler raises.
         consumer.incremental_assign(places)
         self._apply_pauses()
+        for lane in self._lanes[1:]:
+            lane._follow_leader()
         _log.info(
             "partitions assigned",
             extra={"queue": self._queue.name, "partitions": [p.partition for p in places]},
@@ -514,15 +539,17 @@ class GroupMember:
         try:
             if not self._closing:  # close() has committed, and the client has waited for the outcomes before
                 self._wait_for_outcomes(self._partition_numbers(places))
-                gone = {
-                    p: self._partitions[p] for p in self._partition_numbers(places) & self._partitions.keys()
-                }
-                self._commit_these(
-                    {p: assigned for p, assigned in gone.items() if assigned.commits.next_offset is not None},
-                    asynchronous=False,
-                )
+                for lane in self._lanes:
+                    lane._commit_all_of(self._partition_numbers(places))
         finally:  # confluent-kafka unassigns them after an error, too
             self._on_lost(consumer, places)
+
+    def _commit_all_of(self, partitions: set[int]) -> None:
+        gone = {p: self._partitions[p] for p in partitions & self._partitions.keys()}
+        self._commit_these(
+            {p: assigned for p, assigned in gone.items() if assigned.commits.next_offset is not None},
+            asynchronous=False,
+        )
 
     def _wait_for_outcomes(self, partitions: set[int]) -> None:
         """Wait until the outcome of all start markers of these partitions is known, for 2 s at most.
@@ -531,16 +558,38 @@ class GroupMember:
         R10).
         """
         deadline = self._clock.monotonic() + _OUTCOME_TIMEOUT_S
-        while [p for p in partitions if not self._outcome_known(p)] and self._clock.monotonic() < deadline:
+        while (
+            not all(lane._outcome_known(p) for lane in self._lanes for p in partitions)
+            and self._clock.monotonic() < deadline
+        ):
             self._clock.sleep(_OUTCOME_POLL_S)
 
     def _on_lost(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        for lane in self._lanes[1:]:
+            lane._give_up(self._partition_numbers(places))
         self._forget(self._partition_numbers(places))
         consumer.incremental_unassign(places)
         _log.info(
             "partitions given up",
             extra={"queue": self._queue.name, "partitions": [p.partition for p in places]},
         )
+
+    def _follow_leader(self) -> None:
+        """Take the partitions that the leader has."""
+        if self._leader is None:
+            return
+        new = self._leader._partitions.keys() - self._partitions.keys()
+        if new:
+            self._on_assign(self._consumer, self._places(new))
+
+    def _give_up(self, partitions: set[int]) -> None:
+        """Give up partitions that the leader gives up; it has committed."""
+        gone = partitions & self._partitions.keys()
+        if gone:
+            self._on_lost(self._consumer, self._places(gone))
+
+    def _places(self, partitions: Iterable[int]) -> list[TopicPartition]:
+        return [TopicPartition(self._queue.name, partition) for partition in partitions]
 
     def _forget(self, partitions: Iterable[int]) -> None:
         """Forget the state of partitions. When one comes back, other clients have gone on with it."""
@@ -552,6 +601,8 @@ class GroupMember:
 
     def _leave(self) -> bool:
         self._closing = True
+        if self._leader is not None:
+            return returns_in_time(self._consumer.close)
         return leave_group(
             self._consumer,
             self._connection,

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from kmqpy.core.clock import Clock
 from kmqpy.core.forks import ForkGuard
@@ -15,6 +15,9 @@ from kmqpy.message import MessagesLike
 
 if TYPE_CHECKING:
     from kmqpy.kafka.client.consumer import QueueConsumer
+    from kmqpy.kafka.client.lanes import LanesConsumer
+
+    _Consumer: TypeAlias = QueueConsumer | LanesConsumer
 
 _log = logging.getLogger(__name__)
 
@@ -28,14 +31,14 @@ class LazyConsumer:
     Safe to use from any thread. `what` names the client in errors; `make` gets this object.
     """
 
-    def __init__(self, make: Callable[[LazyConsumer], QueueConsumer], what: str, clock: Clock) -> None:
+    def __init__(self, make: Callable[[LazyConsumer], _Consumer], what: str, clock: Clock) -> None:
         self._make = make
         self._what = what
         self._clock = clock
         self._guard = ForkGuard(what)
         # Reentrant: the garbage collector may end an iteration, and with it use(), in the middle of any call.
         self._lock = threading.RLock()
-        self._client: QueueConsumer | None = None
+        self._client: _Consumer | None = None
         self._users = 0
         self._used_at = 0.0
         self._closed = False
@@ -43,7 +46,7 @@ class LazyConsumer:
         self._told = False
 
     @property
-    def current(self) -> QueueConsumer | None:
+    def current(self) -> _Consumer | None:
         """The open client, or None. Reading this opens none, and does not count as use."""
         return self._client
 
@@ -59,7 +62,7 @@ class LazyConsumer:
             raise Closed(f"{self._what} is closed")
 
     @contextmanager
-    def use(self) -> Iterator[QueueConsumer]:
+    def use(self) -> Iterator[_Consumer]:
         """Yield the client, opened if there is none. A client that is in use does not count as idle.
 
         Raises Closed, Forked, and the errors of opening the client.

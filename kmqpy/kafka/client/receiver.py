@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
 from operator import attrgetter
@@ -72,6 +73,25 @@ class _StartedMessages:
 _NONE_STARTED = _StartedMessages([], {}, 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Starting:
+    """Messages of which Kafka has not confirmed the start markers yet.
+
+    polled   all that were polled, by their numbers; `due` are those to hand out, `delays` those to wait
+    until    the monotonic time at which the leases end, `lease_ms` after `started_at`
+    """
+
+    messages: list[KafkaMessage]
+    polled: Offsets
+    due: Offsets
+    delays: dict[Place, int]
+    context: ReceiveContext
+    started_at: float
+    until: float
+    lease_ms: int
+    with_headers: bool
+
+
 class Receiver:
     """Receives the messages of a client, and gives back those that the client can't hand out in time.
 
@@ -80,6 +100,7 @@ class Receiver:
 
     client           the object whose ack() the messages call
     holder           a name for this client in start markers, shown to people
+    leader           that of the queue's main lane, if this one is of another lane; see GroupMember
     look_for_topics  waits until the topic ids are known as of now, and changes `topics` to these
     closed           set when the client closes
     """
@@ -98,7 +119,9 @@ class Receiver:
         closed: threading.Event,
         telemetry: Telemetry,
         clock: Clock,
+        leader: Receiver | None = None,
     ) -> None:
+        self._leader = leader
         self._connection = connection
         self._queue = queue
         self._topics = topics
@@ -119,6 +142,7 @@ class Receiver:
         self._received_at = clock.monotonic()
         self._member: GroupMember | None = None
         self._start_batch: StartBatch | None = None  # of messages that are not handed out yet
+        self._starting: _Starting | None = None
         self._confirmed_in_s = 0.0  # how long it took to write the last start markers
 
     @property
@@ -129,6 +153,7 @@ class Receiver:
     def join(self) -> GroupMember:
         """Join the consumer group, unless this client has; returns the member."""
         if self._member is None:
+            leader = None if self._leader is None else self._leader.join()
             self._topics.writer.starts.get_ready()
             self._member = GroupMember(
                 self._connection,
@@ -141,6 +166,7 @@ class Receiver:
                     ticks, _ASSIGNMENT_TICKS_TIMEOUT_S
                 ),
                 instance_id=self._instance_id,
+                leader=leader,
                 clock=self._clock,
             )
         return self._member
@@ -150,21 +176,62 @@ class Receiver:
 
         Also reads the markers of partitions that are new to this client; see GroupMember.poll().
         """
+        with garbage.paused(max_messages):
+            records, offsets = self.poll(max_messages, wait_s)
+            self.start(records, offsets, lease_ms)
+        return self.hand_out()
+
+    def poll(self, max_messages: int, wait_s: float) -> tuple[list[Any], Offsets]:
+        """The first step of receive(): records, and their numbers by partition, for start().
+
+        Who does not go on, calls start_over().
+        """
         member = self.join()
-        lease_ms = self._lengthen_lease(lease_ms)
-        try:
-            started = self._start(member, max_messages, wait_s, lease_ms)
-        except BaseException:  # of a signal handler, too: the member has polled messages that nobody gets
-            member.start_over()
-            raise
+        with _starts_over(member):
+            self.give_back_interrupted()
+            if self._collapsing is None:
+                records, offsets = member.poll(max_messages, wait_s)
+            else:
+                records, offsets = self._collapsing.poll(member, max_messages, wait_s)
+            self._topics.writer.give_back(member.pop_orphaned_starts())
+            return records, offsets
+
+    def start(self, records: list[Any], offsets: Offsets, lease_ms: int) -> None:
+        """The second step: have the start markers of these records written, if there are any."""
+        if not records:
+            return
+        member = self.join()
+        with _starts_over(member):
+            self._start(member, records, offsets, self._lengthen_lease(lease_ms))
+
+    def hand_out(self) -> tuple[list[KafkaMessage], Offsets]:
+        """The last step: the messages of start() for the caller, when Kafka has confirmed the markers."""
+        member = self.join()
+        starting, self._starting = self._starting, None
+        started = _NONE_STARTED
+        if starting is not None:
+            with _starts_over(member):
+                started = self._confirm(member, starting)
         # This may commit messages that are given back below: trackers know them by their start markers.
         self._maintain(member)
-        leases_run = started.messages and self._begin_leases(started, lease_ms)
+        leases_run = starting and started.messages and self._begin_leases(started, starting.lease_ms)
         self._start_batch = None
         if not leases_run:
             return [], {}
         self._received_at = self._clock.monotonic()
         return started.messages, started.offsets
+
+    def start_over(self) -> None:
+        """Read again what was polled and not handed out."""
+        self._starting = None
+        if self._member is not None:
+            self._member.start_over()
+
+    def give_back(self, messages: Iterable[KafkaMessage]) -> None:
+        """Give back messages that were handed out, and that the caller does not get."""
+        places = [message.place for message in messages]
+        self._in_flight.discard(offsets_by_partition(places))
+        self._topics.writer.give_back(places)
 
     def find_acknowledged(self, messages: Mapping[Place, Message], within_s: float) -> list[Place]:
         """Return the copies among these messages that an earlier consumer has acknowledged by now.
@@ -250,46 +317,44 @@ class Receiver:
         others = [] if self._collapsing is None else [self._collapsing.consumer]
         return [*consumers, *others, *self._topics.writer.starts.producers_in_use()]
 
-    def _start(
-        self, member: GroupMember, max_messages: int, wait_s: float, lease_ms: int
-    ) -> _StartedMessages:
-        """Poll, and write start markers for the records that came; returns the messages to hand out."""
-        with garbage.paused(max_messages):
-            self.give_back_interrupted()
-            if self._collapsing is None:
-                records, offsets = member.poll(max_messages, wait_s)
-            else:
-                records, offsets = self._collapsing.poll(member, max_messages, wait_s)
-            self._topics.writer.give_back(member.pop_orphaned_starts())
-            if not records:
-                return _NONE_STARTED
-            # The lease counts from a moment before its start marker is written (rule R11).
-            started_at = self._clock.monotonic()
-            until = started_at + lease_ms / 1000
-            now_ms = self._clock.wall_ms()
-            context = ReceiveContext(
-                self._queue,
-                self._topics.ids.queue,
-                now_ms + lease_ms,
-                self._telemetry,
-                self._client,
-                member.cuts,
-            )
-            with_headers = have_headers(records)
-            delays = self._delays(records, context, now_ms) if with_headers else {}
-            due = offsets if not delays else _without(offsets, delays)
-            start_batch = self._topics.writer.starts.start(
-                due, delays, lease_ms, self._holder, _START_TIMEOUT_S, _hand_out_until(until, lease_ms)
-            )
-            self._start_batch = start_batch
-            # While the broker writes the start markers:
-            messages: list[KafkaMessage] = list(map(KafkaMessage, records, repeat(context)))
-            garbage.put_off(len(messages))
-            if self._collapsing is not None:
-                self._collapsing.note_ends()
+    def _start(self, member: GroupMember, records: list[Any], offsets: Offsets, lease_ms: int) -> None:
+        """Have start markers written for records; `_starting` says which."""
+        # The lease counts from a moment before its start marker is written (rule R11).
+        started_at = self._clock.monotonic()
+        until = started_at + lease_ms / 1000
+        now_ms = self._clock.wall_ms()
+        context = ReceiveContext(
+            self._queue,
+            self._topics.ids.queue,
+            now_ms + lease_ms,
+            self._telemetry,
+            self._client,
+            member.cuts,
+        )
+        with_headers = have_headers(records)
+        delays = self._delays(records, context, now_ms) if with_headers else {}
+        due = offsets if not delays else _without(offsets, delays)
+        start_batch = self._topics.writer.starts.start(
+            due, delays, lease_ms, self._holder, _START_TIMEOUT_S, _hand_out_until(until, lease_ms)
+        )
+        self._start_batch = start_batch
+        # While the broker writes the start markers:
+        messages: list[KafkaMessage] = list(map(KafkaMessage, records, repeat(context)))
+        self._starting = _Starting(
+            messages, offsets, due, delays, context, started_at, until, lease_ms, with_headers
+        )
+        garbage.put_off(len(messages))
+        if self._collapsing is not None:
+            self._collapsing.note_ends()
+
+    def _confirm(self, member: GroupMember, starting: _Starting) -> _StartedMessages:
+        """Wait until Kafka has confirmed the start markers; returns the messages to hand out."""
+        messages, offsets, due, delays = starting.messages, starting.polled, starting.due, starting.delays
+        until, lease_ms, start_batch = starting.until, starting.lease_ms, self._start_batch
+        assert start_batch is not None
         outcome = start_batch.wait_until_confirmed(self._closed)
         if not outcome.failed:
-            self._confirmed_in_s = self._clock.monotonic() - started_at
+            self._confirmed_in_s = self._clock.monotonic() - starting.started_at
         goes_back_in = member.goes_back_in(outcome.last_at)
         if goes_back_in:
             # The markers topic was recreated or cut back. If the queue topic was recreated, too, these
@@ -314,8 +379,9 @@ class Receiver:
             offsets = offsets_by_partition(message.place for message in messages)
         if outcome.given_back:
             return _StartedMessages(messages, offsets, -math.inf)  # nothing is left of their leases
-        if self._copy_check is not None and with_headers:
-            copies = self._copy_check.copies_among(list(map(_record_of, messages)), context.place_of)
+        if self._copy_check is not None and starting.with_headers:
+            places = starting.context.place_of
+            copies = self._copy_check.copies_among(list(map(_record_of, messages)), places)
             if copies:
                 left_s = _hand_out_until(until, lease_ms) - self._clock.monotonic()
                 checked = self._copy_check.examine(copies, left_s / 2)
@@ -339,7 +405,7 @@ class Receiver:
             Marker(*place, Op.NACK, wait_ms, counts=False) for place, wait_ms in checked.postponed.items()
         )
         writer.give_back(checked.unread)
-        name = self._queue.name
+        name = self._queue.queue_name
         for op, places in (
             ("late-ack", checked.acknowledged),
             ("late-dead-letter", checked.rejected),
@@ -374,7 +440,7 @@ class Receiver:
             "leases too short for how long their start markers took; given back",
             extra={"queue": self._queue.name, "count": count, "lease_ms": lease_ms},
         )
-        self._telemetry.failed(self._queue.name, "stale leases", count)
+        self._telemetry.failed(self._queue.queue_name, "stale leases", count)
         self._topics.writer.give_back((p, offset) for p, ones in started.offsets.items() for offset in ones)
         return False
 
@@ -384,7 +450,7 @@ class Receiver:
         for record in records:
             headers, unreadable = read_headers(record)
             if unreadable:
-                self._telemetry.failed(self._queue.name, "undecodable header", unreadable)
+                self._telemetry.failed(self._queue.queue_name, "undecodable header", unreadable)
             if headers and (wait_ms := self._wait_ms(headers, now_ms)) > 0:
                 delays[context.place_of(record)] = min(wait_ms, 2**62)
         return delays
@@ -393,12 +459,22 @@ class Receiver:
         try:
             deliver_at = int_header(m.headers_of(raw), DELIVER_AT)
         except DecodeError:
-            self._telemetry.failed(self._queue.name, "undecodable kmq-deliver-at")
+            self._telemetry.failed(self._queue.queue_name, "undecodable kmq-deliver-at")
             return 0
         return 0 if deliver_at is None else deliver_at - now_ms
 
     def _outcome_known(self, partition: int) -> bool:
         return self._topics.writer.starts.outcome_known(partition)
+
+
+@contextmanager
+def _starts_over(member: GroupMember) -> Iterator[None]:
+    """Have the member start over after an error: it has polled messages that nobody gets."""
+    try:
+        yield
+    except BaseException:  # of a signal handler, too
+        member.start_over()
+        raise
 
 
 def _is_started(message: KafkaMessage, delays: Collection[Place], outcome: StartOutcome) -> bool:

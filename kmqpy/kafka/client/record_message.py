@@ -68,12 +68,13 @@ class KafkaMessage(LazyMessage):
 
     @property
     def queue(self) -> str:
-        return self._context.queue.name
+        return self._context.queue.queue_name
 
     @property
     def id(self) -> str:
         own = self.place
-        return message_id(*(first_place(self.headers, own) or own))
+        queue = self._context.queue
+        return message_id(*(first_place(self.headers, queue, own) or (*own, queue.lane_ending)))
 
     @property
     def key(self) -> bytes | None:
@@ -133,4 +134,4 @@ class KafkaMessage(LazyMessage):
     def receipt(self) -> str:
         if self._context.client is None:
             return ""
-        return str(Receipt(self.queue, self._context.topic_id, *self.place))
+        return str(Receipt(self._context.queue.name, self._context.topic_id, *self.place))

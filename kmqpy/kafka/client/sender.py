@@ -46,11 +46,15 @@ def new_producer(
 
 
 class _Record(NamedTuple):
-    """The value, key and headers of a record to send, and its partition; -1: that of its key, or any."""
+    """The value, key and headers of a record to send, and its lane.
+
+    And its partition; -1: that of its key, or any.
+    """
 
     value: bytes
     key: bytes | None
     headers: m.Headers
+    lane: QueueSettings
     partition: int = -1
 
 
@@ -61,6 +65,8 @@ class QueueSender:
                 the caller closes it, and has checked that the queue exists: a broker that creates topics by
                 itself would do so at the first send
     partitions  returns how many partitions the queue has; asked from time to time if the queue collapses
+    settings    returns the queue's settings as of some seconds ago or later, asked before a message with a
+                priority is sent: somebody may add lanes to the queue, or remove some
     """
 
     def __init__(
@@ -71,6 +77,7 @@ class QueueSender:
         limits: SendLimits = DEFAULT_LIMITS,
         *,
         partitions: Callable[[], int] = lambda: 1,
+        settings: Callable[[], QueueSettings] | None = None,
         telemetry: Telemetry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -81,6 +88,7 @@ class QueueSender:
         self._clock = clock
         self._producers = producers
         self._partitions = partitions
+        self._settings = settings or (lambda: queue)
         self._partition_count = 0
         self._count_at = 0.0
 
@@ -105,7 +113,7 @@ class QueueSender:
         outgoing = [
             self._record_of(body)
             if isinstance(body, m.OutgoingMessage)
-            else _Record(m.as_bytes(body, "body"), common.key, common.headers)
+            else _Record(m.as_bytes(body, "body"), common.key, common.headers, common.lane)
             for body in bodies
         ]
         for one in outgoing:
@@ -143,10 +151,7 @@ class QueueSender:
         priority = message.priority
         if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= m.MAX_PRIORITY:
             raise MessageError(f"priority: {shown(priority)} is no whole number from 0 to {m.MAX_PRIORITY}")
-        if priority:
-            raise NotSupported(
-                f"priority: queues on Kafka have none; that of queue {self._queue.name!r} is 0"
-            )
+        lane = self._lane_of(priority) if priority else self._queue
         if message.group is not None or message.dedup_id is not None:
             name = "dedup_id" if message.group is None else "group"
             raise NotSupported(f"{name}: queues on Kafka have none; a key keeps messages in one partition")
@@ -159,7 +164,17 @@ class QueueSender:
         if delay_ms:
             headers += ((DELIVER_AT, str(self._clock.wall_ms() + delay_ms).encode()),)
         key = None if message.key is None else m.as_bytes(message.key, "key")
-        return _Record(m.as_bytes(message.body, "body"), key, headers)
+        return _Record(m.as_bytes(message.body, "body"), key, headers, lane)
+
+    def _lane_of(self, priority: int) -> QueueSettings:
+        """The lane of a priority above 0: its own, or the highest that the queue has."""
+        queue = self._settings()
+        if queue.priorities == 1:
+            raise NotSupported(
+                f"priority: queue {self._queue.name!r} has none; its messages have priority 0. "
+                f"Add some with: kmq queue alter {self._queue.name} --priorities 3"
+            )
+        return queue.priority_lane(priority)
 
     def _count_partitions(self) -> int:
         """Return how many partitions the queue has, as of 30 s ago or later, or as far as Kafka answers."""
@@ -187,12 +202,13 @@ class QueueSender:
         partition: int | None,
         reports: _DeliveryReports,
     ) -> None:
-        report = reports.new_callback()
+        report = reports.new_callback(record.lane.lane_ending)
+        topic = record.lane.name
         wanted = record.partition if partition is None else partition
         while True:
             try:
                 producer.produce(
-                    self._queue.name,
+                    topic,
                     record.value,
                     record.key,
                     wanted,
@@ -202,7 +218,7 @@ class QueueSender:
             except BufferError:
                 producer.poll(0.1)
             except KafkaException as exception:
-                if librdkafka.refresh_partition(producer, self._queue.name, max(wanted, 0), exception):
+                if librdkafka.refresh_partition(producer, topic, max(wanted, 0), exception):
                     continue
                 error = librdkafka.error_of(exception)
                 producers.note_failure(producer, error)
@@ -210,8 +226,8 @@ class QueueSender:
                     report(error, None)  # wait() raises it, and knows which messages before were sent
                     return
                 if error is not None:
-                    _check_partition(error.code(), partition, self._queue.name)
-                doing = f"send to {self._queue.name}"
+                    _check_partition(error.code(), partition, topic)
+                doing = f"send to {topic}"
                 raise librdkafka.translated(_cause(error, producer), doing, self._connection) from exception
             else:
                 return
@@ -231,15 +247,15 @@ class _DeliveryReports(Waiter):
         self.errors: dict[int, KafkaError] = {}
         self._ids: list[str | None] = []
 
-    def new_callback(self) -> Any:
-        """Return the delivery callback for the next message."""
+    def new_callback(self, lane: str = "") -> Any:
+        """Return the delivery callback for the next message, which is sent to the lane with this ending."""
         index = len(self._ids)
         self._ids.append(None)
         self.left.append(None)
 
         def report(error: KafkaError | None, record: Any) -> None:
             if error is None:
-                self._ids[index] = message_id(record.partition(), record.offset())
+                self._ids[index] = message_id(record.partition(), record.offset(), lane)
             else:
                 self.errors[error.code()] = error
             self.left.pop()

@@ -29,12 +29,13 @@ from kmqpy.kafka.message_headers import (
     ORIGINAL_OFFSET,
     ORIGINAL_PARTITION,
     ORIGINAL_TIMESTAMP,
+    ORIGINAL_TOPIC,
     first_place,
 )
 from kmqpy.kafka.settings import QueueSettings
-from kmqpy.message import Headers, last_header, without
+from kmqpy.message import Headers, without
 
-_FIRST_RECORD_HEADERS = (ORIGINAL_PARTITION, ORIGINAL_OFFSET, ORIGINAL_TIMESTAMP)
+_FIRST_RECORD_HEADERS = (ORIGINAL_TOPIC, ORIGINAL_PARTITION, ORIGINAL_OFFSET, ORIGINAL_TIMESTAMP)
 _DEAD_LETTER_HEADERS = (
     DEAD_LETTER_TOPIC,
     DEAD_LETTER_PARTITION,
@@ -59,6 +60,7 @@ def redelivery_headers(
     count: int,
     ancestors: Sequence[RecordPlace],
     position: int = 0,
+    topic: str = "",
 ) -> Headers:
     """The headers of a copy that redelivers a message.
 
@@ -66,13 +68,14 @@ def redelivery_headers(
     ancestors  the ancestors of the original: records of which it is a copy, the oldest first
     position   when the tracker decided to copy the message, it had applied all markers before this markers
                offset; clients look for late operations (see late_operations) from there on
+    topic      the lane to which the copy goes; empty: that of the original
 
     `kmq-deliver-at` is dropped, because the delay is over.
     """
     return (
         *_kept_headers(original, origin, queue),
         *_planned_at_header(original, origin, queue, position),
-        _ancestors_of_copy(queue.name, ancestors, origin, queue),
+        _ancestors_of_copy(topic or queue.name, ancestors, origin, queue),
         *_count_header(queue, count),
     )
 
@@ -99,9 +102,13 @@ def dead_letter_headers(
 
 
 def redriven_headers(
-    dead_letter: Headers, place: RecordPlace, queue: QueueSettings, ancestors: Sequence[RecordPlace]
+    dead_letter: Headers,
+    place: RecordPlace,
+    queue: QueueSettings,
+    ancestors: Sequence[RecordPlace],
+    topic: str,
 ) -> Headers:
-    """The headers of the copy with which a redrive puts the dead letter at `place` back into `queue`.
+    """The headers of the copy in `topic` with which a redrive puts the dead letter at `place` into `queue`.
 
     The copy counts as never delivered: the redelivery count is dropped, and all `kmq-…` headers but those
     about the first record. `ancestors` are those of the dead letter.
@@ -112,7 +119,7 @@ def redriven_headers(
         if name != queue.redelivery_count_header
         and (not name.startswith("kmq-") or name in _FIRST_RECORD_HEADERS)
     )
-    return (*kept, ancestors_header(queue.name, ancestors, place))
+    return (*kept, ancestors_header(topic, ancestors, place))
 
 
 def _kept_headers(original: Headers, origin: Origin, queue: QueueSettings) -> Headers:
@@ -122,10 +129,12 @@ def _kept_headers(original: Headers, origin: Origin, queue: QueueSettings) -> He
     can't be true: programs that forward records may forward them, and clients do not believe them either.
     """
     kept = without(original, queue.redelivery_count_header, DELIVER_AT, ANCESTORS, PLANNED_AT, CLAIM_ID)
-    if first_place(original, (origin.partition, origin.offset)) is not None:
+    if first_place(original, queue, (origin.partition, origin.offset)) is not None:
         return kept
+    lane = ((ORIGINAL_TOPIC, queue.name.encode()),) if queue.lane_of is not None else ()
     return (
         *without(kept, *_FIRST_RECORD_HEADERS),
+        *lane,
         (ORIGINAL_PARTITION, _decimal(origin.partition)),
         (ORIGINAL_OFFSET, _decimal(origin.offset)),
         (ORIGINAL_TIMESTAMP, _decimal(origin.timestamp_ms)),
@@ -142,16 +151,16 @@ def _ancestors_of_copy(
 
 
 def _planned_at_header(original: Headers, origin: Origin, queue: QueueSettings, position: int) -> Headers:
-    """The header with the markers offset from which to look for late operations (rule R32 of docs/rules.md).
+    """The headers with the markers offsets from which to look for late operations (rules R32, R46).
 
-    A copy of a copy keeps the markers offset of the first copy, unless `position` is lower. Empty if the
-    queue's setting `late_acks` is off.
+    One for each lane of the queue in which the message was. A copy of a copy keeps the markers offset of the
+    first copy, unless `position` is lower. Empty if the queue's setting `late_acks` is off.
     """
     if not queue.late_acks:
         return ()
-    first = read_planned_at(last_header(original, PLANNED_AT), queue.name, origin.partition)
-    position = position if first is None else min(first, position)
-    return (planned_at_header(queue.name, origin.partition, position),)
+    starts = read_planned_at(original, origin.partition, queue.lane_markers)
+    starts[queue.name] = min(starts.get(queue.name, position), position)
+    return tuple(planned_at_header(lane, origin.partition, start) for lane, start in starts.items())
 
 
 def _count_header(queue: QueueSettings, count: int) -> Headers:

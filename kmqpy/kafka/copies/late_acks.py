@@ -12,6 +12,7 @@ before a client hands it out.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from kmqpy.kafka.markers.late_operations import CopyHeaders, LateOperations, rea
 from kmqpy.kafka.markers.records import UNREADABLE, headers_of_each, read_headers
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.topics import Topics
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +45,12 @@ _MAX_KNOWN_MARKERS = 1_000_000
 """If the known stretch has more markers than this, and a copy needs only markers of its newer half,
 LateAckCheck begins a new stretch where the copy's markers begin, so that its memory stays bounded."""
 
+_IDS_KNOWN_S = 1.0
+"""For so many seconds the topics of a queue's other lanes count as the same. A lane that is removed and added
+again is empty for longer than that."""
+
+_Part = tuple[str, int]
+"""A lane, by the name of its topic, and a partition."""
 Copies = Mapping[int, Mapping[int, CopyHeaders]]
 """By partition, for the number of each copy: what its headers say."""
 
@@ -76,6 +84,10 @@ class LateAckCheck:
     cost too much (see `_should_continue`), it begins a new stretch. It keeps the stretch before, the *former*
     one, for copies that need that one, and drops older stretches to save memory.
 
+    A copy of a message of another lane of the queue needs the markers of that lane, too. Positions in the
+    logs of two lanes don't compare, so each is read to the end that it has when the copy's start marker is
+    written (rule R46).
+
     `topic_id` returns the id of the queue topic; forget() is to be called when that has changed.
     """
 
@@ -87,15 +99,22 @@ class LateAckCheck:
         self._clock = clock
         self._lock = threading.Lock()
         self._closed = False
-        self._known: dict[int, LateOperations] = {}
-        self._former: dict[int, LateOperations] = {}
-        """By partition, the former stretch; it changes places with the known one when copies need it."""
-        self._unfinished: frozenset[int] = frozenset()
+        self._known: dict[_Part, LateOperations] = {}
+        self._former: dict[_Part, LateOperations] = {}
+        """Former stretches; one changes places with the known one when copies need it."""
+        self._unfinished: frozenset[_Part] = frozenset()
         """Partitions whose last reading stopped before the end of the log."""
         # Uncommitted: the transaction that made a copy is committed, and an open one must not hold us up.
-        self._reader = partition_reader.RepeatedReader(
-            connection, queue.markers_topic, uncommitted=True, timeout_s=_MAX_READ_S, clock=clock
-        )
+        self._readers = {
+            lane: partition_reader.RepeatedReader(
+                connection, markers, uncommitted=True, timeout_s=_MAX_READ_S, clock=clock
+            )
+            for lane, markers in queue.lane_markers.items()
+        }
+        self._connection = connection
+        self._topics: Topics | None = None
+        self._lane_ids: dict[str, str] = {}
+        self._ids_until = -math.inf
 
     def copies_among(self, records: Sequence[Any], place_of: Callable[[Any], Place]) -> Copies:
         """Return which of these records of the queue topic are copies by trackers, going by their headers.
@@ -113,9 +132,9 @@ class LateAckCheck:
                 found.setdefault(partition, {})[number] = copy
         return found
 
-    def copy_headers(self, headers: Iterable[tuple[str, bytes | None]], partition: int) -> CopyHeaders | None:
+    def copy_headers(self, headers: Sequence[tuple[str, bytes | None]], partition: int) -> CopyHeaders | None:
         """Return what the headers of a copy say; None for a message that is no copy."""
-        return read_copy_headers(headers, self._queue.name, partition)
+        return read_copy_headers(headers, self._queue.name, partition, self._readers.keys())
 
     def examine(self, copies: Copies, within_s: float) -> CheckedCopies:
         """Find the copies that must not be handed out; called when their start markers are written.
@@ -133,17 +152,27 @@ class LateAckCheck:
             ]
             return checked
         try:
-            known = {p: self._known_from(p, _first_planned_at(wanted)) for p, wanted in copies.items()}
-            # Always to the end of the log: the start markers of all these copies stand before it.
+            starts = _starts(copies, self._queue.name)
+            unknown = self._ask_lane_ids(starts)
+            known = {
+                part: self._known_from(part, planned_at)
+                for part, planned_at in starts.items()
+                if self._is_there(part[0])
+            }
+            # Always to the end of the log: the start markers of all these copies are written.
             unread = self._read(known, until)
             for partition, wanted in copies.items():
                 for offset, headers in wanted.items():
-                    if known[partition].acknowledged(offset, headers):
+                    lanes = self._lanes_of(known, partition, headers)
+                    if lanes[0].acknowledged(offset, headers, lanes[1:]):
                         checked.acknowledged.append((partition, offset))
-                    elif partition in unread:
+                    elif any(
+                        lane in unknown or (lane, partition) in unread
+                        for lane in headers.starts(self._queue.name)
+                    ):
                         checked.unread.append((partition, offset))
                     else:
-                        self._apply_operations(known[partition], (partition, offset), headers, checked)
+                        self._apply_operations(lanes, (partition, offset), headers, checked)
         finally:
             self._lock.release()
         return checked
@@ -158,17 +187,21 @@ class LateAckCheck:
         if not self._acquire_lock(until):
             return []
         try:
+            starts = _starts(copies, self._queue.name)
+            self._ask_lane_ids(starts)
             known = {
-                p: self._known.get(p) or self._known_from(p, _first_planned_at(wanted))
-                for p, wanted in copies.items()
+                part: self._known.get(part) or self._known_from(part, planned_at)
+                for part, planned_at in starts.items()
+                if self._is_there(part[0])
             }
             self._read(known, until)
-            return [
-                (partition, offset)
-                for partition, wanted in copies.items()
-                for offset, headers in wanted.items()
-                if known[partition].acknowledged(offset, headers)
-            ]
+            found: list[Place] = []
+            for partition, wanted in copies.items():
+                for offset, headers in wanted.items():
+                    lanes = self._lanes_of(known, partition, headers)
+                    if lanes[0].acknowledged(offset, headers, lanes[1:]):
+                        found.append((partition, offset))
+            return found
         finally:
             self._lock.release()
 
@@ -183,7 +216,8 @@ class LateAckCheck:
         """Release the connection. Later calls read nothing, and all copies count as unread."""
         with self._lock:
             self._closed = True
-            self._reader.close()
+            for reader in self._readers.values():
+                reader.close()
 
     def _acquire_lock(self, until: float) -> bool:
         """Acquire the lock; False if it is not free before the monotonic time `until`, or after close()."""
@@ -193,51 +227,101 @@ class LateAckCheck:
             self._lock.release()
         return not self._closed
 
+    def _lanes_of(
+        self, known: Mapping[_Part, LateOperations], partition: int, headers: CopyHeaders
+    ) -> list[LateOperations]:
+        """What is known of the lanes that a copy names, its own first."""
+        name = self._queue.name
+        own = known.get((name, partition)) or self._new(name, partition, 0)
+        return [own, *(known[lane, partition] for lane, _ in headers.elsewhere if (lane, partition) in known)]
+
+    def _is_there(self, lane: str) -> bool:
+        """True unless this is another lane, and its topic is gone: then nothing can be read of it."""
+        return lane == self._queue.name or lane in self._lane_ids
+
+    def _ask_lane_ids(self, starts: Iterable[_Part]) -> frozenset[str]:
+        """Ask Kafka for the topic ids of the other lanes among these; returns those of which it is silent.
+
+        Markers that were read of a lane whose topic was recreated are forgotten (rule R24).
+        """
+        others = frozenset(lane for lane, _ in starts) - {self._queue.name}
+        if not others or self._clock.monotonic() < self._ids_until:
+            return frozenset()
+        if self._topics is None:
+            self._topics = Topics(self._connection, _MAX_READ_S)
+        try:
+            found = self._topics.describe([lane for lane in self._readers if lane != self._queue.name])
+        except KmqError as error:
+            _log.warning(
+                "late acknowledgements can't be looked for in other lanes now",
+                extra={"queue": self._queue.name, "error": str(error)},
+            )
+            return others
+        ids = {lane: topic.topic_id for lane, topic in found.items() if lane in self._readers}
+        anew = {lane for lane, topic_id in self._lane_ids.items() if ids.get(lane) != topic_id}
+        for stretches in (self._known, self._former):
+            for part in [part for part in stretches if part[0] in anew]:
+                del stretches[part]
+        self._lane_ids = ids
+        self._ids_until = self._clock.monotonic() + _IDS_KNOWN_S
+        return frozenset()
+
     def _apply_operations(
-        self, known: LateOperations, place: Place, headers: CopyHeaders, checked: CheckedCopies
+        self, lanes: Sequence[LateOperations], place: Place, headers: CopyHeaders, checked: CheckedCopies
     ) -> None:
         """Note in `checked` whether late dead-letter requests, extensions or nacks apply to this copy."""
         left_ms = 0
-        for operation in known.operations(place[1], headers):
+        now_ms = max(known.now_ms for known in lanes)
+        for operation in lanes[0].operations(place[1], headers, lanes[1:]):
             if operation.op is Op.DEAD_LETTER:
                 checked.rejected[place] = operation.reason
                 return
             limit_ms = self._queue.max_lease_ms if operation.op is Op.EXTEND else self._queue.max_delay_ms
-            left_ms = max(left_ms, operation.left_ms(known.now_ms, limit_ms))
+            left_ms = max(left_ms, operation.left_ms(now_ms, limit_ms))
         if left_ms:
             checked.postponed[place] = left_ms
 
-    def _known_from(self, partition: int, planned_at: int) -> LateOperations:
+    def _known_from(self, part: _Part, planned_at: int) -> LateOperations:
         """Choose the stretch of markers to read on, for copies that need markers from `planned_at` on."""
-        known = self._known.get(partition)
-        if known is not None and known.begin <= planned_at and partition in self._unfinished:
+        known = self._known.get(part)
+        if known is not None and known.begin <= planned_at and part in self._unfinished:
             return known  # beginning anew would lose what was read for older copies
-        for found in (known, self._former.get(partition)):
+        for found in (known, self._former.get(part)):
             if found is not None and _should_continue(found, planned_at):
                 break
         else:
-            found = LateOperations(self._queue.name, partition, planned_at, topic_tag(self._topic_id()))
+            found = self._new(*part, planned_at)
         if found is not known:
             if known is not None:
-                self._former[partition] = known
-            self._known[partition] = found
+                self._former[part] = known
+            self._known[part] = found
         return found
 
-    def _read(self, known: Mapping[int, LateOperations], until: float) -> frozenset[int]:
+    def _new(self, lane: str, partition: int, begin: int) -> LateOperations:
+        topic_id = self._topic_id() if lane == self._queue.name else self._lane_ids[lane]
+        return LateOperations(lane, partition, begin, topic_tag(topic_id), self._readers.keys())
+
+    def _read(self, known: Mapping[_Part, LateOperations], until: float) -> frozenset[_Part]:
         """Read the markers of these partitions to the end; returns the partitions that are not read to it."""
-        starts = {partition: one.end for partition, one in known.items()}
-        stopped: set[int] = set()
-        try:
-            reached = self._reader.scan(starts, partial(self._visit, known, until, stopped))
-            left = frozenset(stopped.union(p for p, place in reached.items() if not place.done))
-        except KmqError as error:
-            _log.warning(
-                "late acknowledgements can't be looked for now",
-                extra={"queue": self._queue.name, "error": str(error)},
-            )
-            left = frozenset(starts)
-        self._unfinished = self._unfinished - starts.keys() | left
-        return left
+        left: set[_Part] = set()
+        for lane, reader in self._readers.items():
+            here = {partition: one for (name, partition), one in known.items() if name == lane}
+            if not here:
+                continue
+            starts = {partition: one.end for partition, one in here.items()}
+            stopped: set[int] = set()
+            try:
+                reached = reader.scan(starts, partial(self._visit, here, until, stopped))
+                stopped.update(partition for partition, place in reached.items() if not place.done)
+            except KmqError as error:
+                _log.warning(
+                    "late acknowledgements can't be looked for now",
+                    extra={"queue": self._queue.name, "error": str(error)},
+                )
+                stopped.update(starts)
+            left.update((lane, partition) for partition in stopped)
+        self._unfinished = self._unfinished - known.keys() | left
+        return frozenset(left)
 
     def _visit(
         self,
@@ -258,9 +342,15 @@ class LateAckCheck:
         return self._clock.monotonic() > until
 
 
-def _first_planned_at(copies: Mapping[int, CopyHeaders]) -> int:
-    """The markers offset from which to look for late operations on all of these copies."""
-    return min(copy.planned_at for copy in copies.values())
+def _starts(copies: Copies, queue: str) -> dict[_Part, int]:
+    """By lane and partition, the markers offset from which to look for late operations on these copies."""
+    starts: dict[_Part, int] = {}
+    for partition, wanted in copies.items():
+        for copy in wanted.values():
+            for lane, planned_at in copy.starts(queue).items():
+                before = starts.get((lane, partition), planned_at)
+                starts[lane, partition] = min(before, planned_at)
+    return starts
 
 
 def _should_continue(known: LateOperations, planned_at: int) -> bool:

@@ -78,7 +78,8 @@ def own_transaction(
     A transaction copies messages, and writes end markers that name the copies. So end markers are looked for
     that name a copy which hangs, and copies that are named by end markers which hang. Raises Unavailable.
     """
-    messages_of = {markers: name for name, markers in markers_topics(queue).items()}
+    markers_of = {**markers_topics(queue), **queue.lane_markers}
+    messages_of = {markers: name for name, markers in markers_of.items()}
     if not hanging.ours:
         return None
     if hanging.topic in messages_of:
@@ -94,7 +95,7 @@ def own_transaction(
     if original.topic not in messages_of.values():
         return None
     name = _transactional_id(queue, original.topic, original.partition)
-    commits = _is_named(connection, markers_topics(queue)[original.topic], original, copy, hanging.since_ms)
+    commits = _is_named(connection, markers_of[original.topic], original, copy, hanging.since_ms)
     return OwnTransaction(hanging, name, commits, may_be_ended=not commits)
 
 
@@ -120,7 +121,9 @@ def end_transaction(connection: KafkaConnection, own: OwnTransaction) -> bool:
 
 def _transactional_id(queue: QueueSettings, messages: str, partition: int) -> str:
     """The transactional.id with which messages of this topic, and partition, are copied."""
-    return f"kmq-tracker-{queue.name}-{partition}" if messages == queue.name else f"kmq-redrive-{queue.name}"
+    if messages in queue.lane_markers:
+        return f"kmq-tracker-{messages}-{partition}"
+    return f"kmq-redrive-{queue.queue_name}"
 
 
 def _has_committed_copy(connection: KafkaConnection, messages: str, hanging: HangingTransaction) -> bool:

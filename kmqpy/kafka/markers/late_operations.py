@@ -9,6 +9,10 @@ to look for late operations:
     kmq-planned-at   `queue:partition:markers offset`: the tracker that planned the first copy of the message
                      knew all markers before that offset. Copies of copies keep this header
 
+A queue may have several lanes: topics with markers of their own. A message that was copied from one lane to
+another, and there once more, has such a header for each of both; its ancestors are looked for in the markers
+of each lane, and an operation on one counts that stands in the markers of the lane where this one is.
+
 Only markers decide: claims, the end markers of trackers, which name the copies, and the markers of clients.
 The headers of messages prove nothing: anybody can forward them with another message. An acknowledgement
 of the message that had these headers first would then finish the other message. But markers of an aborted
@@ -21,7 +25,7 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -38,8 +42,10 @@ from kmqpy.kafka.markers.lineage import (
     read_ancestors,
     read_copies,
 )
+from kmqpy.kafka.markers.log_cuts import offset_of
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import UNREADABLE, headers_of_each, read_headers, read_marker
+from kmqpy.message import last_header
 
 PLANNED_AT = "kmq-planned-at"
 
@@ -66,47 +72,65 @@ def planned_at_header(queue: str, partition: int, position: int) -> tuple[str, b
     return PLANNED_AT, b"%s:%d:%d" % (queue.encode(), partition, position)
 
 
-def read_planned_at(data: bytes | None, queue: str, partition: int) -> int | None:
-    """The markers offset in the header; None if it is absent, bad, or of another queue or partition."""
-    found = _PLANNED_AT.fullmatch(data or b"")
-    if found is None or (found[1].decode(), int(found[2])) != (queue, partition):
-        return None
-    position = int(found[3])
-    return position if position <= INT64_MAX else None
+def read_planned_at(
+    headers: Iterable[tuple[str, bytes | None]], partition: int, lanes: Collection[str]
+) -> dict[str, int]:
+    """By topic, for those of `lanes`: the markers offset that the headers of a message there name."""
+    found: dict[str, int] = {}
+    for name, data in headers:
+        if name != PLANNED_AT:
+            continue
+        named = _PLANNED_AT.fullmatch(data or b"")
+        if named is None or int(named[2]) != partition or int(named[3]) > INT64_MAX:
+            continue
+        if (topic := named[1].decode()) in lanes:
+            found[topic] = int(named[3])
+    return found
 
 
 class CopyHeaders(NamedTuple):
     """What a copy says of itself.
 
-    planned_at  the markers offset from which to look for late operations
+    planned_at  the markers offset from which to look for late operations; -1: nowhere in the copy's own lane
     ancestors   the header `kmq-ancestors`; None without one
+    elsewhere   other lanes of the queue, each with the markers offset from which to look there
     """
 
     planned_at: int
     ancestors: bytes | None = None
+    elsewhere: tuple[tuple[str, int], ...] = ()
 
-    def names(self, queue: str, partition: int, offset: int) -> bool:
-        """Return True if this message of the queue is an ancestor, or perhaps one that is left out."""
+    def starts(self, queue: str) -> dict[str, int]:
+        """By lane, from which markers offset to look; `queue` is the topic of the copy."""
+        own = {queue: self.planned_at} if self.planned_at >= 0 else {}
+        return own | dict(self.elsewhere)
+
+    def names(self, queue: str, partition: int, offset: int, lane: str = "") -> bool:
+        """Return True if this message is an ancestor, or perhaps one that is left out.
+
+        `queue` is the topic of the copy, `lane` that of the message, if it is another one.
+        """
         if self.ancestors is not None and len(self.ancestors) > MAX_ANCESTORS_BYTES // 2:
             return True
         try:
             named = read_ancestors(self.ancestors, RecordPlace(queue, -1, 0))
         except DecodeError:
             return False
-        return RecordPlace(queue, partition, offset) in named
+        return RecordPlace(lane or queue, partition, offset) in named
 
 
 def read_copy_headers(
-    headers: Iterable[tuple[str, bytes | None]], queue: str, partition: int
+    headers: Sequence[tuple[str, bytes | None]], queue: str, partition: int, lanes: Collection[str] = ()
 ) -> CopyHeaders | None:
-    """What the headers of a message in this partition say if it is a copy; None for another message."""
-    planned_at, ancestors = None, None
-    for name, data in headers:
-        if name == PLANNED_AT:
-            planned_at = read_planned_at(data, queue, partition)
-        elif name == ANCESTORS:
-            ancestors = data
-    return None if planned_at is None else CopyHeaders(planned_at, ancestors)
+    """What the headers of a message in this partition say if it is a copy; None for another message.
+
+    `queue` is the topic of the message, `lanes` are all of the queue, if it has others.
+    """
+    planned_at = read_planned_at(headers, partition, lanes or (queue,))
+    if not planned_at:
+        return None
+    own = planned_at.pop(queue, -1)
+    return CopyHeaders(own, last_header(tuple(headers), ANCESTORS), tuple(planned_at.items()))
 
 
 class LateOperation(NamedTuple):
@@ -136,10 +160,18 @@ class LateOperations:
     200 bytes for each message with an operation other than an acknowledgement, of the latest 100,000; and the
     reasons of dead-letter requests.
 
-    `topic` is the topic_tag() of the queue topic, see codec.decode().
+    `topic` is the topic_tag() of the queue topic, see codec.decode(). Of copies in other topics, those in
+    `lanes` are noted.
     """
 
-    def __init__(self, queue: str, partition: int, begin: int, topic: bytes | None = None) -> None:
+    def __init__(
+        self,
+        queue: str,
+        partition: int,
+        begin: int,
+        topic: bytes | None = None,
+        lanes: Collection[str] = (),
+    ) -> None:
         self.begin = self.end = begin
         self.now_ms = 0
         """The timestamp of the last record that read() has taken in."""
@@ -154,6 +186,7 @@ class LateOperations:
         """By watched message, the operation that applies of those since its last claim; the latest is last.
         An operation on a copy that was never claimed applies to no other copy, because there is none yet."""
         self._copies = _CopyRuns()
+        self._elsewhere = {lane: _CopyRuns() for lane in lanes if lane != queue}
 
     def read(self, records: Sequence[Any], enough: Callable[[], bool] = lambda: False) -> bool:
         """Take in the next records of the markers partition, with those of open and aborted transactions.
@@ -182,36 +215,58 @@ class LateOperations:
         self.now_ms = record.timestamp()[1]
         return record is records[-1]
 
-    def acknowledged(self, copy: int, headers: CopyHeaders) -> bool:
+    def acknowledged(self, copy: int, headers: CopyHeaders, others: Sequence[LateOperations] = ()) -> bool:
         """Return True if a client acknowledged this copy, or late a message of which it is a copy.
 
-        Returns False for a message that no tracker's end marker names as a copy.
+        Returns False for a message that no tracker's end marker names as a copy. `others` are those of the
+        other lanes that the copy names.
         """
-        return bool(self._acknowledged) and any(
-            one in self._acknowledged and (one == copy or headers.names(self._queue, self._partition, one))
-            for one in self._lineage(copy)
+        return any(known._acknowledged for known in (self, *others)) and any(
+            one in known._acknowledged
+            and ((known is self and one == copy) or self._is_ancestor(known, one, headers))
+            for known, one in self._lineage(copy, others)
         )
 
-    def operations(self, copy: int, headers: CopyHeaders) -> list[LateOperation]:
+    def operations(
+        self, copy: int, headers: CopyHeaders, others: Sequence[LateOperations] = ()
+    ) -> list[LateOperation]:
         """The late operations on the messages of which this is a copy, at most one for each message."""
-        if not self._operations:
+        if not any(known._operations for known in (self, *others)):
             return []
         return [
-            self._operations[one]
-            for one in islice(self._lineage(copy), 1, None)
-            if one in self._operations and headers.names(self._queue, self._partition, one)
+            known._operations[one]
+            for known, one in islice(self._lineage(copy, others), 1, None)
+            if one in known._operations and self._is_ancestor(known, one, headers)
         ]
 
-    def _lineage(self, copy: int) -> Iterator[int]:
+    def _is_ancestor(self, known: LateOperations, number: int, headers: CopyHeaders) -> bool:
+        return headers.names(self._queue, self._partition, number, known._queue)
+
+    def _lineage(self, copy: int, others: Sequence[LateOperations]) -> Iterator[tuple[LateOperations, int]]:
         """Yield the copy, its original, the original of the original and so on; nothing if it is no copy."""
-        original = self._copies.original_of(copy)
-        if original is not None:
-            yield copy
+        lanes = (self, *others)
+        known, number = self, copy
         for _ in range(_MAX_ANCESTORS):
-            if original is None:
+            for lane in lanes:
+                original = lane._original_of(known._queue, number)
+                if original is not None:
+                    break
+            else:
                 return
-            yield original
-            original = self._copies.original_of(original)
+            if known is self and number == copy:
+                yield self, copy
+            known, number = lane, original
+            yield known, number
+
+    def _original_of(self, topic: str, copy: int) -> int | None:
+        """The original, in this lane, of the copy with this number in `topic`; None if none is known.
+
+        Who has copied it to another lane knew its offset there, and not the cuts of that log.
+        """
+        if topic == self._queue:
+            return self._copies.original_of(copy)
+        runs = self._elsewhere.get(topic)
+        return None if runs is None else runs.original_of(offset_of(copy))
 
     def _read_single(self, key: bytes | None, headers: Headers | None) -> None:
         """Read a single end marker: of a client, or, with `headers`, of a tracker."""
@@ -281,18 +336,20 @@ class LateOperations:
             copies = [RecordPlace(self._queue, int(single[1]), int(single[2]))]
         else:
             copies = read_copies(named, self._queue, count)
-        if copies[0].topic != self._queue or copies[0].partition != self._partition:
+        runs_there = self._copies if copies[0].topic == self._queue else self._elsewhere.get(copies[0].topic)
+        if runs_there is None or copies[0].partition != self._partition:
             return
         originals = (first + passed for first, many in runs for passed in range(many))
         pairs = [
             (one, copy.offset)
             for one, copy in zip(originals, copies, strict=True)
-            if one < copy.offset <= INT64_MAX
+            if (one < copy.offset or runs_there is not self._copies) and copy.offset <= INT64_MAX
         ]
         if count > 1 or runs[0][0] not in self._watched:  # retention may have deleted the claim
             self._watch(runs)
-        self._watch((copy, 1) for _, copy in pairs)
-        self._copies.add(pairs)
+        if runs_there is self._copies:
+            self._watch((copy, 1) for _, copy in pairs)
+        runs_there.add(pairs)
 
 
 def _names_copy(headers: object) -> bool:

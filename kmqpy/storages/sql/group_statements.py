@@ -118,7 +118,7 @@ WHERE queue = :queue AND dedup_key {in_keys}""",
 _LOCK_READY = "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 = 0{lock_some}"
 _JSON_TABLE = "JSON_TABLE(:listed, '$[*]' COLUMNS ({columns})) AS given"
 _KEY_COLUMN = "dedup_key char(22) CHARACTER SET ascii COLLATE ascii_bin PATH"
-_MARIADB = {
+_MYSQL = {
     "look_shared": _LOOK,
     # It would also lock what the subqueries look at, and who ends a message would pass that over.
     "lock_ready": _LOCK_READY,
@@ -139,8 +139,16 @@ _OWN: Mapping[str, Mapping[str, str]] = {
         "look_shared": _LOOK.replace("state = 0", "state = 0 AND {nothing_due}"),
         "isolation": "SELECT current_setting('transaction_isolation')",
     },
-    "mariadb": _MARIADB,
-    "mysql": _MARIADB,
+    "mariadb": {
+        "look_shared": _LOOK,
+        "lock_ready": _LOCK_READY,
+        "claim_keys": """INSERT INTO {dedup} (queue, dedup_key, message, until_ms) VALUES {rows}
+ON DUPLICATE KEY UPDATE queue = {dedup}.queue
+RETURNING dedup_key, message, CASE WHEN until_ms > {now} THEN 1 ELSE 0 END, NULL,
+    CASE WHEN message = PREVIOUS VALUE FOR {numbers} THEN 1 ELSE 0 END""",
+        "key_row": "(:queue, :dedup, NEXT VALUE FOR {numbers}, {now} + :window_ms)",
+    },
+    "mysql": _MYSQL,
     "sqlite": {"look_shared": _LOOK.replace("state = 0", "state = 0 AND {nothing_due}")},
 }
 _REPLACE = """ON CONFLICT (queue, dedup_key)

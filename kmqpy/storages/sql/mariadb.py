@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kmqpy.errors import ConfigError
-from kmqpy.storages.sql.dialect import Cursor
+from kmqpy.storages.sql.dialect import Cursor, DedupKey, Parameters
 from kmqpy.storages.sql.over_pymysql import OverPyMySql
 from kmqpy.storages.sql.tables import DialectName
 
@@ -21,6 +21,13 @@ class MariaDb(OverPyMySql):
         """See OverPyMySql."""
         if "MariaDB" not in version:
             raise ConfigError(f"queue url: the server is MySQL {version}; write mysql:// for mariadb://")
+
+    def claim_keys(self, cursor: Cursor, parameters: Parameters, keys: Sequence[str]) -> list[DedupKey]:
+        """See Dialect. Keys are claimed in order, so that two who send the same ones cause no deadlock."""
+        row = self.sql["key_row"]
+        rows = [cursor.mogrify(row, {**parameters, "dedup": key}) for key in sorted(keys)]
+        cursor.execute(self.sql["claim_keys"].replace("{rows}", ",".join(rows)))
+        return [DedupKey(*columns) for columns in cursor.fetchall()]
 
     def new_ids(self, cursor: Cursor, count: int, step: int) -> Sequence[int]:  # noqa: ARG002
         """See OverPyMySql. The INSERT returns them."""

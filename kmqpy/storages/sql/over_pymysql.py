@@ -207,19 +207,22 @@ class OverPyMySql(ServerDialect):
         cursor: Cursor,
         parameters: Parameters,
         rows: Sequence[NewRow],
-        ids: Sequence[int] | None = None,  # noqa: ARG002 - claim_keys() gives none
+        ids: Sequence[int] | None = None,
     ) -> list[int]:
-        """See Dialect."""
+        """See Dialect. `ids` come in any order, so the places are these numbers in the order of the rows."""
         if not cursor.execute(self.sql["lock_queue"], parameters):
             return []
         _, step = cursor.fetchone()
+        put_row = self.sql["put_row" if ids is None else "put_numbered"]
+        numbers = zip(ids or (), sorted(ids or ()), strict=True)
         new_ids: list[int] = []
         behind = iter(is_behind(parameters, rows) or [0] * len(rows))
         for some in _portions(rows, self.name, self._packet_bytes):
             values = [
                 cursor.mogrify(
-                    self.sql["put_row"],
+                    put_row,
                     {
+                        **dict(zip(("id", "place"), next(numbers, ()), strict=False)),
                         "queue": parameters["queue"],
                         "at": at,
                         "delay_ms": row.delay_ms,
@@ -240,7 +243,7 @@ class OverPyMySql(ServerDialect):
         return new_ids
 
     def claim_keys(self, cursor: Cursor, parameters: Parameters, keys: Sequence[str]) -> list[DedupKey]:
-        """See Dialect. What was inserted it does not tell, and ids come with the rows."""
+        """See Dialect. What was inserted no statement tells, and ids come with the rows."""
         given = {**parameters, "keys": self.ids(keys), "listed": json.dumps(keys)}
         self.change(cursor, "claim_keys", given)
         cursor.execute(self.sql["keys"], given)

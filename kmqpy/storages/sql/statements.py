@@ -348,6 +348,11 @@ VALUES {rows} RETURNING id""",
     CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 END, 0, {now}, {now},
     0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 4 * :behind END, -:priority, :key, :headers, :body, :digest,
     :group_id, :group)""",
+    # With the id that a dedup key has.
+    "put_numbered": """(:id, :queue, :place,
+    CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 END, 0, {now}, {now},
+    0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 4 * :behind END, -:priority, :key, :headers, :body, :digest,
+    :group_id, :group)""",
     # A put locks the row of the queue, also in a transaction of the application's; so takers lock another.
     "take_turn": """INSERT INTO {meta} (name, value) VALUES (concat('turn of ', :queue), '')
 ON DUPLICATE KEY UPDATE value = value""",

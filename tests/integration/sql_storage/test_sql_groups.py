@@ -144,6 +144,13 @@ def test_a_batch_stores_a_dedup_id_once(queue: Queue) -> None:
     assert taken(queue, 9) == ["a"]
 
 
+def test_a_batch_with_dedup_ids_keeps_its_order(queue: Queue) -> None:
+    bodies = [str(number) for number in range(9)]
+    ids = queue.send_many([OutgoingMessage(body, dedup_id=body) for body in bodies])
+    assert queue.send_many([OutgoingMessage(body, dedup_id=body) for body in bodies]) == ids
+    assert taken(queue, 20) == bodies
+
+
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)
 def test_a_dead_letter_may_hold_its_group(place: Place) -> None:
     with storage_for(place.url) as storage:

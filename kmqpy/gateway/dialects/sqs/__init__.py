@@ -190,17 +190,20 @@ class SqsDialect:
         call.verb = action
         needs, do = self._actions[action]
         addresses = Addresses(self._base(call), self._region, self._account)
-        ruled = await self._ruled(action, needs, given, sender)
+        ruled = await self._ruled(action, needs, given, sender, addresses)
         return wire.result(action, await do(Asked(call, addresses, sender, needs, spend, ruled), given))
 
-    async def _ruled(self, action: str, needs: str, given: Any, sender: Principal) -> Mapping[str, bool]:
+    async def _ruled(
+        self, action: str, needs: str, given: Any, sender: Principal, addresses: Addresses
+    ) -> Mapping[str, bool]:
         """What the policy of the queue says of the request; it rules nothing that needs `manage`."""
         if sender.key is None or needs == "manage" or action in {"CreateQueue", "ListQueues"}:
             return {}
         with contextlib.suppress(SqsError):  # there is no such queue, which whoever may know it is told later
             name = queue_of_url(given.QueueUrl) if "QueueUrl" in given.required else given.QueueName
             policy = (await self._catalog.get(name)).attributes.get("Policy", "{}")
-            found = verdict(policy, action=action, key_id=sender.id, account=self._account, queue=name)
+            arn = addresses.arn(name)
+            found = verdict(policy, action=action, key_id=sender.id, account=self._account, arn=arn)
             return {} if found is None else {name: found}
         return {}
 

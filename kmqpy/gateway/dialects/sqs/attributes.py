@@ -89,6 +89,7 @@ class Sheet:
     visibility  VisibilityTimeout, in seconds
     created_s   when it was made (s since 1970); 0: not by SQS's clients
     modified_s  when its attributes were changed last
+    purged_ms   when it was purged last (ms since 1970)
     tasks       its latest move tasks, see moves.py
     has_shares  True if the storage lets groups share the queue, although it is a standard one
     others      what other dialects keep
@@ -99,6 +100,7 @@ class Sheet:
     tags: Mapping[str, str] = field(default_factory=dict)
     created_s: int = 0
     modified_s: int = 0
+    purged_ms: int = 0
     tasks: tuple[Mapping[str, Any], ...] = ()
     has_shares: bool = False
     others: Mapping[str, Any] = field(default_factory=dict)
@@ -163,6 +165,7 @@ class Sheet:
             "tags": dict(self.tags),
             "created_s": self.created_s,
             "modified_s": self.modified_s,
+            "purged_ms": self.purged_ms,
             "tasks": list(self.tasks),
             **({"never_hidden": True} if not self.visibility else {}),
         }
@@ -180,6 +183,7 @@ def read_sheet(notes: str, lease_ms: int) -> Sheet:
             tags=dict(mine.get("tags", {})),
             created_s=int(mine.get("created_s", 0)),
             modified_s=int(mine.get("modified_s", 0)),
+            purged_ms=int(mine.get("purged_ms", 0)),
             tasks=tuple(mine.get("tasks", ())),
             others=whole,
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -30,6 +32,10 @@ _DEDUP_MS = 300_000
 _MOST = 10_000
 _LONG_S = 30.0
 """Seconds for what may take long in large storages."""
+_REST_QUEUE = "KMQ.sqs"
+"""Its notes say which names were deleted lately, and when (ms)."""
+_MOST_RESTING = 900
+"""Notes have no room for more."""
 
 
 class _Known(NamedTuple):
@@ -51,7 +57,6 @@ class Catalog:
         self._fair = fair
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._reading: dict[str, asyncio.Task[Sheet | None]] = {}
-        self._deleted_s: OrderedDict[str, float] = OrderedDict()
 
     async def get(self, name: str) -> Sheet:
         """What is kept of a queue; raises SqsError if it does not exist."""
@@ -119,13 +124,6 @@ class Catalog:
         if existing is not None:
             check_same(existing, attributes)
             return
-        deleted_s = self._deleted_s.get(name)
-        if deleted_s is not None and self._clock.monotonic() - deleted_s < self._rest_s:
-            raise SqsError(
-                DELETED_RECENTLY,
-                f"You must wait {self._rest_s:g} seconds after deleting a queue before you can create "
-                "another with the same name.",
-            )
         now_s = self._clock.wall_ms() // 1000
         sheet = Sheet(tags=tags, created_s=now_s).changed(attributes, now_s)
         storage = self._hub.storage_of(QueueName(name))
@@ -142,6 +140,7 @@ class Catalog:
             settings["fair"] = True
 
         def made(storage: Storage, stored: str) -> Sheet:
+            self._check_rest(storage, name)
             try:
                 make_queue(storage, stored, settings)
             except ConfigError as error:
@@ -159,13 +158,15 @@ class Catalog:
             def new_notes(notes: str) -> str:
                 return change(read_sheet(notes, lease_ms)).notes()
 
-            wanted = change(_sheet(storage, stored))
-            lease = _lease(wanted) if wanted.visibility != round(lease_ms / 1000) else {}
+            former = _sheet(storage, stored)
+            wanted = change(former)
+            lease = _lease(wanted) if wanted.visibility != former.visibility else {}
             noted: dict[str, Any] = {"notes": new_notes} if _keeps_notes(storage) else {}
             if not noted:
                 _check_needs_no_notes(wanted)
             try:
-                storage.alter(stored, **noted, **lease)
+                if noted or lease:
+                    storage.alter(stored, **noted, **lease)
             except ConfigError as error:
                 raise _refusal(error) from None
             return _sheet(storage, stored)
@@ -181,6 +182,8 @@ class Catalog:
         """Delete a queue; raises SqsError if there is none."""
 
         def deleted(storage: Storage, stored: str) -> None:
+            storage.open(stored).close()  # raises QueueNotFound before the name rests
+            self._let_rest(storage, name)
             storage.delete(stored)
 
         try:
@@ -188,10 +191,48 @@ class Catalog:
         except QueueNotFound:
             raise no_such_queue() from None
         self._known.pop(name, None)
-        self._deleted_s[name] = self._clock.monotonic()
-        self._deleted_s.move_to_end(name)
-        if len(self._deleted_s) > _MOST:
-            self._deleted_s.popitem(last=False)
+
+    def is_recent(self, at_ms: int) -> bool:
+        """True for a time (ms since 1970) less than `rest_s` ago; another machine's clock may be ahead."""
+        return abs(self._clock.wall_ms() - at_ms) < self._rest_s * 1000
+
+    def _let_rest(self, storage: Storage, name: str) -> None:
+        """Keep for all gateways that a queue is deleted."""
+        if not self._rest_s or not _keeps_notes(storage):
+            return
+
+        def noted(notes: str) -> str:
+            resting = {one: at_ms for one, at_ms in _resting(notes).items() if self.is_recent(at_ms)}
+            resting.pop(name, None)
+            resting[name] = self._clock.wall_ms()
+            return json.dumps(dict([*resting.items()][-_MOST_RESTING:]))
+
+        try:
+            storage.alter(_REST_QUEUE, notes=noted)
+        except QueueNotFound:
+            make_queue(storage, _REST_QUEUE, {})
+            storage.alter(_REST_QUEUE, notes=noted)
+
+    def _check_rest(self, storage: Storage, name: str) -> None:
+        """Raise SqsError for the name of a queue that was deleted lately."""
+        if not self._rest_s or not _keeps_notes(storage):
+            return
+        with suppress(QueueNotFound), storage.open(_REST_QUEUE) as queue:
+            if self.is_recent(_resting(getattr(queue.settings, "notes", "")).get(name, 0)):
+                raise SqsError(
+                    DELETED_RECENTLY,
+                    f"You must wait {self._rest_s:g} seconds after deleting a queue before you can create "
+                    "another with the same name.",
+                )
+
+
+def _resting(notes: str) -> dict[str, int]:
+    """When names were deleted (ms since 1970); what others wrote there is left out."""
+    try:
+        found = json.loads(notes or "{}")
+        return {name: at_ms for name, at_ms in found.items() if isinstance(at_ms, int)}
+    except (ValueError, AttributeError, RecursionError):
+        return {}
 
 
 def _keeps_notes(storage: Storage) -> bool:

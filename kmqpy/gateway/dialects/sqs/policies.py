@@ -16,17 +16,21 @@ from typing import Any
 from kmqpy.gateway.dialects.sqs.errors import INVALID_ATTRIBUTE_VALUE, SqsError
 
 _READ = frozenset({"Sid", "Effect", "Principal", "Action", "Resource"})
-_ARN = re.compile(r"arn:[a-z-]+:iam::(?P<account>[^:]*):(?:root|user/(?P<key>.+))")
+_READ_OF_ALL = frozenset({"Version", "Id", "Statement"})
+_SENDER = re.compile(
+    r"\*|\w+|arn:[a-z-]+:iam::(?P<account>\w*):(?:root|user/(?:[^*?]*/)?(?P<key>[^/*?]+))", re.ASCII
+)
 
 
-def verdict(policy: str, *, action: str, key_id: str, account: str, queue: str) -> bool | None:
+def verdict(policy: str, *, action: str, key_id: str, account: str, arn: str) -> bool | None:
     """True: the policy allows it; False: it denies it, whatever else it allows; None: it says nothing.
 
     action   as the request has it; what is said of an action goes for its batches
     key_id   of the key that has signed
     account  to which all keys belong
-    queue    its name
+    arn      the queue's
     """
+    queue = arn.rpartition(":")[2]
     names = {f"sqs:{one}".lower() for one in (action, action.removesuffix("Batch"))}
     found: bool | None = None
     for one in _statements(policy):
@@ -35,10 +39,15 @@ def verdict(policy: str, *, action: str, key_id: str, account: str, queue: str) 
             if denies:  # nobody knows whom it means
                 return False
             continue
+        resources = _texts(one["Resource"])
         if (
             _names_sender(one["Principal"], key_id, account)
-            and any(fnmatchcase(name, pattern.lower()) for pattern in _texts(one["Action"]) for name in names)
-            and any(fnmatchcase(queue, pattern.rpartition(":")[2]) for pattern in _texts(one["Resource"]))
+            and any(_fits(name, pattern.lower()) for pattern in _texts(one["Action"]) for name in names)
+            and (
+                any(_fits(arn, pattern) for pattern in resources)
+                # A policy that came from AWS with another region or account must not stop denying.
+                or (denies and any(_fits(queue, pattern.rpartition(":")[2]) for pattern in resources))
+            )
         ):
             if denies:
                 return False
@@ -53,7 +62,8 @@ def check_denials(policy: str) -> None:
             raise SqsError(
                 INVALID_ATTRIBUTE_VALUE,
                 "Invalid value for the parameter Policy. Reason: a statement that denies may have Sid, "
-                "Effect (Allow or Deny), Principal (* or AWS), Action (of sqs) and Resource only; this "
+                "Effect (Allow or Deny), Principal (* or AWS, with accounts, keys and users), Action (of "
+                "sqs) and Resource (without variables) only, and a policy Version, Id and Statement; this "
                 "gateway can't enforce others.",
             )
 
@@ -61,37 +71,61 @@ def check_denials(policy: str) -> None:
 @lru_cache(maxsize=1_000)
 def _statements(policy: str) -> Sequence[Mapping[str, Any]]:
     """The statements of a policy, which is a JSON object; what is none is one without an effect."""
-    found = json.loads(policy).get("Statement", [])
-    return [one if isinstance(one, dict) else {} for one in (found if isinstance(found, list) else [found])]
+    whole = json.loads(policy)
+    found = whole.get("Statement", [])
+    statements = found if isinstance(found, list) else [found]
+    if not whole.keys() <= _READ_OF_ALL:  # "statement": who mistypes has denied something
+        statements = [*statements, {}]
+    return [one if isinstance(one, dict) else {} for one in statements]
 
 
 def _is_understood(statement: Mapping[str, Any]) -> bool:
-    principal = statement.get("Principal")
-    return (
+    """True if it is clear whom and what it means; what allows may name others besides, and allows less."""
+    if not (
         statement.keys() <= _READ
         and statement.get("Effect") in ("Allow", "Deny")
-        and (
-            principal == "*"
-            or (
-                isinstance(principal, dict) and principal.keys() == {"AWS"} and bool(_texts(principal["AWS"]))
-            )
-        )
         and all(_texts(statement.get(part)) for part in ("Action", "Resource"))
         and all(one == "*" or one.lower().startswith("sqs:") for one in _texts(statement["Action"]))
+    ):
+        return False
+    senders = _senders(statement.get("Principal"))
+    return bool(senders) and (
+        statement["Effect"] == "Allow"
+        or (
+            all(_SENDER.fullmatch(one) for one in senders)
+            and not any("$" in one for one in _texts(statement["Resource"]))
+        )
     )
 
 
 def _names_sender(principal: Any, key_id: str, account: str) -> bool:
-    for one in ["*"] if principal == "*" else _texts(principal["AWS"]):
-        if one in ("*", key_id, account):
-            return True
-        found = _ARN.fullmatch(one)
-        if found is not None and (found["key"] or found["account"]) in (key_id, account):
+    for one in _senders(principal):
+        found = _SENDER.fullmatch(one)
+        if found is None:
+            continue
+        if found["key"]:
+            is_sender = found["key"] == key_id
+        else:
+            is_sender = (found["account"] or one) in ("*", key_id, account)
+        if is_sender:
             return True
     return False
+
+
+def _senders(principal: Any) -> list[str]:
+    """Whom a Principal names; none if others than accounts, keys and users are among them."""
+    if principal == "*":
+        return ["*"]
+    is_aws = isinstance(principal, dict) and principal.keys() == {"AWS"}
+    return _texts(principal["AWS"]) if is_aws else []
 
 
 def _texts(value: Any) -> list[str]:
     """A text, or several; none if something else is among them."""
     found = value if isinstance(value, list) else [value]
     return found if all(isinstance(one, str) for one in found) else []
+
+
+def _fits(text: str, pattern: str) -> bool:
+    """True if a pattern means this text: * stands for any characters, ? for one, and nothing else does."""
+    return fnmatchcase(text, pattern.replace("[", "[[]"))

@@ -60,7 +60,6 @@ class QueueActions:
         self._catalog = catalog
         self._clock = clock
         self._rest_s = rest_s
-        self._purged_s: dict[str, float] = {}
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -97,17 +96,15 @@ class QueueActions:
     async def purge(self, asked: Asked, given: shapes.PurgeQueueRequest) -> None:
         """Remove all messages of a queue."""
         name = asked.queue(given.QueueUrl)
-        await self._catalog.get(name)
-        now_s = self._clock.monotonic()
-        self._purged_s = {one: at_s for one, at_s in self._purged_s.items() if now_s - at_s < self._rest_s}
-        if name in self._purged_s:
+        if self._catalog.is_recent((await self._catalog.read(name)).purged_ms):
             raise SqsError(
                 PURGE_IN_PROGRESS,
                 f"Only one PurgeQueue operation on {name} is allowed every {self._rest_s:g} seconds.",
             )
         purge = methodcaller("purge")
         await self._hub.with_queue(QueueName(name), purge, missing=_raise_missing, patience_s=_LONG_S)
-        self._purged_s[name] = now_s
+        now_ms = self._clock.wall_ms()
+        await self._catalog.change(name, lambda sheet: replace(sheet, purged_ms=now_ms))
 
     # --- attributes -------------------------------------------------------------------------------
 

@@ -1,0 +1,359 @@
+"""LanesConsumer: takes messages of a queue that has lanes, from all of them as if they were one queue.
+
+A *lane* is a queue topic with its markers topic (see QueueSettings.lanes). Each has a QueueConsumer of its
+own. That of the main lane joins the consumer group. The others follow it (see GroupMember): so one client has
+all lanes of a partition, and there is one rebalance for all. The lanes share a lock and a limit of messages
+in flight.
+
+The lanes come in an order of precedence. Each but the last gets up to a share of what a call of receive()
+asks for, so that none waits for ever; what others leave over goes to the first that has more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from operator import attrgetter
+from types import TracebackType
+from typing import Any, Self
+
+from kmqpy import message as m
+from kmqpy.core import garbage
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.durations import Duration, duration_ms
+from kmqpy.core.settings import check_limit
+from kmqpy.errors import Closed, Fenced, KmqError, ReceiptError
+from kmqpy.kafka.client.client_options import MAX_IN_FLIGHT
+from kmqpy.kafka.client.consumer import Owner, QueueConsumer
+from kmqpy.kafka.client.record_message import KafkaMessage
+from kmqpy.kafka.receipt import Receipt
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.topics import Topics
+from kmqpy.message import Message, MessagesLike
+from kmqpy.telemetry.base import Telemetry
+
+_SHARE = 0.75
+"""The part of a batch that a lane gets while lower lanes have messages; in batches of one, three of four."""
+_SLICE_S = 0.01
+"""receive() waits for messages of the main lane for this long, then looks at the other lanes."""
+_MAX_POLL_WAIT_S = 0.1
+_LOOK_UP_EVERY_S = 0.05
+"""An iteration looks this often whether a higher lane than that of its next message has messages."""
+_LOOK_UP = 3
+"""It takes so many of them, and yields at least one message of the lower lane before it looks again."""
+
+
+_context_of = attrgetter("_context")
+
+
+class _Lane:
+    """One lane: its consumer, what this round has polled of it, and how much it has had beyond its share."""
+
+    def __init__(self, consumer: QueueConsumer) -> None:
+        self.consumer = consumer
+        self._owed = 0.0
+        self._records: list[Any] = []
+        self._offsets: dict[int, list[int]] = {}
+        self._asked = 0
+
+    def quota(self, room: int) -> int:
+        """How many of `room` messages this lane may take before lower lanes were asked; 0: not its turn."""
+        share = room * _SHARE - self._owed
+        quota = min(room, math.ceil(share - 1e-9))
+        self._owed = quota - share
+        return quota
+
+    def poll(self, most: int, wait_s: float = 0.0) -> int:
+        """Poll up to `most` more records; returns how many came."""
+        records, offsets = self.consumer.poll(most, wait_s)
+        self._asked += most
+        self._records += records
+        for partition, ascending in offsets.items():
+            self._offsets.setdefault(partition, []).extend(ascending)
+        return len(records)
+
+    @property
+    def has_more(self) -> bool:
+        """True if there may be more than this round has polled."""
+        return len(self._records) == self._asked
+
+    def start(self, lease_ms: int) -> None:
+        """Have start markers written for what was polled."""
+        if self._asked and not self.has_more:
+            self._owed = 0.0  # the others have had all that they can have
+        records, self._records = self._records, []
+        offsets, self._offsets, self._asked = self._offsets, {}, 0
+        self.consumer.start(records, offsets, lease_ms)
+
+    def drop(self) -> None:
+        """Forget what was polled, which is read again."""
+        self._records, self._offsets, self._asked = [], {}, 0
+        self.consumer.start_over()
+
+
+class LanesConsumer:
+    """Takes messages from the lanes of one queue; see QueueConsumer, whose public methods it has."""
+
+    def __init__(
+        self,
+        queue: QueueSettings,
+        connection: KafkaConnection,
+        *,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        holder: str | None = None,
+        instance_id: str | None = None,
+        owner: Owner | None = None,
+        topics: Topics | None = None,
+        telemetry: Telemetry | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._clock = clock
+        *others, own = queue.lanes()
+        owner = owner or self
+        self._main = QueueConsumer(
+            own,
+            connection,
+            max_in_flight=max_in_flight,
+            holder=holder,
+            instance_id=instance_id,
+            owner=owner,
+            topics=topics,
+            telemetry=telemetry,
+            clock=clock,
+        )
+        self._lanes: list[_Lane] = []
+        try:
+            for lane in others:
+                consumer = QueueConsumer(
+                    lane,
+                    connection,
+                    max_in_flight=max_in_flight,
+                    holder=holder,
+                    owner=owner,
+                    topics=topics,
+                    main=self._main,
+                    telemetry=telemetry,
+                    clock=clock,
+                )
+                self._lanes.append(_Lane(consumer))
+        except BaseException:
+            self._lanes.append(_Lane(self._main))
+            self.close()
+            raise
+        self._lanes.append(_Lane(self._main))
+        self._by_name = {one.consumer.name: one.consumer for one in self._lanes}
+        self._look_at = 0.0
+
+    def close_if_abandoned(self) -> None:
+        """Do nothing: without another owner, whoever made this object closes it."""
+
+    @property
+    def topic_id(self) -> str:
+        """The id of the main lane's topic, as this consumer knows it."""
+        return self._main.topic_id
+
+    def topic_id_of(self, lane: str) -> str:
+        """The id of the topic of this lane, by its name."""
+        return self._by_name[lane].topic_id
+
+    @property
+    def leased(self) -> int:
+        """See KmqClient.leased."""
+        return self._main.leased
+
+    @property
+    def partitions(self) -> list[int]:
+        """See KmqClient.partitions: those of the main lane."""
+        return self._main.partitions
+
+    def receive(
+        self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
+    ) -> list[KafkaMessage]:
+        """See KmqClient.receive. Messages come lane by lane, in the order of precedence."""
+        check_limit(max_messages, "max_messages")
+        lease_ms = self._main.checked_lease_ms(lease)
+        deadline = self._clock.monotonic() + duration_ms(wait, "wait") / 1000
+        while True:
+            self._main.check_open()
+            left_s = max(0.0, deadline - self._clock.monotonic())
+            if self._main.wait_for_room(min(left_s, _MAX_POLL_WAIT_S)):
+                with self._main.receiving:
+                    room = self._main.wait_for_room(0)  # other threads may have used up the room
+                    messages = self._round(min(max_messages, room), min(left_s, _SLICE_S), lease_ms)
+                if messages:
+                    return messages
+            if self._clock.monotonic() >= deadline:
+                return []
+
+    def __iter__(self) -> Iterator[KafkaMessage]:
+        """Yield messages one by one, for as long as the consumer is open."""
+        while not self._main.is_closed:
+            for lane in self._lanes:
+                lane.consumer.read_ahead.give_back_stale()
+            found = self._pop()
+            try:
+                if found is None:
+                    self._receive_ahead(self._lanes, 100, _MAX_POLL_WAIT_S)
+                    continue
+                level, message = found
+                yield message
+                if level and self._clock.monotonic() >= self._look_at:
+                    self._receive_ahead(self._lanes[:level], _LOOK_UP, 0)
+            except Closed:
+                return
+
+    def ack(self, *messages: MessagesLike, confirmed: bool = False) -> None:
+        """See KmqClient.ack."""
+        for consumer, named in self._by_lane(messages):
+            consumer.ack(named, confirmed=confirmed)
+
+    def nack(
+        self,
+        *messages: MessagesLike,
+        delay: Duration | None = None,
+        count: bool = True,
+        reason: str | None = None,
+        confirmed: bool = False,
+    ) -> None:
+        """See KmqClient.nack."""
+        for consumer, named in self._by_lane(messages):
+            consumer.nack(named, delay=delay, count=count, reason=reason, confirmed=confirmed)
+
+    def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:
+        """See KmqClient.extend."""
+        return [
+            lost
+            for consumer, named in self._by_lane(messages)
+            for lost in consumer.extend(named, lease=lease, confirmed=confirmed)
+        ]
+
+    def dead_letter(
+        self, *messages: MessagesLike, reason: str | None = None, confirmed: bool = False
+    ) -> None:
+        """See KmqClient.dead_letter."""
+        for consumer, named in self._by_lane(messages):
+            consumer.dead_letter(named, reason=reason, confirmed=confirmed)
+
+    def flush(self, timeout: Duration = 10.0) -> None:
+        """See KmqClient.flush."""
+        deadline = self._clock.monotonic() + duration_ms(timeout, "timeout") / 1000
+        for lane in self._lanes:
+            lane.consumer.flush(max(0.0, deadline - self._clock.monotonic()))
+
+    def close(self) -> None:
+        """Close the lanes; see QueueConsumer.close. The main lane is the last, as the others follow it."""
+        if self._main.is_closed:
+            return
+        for lane in self._lanes:
+            lane.consumer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- receiving --------------------------------------------------------------------------------
+
+    def _round(
+        self, room: int, wait_s: float, lease_ms: int, lanes: Sequence[_Lane] | None = None
+    ) -> list[KafkaMessage]:
+        """Take up to `room` messages of the lanes; waits `wait_s` at most for the first one.
+
+        The lock is held. The start markers of all lanes are written at the same time. A lane that can't be
+        read holds up no other: its error is raised when the others have nothing.
+        """
+        if room <= 0:
+            return []
+        lanes = lanes or self._lanes
+        well = [*lanes]
+        errors: list[KmqError] = []
+        found: list[KafkaMessage] = []
+        left = room
+
+        def each(step: Callable[[_Lane], None]) -> None:
+            for lane in [*well]:
+                try:
+                    step(lane)
+                except (Closed, Fenced):
+                    raise
+                except KmqError as error:
+                    errors.append(error)
+                    well.remove(lane)
+                    lane.drop()
+
+        def poll(lane: _Lane, most: int, wait_s: float = 0.0) -> None:
+            nonlocal left
+            if most:
+                left -= lane.poll(most, wait_s)
+
+        def hand_out(lane: _Lane) -> None:
+            found.extend(lane.consumer.hand_out())
+
+        try:
+            with garbage.paused(room):
+                each(lambda lane: poll(lane, left if lane is lanes[-1] else lane.quota(left)))
+                each(lambda lane: poll(lane, left if lane.has_more else 0))
+                if left == room and wait_s:
+                    each(lambda lane: poll(lane, room if lane is lanes[-1] else 0, wait_s))
+                each(lambda lane: lane.start(lease_ms))
+            each(hand_out)
+        except BaseException:
+            for lane in well:
+                lane.drop()
+            self._give_back(found)
+            raise
+        if errors and not found:
+            raise errors[0]
+        return found
+
+    def _receive_ahead(self, lanes: Sequence[_Lane], most: int, wait_s: float) -> None:
+        """Receive for `__iter__`: up to `most` messages of these lanes."""
+        if not self._main.wait_for_room(wait_s):
+            return
+        with self._main.receiving:  # until close() finds them in `read_ahead`
+            asked = self._clock.monotonic()
+            lease_ms = self._main.checked_lease_ms(None)
+            if lanes is self._lanes:
+                messages = self.receive(most, wait=wait_s)
+            else:
+                messages = self._round(min(most, self._main.wait_for_room(0)), 0.0, lease_ms, lanes)
+            self._look_at = self._clock.monotonic() + _LOOK_UP_EVERY_S
+            for consumer, named in self._by_lane([messages]):
+                consumer.read_ahead.extend(named, asked + lease_ms / 1000)
+
+    def _pop(self) -> tuple[int, KafkaMessage] | None:
+        for level, lane in enumerate(self._lanes):
+            message = lane.consumer.read_ahead.pop()
+            if message is not None:
+                return level, message
+        return None
+
+    def _give_back(self, messages: Sequence[KafkaMessage]) -> None:
+        with suppress(KmqError):
+            for consumer, named in self._by_lane([messages]):
+                consumer.give_back(named)
+
+    # --- finishing --------------------------------------------------------------------------------
+
+    def _by_lane(self, messages: Sequence[MessagesLike]) -> list[tuple[QueueConsumer, Sequence[Any]]]:
+        """The messages, receipts too, by the consumers of their lanes; in their order."""
+        named = m.each_of(tuple(messages))
+        if set(map(type, named)) == {KafkaMessage} and len(contexts := set(map(_context_of, named))) == 1:
+            return [(self._by_name.get(contexts.pop().queue.name, self._main), named)]  # the usual case
+        found: dict[str, list[Message | str]] = {} if named else {self._main.name: []}
+        for one in named:
+            found.setdefault(self._lane_of(one), []).append(one)
+        # Those of no lane go to the main one, which says what is wrong with them.
+        return [(self._by_name.get(name, self._main), some) for name, some in found.items()]
+
+    def _lane_of(self, message: Message | str) -> str:
+        if type(message) is KafkaMessage:
+            return str(_context_of(message).queue.name)
+        try:
+            return Receipt.parse(message.receipt if isinstance(message, Message) else message).queue
+        except ReceiptError:
+            return self._main.name

@@ -1,0 +1,129 @@
+"""Clients of a queue with lanes: order, shares, one assignment, acknowledgements."""
+
+import time
+from collections import Counter
+
+import pytest
+from support import bodies, collect, nothing_comes, until
+
+
+@pytest.fixture
+def laned(make_queue):
+    return make_queue(retry_lane=True, priorities=3, lease_ms=30_000)
+
+
+def send_each(queue, count, **more):
+    """Send `count` messages with each priority: a0, a1, … to the main lane, b… and c… to the others."""
+    with queue.producer() as producer:
+        return [
+            producer.send_many([f"{name}{i}" for i in range(count)], priority=priority, **more)
+            for priority, name in enumerate("abc")
+        ]
+
+
+def ready(client, partitions=1):
+    """Wait until it receives from all lanes; what it has taken meanwhile is given back."""
+
+    def receives():
+        client.nack(client.receive(1, wait=0), count=False)
+        return all(len(one.consumer.partitions) == partitions for one in client._consumer.current._lanes)
+
+    until(receives)
+
+
+def retried(queue, *texts, partition=0):
+    """Write what a tracker would have appended to the retry lane."""
+    for text in texts:
+        queue.append(None, text.encode(), topic=queue.settings.copies_topic, partition=partition)
+
+
+def test_lanes_are_taken_in_the_order_of_precedence(laned):
+    (_, _, ids) = send_each(laned, 3)
+    retried(laned, "r0")
+    client = laned.client()
+    found = []
+    while len(found) < 10:
+        found += client.receive(wait=5)
+    assert Counter(bodies(found)) == Counter(f"{n}{i}" for n in "abc" for i in range(3)) + Counter(["r0"])
+    assert {message.queue for message in found} == {laned.name}
+    assert len({message.id for message in found}) == 10
+    assert {message.id for message in found if message.body[:1] == b"c"} == set(ids)
+    send_each(laned, 3)
+    retried(laned, "r1")
+    time.sleep(0.3)  # all is read ahead by then
+    batch = bodies(client.receive(wait=5))
+    assert batch == ["r1", *(f"{name}{i}" for name in "cba" for i in range(3))]
+    client.ack(found)
+    assert client.leased == 10
+
+
+def test_an_urgent_flood_leaves_room_for_the_others(laned):
+    send_each(laned, 200)
+    retried(laned, *(f"r{i}" for i in range(200)))
+    client = laned.client()
+    ready(client)
+    time.sleep(0.5)
+    batch = Counter(text[0] for text in bodies(client.receive(100, wait=5)))
+    assert batch == {"r": 75, "c": 19, "b": 5, "a": 1}
+    singles = Counter(text[0] for _ in range(64) for text in bodies(client.receive(1, wait=5)))
+    assert singles["r"] == 48
+    assert singles["a"] >= 1
+
+
+def test_what_a_lane_leaves_over_goes_to_others(laned):
+    retried(laned, *(f"r{i}" for i in range(30)))
+    client = laned.client()
+    ready(client)
+    time.sleep(0.3)
+    assert len(client.receive(30, wait=5)) == 30
+    assert client.leased == 30
+
+
+def test_an_iteration_looks_at_higher_lanes_meanwhile(laned):
+    with laned.producer() as producer:
+        producer.send_many([f"a{i}" for i in range(100)], partition=0)
+    taken = []
+    for message in laned.client():
+        taken.append(message.body.decode())
+        message.ack()
+        if len(taken) == 10:
+            retried(laned, "r0")
+            time.sleep(0.3)
+        if len(taken) > 10 and message.body == b"r0":
+            break
+    assert len(taken) < 20
+
+
+def test_receipts_lead_to_the_lanes_in_another_process_too(laned):
+    send_each(laned, 1, partition=0)
+    client = laned.client()
+    found = collect(client, 3)
+    receipts = [message.receipt for message in found]
+    with laned.producer() as other:
+        other.ack(receipts[:2], confirmed=True)
+        other.nack(receipts[2], confirmed=True)
+    client.ack(found, confirmed=True)
+    assert client.leased == 0
+    for lane in laned.settings.lanes()[1:]:
+        assert len(laned.records(lane.markers_topic)) >= 2, lane.name
+
+
+def test_lanes_of_a_partition_have_one_client_and_a_killed_one_loses_nothing(make_queue):
+    queue = make_queue(4, retry_lane=True, lease_ms=30_000)
+    queue.tracker()
+    first = queue.client()
+    ready(first, 4)
+    taker = queue.taker_process("--lease", "2")
+    until(lambda: first.receive(1, wait=0.1) or len(first.partitions) == 2)
+    mine = set(first.partitions)
+    for partition in range(4):
+        retried(queue, *(f"{partition}-{i}" for i in range(20)), partition=partition)
+    taken = {one["partition"] for one in taker.read(40)}
+    taker.kill()
+    assert taken == set(range(4)) - mine
+    got = []
+    until(lambda: got.extend(first.receive(wait=0.5)) or len(set(bodies(got))) == 80)
+    first.ack(got)
+    assert Counter(bodies(got)).most_common(1)[0][1] == 1
+    nothing_comes(first, 1.0)
+    assert first.partitions == [0, 1, 2, 3]
