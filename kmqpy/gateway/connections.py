@@ -106,9 +106,7 @@ def guarded(limits: Limits, metrics: GatewayMetrics) -> type[HttpToolsProtocol]:
 
         def on_header(self, name: bytes, value: bytes) -> None:
             self._count(len(name) + len(value))
-            if (
-                self._head_timer is not None
-            ):  # else a trailer, which is no header
+            if self._head_timer is not None:  # else a trailer, which is no header
                 super().on_header(name, value)
 
         def on_headers_complete(self) -> None:

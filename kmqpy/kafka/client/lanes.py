@@ -23,7 +23,7 @@ from kmqpy.core import garbage
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.settings import check_limit
-from kmqpy.errors import Closed, Fenced, KmqError, ReceiptError
+from kmqpy.errors import Closed, Fenced, KmqError, ReceiptError, TopicError
 from kmqpy.kafka.client.client_options import MAX_IN_FLIGHT
 from kmqpy.kafka.client.consumer import Owner, QueueConsumer
 from kmqpy.kafka.client.record_message import KafkaMessage
@@ -38,6 +38,8 @@ _SHARE = 0.75
 _SLICE_S = 0.01
 """receive() waits for messages of the main lane for this long, then looks at the other lanes."""
 _MAX_POLL_WAIT_S = 0.1
+_REMOVED_WITHIN_S = 20.0
+"""When the topic of a lane is missing for longer, receive() raises TopicError."""
 _LOOK_UP_EVERY_S = 0.05
 """An iteration looks this often whether a higher lane than that of its next message has messages."""
 _LOOK_UP = 3
@@ -109,6 +111,8 @@ class LanesConsumer:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._clock = clock
+        self._queue = queue
+        self._gone_at: float | None = None
         *others, own = queue.lanes()
         owner = owner or self
         self._main = QueueConsumer(
@@ -148,9 +152,9 @@ class LanesConsumer:
     def close_if_abandoned(self) -> None:
         """Do nothing: without another owner, whoever made this object closes it."""
 
-    def lanes_changed(self) -> bool:
-        """Return False: without another owner, the lanes are those of the start."""
-        return False
+    def current_settings(self) -> QueueSettings:
+        """As an owner: the settings that this consumer was given."""
+        return self._queue
 
     @property
     def outdated(self) -> bool:
@@ -313,9 +317,19 @@ class LanesConsumer:
                 lane.drop()
             self._give_back(found)
             raise
-        if errors and not found:
+        if not errors:
+            self._gone_at = None
+        elif not found and not self._may_be_removed(errors, set(lanes) - set(well)):
             raise errors[0]
         return found
+
+    def _may_be_removed(self, errors: Sequence[KmqError], broken: set[_Lane]) -> bool:
+        """True if only topics of other lanes are missing, and not for long: the client notices that soon."""
+        if self._lanes[-1] in broken or not all(isinstance(one, TopicError) for one in errors):
+            return False
+        now = self._clock.monotonic()
+        self._gone_at = self._gone_at or now
+        return now - self._gone_at < _REMOVED_WITHIN_S
 
     def _receive_ahead(self, lanes: Sequence[_Lane], most: int, wait_s: float) -> None:
         """Receive for `__iter__`: up to `most` messages of these lanes."""
