@@ -135,9 +135,6 @@ class PartitionRedelivery:
             self._metrics.failures.labels(part.key[0]).inc()
             self._problems.warn("redelivery", part.key, "redelivery failed; trying again", error=problem)
         if result.lane_problem is not None:
-            self._metrics.lane_fallbacks.labels(part.queue.name).inc(
-                sum(copy.topic == part.queue.name for copy in result.redelivered)
-            )
             self._problems.warn(
                 "retry lane",
                 part.key,
@@ -159,6 +156,9 @@ class PartitionRedelivery:
     def _count(self, part: OwnedPartition, result: RedeliveryResult) -> None:
         name, now = part.key[0], self._clock.monotonic()
         self._metrics.redelivered.labels(name).inc(len(result.redelivered))
+        if (lane := part.queue.copies_topic) != part.queue.name:
+            stay = sum(copy.topic != lane for copy in result.redelivered)
+            self._metrics.lane_fallbacks.labels(name).inc(stay)
         self._metrics.dead_lettered.labels(name).inc(len(result.dead_lettered))
         self._metrics.taken_late.labels(name).inc(len(result.taken_late))
         self._metrics.dead_letters_spared.labels(name).inc(len(result.acknowledged))

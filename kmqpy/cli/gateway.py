@@ -475,7 +475,7 @@ def _storages(
         name, url = _split(text)
         if urls:
             _refuse_secret(url)
-        if not gateways and url.lower().startswith(("http:", "https:")):
+        if not gateways and url.lower().startswith(("http:", "https:", "http+zk:")):
             raise ConfigError(f"{_shown(url)}: is another gateway; give the url of that one's storage")
         if name in named:
             what = f"have the name {name!r}" if name else "have no name"

@@ -260,9 +260,7 @@ class Gateway:
         # A console looks: it neither works for others, nor makes what only gateways need.
         work: list[Any] = [] if self._is_console else [self._moves.run(), self._sqs.run()]
         moving = asyncio.ensure_future(asyncio.gather(*work))
-        warming = asyncio.wrap_future(
-            self._threads.submit(lambda: None if self._is_console else self._warm_up())
-        )
+        warming = asyncio.wrap_future(self._threads.submit(self._warm_up))
         with _stopped_by_signals(self._on_signal) if handle_signals else contextlib.nullcontext():
             try:
                 await _started(servers, serving)
@@ -313,6 +311,8 @@ class Gateway:
 
     def _warm_up(self) -> None:
         """Open what the first send would have to wait for."""
+        if self._is_console:
+            return
         for storage in self._storages.values():
             if not storage.capabilities.immediate:
                 try:
@@ -437,11 +437,8 @@ class Gateway:
             ssl_keyfile=self._settings.tls_key,
             **common,
         )
-        servers: list[uvicorn.Server] = [
-            _Server(clients),
-            _Server(uvicorn.Config(admin, http=http, **common)),
-        ]
-        return servers[: len(self._sockets)]
+        configs = [clients, uvicorn.Config(admin, http=http, **common)]
+        return [_Server(one) for one in configs[: len(self._sockets)]]
 
     def _problems(self) -> list[str]:
         silent = [f"storage {name or DEFAULT} does not answer" for name in self._hub.silent_storages()]

@@ -265,8 +265,11 @@ class QueueSettings(QueuePolicy):
         return self.markers == "range"
 
     def unregistered(self) -> QueueSettings:
-        """Return these settings for a queue of which nothing is stored: JVM markers, if none were given."""
-        if self.given_fields is None or "markers" in self.given_fields:
+        """Return these settings for a queue of which nothing is stored: JVM markers, if none were given.
+
+        A queue with lanes has ranges.
+        """
+        if self.given_fields is None or "markers" in self.given_fields or self.has_lanes:
             return self
         told = copy.copy(self)
         object.__setattr__(told, "markers", "jvm")

@@ -29,7 +29,7 @@ _STORAGES = {
     **dict.fromkeys(("postgresql", "mariadb", "mysql", "sqlite"), "kmqpy.storages.sql.opening:open_storage"),
     "zookeeper": "kmqpy.storages.zookeeper:open_storage",
     **dict.fromkeys(("redis", "rediss", "valkey", "valkeys"), "kmqpy.storages.redis:open_storage"),
-    **dict.fromkeys(("http", "https"), "kmqpy.storages.http:open_storage"),
+    **dict.fromkeys(("http", "https", "http+zk"), "kmqpy.storages.http:open_storage"),
 }
 """The OpenStorage of each scheme, as `module:function`; imported when a url of the scheme is opened."""
 

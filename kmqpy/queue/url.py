@@ -20,6 +20,7 @@ _EXAMPLES = {
     "mariadb": "mariadb://host/database",
     "mysql": "mysql://host/database",
     "zookeeper": "zookeeper://host:2181/kmqpy",
+    "http+zk": "http+zk://host:2181",
     **{scheme: f"{scheme}://host:8080" for scheme in ("http", "https")},
     **{scheme: f"{scheme}://host:6379/0" for scheme in ("redis", "rediss", "valkey", "valkeys")},
 }

@@ -4,6 +4,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -37,6 +38,7 @@ reads the topics: nothing may be lost, unfinished, unexpected, or copied twice b
   make chaos ARGS="--quick"                one fault of each kind, less than 4 minutes
   make chaos ARGS="--full"                 1,000,000 messages, 140 faults, less than 60 minutes
   make chaos ARGS="--full --minutes 5"     the same in small
+  make chaos ARGS="--lanes"                copies go to a retry lane
   make chaos ARGS="--late"                 100,000 acks up to 5 s after the lease, about 10 minutes
   make chaos ARGS="--clocks 180"            clocks, of brokers too, are wrong by 3 minutes to either side
   make chaos ARGS="--cuts 30"              logs are cut back instead, 30 times, about 15 minutes
@@ -92,6 +94,7 @@ def main() -> None:
 @click.option("--celery", is_flag=True, help="Kill gateways, and a worker of Celery, instead.")
 @click.option("--messages", type=click.IntRange(1), default=100_000, help="With the last three.")
 @click.option("--no-late-acks", is_flag=True, help="The queue has no late acks.")
+@click.option("--lanes", is_flag=True, help="The queue has a retry lane.")
 @click.option(
     "--control",
     metavar="NAME",
@@ -113,6 +116,7 @@ def run(
     celery: bool,
     messages: int,
     no_late_acks: bool,
+    lanes: bool,
     control: str | None,
     scenario: str | None,
 ) -> None:
@@ -134,7 +138,13 @@ def run(
             problems = cut_logs(power, _seed(seed), out, _tell, flush)
         else:
             problems = _chaos(
-                level or "medium", minutes, seed, out, late_acks=not no_late_acks, clocks_s=clocks
+                level or "medium",
+                minutes,
+                seed,
+                out,
+                late_acks=not no_late_acks,
+                retry_lane=lanes,
+                clocks_s=clocks,
             )
     except (Failed, ClusterError) as error:
         click.echo(f"could not run: {error}", err=True)
@@ -148,11 +158,9 @@ def run(
     click.echo("every promise was kept")
 
 
-def _chaos(
-    name: str, minutes: float | None, seed: int | None, out: Path, *, late_acks: bool, clocks_s: float
-) -> list[str]:
+def _chaos(name: str, minutes: float | None, seed: int | None, out: Path, **settings: Any) -> list[str]:
     level = LEVELS[name] if minutes is None else LEVELS[name].scaled(minutes)
-    result = run_it(replace(level), _seed(seed), out, _tell, late_acks=late_acks, clocks_s=clocks_s)
+    result = run_it(replace(level), _seed(seed), out, _tell, **settings)
     report.write(result, out)
     click.echo(report.table(result))
     return result.all_problems

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from heapq import heappop, heappush
 from itertools import count
@@ -24,7 +24,7 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.message import Message
 
 from .clocks import WRONG_BY, shift
-from .journal import Journal, places
+from .journal import Journal, lanes_of, places
 
 MAX_IN_FLIGHT = 400
 """Of each consumer."""
@@ -110,7 +110,7 @@ def _dice(text: bytes) -> int:
 def consume(task: ChildTask) -> None:
     """Take messages until SIGTERM; each delivery and each ack is in the journal before it is done."""
     stopping = _until_sigterm()
-    journal = Journal(Path(task.journal))
+    journal, lanes = Journal(Path(task.journal)), lanes_of(task.settings)
     with _opened(task, stopping, max_in_flight=MAX_IN_FLIGHT, holder=task.name) as client:
         late = LateAcks()
         while not stopping.is_set():
@@ -119,14 +119,16 @@ def consume(task: ChildTask) -> None:
             except Unavailable:  # the first call connects
                 continue
             if messages:
-                journal.write(*(("d", *place) for place in places(messages)))
+                journal.write(*(("d", *place) for place in places(messages, lanes)))
                 stopping.wait(task.work_s)
                 over_at = time.monotonic() + task.settings.lease_ms / 1000
-                for one in _finish(client, messages, task, journal):  # while the copy is made, or waits
+                for one in _finish(
+                    client, messages, task, journal, lanes
+                ):  # while the copy is made, or waits
                     late.add(over_at + _dice(one.body) * task.late_by_s / 1000, one)
             for message in late.due(time.monotonic()):
-                journal.write(*(("l", *place) for place in places([message])))
-                _ack(client, [message], journal)
+                journal.write(*(("l", *place) for place in places([message], lanes)))
+                _ack(client, [message], journal, lanes)
 
 
 def _opened(task: ChildTask, stopping: threading.Event, **options: Any) -> KmqClient:
@@ -139,18 +141,24 @@ def _opened(task: ChildTask, stopping: threading.Event, **options: Any) -> KmqCl
                 raise
 
 
-def _ack(client: KmqClient, messages: list[Message], journal: Journal) -> None:
-    journal.write(*(("a", *place) for place in places(messages)))
+def _ack(client: KmqClient, messages: list[Message], journal: Journal, lanes: Mapping[str, int]) -> None:
+    journal.write(*(("a", *place) for place in places(messages, lanes)))
     client.ack(*messages)
 
 
-def _finish(client: KmqClient, messages: list[Message], task: ChildTask, journal: Journal) -> list[Message]:
+def _finish(
+    client: KmqClient,
+    messages: list[Message],
+    task: ChildTask,
+    journal: Journal,
+    lanes: Mapping[str, int],
+) -> list[Message]:
     """Do with the messages what is their fate; returns those that are to be acknowledged late."""
     chosen: dict[str, list[Message]] = {"ack": [], "drop": [], "nack": [], "late": [], "poison": []}
     for message in messages:
         chosen[fate(message.body, message.attempts, task)].append(message)
     if chosen["ack"]:
-        _ack(client, chosen["ack"], journal)
+        _ack(client, chosen["ack"], journal, lanes)
     if chosen["nack"]:
         client.nack(*chosen["nack"], delay=0.5, reason="not now")
     if chosen["poison"]:

@@ -1,9 +1,11 @@
 """What processes write down of what they do: lines in a file that kill -9 can't take back."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from time import time_ns  # as it is now: clocks.py replaces that of the module
+
+from kmqpy.kafka.settings import QueueSettings
 
 
 class Journal:
@@ -36,6 +38,15 @@ class Tail:
             yield from (line.split() for line in data[:complete].decode().splitlines())
 
 
-def places(messages: Iterable[object]) -> Iterator[tuple[object, ...]]:
+LANE = 1_000
+"""Places are told apart by partition and offset; in the n-th lane beside the main one, n * LANE is added."""
+
+
+def lanes_of(queue: QueueSettings) -> dict[str, int]:
+    """By topic of a lane, the main one first: what is added to its partitions."""
+    return {lane.name: number * LANE for number, lane in enumerate(reversed(queue.lanes()))}
+
+
+def places(messages: Iterable[object], lanes: Mapping[str, int]) -> Iterator[tuple[object, ...]]:
     """The fields that name messages in a journal: partition, offset, body."""
-    return ((m.partition, m.offset, m.body.decode()) for m in messages)  # type: ignore[attr-defined]
+    return ((m.partition + lanes[m.topic], m.offset, m.body.decode()) for m in messages)  # type: ignore[attr-defined]

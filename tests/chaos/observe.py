@@ -4,6 +4,7 @@ import json
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable, Set
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from kmqpy.kafka.message_headers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, int
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 
 from .claims import ClaimOrder, LateAckOrder
+from .journal import LANE, lanes_of
 from .judge import Place, Seen, Stored, Verdict, concerned
 
 _TIMEOUT_S = 60.0
@@ -42,7 +44,7 @@ def take_in(lines: Iterable[list[str]], seen: Seen, times: Times) -> None:
             partition, offset, body = numbers
             seen.handed_out[partition, offset] += 1
             seen.delivered[body] += 1
-            times.deliveries[partition].append(int(at_ms))
+            times.deliveries[partition % LANE].append(int(at_ms))
         elif what == "a":
             seen.acked.add(numbers[2])
         elif what == "l":
@@ -60,28 +62,29 @@ def read_topics(
     """Every committed record of the queue's topics."""
 
     open_places: set[Place] = set()
-    order, late = ClaimOrder(), LateAckOrder(queue.name)
+    lanes = lanes_of(queue)
+    order, late = ClaimOrder(), LateAckOrder(lanes)
 
     def in_queue(record: Any) -> None:
-        place = (record.partition(), record.offset())
+        place = (record.partition() + lanes[record.topic()], record.offset())
         stored = _stored(record, place)
         seen.records[place] = stored
         if stored.origin != place:
             insort(times.copies[record.partition()], record.timestamp()[1])
 
-    def in_markers(record: Any) -> None:
+    def in_markers(lane: str, record: Any) -> None:
         try:
             marker = codec.decode(record.key(), record.value(), record.headers())
         except DecodeError:
             seen.undecodable += 1
             return
         if marker.offset == codec.TICK_OFFSET and not marker.runs:
-            order.read_claim(marker.partition, record.offset(), record.headers())
-            late.read_claim(marker.partition, record.offset(), record.headers())
+            order.read_claim(marker.partition, record.offset(), record.headers(), lanes[lane])
+            late.read_claim(lane, marker.partition, record.offset(), record.headers())
             return
-        late.read_marker(marker, record.offset(), record.headers())
+        late.read_marker(lane, marker, record.offset(), record.headers(), record.timestamp()[1])
         for offset in marker.offsets():
-            place = (marker.partition, offset)
+            place = (marker.partition + lanes[lane], offset)
             order.read_marker(place, marker, record.offset())
             if marker.op in (Op.TAKE, Op.DELAY):
                 seen.lives[place] += place not in open_places
@@ -103,14 +106,12 @@ def read_topics(
         seen.dead.append(_stored(record, (-1, -1)))
 
     starts = dict.fromkeys(range(partitions), 0)
-    for topic, visit in (
-        (queue.name, in_queue),
-        (queue.markers_topic, in_markers),
-        (queue.dead_letter_topic, in_dead_letters),
-    ):
-        reached = partition_reader.scan(connection, topic, starts, visit, timeout_s=_TIMEOUT_S)
-        if topic == queue.name:
-            seen.log_start = {partition: place.low for partition, place in reached.items()}
+    for lane in queue.lanes():
+        reached = partition_reader.scan(connection, lane.name, starts, in_queue, timeout_s=_TIMEOUT_S)
+        seen.log_start |= {partition + lanes[lane.name]: place.low for partition, place in reached.items()}
+        visit = partial(in_markers, lane.name)
+        partition_reader.scan(connection, lane.markers_topic, starts, visit, timeout_s=_TIMEOUT_S)
+    partition_reader.scan(connection, queue.dead_letter_topic, starts, in_dead_letters, timeout_s=_TIMEOUT_S)
     seen.copied_after_ack = order.copied
     after_late_ack = set(late.copies_after_late_ack())
     seen.ended_unseen = {place for place in after_late_ack & seen.ended if not seen.handed_out[place]}
@@ -154,30 +155,32 @@ def _evidence(
             }
         )
 
+    lanes = lanes_of(queue)
+
     def in_queue(record: Any) -> None:
-        if (record.partition(), record.offset()) in places:
+        if (record.partition() + lanes[record.topic()], record.offset()) in places:
             note(record)
 
     def in_dead_letters(record: Any) -> None:
         if _stored(record, (-1, -1)).origin in places:
             note(record)
 
-    def in_markers(record: Any) -> None:
+    def in_markers(lane: str, record: Any) -> None:
         try:
             marker = codec.decode(record.key(), record.value(), record.headers())
         except DecodeError:
             return
-        of = [offset for offset in marker.offsets() if (marker.partition, offset) in places]
+        of = [offset for offset in marker.offsets() if (marker.partition + lanes[lane], offset) in places]
         if of:
             note(record, op=marker.op, redeliver_after_ms=marker.redeliver_after_ms, of=of)
 
-    starts = dict.fromkeys(range(partitions), 0)
-    for topic, visit in (
-        (queue.name, in_queue),
-        (queue.markers_topic, in_markers),
-        (queue.dead_letter_topic, in_dead_letters),
-    ):
-        partition_reader.scan(connection, topic, starts, visit, timeout_s=_TIMEOUT_S)
+    visits = [(queue.dead_letter_topic, in_dead_letters)]
+    for lane in queue.lanes():
+        visits += [(lane.name, in_queue), (lane.markers_topic, partial(in_markers, lane.name))]
+    for topic, visit in visits:
+        partition_reader.scan(
+            connection, topic, dict.fromkeys(range(partitions), 0), visit, timeout_s=_TIMEOUT_S
+        )
     return found
 
 

@@ -79,9 +79,16 @@ class Events:
 
 
 def run(
-    level: Level, seed: int, out: Path, show: Show, *, late_acks: bool = True, clocks_s: float = 0.0
+    level: Level,
+    seed: int,
+    out: Path,
+    show: Show,
+    *,
+    late_acks: bool = True,
+    retry_lane: bool = False,
+    clocks_s: float = 0.0,
 ) -> Result:
-    """One run; `late_acks` is the setting of its queue, and clocks are wrong by `clocks_s`.
+    """One run; its queue has the settings `late_acks`, `retry_lane`, and clocks are wrong by `clocks_s`.
 
     Raises Failed, or ClusterError, when the servers can't even be started.
     """
@@ -92,7 +99,8 @@ def run(
     events.add("start", level=level.name, seed=seed, messages=level.messages, faults=len(faults))
     show(f"{level.name}, seed {seed}: {level.messages:,} messages, {len(faults)} faults; starting servers")
     began = time.monotonic()
-    with Stage(level, load_s(level, faults), out, late_acks=late_acks, clocks_s=clocks_s) as stage:
+    settings = {"late_acks": late_acks, "retry_lane": retry_lane}
+    with Stage(level, load_s(level, faults), out, settings, clocks_s=clocks_s) as stage:
         return _Run(stage, seed, faults, events, show, began).run()
 
 

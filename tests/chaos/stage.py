@@ -178,7 +178,7 @@ def make_queue(
     """A registered queue whose records carry the broker's time: the report needs it."""
     topics = Topics(connection)
     topics.create(settings, partitions, replication)
-    for topic in (settings.name, settings.dead_letter_topic):
+    for topic in (*(lane.name for lane in settings.lanes()), settings.dead_letter_topic):
         topics.configure(topic, {"message.timestamp.type": "LogAppendTime"})
     with connect(zookeeper) as zk:
         Registry(zk, connection.root).register(settings, partitions)
@@ -193,12 +193,12 @@ class Stage:
     """
 
     def __init__(
-        self, level: Level, load_s: float, out: Path, *, late_acks: bool = True, clocks_s: float = 0.0
+        self, level: Level, load_s: float, out: Path, settings: dict[str, bool], *, clocks_s: float = 0.0
     ) -> None:
         self.level = level
         self.clocks_s = clocks_s
         self.out = out
-        self.queue = QueueSettings(name="chaos", lease_ms=level.lease_ms, late_acks=late_acks)
+        self.queue = QueueSettings(name="chaos", lease_ms=level.lease_ms, **settings)
         self.second = QueueSettings(name="chaos-second", lease_ms=level.lease_ms)
         self._load_s = load_s
         self._ends = ExitStack()
@@ -294,7 +294,8 @@ class Stage:
         name, per_second = f"{kind}-{number}", self.level.messages / SENDERS / self._load_s
         settings = {"session.timeout.ms": str(self.level.group_ms)} if kind == "consumer" else {}
 
-        markers = "range" if number % 2 else "jvm"  # as before and after `kmq queue alter`
+        # As before and after `kmq queue alter`; queues with lanes have ranges.
+        markers = "range" if number % 2 or self.queue.has_lanes else "jvm"
 
         def command(incarnation: int) -> list[str]:
             return ChildTask(

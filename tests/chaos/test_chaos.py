@@ -196,7 +196,7 @@ def test_an_ack_before_the_claim_is_told_from_one_behind_it(log, found):
     ],
 )
 def test_a_copy_that_was_taken_behind_a_late_ack_is_found(log, found):
-    order = LateAckOrder("chaos")
+    order = LateAckOrder({"chaos": 0})
     markers = {
         "take": (Marker(0, 7, Op.TAKE, 500), []),
         "ack": (Marker(0, 7, Op.END), []),
@@ -207,10 +207,10 @@ def test_a_copy_that_was_taken_behind_a_late_ack_is_found(log, found):
     }
     for at, word in enumerate(log.split()):
         if word == "claim":
-            order.read_claim(0, at, naming_tick(0, CLAIM, [6, 7])[2])
+            order.read_claim("chaos", 0, at, naming_tick(0, CLAIM, [6, 7])[2])
         else:
             marker, headers = markers[word]
-            order.read_marker(marker, at, headers)
+            order.read_marker("chaos", marker, at, headers)
     assert set(order.copies_after_late_ack()) == found
 
 

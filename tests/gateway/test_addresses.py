@@ -14,12 +14,13 @@ import pytest
 from gateway_support import Served, running
 from wire import Wire
 
-from kmqpy.errors import ConfigError
+from kmqpy.errors import AccessDenied, ConfigError
 from kmqpy.gateway import server
 from kmqpy.gateway.keys.keyring import new_key, rotated
 from kmqpy.gateway.keys.stores import StorageKeys
 from kmqpy.gateway.run import _allow_connections
 from kmqpy.gateway.server import Gateway, GatewaySettings
+from kmqpy.queue import storage_for
 from kmqpy.testing import memory_storage
 
 
@@ -102,6 +103,11 @@ def test_clients_talk_tls_and_operators_do_not(pem: dict[str, Path]) -> None:
         with pytest.raises(ssl.SSLCertVerificationError):  # before it sends a key
             stranger.connect()
         assert served.admin("/readyz").status == 200
+        url = f"https://localhost:{served.gateway.port}?timeout_ms=2s"
+        with storage_for(f"{url}&ssl_ca_certs={pem['cert']}") as storage:
+            assert storage.list() == []
+        with pytest.raises(AccessDenied, match="CERTIFICATE_VERIFY_FAILED"):
+            storage_for(url)
 
 
 @pytest.mark.parametrize(("setting", "value"), [("cluster", "a/b"), ("cluster", "ä"), ("drain_s", 86_400.0)])

@@ -116,8 +116,7 @@ def test_a_tab_sees_what_changes_and_nothing_is_sampled_when_all_are_closed(serv
     describe = served.storage.describe
     served.storage.describe = lambda name: asked.append(name) or describe(name)
     served.storage.create("later")
-    running_s = served.gateway._sampler
-    wait_until(running_s._running.done, timeout_s=10)
+    wait_until(served.gateway._sampler._running.done, timeout_s=10)
     asked.clear()
     time.sleep(0.2)
     assert not asked

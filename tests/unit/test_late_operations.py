@@ -374,3 +374,66 @@ def test_r33_an_ancestor_that_has_no_place_in_the_header_of_a_copy_is_one(log):
 def test_r33_headers_that_name_no_ancestor_here(header):
     assert not CopyHeaders(0, header).names(QUEUE, PARTITION, 2)
     assert CopyHeaders(0, b"3:1,3:2").names(QUEUE, PARTITION, 2)
+
+
+class Lanes:
+    """The markers of the main lane and of the retry lane."""
+
+    def __init__(self):
+        lanes = ["jobs", "jobs__retry"]
+        self.main, self.retry = (LateOperations(lane, PARTITION, 0, lanes=lanes) for lane in lanes)
+
+    def write(self, lane, *records):
+        for key, value, headers in records:
+            read = {"key": key, "value": value, "headers": list(headers) or None, "partition": PARTITION}
+            lane.read([Message(**read, offset=lane.end, timestamp=(2, 1_000))])
+
+    def copy(self, lane, one, copy, to):
+        topic = "jobs" if lane is self.main else "jobs__retry"
+        self.write(lane, naming_tick(PARTITION, CLAIM, [one]))
+        ends = end_markers(topic, PARTITION, {one: (PARTITION, copy)}, copy_topic=to)
+        self.write(lane, *((end.key, end.value, end.headers) for end in ends))
+
+    def end(self, lane, offset):
+        self.write(lane, codec.encode(Marker(PARTITION, offset, Op.END)))
+
+    def acknowledged(self, copy, named):
+        headers = CopyHeaders(-1, named, (("jobs", 0),))
+        return self.retry.acknowledged(copy, headers, [self.main])
+
+
+def test_r46_an_ack_in_another_lane_ends_the_copy_and_the_copies_of_that():
+    lanes = Lanes()
+    lanes.copy(lanes.main, 17, 5, "jobs__retry")
+    lanes.copy(lanes.main, 18, 6, "jobs__retry")
+    lanes.copy(lanes.retry, 5, 9, "jobs__retry")
+    assert not lanes.acknowledged(5, b"jobs:3:17")
+    lanes.end(lanes.main, 17)
+    assert lanes.acknowledged(5, b"jobs:3:17")
+    assert lanes.acknowledged(9, b"jobs:3:17,3:5")
+    assert not lanes.acknowledged(6, b"jobs:3:18")
+    lanes.end(lanes.retry, 18)  # an offset of another lane
+    assert not lanes.acknowledged(6, b"jobs:3:18")
+    assert not lanes.acknowledged(5, b"3:17"), "which stands in the retry lane"
+
+
+def test_r46_a_copy_at_the_offset_of_one_that_was_cut_away_is_another():
+    lanes, number = Lanes(), 7 << 44 | 5
+    lanes.copy(lanes.main, 17, 5, "jobs__retry")
+    lanes.end(lanes.main, 17)
+    assert not lanes.acknowledged(number, b"jobs:3:18")
+    assert lanes.acknowledged(number, b"jobs:3:17"), "its tracker did not know the cut"
+
+
+def test_r46_forged_markers_of_two_lanes_make_no_endless_lineage():
+    lanes = Lanes()
+    lanes.copy(lanes.main, 17, 5, "jobs__retry")
+    lanes.copy(lanes.retry, 5, 17, "jobs")
+    lanes.end(lanes.main, 17)
+    assert not lanes.acknowledged(5, b"3:1")
+
+
+def test_r46_copies_in_topics_of_others_are_none():
+    lanes = Lanes()
+    lanes.copy(lanes.main, 17, 5, "others")
+    assert set(lanes.main._elsewhere) == {"jobs__retry"}

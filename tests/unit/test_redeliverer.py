@@ -13,6 +13,7 @@ from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.claim_headers import CLAIM
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
+from kmqpy.kafka.markers.lineage import ANCESTORS
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.open_claims import TornClaim
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -54,20 +55,23 @@ class Refusing(Redeliverer):
         super().__init__(KafkaConnection(), settings, 0, TrackerSettings(max_batch_messages=100))
         self._producer = Producer(())
         self.refusing = ("q", "q__undelivered")
+        self.away = ()
         self.sent = []
 
     def _transact(self, batch, gone, may_go_on):
         offsets = [copy.entry.offset for copy in batch]
-        topic = "q__undelivered" if batch[0].dead_letter else "q"
+        topic = batch[0].topic or "q"
         self.sent.append((topic, offsets))
+        if topic in self.away:
+            raise TransactionAborted(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), topic)
         if topic in self.refusing and any(offset % 10 == 0 for offset in offsets):
             raise TransactionAborted(TOO_LARGE, topic)
         return Claim(0, offsets, None, None, 0, {})
 
-    def again(self, offsets):
+    def again(self, offsets, exists=lambda _: True):
         self.sent.clear()
         entries = [Entry(offset, offset, 0, 0, EntryState.LEASED) for offset in offsets]
-        return self.redeliver(entries, Reader(), lambda: True, lambda _: True)
+        return self.redeliver(entries, Reader(), lambda: True, exists)
 
 
 def test_many_that_are_refused_hold_up_the_others_for_a_few_transactions_only():
@@ -104,6 +108,26 @@ def test_dead_letters_and_the_queue_take_turns_in_refusing():
     redeliverer.refusing = ()
     assert [copy.dead_letter for copy in redeliverer.again([10]).copies] == [True]
     assert redeliverer.refused() == []
+
+
+def test_r47_what_the_retry_lane_refuses_stays_in_its_own_lane():
+    redeliverer = Refusing(retry_lane=True)
+    redeliverer.refusing = ("q__retry",)
+    outcome = redeliverer.again([9, 10])
+    assert [(copy.entry.offset, copy.topic) for copy in outcome.redelivered] == [(9, "q__retry")]
+    (copy,) = redeliverer.again([10]).redelivered
+    assert (redeliverer.sent, dict(copy.headers)[ANCESTORS]) == ([("q", [10])], b"0:10")
+
+
+def test_r47_a_retry_lane_that_is_denied_or_missing_holds_up_nothing():
+    redeliverer = Refusing(retry_lane=True)
+    redeliverer.away = ("q__retry",)
+    assert redeliverer.again([1]).problem is not None
+    outcome = redeliverer.again([1])
+    assert (redeliverer.sent, outcome.lane_problem) == ([("q", [1])], "topic q__retry could not be written")
+    missing = Refusing(retry_lane=True)
+    assert "does not exist" in missing.again([1], lambda _: False).lane_problem
+    assert missing.sent == [("q", [1])]
 
 
 def test_a_redeliverer_with_nothing_to_do_keeps_no_entries():

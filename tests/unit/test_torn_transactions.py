@@ -181,6 +181,14 @@ def test_messages_that_were_copied_are_ended_and_the_others_are_not(mending):
     assert [headers[COPY] for *_, headers in mending.producer.committed] == [b"0:7", b"q__undelivered:0:9"]
 
 
+def test_r47_copies_in_the_retry_lane_are_found_also_when_the_queue_has_lost_it(mending):
+    mending.redeliverer.queue = QueueSettings(name="q", draining_lanes=("retry",))
+    mending.copies["q__retry"] = {1: (0, 7)}
+    assert mending.mend(claim(1, 2, topic="q__retry"), claim(3, topic="others")) == 1
+    assert mending.searched == ["q__retry"]
+    assert [headers[COPY] for *_, headers in mending.producer.committed] == [b"q__retry:0:7"]
+
+
 def test_nothing_is_mended_in_topics_that_were_recreated(mending):
     mending.copies["q"] = {1: (0, 7)}
     with pytest.raises(Unavailable, match="were not written"):

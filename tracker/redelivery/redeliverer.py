@@ -458,7 +458,7 @@ class Redeliverer:
             times += 1
         elif error.topic == self.queue.dead_letter_topic:
             times = max(0, times - 1)  # so that the queue topic is tried next: its limit may have been raised
-        else:
+        elif error.topic == self.queue.copies_topic:
             by_lane = True
         why = f"topic {error.topic} takes no copy of about {copy.size} bytes ({error})"
         self._refusals[offset] = refusal = Refusal(times, why, by_lane)

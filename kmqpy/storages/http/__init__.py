@@ -1,4 +1,7 @@
-"""Queues behind a gateway: open_storage() opens `http://host:8080`, or https, also of several gateways."""
+"""Queues behind a gateway: open_storage() opens `http://host:8080`, or https, also of several gateways.
+
+`http+zk://zk1:2181` finds them in ZooKeeper.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from kmqpy.storages.tls import TLS_SETTINGS, tls_of
 from kmqpy.telemetry.base import Telemetry
 
 if TYPE_CHECKING:
+    from kmqpy.storages.http.discovery import Discovery
     from kmqpy.storages.http.storage import RemoteStorage
 
 KEY_VARIABLE = "KMQ_API_KEY"
@@ -26,11 +30,16 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> RemoteSto
     Several gateways are of the same storage: a call goes to the next one when one does not answer. A path
     in the url stands before all paths, where a proxy needs it.
 
+    `http+zk://zk1:2181,zk2:2181?cluster_name=prod` finds the gateways that `kmq gateway --discovery zk1:2181
+    --cluster-name prod` registers there, again whenever none answers; users and TLS of ZooKeeper are those of
+    the environment, as for ZooKeeperConnection.
+
     api_key     the key that `kmq key create` has made; default: the environment's KMQ_API_KEY
     timeout     a failed call is repeated for up to this time, then Unavailable; default 10s. Of a send
                 whose answer was lost nobody knows whether it happened: it is repeated only if all its
                 messages have dedup ids, else it raises UnknownOutcome
     ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_verify  with https; see Tls
+    cluster_name  with http+zk; default: none
 
     Queues can what those of the gateway's storage can, but there are no transactions, and queues with
     `delivery="at-most-once"` can't be opened: they need the message itself to put it back. `receipt()` is
@@ -39,10 +48,12 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> RemoteSto
     Raises ConfigError, MissingExtra without httpx, Unavailable, AccessDenied.
     """
     secure = url.scheme == "https"
-    url.refuse_unknown([*_STORAGE_SETTINGS, *(TLS_SETTINGS if secure else ()), *URL_SETTINGS])
+    found = url.scheme == "http+zk"
+    more = [*(TLS_SETTINGS if secure or found else ()), *(["cluster_name"] if found else ())]
+    url.refuse_unknown([*_STORAGE_SETTINGS, *more, *URL_SETTINGS])
     if url.user is not None:
         raise ConfigError(f"queue url: a gateway knows no users; give its key as {KEY_VARIABLE}, or api_key=")
-    example = f"{url.scheme}://host:8080"
+    example = f"{url.scheme}://host:{2181 if found else 8080}"
     check_addresses(url.address, "queue url", example)
     hosts = [host for host in map(str.strip, url.address.split(",")) if host]
     if not hosts or any("/" in host for host in hosts):
@@ -61,14 +72,24 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> RemoteSto
         if error.name is None or error.name.partition(".")[0] not in {"httpx", "msgspec"}:
             raise
         raise MissingExtra("http", f"a queue on {url.scheme}:") from None
+    urls = [f"{url.scheme}://{host}{url.path.rstrip('/')}" for host in hosts]
     gateways = Gateways(
-        [f"{url.scheme}://{host}{url.path.rstrip('/')}" for host in hosts],
+        _discovery(url, timeout_ms / 1000) if found else lambda: urls,
         key=key,
         timeout_s=timeout_ms / 1000,
-        tls=tls_of(url, wanted=True) if secure else None,
+        tls=tls_of(url, wanted=True) if secure or found else None,
     )
     try:
         return RemoteStorage(gateways, telemetry=telemetry)
     except BaseException:
         gateways.close()
         raise
+
+
+def _discovery(url: QueueUrl, timeout_s: float) -> Discovery:
+    from kmqpy.storages.http.discovery import Discovery
+    from kmqpy.zookeeper.settings import ZooKeeperConnection
+
+    security = ZooKeeperConnection.from_environment().security
+    zookeeper = ZooKeeperConnection(hosts=url.address + url.path.rstrip("/"), security=security)
+    return Discovery(zookeeper, url.settings.get("cluster_name", ""), timeout_s)

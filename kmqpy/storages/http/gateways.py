@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -61,11 +61,14 @@ class _Failed(Exception):
 class Gateways:
     """A client of one gateway, or of several of one storage. Safe to use from any thread.
 
-    urls  what the paths of calls follow, without a / at the end
+    find  returns what the paths of calls follow, without a / at the end; called again when none answers
     """
 
-    def __init__(self, urls: Sequence[str], *, key: str | None, timeout_s: float, tls: Tls | None) -> None:
-        self._urls = urls
+    def __init__(
+        self, find: Callable[[], Sequence[str]], *, key: str | None, timeout_s: float, tls: Tls | None
+    ) -> None:
+        self._find = find
+        self._urls = find()
         self._timeout_s = timeout_s
         self._current = 0
         self._key = {} if key is None else {"authorization": f"Bearer {key}"}
@@ -105,8 +108,8 @@ class Gateways:
         )
         until_s = SYSTEM_CLOCK.monotonic() + self._timeout_s + wait_s
         for attempts in count(1):
-            index = self._current
-            url = self._urls[index]
+            urls, index = self._urls, self._current
+            url = urls[index % len(urls)]
             host = urlsplit(url).netloc
             try:
                 request = httpx.Request(
@@ -125,7 +128,7 @@ class Gateways:
                 raise ConfigError(f"queue url: {error}") from None
             except _Failed as failed:
                 if self._current == index:  # no other thread has gone on to the next one
-                    self._current = (index + 1) % len(self._urls)
+                    self._current = index + 1
                 left_s = until_s - SYSTEM_CLOCK.monotonic()
                 if not (repeatable or failed.not_done):
                     raise UnknownOutcome(
@@ -135,8 +138,9 @@ class Gateways:
                     raise Unavailable(
                         f"gateway at {host}: {failed}; check the address, and that `kmq gateway` runs there"
                     ) from failed.__cause__
-            if attempts % len(self._urls) == 0:
-                SYSTEM_CLOCK.sleep(min(left_s, _BACKOFF.delay(attempts // len(self._urls))))
+            if attempts % len(urls) == 0:
+                SYSTEM_CLOCK.sleep(min(left_s, _BACKOFF.delay(attempts // len(urls))))
+                self._urls = self._find()
         raise AssertionError("count() does not end")
 
     def close(self) -> None:

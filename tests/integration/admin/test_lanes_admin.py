@@ -115,6 +115,7 @@ def test_what_is_counted_listed_and_purged_is_that_of_all_lanes(admin, connectio
         assert (found.depth, found.in_flight) == (4, 1)
         assert [(one.queue, one.depth) for one in found.lanes] == [(urgent.name, 1), (queue_name, 3)]
         assert [one.receipt for one in admin.in_flight(queue_name)] == [taken.receipt]
+        assert admin.stats(settings) == found
     with KmqClient(settings, connection, zookeeper) as queue:
         assert (queue.size(), queue.in_flight()) == (4, 1)
         assert [one.body for one in queue.peek(3)] == [b"1", b"0", b"1"]

@@ -13,7 +13,7 @@ export function el(tag, props = {}, ...children) {
     else if (value === true) made.setAttribute(name, "");
     else if (value !== false && value != null) made.setAttribute(name, value);
   }
-  made.append(...children.flat().filter((one) => one != null && one !== false));
+  made.append(...children.flat(Infinity).filter((one) => one != null && one !== false));
   return made;
 }
 
@@ -95,7 +95,7 @@ export function line(points, cls = "") {
   return svg;
 }
 
-const NUMBERS = new Set(["Attempts", "Bytes"]);
+const NUMBERS = new Set(["Attempt", "Attempts", "Bytes"]);
 
 export function table(caption, heads, rows, { cls = "", empty = "nothing" } = {}) {
   const body = el("tbody", {}, rows.length ? rows : el("tr", {}, el("td", { colspan: heads.length, class: "soft" }, empty)));

@@ -67,7 +67,7 @@ export function queuePage(queue, me) {
       const rows = found.map((one) => searchable(
         el("tr", {}, idCell(queue, one.id), el("td", { class: "body" }, foreign(decode(one, "key") ?? "")), cell(one),
           el("td", { class: "number" }, number(one.attempts)), el("td", {}, ago(one.first_enqueued_ms))), ...texts(one)));
-      places.waiting.replaceChildren(el("h2", {}, title), table(`The next ${found.length} messages that can be taken`, ["Id", "Key", "Body", "Attempts", "Sent"], rows));
+      places.waiting.replaceChildren(el("h2", {}, title), table(`The next ${found.length} messages that can be taken`, ["Id", "Key", "Body", "Attempt", "Sent"], rows));
     } catch (error) {
       wrong("waiting", title, error);
     }
