@@ -48,8 +48,8 @@ _OUTCOME_TIMEOUT_S = 2.0
 _OUTCOME_POLL_S = 0.02
 _RENEW_AFTER_S, _RENEW_EVERY_S = 10.0, 3600.0
 """Commits of lanes, except those of the main one, are made again so long after an assignment, and then so
-often, even if nothing came. Kafka forgets commits for topics to which the group does not subscribe, by default
-a week after they were made."""
+often, even if nothing came. Kafka forgets commits for topics to which the group does not subscribe, a week
+after they were made by default."""
 _WARN_EVERY_S = 10.0
 """The member logs at most one warning of a failed commit in this time."""
 _LOOK_FOR_CUTS_EVERY_S = 5.0
