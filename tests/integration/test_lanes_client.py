@@ -103,6 +103,9 @@ def test_receipts_lead_to_the_lanes_in_another_process_too(laned):
     client = laned.client()
     found = collect(client, 3)
     receipts = [message.receipt for message in found]
+    with pytest.raises(ReceiptError):
+        client.ack(receipts[0], receipts[1], "1.x")
+    assert client.leased == 3
     with laned.producer() as other:
         other.ack(receipts[:2], confirmed=True)
         other.nack(receipts[2], confirmed=True)

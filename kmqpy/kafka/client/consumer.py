@@ -279,6 +279,11 @@ class QueueConsumer:
     ) -> None:
         self.close()
 
+    def check_names(self, named: Sequence[Message | str]) -> None:
+        """Raise ReceiptError unless these are messages and receipts of this queue, or lane."""
+        self.check_open()
+        self._locate(self._places.places_of, named)
+
     # --- for LanesConsumer, which has locked `receiving` --------------------------------------------
 
     @property

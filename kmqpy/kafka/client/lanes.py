@@ -343,7 +343,7 @@ class LanesConsumer:
             else:
                 messages = self._round(min(most, self._main.wait_for_room(0)), 0.0, lease_ms, lanes)
             self._look_at = self._clock.monotonic() + _LOOK_UP_EVERY_S
-            for consumer, named in self._by_lane([messages]):
+            for consumer, named in self._split(messages):
                 consumer.read_ahead.extend(named, asked + lease_ms / 1000)
 
     def _pop(self) -> tuple[int, KafkaMessage] | None:
@@ -355,26 +355,38 @@ class LanesConsumer:
 
     def _give_back(self, messages: Sequence[KafkaMessage]) -> None:
         with suppress(KmqError):
-            for consumer, named in self._by_lane([messages]):
+            for consumer, named in self._split(messages):
                 consumer.give_back(named)
 
     # --- finishing --------------------------------------------------------------------------------
 
     def _by_lane(self, messages: Sequence[MessagesLike]) -> list[tuple[QueueConsumer, Sequence[Any]]]:
-        """The messages, receipts too, by the consumers of their lanes; in their order."""
-        named = m.each_of(tuple(messages))
+        """The messages, receipts too, by the consumers of their lanes.
+
+        Raises what their consumers would raise for names of no message, before anything is written for any.
+        """
+        lanes = self._split(m.each_of(tuple(messages)))
+        if len(lanes) > 1:
+            for consumer, named in lanes:
+                consumer.check_names(named)
+        return lanes
+
+    def _split(self, named: Sequence[Any]) -> list[tuple[QueueConsumer, Sequence[Any]]]:
         if set(map(type, named)) == {KafkaMessage} and len(contexts := set(map(_context_of, named))) == 1:
             return [(self._by_name.get(contexts.pop().queue.name, self._main), named)]  # the usual case
         found: dict[str, list[Message | str]] = {} if named else {self._main.name: []}
         for one in named:
             found.setdefault(self._lane_of(one), []).append(one)
-        # Those of no lane go to the main one, which says what is wrong with them.
-        return [(self._by_name.get(name, self._main), some) for name, some in found.items()]
+        return [(self._by_name[name], some) for name, some in found.items()]
 
     def _lane_of(self, message: Message | str) -> str:
+        """The lane of a message. The main one gets what is of no lane, and says what is wrong with it."""
         if type(message) is KafkaMessage:
-            return str(_context_of(message).queue.name)
-        try:
-            return Receipt.parse(message.receipt if isinstance(message, Message) else message).queue
-        except ReceiptError:
-            return self._main.name
+            name = _context_of(message).queue.name
+        else:
+            try:
+                receipt = message.receipt if isinstance(message, Message) else message
+                name = Receipt.parse(receipt).queue
+            except ReceiptError:
+                name = ""
+        return name if name in self._by_name else self._main.name
