@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 CAPABILITIES = Capabilities(
     fifo=False,  # messages of a partition, so of a key, are in order, except redelivered ones
-    priority=False,
+    priority=False,  # of a queue with lanes True
     requeue_to_front=False,
     manual_redelivery=False,
     at_most_once=False,

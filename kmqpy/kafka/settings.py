@@ -219,6 +219,11 @@ class QueueSettings(QueuePolicy):
         there += [f"__{ending}" for ending in self.draining_lanes]
         return [suffix for suffix in _LANE_SUFFIXES if suffix in there]
 
+    @property
+    def lane_names(self) -> list[str]:
+        """The names of the topics of lanes()."""
+        return [lane.name for lane in self.lanes()]
+
     def possible_lanes(self) -> list[str]:
         """The topics of the lanes that a client of this queue looks for, those that it has among them.
 

@@ -126,18 +126,20 @@ class CurrentSettings:
     def recent(self) -> QueueSettings:
         """Return them with the lanes as of 10 s ago or later, or as far as Kafka answers."""
         if SYSTEM_CLOCK.monotonic() - self._read_at > _MAX_CACHE_AGE_S:
-            self.refresh()
+            return self.refresh()
         return self.value
 
-    def refresh(self) -> bool:
-        """Read them anew; returns True if the queue has other lanes than before."""
+    def refresh(self) -> QueueSettings:
+        """Read them anew, and return them."""
         self._read_at = SYSTEM_CLOCK.monotonic()
         with contextlib.suppress(KmqError):
             found = SettingsMirror(self._connection).find(self.value.name)
-            if found is not None and found.lanes()[:-1] != self.value.lanes()[:-1]:
-                before, self.value = self.value, found
-                return [one.name for one in before.lanes()] != [one.name for one in found.lanes()]
-        return False
+            if found is not None and (found.lane_names, found.draining_lanes) != (
+                self.value.lane_names,
+                self.value.draining_lanes,
+            ):
+                self.value = found
+        return self.value
 
 
 def _contradictions(given: QueueSettings, given_fields: Iterable[str], known: QueueSettings) -> list[str]:

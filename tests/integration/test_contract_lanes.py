@@ -1,12 +1,14 @@
 """The contract of all storages, on Kafka, where each queue has lanes unless it collapses."""
 
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.kafka.storage import KafkaStorage
+from kmqpy.queue import Capabilities
 from kmqpy.testing.contract import *  # noqa: F403
 from kmqpy.testing.contract import Target
 from tracker.settings import TrackerSettings
@@ -17,6 +19,10 @@ pytestmark = pytest.mark.breadth
 
 class Laned(KafkaStorage):
     """Kafka, where new queues have lanes."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, priority=True)
 
     def create(self, name: str, **settings: Any) -> None:
         lanes = {} if settings.get("collapse") else {"retry_lane": True, "priorities": 2}

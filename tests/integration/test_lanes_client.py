@@ -4,7 +4,7 @@ import time
 from collections import Counter
 
 import pytest
-from support import bodies, collect, nothing_comes, until
+from support import bodies, collect, delete_topic, nothing_comes, until
 
 from kmqpy.errors import NotSupported, ReceiptError
 from kmqpy.kafka import settings_mirror, topic_identity
@@ -103,6 +103,9 @@ def test_receipts_lead_to_the_lanes_in_another_process_too(laned):
     client = laned.client()
     found = collect(client, 3)
     receipts = [message.receipt for message in found]
+    with pytest.raises(ReceiptError):
+        client.ack(receipts[0], receipts[1], "1.x")
+    assert client.leased == 3
     with laned.producer() as other:
         other.ack(receipts[:2], confirmed=True)
         other.nack(receipts[2], confirmed=True)
@@ -189,3 +192,17 @@ def test_a_retry_overtakes_a_backlog(make_queue):
     assert len(late) == 40
     assert taken < 15_000
     assert sorted(late)[20] < 1.0
+
+
+def test_a_lane_that_is_removed_is_noticed_without_an_error(make_queue, monkeypatch):
+    queue = make_queue(retry_lane=True, priorities=2, lease_ms=30_000)
+    monkeypatch.setattr(topic_identity, "_ASK_FOR_OTHERS_EVERY_S", 0.3)
+    client = queue.client()
+    ready(client)
+    with Admin(queue.connection, queue.zookeeper) as admin:
+        admin.alter_queue(queue.name, priorities=1)
+        delete_topic(queue.topics, f"{queue.name}__priority1")
+        until(lambda: client.receive(wait=0.1) or not client.capabilities.priority)
+    retried(queue, "r")
+    client.send(b"a")
+    assert sorted(bodies(collect(client, 2))) == ["a", "r"]

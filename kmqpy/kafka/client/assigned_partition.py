@@ -252,7 +252,7 @@ class AssignedPartition:
         self.position = commit.offset
         self.epoch, self.cuts = commit.epoch, commit.cuts
         self.markers_epoch, self._given_epoch = found.markers_epoch, commit.markers_epoch
-        self.commits.begin(commit.markers_offset)
+        self.commits.begin(commit.markers_offset, commit.offset)
         self._add_found(commit.markers_offset, found)
 
     @property

@@ -60,8 +60,8 @@ class Owner(Acknowledges, Protocol):
         """Close the consumer if nobody can use it any more."""
         ...
 
-    def lanes_changed(self) -> bool:
-        """Look the queue's settings up; returns True if it has other lanes than the consumer knows."""
+    def current_settings(self) -> QueueSettings:
+        """The queue's settings, with the lanes that it has now."""
         ...
 
 
@@ -279,6 +279,11 @@ class QueueConsumer:
     ) -> None:
         self.close()
 
+    def check_names(self, named: Sequence[Message | str]) -> None:
+        """Raise ReceiptError unless these are messages and receipts of this queue, or lane."""
+        self.check_open()
+        self._locate(self._places.places_of, named)
+
     # --- for LanesConsumer, which has locked `receiving` --------------------------------------------
 
     @property
@@ -426,7 +431,7 @@ class QueueConsumer:
         self._owner.close_if_abandoned()
         if self._topics.lanes_differ and self._clock.monotonic() >= self._look_at:
             self._look_at = self._clock.monotonic() + _LOOK_FOR_LANES_EVERY_S
-            self.outdated |= self._owner.lanes_changed()
+            self.outdated |= self._owner.current_settings().lane_names != self._queue.lane_names
 
     def checked_lease_ms(self, lease: Duration | None) -> int:
         """The milliseconds of a lease that a caller asks for; raises ConfigError."""

@@ -46,6 +46,10 @@ _IDLE_AFTER_S = 1.0
 _OUTCOME_TIMEOUT_S = 2.0
 """A rebalance goes on after this time, although start markers of unknown outcome are left."""
 _OUTCOME_POLL_S = 0.02
+_RENEW_AFTER_S, _RENEW_EVERY_S = 10.0, 3600.0
+"""Commits of lanes, except those of the main one, are made again so long after an assignment, and then so
+often, even if nothing came. Kafka forgets commits for topics to which the group does not subscribe, a week
+after they were made by default."""
 _WARN_EVERY_S = 10.0
 """The member logs at most one warning of a failed commit in this time."""
 _LOOK_FOR_CUTS_EVERY_S = 5.0
@@ -88,6 +92,7 @@ class GroupMember:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._leader = leader
+        self._renew_at = 0.0
         self._lanes = [self]
         """This member and those that it leads."""
         self._connection = connection
@@ -279,6 +284,10 @@ class GroupMember:
 
     def maintain(self) -> None:
         """Commit the offsets that may be committed, if a commit is due; call it often."""
+        if self._leader is not None and self._clock.monotonic() >= self._renew_at:
+            self._renew_at = self._clock.monotonic() + _RENEW_EVERY_S
+            for assigned in self._partitions.values():
+                assigned.commits.renew()
         if self._commit_schedule.is_due(self._clock.monotonic()):
             self._commit(asynchronous=True)
 
@@ -522,6 +531,7 @@ class GroupMember:
 
     def _on_assign(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         self._awaits_assignment = False
+        self._renew_at = self._clock.monotonic() + _RENEW_AFTER_S
         for place in places:
             self._partitions[place.partition] = AssignedPartition(self._clock.monotonic())
         self._fetcher.forget(self._partition_numbers(places))

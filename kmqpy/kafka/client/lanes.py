@@ -23,7 +23,7 @@ from kmqpy.core import garbage
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.settings import check_limit
-from kmqpy.errors import Closed, Fenced, KmqError, ReceiptError
+from kmqpy.errors import Closed, Fenced, KmqError, ReceiptError, TopicError
 from kmqpy.kafka.client.client_options import MAX_IN_FLIGHT
 from kmqpy.kafka.client.consumer import Owner, QueueConsumer
 from kmqpy.kafka.client.record_message import KafkaMessage
@@ -38,6 +38,8 @@ _SHARE = 0.75
 _SLICE_S = 0.01
 """receive() waits for messages of the main lane for this long, then looks at the other lanes."""
 _MAX_POLL_WAIT_S = 0.1
+_REMOVED_WITHIN_S = 20.0
+"""When the topic of a lane is missing for longer, receive() raises TopicError."""
 _LOOK_UP_EVERY_S = 0.05
 """An iteration looks this often whether a higher lane than that of its next message has messages."""
 _LOOK_UP = 3
@@ -109,6 +111,8 @@ class LanesConsumer:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._clock = clock
+        self._queue = queue
+        self._gone_at: float | None = None
         *others, own = queue.lanes()
         owner = owner or self
         self._main = QueueConsumer(
@@ -148,9 +152,9 @@ class LanesConsumer:
     def close_if_abandoned(self) -> None:
         """Do nothing: without another owner, whoever made this object closes it."""
 
-    def lanes_changed(self) -> bool:
-        """Return False: without another owner, the lanes are those of the start."""
-        return False
+    def current_settings(self) -> QueueSettings:
+        """As an owner: the settings that this consumer was given."""
+        return self._queue
 
     @property
     def outdated(self) -> bool:
@@ -313,9 +317,19 @@ class LanesConsumer:
                 lane.drop()
             self._give_back(found)
             raise
-        if errors and not found:
+        if not errors:
+            self._gone_at = None
+        elif not found and not self._may_be_removed(errors, set(lanes) - set(well)):
             raise errors[0]
         return found
+
+    def _may_be_removed(self, errors: Sequence[KmqError], broken: set[_Lane]) -> bool:
+        """True if only topics of other lanes are missing, and not for long: the client notices that soon."""
+        if self._lanes[-1] in broken or not all(isinstance(one, TopicError) for one in errors):
+            return False
+        now = self._clock.monotonic()
+        self._gone_at = self._gone_at or now
+        return now - self._gone_at < _REMOVED_WITHIN_S
 
     def _receive_ahead(self, lanes: Sequence[_Lane], most: int, wait_s: float) -> None:
         """Receive for `__iter__`: up to `most` messages of these lanes."""
@@ -329,7 +343,7 @@ class LanesConsumer:
             else:
                 messages = self._round(min(most, self._main.wait_for_room(0)), 0.0, lease_ms, lanes)
             self._look_at = self._clock.monotonic() + _LOOK_UP_EVERY_S
-            for consumer, named in self._by_lane([messages]):
+            for consumer, named in self._split(messages):
                 consumer.read_ahead.extend(named, asked + lease_ms / 1000)
 
     def _pop(self) -> tuple[int, KafkaMessage] | None:
@@ -341,26 +355,38 @@ class LanesConsumer:
 
     def _give_back(self, messages: Sequence[KafkaMessage]) -> None:
         with suppress(KmqError):
-            for consumer, named in self._by_lane([messages]):
+            for consumer, named in self._split(messages):
                 consumer.give_back(named)
 
     # --- finishing --------------------------------------------------------------------------------
 
     def _by_lane(self, messages: Sequence[MessagesLike]) -> list[tuple[QueueConsumer, Sequence[Any]]]:
-        """The messages, receipts too, by the consumers of their lanes; in their order."""
-        named = m.each_of(tuple(messages))
+        """The messages, receipts too, by the consumers of their lanes.
+
+        Raises what their consumers would raise for names of no message, before anything is written for any.
+        """
+        lanes = self._split(m.each_of(tuple(messages)))
+        if len(lanes) > 1:
+            for consumer, named in lanes:
+                consumer.check_names(named)
+        return lanes
+
+    def _split(self, named: Sequence[Any]) -> list[tuple[QueueConsumer, Sequence[Any]]]:
         if set(map(type, named)) == {KafkaMessage} and len(contexts := set(map(_context_of, named))) == 1:
             return [(self._by_name.get(contexts.pop().queue.name, self._main), named)]  # the usual case
         found: dict[str, list[Message | str]] = {} if named else {self._main.name: []}
         for one in named:
             found.setdefault(self._lane_of(one), []).append(one)
-        # Those of no lane go to the main one, which says what is wrong with them.
-        return [(self._by_name.get(name, self._main), some) for name, some in found.items()]
+        return [(self._by_name[name], some) for name, some in found.items()]
 
     def _lane_of(self, message: Message | str) -> str:
+        """The lane of a message. The main one gets what is of no lane, and says what is wrong with it."""
         if type(message) is KafkaMessage:
-            return str(_context_of(message).queue.name)
-        try:
-            return Receipt.parse(message.receipt if isinstance(message, Message) else message).queue
-        except ReceiptError:
-            return self._main.name
+            name = _context_of(message).queue.name
+        else:
+            try:
+                receipt = message.receipt if isinstance(message, Message) else message
+                name = Receipt.parse(receipt).queue
+            except ReceiptError:
+                name = ""
+        return name if name in self._by_name else self._main.name

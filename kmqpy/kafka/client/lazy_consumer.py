@@ -16,6 +16,7 @@ from kmqpy.message import MessagesLike
 if TYPE_CHECKING:
     from kmqpy.kafka.client.consumer import QueueConsumer
     from kmqpy.kafka.client.lanes import LanesConsumer
+    from kmqpy.kafka.settings import QueueSettings
 
     _Consumer: TypeAlias = QueueConsumer | LanesConsumer
 
@@ -29,7 +30,7 @@ class LazyConsumer:
     opens a new one.
 
     Safe to use from any thread. `what` names the client in errors; `make` gets this object. `refresh` reads
-    the queue's settings, for the next `make`, and returns True if they name other lanes than before.
+    the queue's settings anew, for the next `make`, and returns them.
     """
 
     def __init__(
@@ -37,9 +38,9 @@ class LazyConsumer:
         make: Callable[[LazyConsumer], _Consumer],
         what: str,
         clock: Clock,
-        refresh: Callable[[], bool] = lambda: False,
+        refresh: Callable[[], QueueSettings],
     ) -> None:
-        self.lanes_changed = refresh
+        self.current_settings = refresh
         self._make = make
         self._what = what
         self._clock = clock

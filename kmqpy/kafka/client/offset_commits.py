@@ -155,6 +155,7 @@ class PartitionCommits:
         self._uncertain: _StartsAhead | None = None
         """Start markers of this member that failed; Kafka may have written some of them after all."""
         self._last_made: int | None = None
+        self._begun_at: int | None = None
         self.has_started = False
         """True once a start marker of this member stands before the markers offset of the next commit."""
 
@@ -179,9 +180,13 @@ class PartitionCommits:
         """True if the next commit has another queue offset than the last one."""
         return self._next_offset is not None and self._next_offset != self._last_made
 
-    def begin(self, markers_offset: int | None) -> None:
-        """Go on from a commit with this markers offset: without newer start markers, commits repeat it."""
+    def begin(self, markers_offset: int | None, offset: int | None = None) -> None:
+        """Go on from a commit with this markers offset: without newer start markers, commits repeat it.
+
+        `offset` is the queue offset of that commit, for renew().
+        """
         self._markers_offset = markers_offset
+        self._begun_at = offset
 
     def receive(self, count: int) -> None:
         """Note messages whose start markers will be written."""
@@ -251,6 +256,12 @@ class PartitionCommits:
     def repeat(self) -> None:
         """Let the last commit be made again, because it failed."""
         self._last_made = None
+
+    def renew(self) -> None:
+        """Let the last commit, or else that of the predecessor, be made again before it expires."""
+        self._last_made = None
+        if self._next_offset is None:
+            self._next_offset = self._begun_at
 
 
 def _merge(earlier: _StartsAhead | None, later: _StartsAhead) -> _StartsAhead:

@@ -1,0 +1,136 @@
+"""Members of the lanes of a queue, which follow that of the main lane."""
+
+import pytest
+from confluent_kafka import KafkaError, TopicPartition
+from group_members import IDENTITY, FakeConsumer, active, apply
+
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.client import group_member
+from kmqpy.kafka.client.group_member import GroupMember
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.telemetry.base import Telemetry
+from kmqpy.testing import ManualClock
+
+LANE, MAIN = QueueSettings(name="q", retry_lane=True).lanes()
+
+
+class Consumer(FakeConsumer):
+    """Notes topics, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.has = set()
+        self.subscribed = False
+        self.committed_of = []
+
+    def subscribe(self, topics, **callbacks):
+        self.subscribed = True
+
+    def incremental_assign(self, places):
+        self.has |= {(place.topic, place.partition) for place in places}
+
+    def incremental_unassign(self, places):
+        self.has -= {(place.topic, place.partition) for place in places}
+
+    def commit(self, offsets, asynchronous):
+        self.committed_of += [(place.topic, place.partition, place.offset) for place in offsets]
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def consumers(monkeypatch):
+    made = []
+
+    def new(_connection, _settings):
+        made.append(Consumer())
+        return made[-1]
+
+    monkeypatch.setattr(librdkafka, "new_consumer", new)
+    monkeypatch.setattr(librdkafka, "answers", lambda *_: True)
+    return made
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def members(consumers, clock):
+    common = {**IDENTITY, "outcome_known": lambda _: True, "clock": clock}
+    main = GroupMember(KafkaConnection(), MAIN, Telemetry(), **common)
+    return main, GroupMember(KafkaConnection(), LANE, Telemetry(), **common, leader=main)
+
+
+def places(*partitions):
+    return [TopicPartition("q", partition) for partition in partitions]
+
+
+def test_a_lane_has_the_partitions_of_the_main_lane(members, consumers):
+    main, _ = members
+    main._on_assign(consumers[0], places(0, 2))
+    assert [one.subscribed for one in consumers] == [True, False]
+    assert consumers[1].has == {("q__retry", 0), ("q__retry", 2)}
+    main._on_revoke(consumers[0], places(2))
+    main._on_assign(consumers[0], places(1))
+    assert consumers[1].has == {("q__retry", 0), ("q__retry", 1)}
+    main._on_lost(consumers[0], places(0, 1))
+    assert consumers[1].has == set()
+
+
+def test_a_lane_that_comes_later_takes_the_partitions_that_are_there(members, consumers, clock):
+    main, _ = members
+    main._on_assign(consumers[0], places(0))
+    late = GroupMember(
+        *(KafkaConnection(), LANE, Telemetry()),
+        **IDENTITY,
+        outcome_known=lambda _: True,
+        clock=clock,
+        leader=main,
+    )
+    assert consumers[2].has == {("q__retry", 0)}
+    late.close()
+    main._on_lost(consumers[0], places(0))  # does not reach it any more
+    assert consumers[2].has == {("q__retry", 0)}
+
+
+def test_the_leader_commits_for_its_lanes_and_before_it_gives_up(members, consumers, clock):
+    main, lane = members
+    main._on_assign(consumers[0], places(0))
+    lane._partitions[0] = active(markers_offset=5)
+    apply(lane, 5, 6, 7, at=11)
+    clock.sleep(1)
+    lane.maintain()
+    assert (consumers[0].committed_of, consumers[1].committed_of) == ([("q__retry", 0, 8)], [])
+    main._on_commit(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), [TopicPartition("q__retry", 0)])
+    main._on_revoke(consumers[0], places(0))
+    assert consumers[0].committed_of == [("q__retry", 0, 8)] * 2
+
+
+def test_commits_of_a_lane_are_renewed_though_nothing_comes(members, consumers, clock):
+    """Kafka forgets those for topics that the group does not subscribe to."""
+    main, lane = members
+    main._on_assign(consumers[0], places(0))
+    lane._partitions[0] = active(markers_offset=5)
+    begun_at = lane._partitions[0].commits._begun_at
+    lane.maintain()
+    assert consumers[0].committed_of == []
+    for n in (1, 2):
+        clock.sleep(group_member._RENEW_EVERY_S)
+        lane.maintain()
+        main.maintain()
+        assert consumers[0].committed_of == [("q__retry", 0, begun_at)] * n
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_after_a_consumer_was_cut_off_lane_and_main_lane_agree_again(members, consumers, which):
+    main, lane = members
+    main._on_assign(consumers[0], places(0, 1))
+    members[which].join_again()
+    if which == 0:
+        assert not lane._partitions
+        main._on_assign(consumers[2], places(1))
+    assert lane._partitions.keys() == main._partitions.keys()
+    assert {partition for _, partition in lane.consumer.has} == set(main._partitions)
