@@ -1,5 +1,6 @@
 """Clients of a queue with lanes: order, shares, one assignment, acknowledgements."""
 
+import asyncio
 import time
 from collections import Counter
 
@@ -9,6 +10,9 @@ from support import bodies, collect, delete_topic, nothing_comes, until
 from kmqpy.errors import NotSupported, ReceiptError
 from kmqpy.kafka import settings_mirror, topic_identity
 from kmqpy.kafka.admin.admin import Admin
+from kmqpy.worker.asyncio import AsyncWorker
+from kmqpy.worker.outcome import Retry
+from kmqpy.worker.worker import Worker
 
 
 @pytest.fixture
@@ -102,7 +106,7 @@ def test_receipts_lead_to_the_lanes_in_another_process_too(laned):
     send_each(laned, 1, partition=0)
     client = laned.client()
     found = collect(client, 3)
-    receipts = [message.receipt for message in found]
+    receipts = [one.receipt for one in sorted(found, key=lambda one: one.body, reverse=True)]
     with pytest.raises(ReceiptError):
         client.ack(receipts[0], receipts[1], "1.x")
     assert client.leased == 3
@@ -115,7 +119,7 @@ def test_receipts_lead_to_the_lanes_in_another_process_too(laned):
         assert len(laned.records(lane.markers_topic)) >= 2, lane.name
 
 
-def test_lanes_of_a_partition_have_one_client_and_a_killed_one_loses_nothing(make_queue):
+def test_r48_lanes_of_a_partition_have_one_client_and_a_killed_one_loses_nothing(make_queue):
     queue = make_queue(2, retry_lane=True, lease_ms=30_000)
     queue.tracker()
     first = queue.client()
@@ -206,3 +210,36 @@ def test_a_lane_that_is_removed_is_noticed_without_an_error(make_queue, monkeypa
     retried(queue, "r")
     client.send(b"a")
     assert sorted(bodies(collect(client, 2))) == ["a", "r"]
+
+
+@pytest.mark.parametrize("of_coroutines", [False, True])
+def test_workers_handle_all_lanes(make_queue, of_coroutines):
+    queue = make_queue(retry_lane=True, priorities=2)
+    queue.tracker()
+    seen = []
+
+    def handle(message):
+        seen.append((message.body, message.attempts))
+        if message.attempts == 1:
+            raise Retry(0)
+
+    async def handle_soon(message):
+        handle(message)
+
+    with queue.producer() as opened:
+        opened.send(b"a")
+        opened.send(b"u", priority=1)
+        expected = sorted((body, attempt) for body in (b"a", b"u") for attempt in (1, 2))
+        if of_coroutines:
+
+            async def work():
+                worker = AsyncWorker(opened, handle_soon)
+                running = asyncio.create_task(worker.run())
+                await asyncio.to_thread(until, lambda: sorted(seen) == expected)
+                worker.stop()
+                await running
+
+            asyncio.run(work())
+        else:
+            with Worker(opened, handle, handle_signals=False):
+                until(lambda: sorted(seen) == expected)

@@ -68,7 +68,7 @@ def places(*partitions):
     return [TopicPartition("q", partition) for partition in partitions]
 
 
-def test_a_lane_has_the_partitions_of_the_main_lane(members, consumers):
+def test_r48_a_lane_has_the_partitions_of_the_main_lane(members, consumers):
     main, _ = members
     main._on_assign(consumers[0], places(0, 2))
     assert [one.subscribed for one in consumers] == [True, False]
@@ -96,7 +96,7 @@ def test_a_lane_that_comes_later_takes_the_partitions_that_are_there(members, co
     assert consumers[2].has == {("q__retry", 0)}
 
 
-def test_the_leader_commits_for_its_lanes_and_before_it_gives_up(members, consumers, clock):
+def test_r48_the_leader_commits_for_its_lanes_and_before_it_gives_up(members, consumers, clock):
     main, lane = members
     main._on_assign(consumers[0], places(0))
     lane._partitions[0] = active(markers_offset=5)
@@ -109,7 +109,7 @@ def test_the_leader_commits_for_its_lanes_and_before_it_gives_up(members, consum
     assert consumers[0].committed_of == [("q__retry", 0, 8)] * 2
 
 
-def test_commits_of_a_lane_are_renewed_though_nothing_comes(members, consumers, clock):
+def test_r48_commits_of_a_lane_are_renewed_though_nothing_comes(members, consumers, clock):
     """Kafka forgets those for topics that the group does not subscribe to."""
     main, lane = members
     main._on_assign(consumers[0], places(0))
