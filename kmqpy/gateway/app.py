@@ -143,7 +143,8 @@ class GatewayApp:
 
     async def _answer(self, call: Call, base: str, dialect: str, answer: Answer | None) -> Response:
         if answer is None:
-            if self._home and call.request.scope["path"] in ("/", self._home.rstrip("/")):
+            asks = call.request.method in ("GET", "HEAD")
+            if self._home and asks and call.request.scope["path"] in ("/", self._home.rstrip("/")):
                 return RedirectResponse(self._home, 303)
             paths = ", ".join(f"{base}/" for base in self._dialects)
             return json_response(

@@ -64,9 +64,9 @@ def go(page: Page, served: Served, place: str = "#/") -> Page:
     return page
 
 
-def jobs(served: Served, *bodies, dead: int = 0, taken: int = 0, **settings) -> None:
-    served.storage.create("jobs", **settings)
-    with served.storage.open("jobs") as queue:
+def jobs(served: Served, *bodies, name="jobs", dead: int = 0, taken: int = 0, **settings) -> None:
+    served.storage.create(name, **settings)
+    with served.storage.open(name) as queue:
         for body in bodies:
             queue.send(body, key="k-1", headers={"from": "test"})
         if dead:
@@ -304,12 +304,12 @@ def test_no_queue_and_a_thousand(page):
         page.goto("about:blank")
 
 
-def test_a_queue_on_kafka(page, cluster):
+def test_a_queue_on_kafka(page, cluster, queue_name):
     root = f"/c{uuid.uuid4().hex[:8]}"
     url = f"kafka://{cluster.bootstrap}?zookeeper={cluster.zookeeper}&root={root}"
     with running(storage_for(url), roots={"": root}) as served:
-        jobs(served, "a-body", "b-body", partitions=1)
-        go(page, served, "#/q/jobs")
+        jobs(served, "a-body", "b-body", name=queue_name, partitions=1)
+        go(page, served, f"#/q/{queue_name}")
         waiting = page.locator("section", has=page.get_by_role("heading", name="Waiting"))
         expect(waiting.locator("tbody tr")).to_have_count(2, timeout=60_000)
         expect(page.locator("dl.settings")).to_contain_text("partitions")
