@@ -27,7 +27,7 @@ from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 from .children import ChildTask
-from .journal import Journal, Tail, places
+from .journal import Journal, Tail, lanes_of, places
 from .judge import Seen, Verdict, judge
 from .observe import Times, keep_evidence, read_topics, take_in
 from .proxy import Gate, Proxy
@@ -317,13 +317,13 @@ def _no_late_look(scene: _Scene) -> None:
 
         def take() -> bool:
             messages = client.receive(_COUNT - len(taken), wait=0.2)
-            journal.write(*(("d", *place) for place in places(messages)))
+            journal.write(*(("d", *place) for place in places(messages, lanes_of(scene.queue))))
             taken.extend(messages)
             return len(taken) == _COUNT
 
         until(take, _WAIT_S, "all messages are taken")
         until(lambda: scene.copies() >= _COUNT, _WAIT_S, "all are copied")
-        journal.write(*(("a", *place) for place in places(taken)))
+        journal.write(*(("a", *place) for place in places(taken, lanes_of(scene.queue))))
         client.ack(*taken)
     scene.consumer("acks", scene.changes())
     scene.until_empty()

@@ -22,6 +22,9 @@ class FakeRegistry:
             raise QueueNotFound(name)
         return RegisteredQueue(self.known[name], 1)
 
+    def lanes(self, _name):
+        return []
+
     def every_queue(self):
         return list(self.known.values()), list(self.damaged)
 
