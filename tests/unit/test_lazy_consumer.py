@@ -13,6 +13,7 @@ class Client:
     def __init__(self):
         self.leased = 0
         self.closed = False
+        self.outdated = False
         self.acknowledged = []
 
     def ack(self, *messages, confirmed):
@@ -26,7 +27,7 @@ class Lazy(LazyConsumer):
     def __init__(self):
         self.made = []
         self.clock = ManualClock()
-        super().__init__(self.new, "queue 'q'", self.clock)
+        super().__init__(self.new, "queue 'q'", self.clock, lambda: None)
 
     def new(self, _owner):
         self.made.append(Client())
@@ -65,6 +66,15 @@ def test_it_is_closed_when_nobody_has_used_it_for_long_enough_and_nothing_is_in_
     lazy.close_if_idle(10)
     assert lazy.opened() is not first
     assert len(lazy.made) == 2
+
+
+def test_one_whose_queue_has_other_lanes_by_now_is_opened_anew_when_nobody_uses_it():
+    lazy = Lazy()
+    with lazy.use() as first:
+        first.outdated = True
+        assert lazy.opened() is first
+    assert lazy.opened() is not first
+    assert first.closed
 
 
 def test_of_the_issue_an_abandoned_one_is_closed_as_soon_as_nobody_uses_it(caplog):
