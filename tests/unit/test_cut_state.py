@@ -217,18 +217,19 @@ def test_r39_what_was_taken_before_a_tick_has_no_epoch_of_it() -> None:
     for record in markers.records:
         _read_marker(record, 0, 0, 3, found, lambda: 9)
     assert {epoch: list(numbers) for epoch, numbers in found.by_epoch.items()} == {1: [8], 3: [6]}
-    assert found.beyond == {1: 9}
+    assert {epoch: list(numbers) for epoch, numbers in found.beyond.items()} == {1: [9, 10]}
 
 
-def test_r39_of_messages_that_are_not_there_that_of_the_latest_log_tells() -> None:
-    """Those of a log that was cut back before are known to be gone; no message stands where any stood."""
+def test_r39_of_messages_that_are_not_there_those_below_and_behind_known_cuts_tell() -> None:
+    """The highest may be known to be gone, by a cut that was told; a second cut took lower ones away."""
     found = StartsFound(epoch=1)
     markers = Markers()
     markers.read(*takes(9, 12), *takes(NEW + 10), *takes(11))
     for record in markers.records:
         _read_marker(record, 0, 0, 2, found, lambda: 9)
-    assert found.beyond == {1: NEW + 10}
-    assert ONCE.is_current(NEW + 10)
+    beyond = list(found.beyond[1].runs())
+    assert beyond == [(9, 1), (11, 2), (NEW + 10, 1)]
+    assert list(ONCE.current_runs(beyond)) == [(9, 1), (NEW + 10, 1)]
 
 
 def test_r39_a_tick_of_a_leader_that_was_elected_since_is_noted() -> None:

@@ -51,8 +51,8 @@ class StartsFound:
     epoch      the highest leader epoch in an assignment tick so far: messages that are taken behind it have
                this one or a lower one; None if no tick says so
     by_epoch   the messages in `started`, by this epoch
-    beyond     by this epoch, the highest number that a start marker names soon behind the end of the log: it
-               is cut away or forged
+    beyond     by this epoch, the numbers that start markers name soon behind the end of the log: they are
+               cut away or forged
     cuts       the cuts of the queue partition's log that ticks name
     copies     the highest copy that trackers have written, as their end markers say
     markers_epoch  the latest leader epoch of the markers partition; None: not known
@@ -66,7 +66,7 @@ class StartsFound:
     complete: bool = True
     epoch: int | None = None
     by_epoch: dict[int | None, OffsetRuns] = field(default_factory=dict)
-    beyond: dict[int | None, int] = field(default_factory=dict)
+    beyond: dict[int | None, OffsetRuns] = field(default_factory=dict)
     cuts: LogCuts = NO_CUTS
     copies: NamedCopies = field(default_factory=NamedCopies)
     markers_epoch: int | None = None

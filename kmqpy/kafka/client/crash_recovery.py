@@ -182,8 +182,9 @@ class CrashRecovery:
             started = commit.cuts.current_runs(numbers.runs())
             last = max((offset_of(first) + count - 1 for first, count in started), default=-1)
             beyond = found.beyond.get(of_epoch)
-            if beyond is not None and (of_epoch or 0) < epoch and commit.cuts.is_current(beyond):
-                last = offset_of(beyond)
+            if beyond is not None and (of_epoch or 0) < epoch:
+                cut_away = (offset_of(first) for first, _ in commit.cuts.current_runs(beyond.runs()))
+                last = max(cut_away, default=last)
             commit = self._commit_check.cut_back(partition, commit, last, of_epoch, ends.queue)
         found.markers_epoch = ends.markers.epoch
         if commit.markers_epoch is not None:  # the marker before commit.markers_offset is still there
@@ -360,8 +361,8 @@ def _read_marker(
     runs = list(_between(first_offset, end, marker.offset_runs))
     if marker.op is not Op.END:
         found.by_epoch.setdefault(found.epoch, OffsetRuns()).add_runs(runs)
-        for first, _ in _between(end, end + _MAX_GAP, marker.offset_runs):
-            found.beyond[found.epoch] = max(first, found.beyond.get(found.epoch, 0))
+        if beyond := list(_between(end, end + _MAX_GAP, marker.offset_runs)):
+            found.beyond.setdefault(found.epoch, OffsetRuns()).add_runs(beyond)
     if marker.op is Op.TAKE:
         found.in_flight.add_runs(runs)
     else:
