@@ -309,13 +309,19 @@ class Checker:
         known = not (
             self.history.markers_deleted or self.history.names.was_gone((copy.partition(), number), original)
         )
-        if original.value() == copy.value() or known:
+        if known:
+            return original
+        found = self._with_value_of(copy, original)
+        self.stats["copied for what was cut away"] += found is not original
+        return found
+
+    def _with_value_of(self, copy: Record, original: Record) -> Record:
+        """The record that stood where the original did, before or behind a cut, and has the copy's value."""
+        if original.value() == copy.value():
             return original
         written = [event.record for event in self.broker.world.journal if isinstance(event, Written)]
         there = [one for one in written if one.log is original.log and one.at == original.at]
-        found = next((one for one in there if one.value() == copy.value()), original)
-        self.stats["copied for what was cut away"] += found is not original
-        return found
+        return next((one for one in there if one.value() == copy.value()), original)
 
     def _was_missed(self, copy: Record) -> bool:
         """Whether an earlier cut has taken away a later copy of the same transaction: a gap of rule R39.
@@ -601,6 +607,9 @@ class Checker:
         if original.is_cut:
             self.stats["copies of what was cut away"] += 1
             original = self._mistaken_for(original, copy, offset)
+        elif self._names is not None and self.history.markers_deleted:
+            # Its start marker was deleted, and perhaps the claim of its copy: its number was given again.
+            original = self._with_value_of(copy, original)
         self._originals.add(original)
         self._check_is_whole(original, copy, what)
         self._check_lineage(original, copy, record, offset, what)

@@ -73,6 +73,8 @@ FOUND_WITH_CUT_LOGS = {
     803541: "R14: gone was what an abort had undone, whose record a second cut took away",
     830239: "F5: a tracker had what was cut away redelivered, since it did not know a second cut yet",
     710183: "lost: a copy was aborted, and a cut that nobody told took away all of the next transaction",
+    902657: "F5: a number was given again, since retention had deleted start marker and claim, a gap of R39",
+    910577: "stuck: a take by a former number counted as evidence of an epoch that its message had not",
     876854: "R39: clients looked only at the highest take behind the end, which a told cut had taken away",
 }
 """The same, of seeds in which logs are cut back."""

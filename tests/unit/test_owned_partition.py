@@ -103,6 +103,19 @@ def test_r39_after_a_cut_nothing_is_known_of_messages_that_nobody_had_taken():
     assert part.last_known == LastSeen(1, 1)
 
 
+def test_r39_who_takes_by_a_former_number_proves_nothing_of_the_new_log():
+    """Its message was fetched before the cut was told; the record at this offset now may be of any epoch."""
+    queue = QueueSettings(name="q")
+    part = OwnedPartition(("q", 0), 1, queue, Redeliverer(KafkaConnection(), queue, 0, TrackerSettings()))
+    part.start_reading(InFlight(), now=100.0)
+    part.state.apply(codec.tick(0, cuts := LogCuts.parse("0<1@0")), 0, 10_000)
+    part.log_was_cut(0, 3, 0, now=100.0)
+    part.epoch_told(1, 5, highest_taken=4)
+    assert part.last_known == LastSeen(-1, 1)
+    part.epoch_told(1, 6, highest_taken=cuts.number_of(2))
+    assert part.last_known == LastSeen(2, 1)
+
+
 def test_lateness_and_age_are_seconds_and_go_on_without_markers():
     queue = QueueSettings(name="q")
     redeliverer = Redeliverer(KafkaConnection(), queue, 0, TrackerSettings())

@@ -254,7 +254,8 @@ class OwnedPartition:
         highest_taken  the highest message that is taken by them
         """
         self._log = self._log.told(below, epoch)
-        if epoch == self.taken_end.epoch:
+        # Who takes a message by a former number has fetched it before the cut: it may have another epoch.
+        if epoch == self.taken_end.epoch and self.state.cuts.is_current(highest_taken):
             self.taken_end = LogEnd(max(self.taken_end.offset, offset_of(highest_taken + 1)), epoch)
 
     def log_was_cut(self, start: int, end: int, lost: int, now: float) -> None:
