@@ -215,6 +215,11 @@ class OwnedPartition:
         return min(taken, copied, key=lambda seen: (seen.epoch, -seen.offset))
 
     @property
+    def may_be_cut(self) -> bool:
+        """True as long as nobody has looked at `last_known` since the latest election that Kafka has told."""
+        return self.last_known.epoch < self.queue_end.epoch
+
+    @property
     def last_taken(self) -> LastSeen | None:
         """The highest message taken, with the epoch that clients tell who write ticks; None: none does."""
         number, epoch = self.state.highest_taken, self.state.takes_epoch

@@ -123,12 +123,12 @@ class ExistenceCheck:
         self._problems.warn("ends", part.key, "markers wait for the end of the queue", error=str(error))
 
     def _asks(self, part: OwnedPartition, now: float) -> bool:
-        """Whether markers wait for an end, or applied ones for the epoch that their messages can have."""
+        """Whether markers wait for an end, applied ones for an epoch, or a log for a look at it."""
         if part.unread:
             return True
         if part.last_known.offset < 0 and part.state.highest_taken < 0:
             return False
-        if part.told_below >= part.state.position:
+        if part.told_below >= part.state.position and not part.may_be_cut:
             return False
         part.ask_at = max(part.ask_at, part.asked_at + _EPOCH_EVERY_S)
         return part.ask_at <= now
