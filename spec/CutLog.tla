@@ -81,7 +81,8 @@ Found(offset, e) ==
 (***************************************************************************)
 (* What a reader of the markers knows: the cuts, the highest offset that   *)
 (* was taken and in which epoch at most, takes, and ends.  A tick tells    *)
-(* the highest epoch that its client has seen; one of a tracker, none.     *)
+(* the highest epoch that its client has seen; one of a tracker, none      *)
+(* (kmqpy's claims do, but of copies, which the model does not have).      *)
 (***************************************************************************)
 Marker(kind, number, id, cuts, e) == [kind |-> kind, number |-> number, id |-> id, cuts |-> cuts, epoch |-> e]
 Tick(cuts, e) == Marker("tick", <<0, 0>>, 0, cuts, e)

@@ -21,8 +21,9 @@ class Pool(StrEnum):
     ENDS = "ends"
     """Look-ups of the ends of queues. Markers that were read wait for the answers."""
     COUNTING = "counting"
-    """Counts of messages for /metrics, and the search for consumers that are cut off. Nothing waits for
-    these jobs."""
+    """Counts of messages for /metrics, and the search for consumers that are cut off: nothing waits for
+    these jobs. And looks at logs that may have been cut back: after an election, redelivery of a partition
+    waits for its look (rule R39 of docs/rules.md)."""
     HOUSEKEEPING = "housekeeping"
     """Writes of offsets, releases of partitions and probes of Kafka. They must run even while all
     redeliveries are stuck."""

@@ -28,7 +28,8 @@ _log = logging.getLogger(__name__)
 _PAUSE_S = 2.0
 """A partition's log is looked at again this long after the last time, at the earliest."""
 _CLIENTS_TELL_S = 10.0
-"""Clients that know of cuts look for them every 5 s, and tell of one before they take messages behind it."""
+"""A tracker that is not sure of a cut waits so long for clients to tell it. Those that know of cuts look for
+them every 5 s, and tell one before they take messages behind it."""
 
 
 class CutKeeper:
@@ -88,7 +89,7 @@ class CutKeeper:
         self._jobs.run(Pool.COUNTING, job, partial(self._looked, part, part.topic_ids, seen, epoch))
 
     def cut_away(self, part: OwnedPartition, cut_away: CutAway) -> None:
-        """A tick has told cuts that were not known: report it."""
+        """A tick has told cuts that were not known: report it, and look for copies that they took away."""
         start = min(cut.start for cut in cut_away.cuts)
         end = max(cut_away.end, part.taken_end.offset)
         self._metrics.log_cuts.labels(part.key[0]).inc(len(cut_away.cuts))
@@ -134,9 +135,9 @@ class CutKeeper:
         part.problems.log_was_cut(shown, self._clock.monotonic())
 
     def is_there(self, part: OwnedPartition, offset: int) -> None:
-        """The last known record is there after an election. If it is a copy, it may be aborted.
+        """After an election the last known record is there. If it is a copy, look whether it was aborted.
 
-        That is so if the record that had committed it was cut away, and nothing else that anybody has seen.
+        It was if the record that had committed it was cut away, and nothing else that anybody has seen.
         """
         if part.lost_copies_of is None:
             self._seek_lost_copies(part, offset + 1, last=offset)

@@ -48,7 +48,7 @@ class TakeoverResult:
     tick       written after the fencing: once the tracker has read it, it knows all earlier markers
     queue_end  the queue's end after the tick
     existed    the messages below this offset existed at some time before the tick
-    known_end  what the stored offset says to be in the log below this offset is there
+    known_end  the log has what the stored offset says it had below this offset, as of this leader epoch
     begin      where to begin to read markers, and with which state
     markers_epoch  the latest leader epoch of the markers partition
     """

@@ -35,8 +35,9 @@ class CutLogs:
         self._world.validates = rng.random() < 0.5
         self._refuses = rng.choice((0.0, 0.5, 1.0))
         self.due: list[float] = []
-        """When logs are to be cut back, and during what."""
+        """When logs are to be cut back."""
         self.aim = rng.choice(("anything", "client", "redelivery"))
+        """During what: a cut that is due waits until such an actor acts, for a second at most."""
 
     def plan(self, quiet_at: float) -> None:
         """Elections, and one cut or two, until faults stop."""

@@ -52,7 +52,7 @@ class TrackerMetrics:
             "kmq_lost_to_retention", "Messages deleted by Kafka before they were finished"
         )
         self.log_cuts = counter(
-            "kmq_log_cuts", "How often the log of a queue partition was found to be cut back"
+            "kmq_log_cuts", "How often the log of a queue partition or its markers was found to be cut back"
         )
         self.lost_to_log_cuts = counter(
             "kmq_lost_to_log_cuts", "Messages in flight that are lost because the log was cut back"

@@ -18,7 +18,7 @@ class PartitionProblems:
     takeover  why the last takeover failed, or why the partition must be taken over again
     tick      why the last tick could not be written
     ends      why Kafka could not tell the end offset of the queue
-    election  why it is not known whether the queue's log was cut back before an election
+    election  why it is not known whether the queue's log was cut back at an election
     """
 
     def __init__(self) -> None:

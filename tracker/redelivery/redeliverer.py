@@ -168,9 +168,9 @@ class Redeliverer:
         self._lane_away_until = -math.inf
         self._log = KnownLog()
         self._claim_ids: dict[bytes, bool] = {}
+        """The claims of the last transactions that were not read yet, the last one last; each with True."""
         self.aborted_claims: dict[bytes, bool] = {}
         """The claims of the last transactions that were aborted. A late request may have committed a part."""
-        """The claims of the last transactions that were not read yet, the last one last; each with True."""
         self._last_copies: dict[str, int] = {}
         """By topic, the offset of the last copy there. None in topics where an earlier transaction of this
         `transactional.id` may hang (rule R38): the end of the next one ends it, too."""

@@ -83,9 +83,9 @@ class StoredOffset:
     queue_id        the id of the queue topic that the markers are about; empty where it is not known, as in
                     the data of older versions
     cuts            the cuts of the queue partition's log that ticks before `offset` told (rule R39)
-    taken_end       the offset after the highest message that was taken, or after the highest copy
-    queue_epoch     the latest leader epoch of the partition when all of them were in its log; -1: both
-                    are not known, as in the data of older versions
+    taken_end       the offset after the highest message that was taken, or after the highest copy: after the
+                    one that was last known to be there in the lower leader epoch
+    queue_epoch     this epoch; -1: both are not known, as in the data of older versions
     told_below      Kafka told this epoch after the takes before this markers offset were written
     takes_epoch     the highest leader epoch of the messages that clients take, as the ticks told that were
                     read before the store; -1: not known

@@ -152,8 +152,8 @@ class CrashRecovery:
     def _find_in_log(self, partition: int, commit: Commit, consumer: Consumer) -> tuple[Commit, StartsFound]:
         """Find start markers, and cuts of the logs; returns the commit for the logs as they are, too.
 
-        Three messages may have stood where the log has others now: that before the commit, the last copy, and
-        the last message that was started.
+        Messages that may have stood where the log has others now: that before the commit, the last copies of
+        the last transactions, and for each leader epoch that ticks name, the last message that was started.
         """
         given = commit
         ends = self._commit_check.ask(consumer, [partition], _READ_COMMIT_TIMEOUT_S)[partition]

@@ -124,6 +124,7 @@ _OPS_WITH_HEADER = {op.value.encode(): op for op in (Op.DELAY, Op.EXTEND, Op.NAC
 class Marker:
     """A marker: an operation on the message at queue offset `offset`, or on the messages of `runs`.
 
+    What is called an offset here is the number of the message, see log_cuts: another one behind a cut.
     `redeliver_after_ms` is a duration in ms from the marker's timestamp; a negative one means now.
     `counts` is False if the redelivery must not count as an attempt. `holder` is the name of the client, if
     it gave one. `by_tracker` is True on ticks, and on markers of trackers, redrives and purges. `takes_from`

@@ -23,7 +23,8 @@ _OFFSET_BITS = 44
 """Offsets are below 2^44: 17 million million messages in a partition."""
 _MAX_OFFSET = (1 << _OFFSET_BITS) - 1
 _MAX_EPOCH = (1 << 63 - _OFFSET_BITS) - 1
-"""Numbers are below 2^63. A partition with more elections can't be cut back without confusion."""
+"""Numbers are below 2^63. In a partition with more elections than this, a cut gets no number: it is not told,
+and messages behind it are taken for those that stood there before."""
 _MAX_CUTS = 100
 """A text with more cuts is refused."""
 _CUT = r"[0-9]{1,6}<[0-9]{1,6}@[0-9]{1,14}"
@@ -114,7 +115,11 @@ class LogCuts:
         return [offset + base for offset in offsets] if base else offsets
 
     def is_current(self, number: int) -> bool:
-        """Return True unless the message with this number stood behind a cut, in the former log."""
+        """Return True unless the message with this number stood behind a cut, in the former log.
+
+        A number behind a cut that is not known counts as one of the former log, too, but not as long as no
+        cut is known at all.
+        """
         return not self.cuts or self.number_of(offset_of(number)) == number
 
     def current_runs(self, runs: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
@@ -136,7 +141,7 @@ class LogCuts:
         return next((cut for cut in self.cuts if cut.base == base and number >= base + cut.start), None)
 
     def existing(self, runs: Iterable[tuple[int, int]], end: int) -> Iterator[tuple[int, int]]:
-        """What of these runs (first, count) of numbers lies below the log's end, and behind a known cut."""
+        """What of these runs (first, count) of numbers lies below the log's end, behind no unknown cut."""
         for first, count in runs:
             cut = _UNCUT if first < end else self.cut_of(first)
             if cut is not None and first < cut.base + end:

@@ -1,7 +1,8 @@
-"""Notes the highest copy that trackers have written to a queue partition, as its markers name them.
+"""Notes the highest copies that trackers have written to a queue partition, as its markers name them.
 
-The copy stood in the log, so if it does not any more, the log was cut back (rule R39 of docs/rules.md). Its
-number is used up, even if nobody has taken the copy. Pure: no I/O.
+A copy stood in the log, so if it does not any more, the log was cut back (rule R39 of docs/rules.md), unless
+its transaction was aborted: who reads uncommitted markers meets such copies, too. The number of a copy is
+used up, even if nobody has taken the copy. Pure: no I/O.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from kmqpy.kafka.markers.codec import Headers, Marker
 from kmqpy.kafka.markers.lineage import COPY, last_copy_here
 
 _MAX_LAST = 4
-"""So many transactions in a row that were aborted after an election do not hide the copy before them."""
+"""The highest copies of so many transactions are kept: those of the last ones may have been aborted after an
+election, and would hide a copy before them."""
 
 
 class NamedCopy(NamedTuple):

@@ -26,6 +26,6 @@ def check_log_cuts(facts: Facts) -> Faults:
                 "nothing for kmqpy, which delivers what the log has now. See why Kafka lost records: all "
                 "replicas without power, or an election of one that was behind; look at "
                 f"unclean.leader.election.enable, min.insync.replicas and flush.messages of {topic}. This is "
-                "told until retention has deleted the messages before the cut"
+                "told until retention has deleted the first message behind the cut"
             )
             yield Severity.WARNING, Kind.LOG_CUT, what, to_do
