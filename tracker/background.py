@@ -20,10 +20,12 @@ class Pool(StrEnum):
     """Takeovers, redeliveries and administration. These jobs can be stuck while a broker does not answer."""
     ENDS = "ends"
     """Look-ups of the ends of queues. Markers that were read wait for the answers."""
+    LOGS = "logs"
+    """Looks at logs that may have been cut back: after an election, redelivery of a partition waits for its
+    look (rule R39 of docs/rules.md)."""
     COUNTING = "counting"
     """Counts of messages for /metrics, and the search for consumers that are cut off: nothing waits for
-    these jobs. And looks at logs that may have been cut back: after an election, redelivery of a partition
-    waits for its look (rule R39 of docs/rules.md)."""
+    these jobs."""
     HOUSEKEEPING = "housekeeping"
     """Writes of offsets, releases of partitions and probes of Kafka. They must run even while all
     redeliveries are stuck."""
@@ -33,7 +35,7 @@ class BackgroundJobs:
     """Runs jobs in threads. Queues their results for the main loop, the only thread that changes state."""
 
     def __init__(self, workers: int, problems: Problems) -> None:
-        sizes = {Pool.REDELIVERY: workers, Pool.ENDS: 2, Pool.COUNTING: 1, Pool.HOUSEKEEPING: 1}
+        sizes = {Pool.REDELIVERY: workers, Pool.ENDS: 2, Pool.LOGS: 2, Pool.COUNTING: 1, Pool.HOUSEKEEPING: 1}
         self._pools = {
             pool: ThreadPoolExecutor(sizes[pool], thread_name_prefix=f"kmq-{pool}") for pool in Pool
         }

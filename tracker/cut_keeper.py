@@ -19,7 +19,7 @@ from tracker.background import Pool
 from tracker.context import TrackerContext
 from tracker.partition.owned_partition import OwnedPartition
 from tracker.partition.start_position import StartPosition
-from tracker.redelivery.known_log import LastSeen
+from tracker.redelivery.known_log import CopySearch, LastSeen
 from tracker.redelivery.lost_copies import find_lost_copies
 from tracker.redelivery.tick_writer import TickWriter
 
@@ -86,7 +86,7 @@ class CutKeeper:
             claim_id=seen.claim_id,
             clock=self._clock,
         )
-        self._jobs.run(Pool.COUNTING, job, partial(self._looked, part, part.topic_ids, seen, epoch))
+        self._jobs.run(Pool.LOGS, job, partial(self._looked, part, part.topic_ids, seen, epoch))
 
     def cut_away(self, part: OwnedPartition, cut_away: CutAway) -> None:
         """A tick has told cuts that were not known: report it, and look for copies that they took away."""
@@ -105,7 +105,7 @@ class CutKeeper:
             },
         )
         part.log_was_cut(start, end, cut_away.messages, self._clock.monotonic())
-        self._seek_lost_copies(part, start)
+        self._seek_lost_copies(part, CopySearch(start))
 
     def not_told(self, part: OwnedPartition, begin: StartPosition) -> None:
         """Report a cut that a takeover has found, and does not tell; see StartPosition.untold."""
@@ -137,37 +137,40 @@ class CutKeeper:
     def is_there(self, part: OwnedPartition, offset: int) -> None:
         """After an election the last known record is there. If it is a copy, look whether it was aborted.
 
-        It was if the record that had committed it was cut away, and nothing else that anybody has seen.
+        That is so if the record that had committed it was cut away, and nothing else that anybody has seen.
         """
-        if part.lost_copies_of is None:
-            self._seek_lost_copies(part, offset + 1, last=offset)
-        else:
-            part.unsure_copy = offset  # for the next job
+        # The first search runs; of those of this kind that wait, the latest counts.
+        part.searches[1:] = [one for one in part.searches[1:] if one.last is None]
+        self._seek_lost_copies(part, CopySearch(offset + 1, offset))
 
-    def _seek_lost_copies(
-        self, part: OwnedPartition, start: int, pause_s: float = 0.0, last: int | None = None
-    ) -> None:
-        """Look for messages whose copies were cut away from `start` on, in a job, until that has worked."""
-        part.lost_copies_of = cuts = part.state.cuts
+    def _seek_lost_copies(self, part: OwnedPartition, search: CopySearch) -> None:
+        """Look for messages whose copies were cut away, one search after the other, until each has worked."""
+        part.searches.append(search)
+        if len(part.searches) == 1:
+            self._search(part)
+
+    def _search(self, part: OwnedPartition, pause_s: float = 0.0) -> None:
+        search, cuts = part.searches[0], part.state.cuts
         where = self._connection, part.queue, part.number
-        job = partial(find_lost_copies, *where, cuts, start, self._clock, pause_s, last)
-        then = partial(self._lost_copies_found, part, part.topic_ids, cuts, start, last)
-        self._jobs.run(Pool.COUNTING, job, then)
+        job = partial(find_lost_copies, *where, cuts, search.start, self._clock, pause_s, search.last)
+        self._jobs.run(Pool.LOGS, job, partial(self._searched, part, part.topic_ids, part.searches, cuts))
 
-    def _lost_copies_found(
+    def _searched(
         self,
         part: OwnedPartition,
         topic_ids: tuple[str, str],
+        searches: list[CopySearch],
         cuts: LogCuts,
-        start: int,
-        last: int | None,
         found: list[Marker] | Exception,
     ) -> None:
         if self._partitions.get(part.key) is not part or part.topic_ids != topic_ids:
             return
         with self._supervisor.surviving(part):
-            if part.lost_copies_of != cuts:
-                return  # another job runs, since there is another cut
+            if part.searches is not searches:
+                return  # the partition is read anew
+            if cuts != part.state.cuts:
+                self._search(part)  # a cut was told meanwhile, and more copies may be gone
+                return
             try:
                 if isinstance(found, Exception):
                     raise found
@@ -175,17 +178,16 @@ class CutKeeper:
                     self._tick_writer.post(part.queue.markers_topic, marker)
             except KmqError as error:
                 self._problems.warn("cut", part.key, "copies cut away can't be looked for", error=str(error))
-                self._seek_lost_copies(part, start, _PAUSE_S, last)
+                self._search(part, _PAUSE_S)
                 return
-            part.lost_copies_of = None
-            if part.unsure_copy is not None:
-                self.is_there(part, part.unsure_copy)
-                part.unsure_copy = None
             if found:
                 _log.warning(
                     "copies were cut away; their messages are redelivered",
                     extra={**self._problems.about(part.key), "count": len(found)},
                 )
+            part.searches.pop(0)
+            if part.searches:
+                self._search(part)
 
     def _looked(
         self,
@@ -224,8 +226,9 @@ class CutKeeper:
         now = self._clock.monotonic()
         if part.doubted_since is None:
             part.doubted_since = now
-        elif now - part.doubted_since >= _CLIENTS_TELL_S and epoch is not None and seen == part.last_taken:
+        elif now - part.doubted_since >= _CLIENTS_TELL_S and epoch is not None:
             part.is_intact(seen, epoch)
+            part.give_up_doubt()
             return
         part.problems.election = "the queue's log was perhaps cut back; waiting for what its clients find"
 

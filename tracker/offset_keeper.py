@@ -78,7 +78,7 @@ class OffsetKeeper:
         flight were taken after `missed_until_ms`.
         """
         reads = part.reading and part.phase in (TrackingPhase.ACTIVE, TrackingPhase.FENCING)
-        if not reads or part.catch_up_offset is None or part.lost_copies_of is not None:
+        if not reads or part.catch_up_offset is None or part.searches:
             return None  # a successor must read the tick with the cut again, to look for lost copies
         state, oldest = part.state, part.state.oldest()
         if (state.now_ms if oldest is None else oldest.since_ms) > part.missed_until_ms:

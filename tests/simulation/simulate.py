@@ -581,7 +581,7 @@ class Simulation:
     def _look_for_lost_copies(self) -> bool:
         """Whether some tracker does: then messages may be in flight again that are ended."""
         return any(
-            part.lost_copies_of is not None or part.may_be_cut
+            part.searches or part.may_be_cut
             for process in self.processes
             if process.alive and hasattr(process, "tracker")
             for part in process.tracker._partitions.values()

@@ -7,9 +7,11 @@ from confluent_kafka import Message as Record
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError
+from kmqpy.kafka import group_commits
 from kmqpy.kafka.admin.registry_entries import StoredOffset, parse_offset
 from kmqpy.kafka.client.assigned_partition import StartsFound
 from kmqpy.kafka.client.crash_recovery import _read_marker
+from kmqpy.kafka.group_commits import KnownRecord
 from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.claim_headers import CLAIM, CLAIM_ID, COPIES_TO, DROPPED, naming_tick
@@ -20,7 +22,7 @@ from kmqpy.kafka.markers.inflight import CutAway, InFlight
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, Cut
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.replay import ALL_EXIST, Applied, QueueEnd, replay_markers
-from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from tracker.partition.start_position import StartPosition
 from tracker.redelivery.known_log import KnownLog, LastSeen
 from tracker.redelivery.redelivery_plan import Original
@@ -380,3 +382,14 @@ def test_r39_of_two_answers_that_of_the_later_leader_counts() -> None:
     assert LogEnd(20, 1).or_newer(LogEnd(10, 2)) == LogEnd(10, 2)
     assert LogEnd(20, 2).or_newer(LogEnd(10, 2)) == LogEnd(20, 2)
     assert LogEnd(20).or_newer(LogEnd(30)) == LogEnd(30)
+
+
+def test_r39_who_reads_commits_looks_also_where_a_record_stands_that_nobody_reads(monkeypatch) -> None:
+    """It ends a transaction, or was aborted: then the cut is found by those around it."""
+    asked = []
+    monkeypatch.setattr(group_commits.partition_reader, "read_at", lambda *_: {})
+    monkeypatch.setattr(group_commits, "find_cut", lambda *_, **known: asked.append(known) or CUT)
+    ends, known = {0: LogEnd(20, 3)}, {0: KnownRecord(12, 1)}
+    found = group_commits._find_cuts(KafkaConnection(), QueueSettings(name="q"), ends, known)
+    assert found == {0: CUT}
+    assert [one["offset"] for one in asked] == [12]

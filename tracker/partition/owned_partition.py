@@ -11,13 +11,13 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
-from kmqpy.kafka.markers.log_cuts import LogCuts, offset_of
+from kmqpy.kafka.markers.log_cuts import offset_of
 from kmqpy.kafka.markers.replay import ALL_EXIST, QueueEnd
 from kmqpy.kafka.settings import CLOCK_LEAD_MS, QueueSettings
 from tracker.leadership.assignment import Partition
 from tracker.partition.clock import PartitionClock
 from tracker.partition.partition_problems import PartitionProblems
-from tracker.redelivery.known_log import KnownLog, LastSeen
+from tracker.redelivery.known_log import CopySearch, KnownLog, LastSeen
 from tracker.redelivery.redeliverer import Redeliverer
 from tracker.redelivery.tick_writer import Tick
 
@@ -78,8 +78,7 @@ class OwnedPartition:
                       only; None: it does not
     looks_for_cut     True while a job looks whether the log was cut back
     look_for_cut_at   the monotonic time before which no such job begins
-    lost_copies_of    cuts whose lost copies are looked for; None: no job looks
-    unsure_copy       the offset of a record that may be an aborted copy, for the next such job; None: none
+    searches          searches for messages whose copies were cut away; a job does the first one
     ask_at            the monotonic time before which Kafka is not asked for the end again
     asked_at          the monotonic time of the last answer
     ask_failures      how often in a row Kafka did not tell the end
@@ -123,8 +122,7 @@ class OwnedPartition:
         self.doubted_since: float | None = None
         self.looks_for_cut = False
         self.look_for_cut_at = 0.0
-        self.lost_copies_of: LogCuts | None = None
-        self.unsure_copy: int | None = None
+        self.searches: list[CopySearch] = []
         self._log = KnownLog()
         self.ask_at = 0.0
         self.asked_at = 0.0
@@ -162,7 +160,7 @@ class OwnedPartition:
         """
         self.state = state
         self.markers_epoch = markers_epoch
-        self.lost_copies_of = self.unsure_copy = None
+        self.searches = []  # a job that runs tells by it that it is of another state
         self.taken_end = self.intact_end = LogEnd(0)
         self.doubted_since = None
         self._log = KnownLog().told(below, epoch)
@@ -232,7 +230,7 @@ class OwnedPartition:
 
     def is_intact(self, seen: LastSeen, epoch: int) -> None:
         """Note that no cut before this leader epoch took away this record, which was the last known."""
-        self.doubted_since = None
+        self._end_doubt()
         if not seen.is_sure:
             self.intact_end = LogEnd(seen.offset + 1, epoch)
             return
@@ -269,13 +267,24 @@ class OwnedPartition:
         self.intact_end = LogEnd(start, epoch)
         # Clients know of no message above those that were taken, so its offset may have been used again.
         self.taken_end = LogEnd(min(self.taken_end.offset, start), epoch)
-        self.doubted_since = None
+        self._end_doubt()
         self.queue_end = QueueEnd(0, 0, self.queue_end.epoch)
         self.problems.log_was_cut(
             f"the log of topic {self.queue.name} was cut back: messages from offset {start} to before {end} "
             f"are lost, {lost} of them in flight; see KmqLogCut in docs/operations.md",
             now,
         )
+
+    def give_up_doubt(self) -> None:
+        """Note that the messages taken last may have any epoch, until an assignment tick tells one.
+
+        Else each further take of a client that writes no ticks would be in doubt like the one before.
+        """
+        self.state.takes_epoch = -1
+        self._end_doubt()
+
+    def _end_doubt(self) -> None:
+        self.doubted_since = self.problems.election = None
 
     def read(self, at: int, now_before_ms: int, now: float) -> bool:
         """Note that all records up to markers offset `at` were applied; True if that ends catching up."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.markers.entry import Entry
@@ -32,6 +33,13 @@ class LastSeen:
     epoch: int
     claim_id: bytes = b""
     is_sure: bool = True
+
+
+class CopySearch(NamedTuple):
+    """A search for messages whose copies were cut away from offset `start` on; see find_lost_copies()."""
+
+    start: int
+    last: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

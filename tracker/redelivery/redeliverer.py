@@ -365,13 +365,13 @@ class Redeliverer:
                 copies.append(copy_of(entry, original, *about))
             except Exception as error:  # a bug of kmqpy with this one message (rule R21)
                 _log.exception("copy failed", extra={"queue": self.queue.name, "offset": offset})
-                outcome.problem = f"offset {offset}: no copy can be made of it: {error!r}"
+                outcome.problem = f"offset {offset_of(offset)}: no copy can be made of it: {error!r}"
                 outcome.failed[offset] = self._backoff(offset)
         outcome.undecodable_counts += sum(copy.undecodable_count for copy in copies)
         outcome.undecodable_ancestors += sum(copy.undecodable_ancestors for copy in copies)
         outcome.failed |= {offset: self._backoff(offset) for offset in unreachable}
-        if unreachable:
-            outcome.doubtful = self._log.last_seen(entries[unreachable[0]]) or outcome.doubtful
+        seen = (self._log.last_seen(entries[number]) for number in unreachable)
+        outcome.doubtful = next(filter(None, seen), outcome.doubtful)
         live = [copy for copy in copies if not (copy.dead_letter or copy.held_ms)]
         held = [copy for copy in copies if copy.held_ms]
         dead = [copy for copy in copies if copy.dead_letter]
@@ -632,4 +632,4 @@ def _copies_to_make(batch: list[Copy], claim: Claim) -> list[Copy]:
 
 
 def _refused_text(offset: int, refusal: Refusal) -> str:
-    return f"offset {offset}: {refusal.why}"
+    return f"offset {offset_of(offset)}: {refusal.why}"

@@ -180,6 +180,6 @@ def _taken_to(record: Any, before: int) -> int:
     if marker.takes_from is not None:
         from_offset = offset_of(marker.takes_from)
         return from_offset if marker.takes_again else max(before, from_offset)
-    if marker.op in (Op.TAKE, Op.DELAY):
+    if marker.op in (Op.TAKE, Op.DELAY) and not marker.by_tracker:  # trackers name old messages, too
         return max(before, offset_of(marker.highest) + 1)
     return before

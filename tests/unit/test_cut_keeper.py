@@ -1,0 +1,134 @@
+"""Who looks for cut logs, doubts, and searches for lost copies. Background jobs are run by hand."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import pytest
+
+from kmqpy.errors import Unavailable
+from kmqpy.kafka.log_ends import LogEnd
+from kmqpy.kafka.markers.codec import Marker, Op, assignment_tick, tick
+from kmqpy.kafka.markers.inflight import InFlight
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, Cut, LogCuts
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from tracker.cut_keeper import CutKeeper
+from tracker.partition.owned_partition import OwnedPartition
+from tracker.redelivery.redeliverer import Redeliverer
+from tracker.redelivery.tick_writer import Tick
+from tracker.settings import TrackerSettings
+
+LOST = Marker(0, 4, Op.DELAY, 0, counts=False, reason="copy cut away", by_tracker=True)
+ONE = NO_CUTS.with_cut(Cut(3, 10, 2))
+TWO = ONE.with_cut(Cut(5, 1000, 4))
+
+
+class World:
+    """A partition, its keeper, a clock, and the jobs that nobody has run yet."""
+
+    def __init__(self, end: LogEnd) -> None:
+        queue = QueueSettings(name="q")
+        redeliverer = Redeliverer(KafkaConnection(), queue, 0, TrackerSettings())
+        self.part = OwnedPartition(("q", 0), 1, queue, redeliverer)
+        self.part.start_reading(InFlight(), now=0.0)
+        self.part.topic_ids = ("a", "b")
+        self.now = 0.0
+        self.jobs = []
+        self.posted = MagicMock()
+        context = SimpleNamespace(
+            connection=None,
+            clock=SimpleNamespace(monotonic=lambda: self.now),
+            metrics=MagicMock(),
+            partitions={self.part.key: self.part},
+            jobs=SimpleNamespace(run=lambda _pool, job, then: self.jobs.append((job, then))),
+            problems=MagicMock(about=lambda _key: {}),
+            supervisor=SimpleNamespace(surviving=lambda _part: nullcontext()),
+        )
+        self.keeper = CutKeeper(context, self.posted)
+        self.part.catch_up_to(Tick(0, 0, 0.0), end)
+
+    def read(self, *markers: Marker) -> None:
+        """Apply markers, as the tracker's loop does."""
+        state = self.part.state
+        for marker in markers:
+            state.apply(marker, state.position, state.position + 1)
+            for cut_away in state.cut_away:
+                self.keeper.cut_away(self.part, cut_away)
+            state.cut_away.clear()
+
+    def finish(self, found: object) -> None:
+        """End the oldest job with this result."""
+        self.jobs.pop(0)[1](found)
+
+    def searched(self) -> list[tuple[LogCuts, int]]:
+        """With which cuts, and from where on, jobs search for lost copies now."""
+        return [job.args[3:5] for job, _ in self.jobs]
+
+
+def test_r39_a_doubt_ends_after_ten_seconds_for_what_is_taken_later_too():
+    """Clients that write no ticks take on after an election; a tick of another kind of client is old."""
+    world = World(LogEnd(1000, 4))
+    world.read(assignment_tick(0, 0, epoch=2))
+    redelivers = []
+    for second in range(60):
+        world.now = float(second)
+        world.read(Marker(0, 100 + 2 * second, Op.TAKE, 300_000))
+        world.keeper.end_told(world.part, LogEnd(1000, 4))
+        if world.jobs:
+            world.read(Marker(0, 101 + 2 * second, Op.TAKE, 300_000))  # while the job runs
+            world.finish(Cut(4, 50, 2))
+        redelivers.append(world.part.log.epoch == 4)
+    assert redelivers.index(True) <= 13
+    assert all(redelivers[13:])
+    assert world.part.problem_texts() == []
+    world.read(assignment_tick(0, 0, epoch=4))
+    assert world.part.last_taken is not None, "from the next tick on, epochs are known again"
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_r39_a_doubt_that_is_over_is_no_problem_any_more(told):
+    world = World(LogEnd(1000, 4))
+    world.read(assignment_tick(0, 0, epoch=2), Marker(0, 100, Op.TAKE, 300_000))
+    world.keeper.end_told(world.part, LogEnd(1000, 4))
+    world.finish(Cut(4, 50, 2))
+    assert "perhaps cut back" in world.part.problem_texts()[0]
+    if told:
+        world.read(assignment_tick(0, 50, epoch=4, cuts=NO_CUTS.with_cut(Cut(4, 50, 2))))
+    else:
+        world.part.is_intact(world.part.last_taken, 4)
+    assert not [text for text in world.part.problem_texts() if "perhaps" in text]
+
+
+def test_r39_of_two_cuts_each_has_its_search():
+    """The ticks of both are read at once: by a tracker that takes over."""
+    world = World(LogEnd(1000, 5))
+    world.read(tick(0, ONE), tick(0, TWO))
+    assert world.searched() == [(ONE, 10)]
+    world.finish([])
+    assert world.searched() == [(TWO, 10)], "a cut was told meanwhile"
+    world.finish([LOST])
+    assert world.searched() == [(TWO, 1000)]
+    assert world.part.searches, "the offset is not stored before the last one has ended"
+    world.finish([LOST])
+    assert (world.searched(), world.part.searches) == ([], [])
+    assert world.posted.post.call_count == 2
+
+
+def test_r39_a_search_that_fails_is_tried_again_and_others_wait():
+    world = World(LogEnd(1000, 5))
+    world.read(tick(0, ONE))
+    world.keeper.is_there(world.part, 7)
+    world.keeper.is_there(world.part, 8)
+    world.finish(Unavailable("Kafka is away"))
+    assert world.searched() == [(ONE, 10)]
+    world.finish([])
+    assert world.searched() == [(ONE, 9)], "of the records that were there, the last one counts"
+
+
+def test_r39_a_search_of_a_partition_that_is_read_anew_comes_to_nothing():
+    world = World(LogEnd(1000, 5))
+    world.read(tick(0, ONE))
+    world.part.start_reading(InFlight(), now=1.0)
+    world.finish([LOST])
+    assert world.posted.post.call_count == 0
+    assert world.searched() == []
