@@ -134,14 +134,15 @@ class CutKeeper:
         shown = f"{part.queue.markers_topic}: {what}; see KmqLogCut in docs/operations.md"
         part.problems.log_was_cut(shown, self._clock.monotonic())
 
-    def is_there(self, part: OwnedPartition, offset: int) -> None:
+    def _is_there(self, part: OwnedPartition, seen: LastSeen, epoch: int) -> None:
         """After an election the last known record is there. If it is a copy, look whether it was aborted.
 
         That is so if the record that had committed it was cut away, and nothing else that anybody has seen.
+        Nothing is redelivered until that is known: the next claim says that all copies before it are whole.
         """
         # The first search runs; of those of this kind that wait, the latest counts.
-        part.searches[1:] = [one for one in part.searches[1:] if one.last is None]
-        self._seek_lost_copies(part, CopySearch(offset + 1, offset))
+        part.searches[1:] = [one for one in part.searches[1:] if one.seen is None]
+        self._seek_lost_copies(part, CopySearch(seen.offset + 1, seen, epoch))
 
     def _seek_lost_copies(self, part: OwnedPartition, search: CopySearch) -> None:
         """Look for messages whose copies were cut away, one search after the other, until each has worked."""
@@ -152,7 +153,8 @@ class CutKeeper:
     def _search(self, part: OwnedPartition, pause_s: float = 0.0) -> None:
         search, cuts = part.searches[0], part.state.cuts
         where = self._connection, part.queue, part.number
-        job = partial(find_lost_copies, *where, cuts, search.start, self._clock, pause_s, search.last)
+        last = None if search.seen is None else search.seen.offset
+        job = partial(find_lost_copies, *where, cuts, search.start, self._clock, pause_s, last)
         self._jobs.run(Pool.LOGS, job, partial(self._searched, part, part.topic_ids, part.searches, cuts))
 
     def _searched(
@@ -177,15 +179,19 @@ class CutKeeper:
                 for marker in found:
                     self._tick_writer.post(part.queue.markers_topic, marker)
             except KmqError as error:
+                part.problems.election = f"it is not known whether copies were cut away: {error}"
                 self._problems.warn("cut", part.key, "copies cut away can't be looked for", error=str(error))
                 self._search(part, _PAUSE_S)
                 return
+            part.problems.election = None
             if found:
                 _log.warning(
                     "copies were cut away; their messages are redelivered",
                     extra={**self._problems.about(part.key), "count": len(found)},
                 )
-            part.searches.pop(0)
+            search = part.searches.pop(0)
+            if search.seen is not None:
+                self._is_intact(part, search.seen, search.epoch)
             if part.searches:
                 self._search(part)
 
@@ -208,15 +214,21 @@ class CutKeeper:
                 self._problems.warn("cut", part.key, "a cut log can't be looked for", error=str(found))
             elif isinstance(found, Exception):
                 raise found
-            elif found is None or part.state.cuts.knows(found):
-                if epoch is not None and seen in (part.last_known, part.last_taken):
-                    part.is_intact(seen, epoch)
-                if epoch is not None and found is None:
-                    self.is_there(part, seen.offset)
-            elif seen.is_sure:
-                self._tell(part, found)
-            else:
-                self._doubt(part, seen, epoch)
+            elif found is not None and not part.state.cuts.knows(found):
+                if seen.is_sure:
+                    self._tell(part, found)
+                else:
+                    self._doubt(part, seen, epoch)
+            elif epoch is not None and found is None:
+                self._is_there(part, seen, epoch)
+            elif epoch is not None:
+                self._is_intact(part, seen, epoch)
+
+    def _is_intact(self, part: OwnedPartition, seen: LastSeen, epoch: int) -> None:
+        if seen in (part.last_known, part.last_taken):
+            part.is_intact(seen, epoch)
+        elif not seen.is_sure:  # others were taken meanwhile
+            self._doubt(part, seen, epoch)
 
     def _doubt(self, part: OwnedPartition, seen: LastSeen, epoch: int | None) -> None:
         """Redeliver nothing until clients tell the cut, or have had the time to.

@@ -119,7 +119,7 @@ class Takeover:
         if is_open and self._end_hanging(part, stored):
             return self.prepare(part)
         cut = self._cut_since(begin.at, queue_end, part)
-        known_end = LogEnd(0 if cut else begin.at.taken_end, max(queue_end.epoch, begin.at.queue_epoch))
+        known_end = LogEnd(0 if cut else begin.at.taken_end, queue_end.epoch if cut else begin.at.queue_epoch)
         # Where markers were cut away, the ticks that have told cuts may be lost.
         known = begin.at.cuts if markers_cut is None or stored is None else stored.cuts
         if cut is not None and known.knows(cut):
@@ -244,8 +244,6 @@ class Takeover:
             if result.begin.untold is not None:
                 self._cuts.not_told(part, result.begin)
             self._cuts.end_told(part, result.queue_end)
-            if 0 <= result.begin.at.queue_epoch < result.queue_end.epoch and result.known_end.offset:
-                self._cuts.is_there(part, result.known_end.offset - 1)
             self._metrics.takeovers.labels(part.key[0]).inc()
 
     def _start_reading(self, part: OwnedPartition, result: TakeoverResult) -> None:

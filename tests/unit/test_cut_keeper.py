@@ -26,7 +26,7 @@ TWO = ONE.with_cut(Cut(5, 1000, 4))
 class World:
     """A partition, its keeper, a clock, and the jobs that nobody has run yet."""
 
-    def __init__(self, end: LogEnd) -> None:
+    def __init__(self, end: LogEnd, known_end: LogEnd | None = None) -> None:
         queue = QueueSettings(name="q")
         redeliverer = Redeliverer(KafkaConnection(), queue, 0, TrackerSettings())
         self.part = OwnedPartition(("q", 0), 1, queue, redeliverer)
@@ -45,7 +45,7 @@ class World:
             supervisor=SimpleNamespace(surviving=lambda _part: nullcontext()),
         )
         self.keeper = CutKeeper(context, self.posted)
-        self.part.catch_up_to(Tick(0, 0, 0.0), end)
+        self.part.catch_up_to(Tick(0, 0, 0.0), end, known_end=known_end)
 
     def read(self, *markers: Marker) -> None:
         """Apply markers, as the tracker's loop does."""
@@ -114,15 +114,32 @@ def test_r39_of_two_cuts_each_has_its_search():
     assert world.posted.post.call_count == 2
 
 
+def test_r39_nothing_is_claimed_before_it_is_known_whether_the_last_copy_was_aborted():
+    """Else a successor would believe the claim, and look no more; see seed 970256 in tests/simulation."""
+    world = World(LogEnd(20, 1), known_end=LogEnd(5, 0))
+    world.keeper.end_told(world.part, LogEnd(20, 1))
+    world.finish(None)
+    assert world.searched() == [(NO_CUTS, 5)]
+    world.finish(Unavailable("a transaction before the cut is open; try again"))
+    assert "a transaction before the cut is open" in world.part.problem_texts()[0]
+    assert world.part.log.epoch == 0, "transactions of redeliveries are refused"
+    world.finish([LOST])
+    assert (world.part.log.epoch, world.part.problem_texts()) == (1, [])
+
+
 def test_r39_a_search_that_fails_is_tried_again_and_others_wait():
-    world = World(LogEnd(1000, 5))
+    world = World(LogEnd(1000, 5), known_end=LogEnd(8, 4))
     world.read(tick(0, ONE))
-    world.keeper.is_there(world.part, 7)
-    world.keeper.is_there(world.part, 8)
+    for epoch in (5, 6):
+        world.now += 10
+        world.keeper.end_told(world.part, LogEnd(1000, epoch))
+        world.jobs.pop()[1](None)
     world.finish(Unavailable("Kafka is away"))
     assert world.searched() == [(ONE, 10)]
     world.finish([])
-    assert world.searched() == [(ONE, 9)], "of the records that were there, the last one counts"
+    assert world.searched() == [(ONE, 8)], "one of this kind waits"
+    world.finish([])
+    assert world.part.log.epoch == 6
 
 
 def test_r39_a_search_of_a_partition_that_is_read_anew_comes_to_nothing():

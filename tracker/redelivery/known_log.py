@@ -36,10 +36,15 @@ class LastSeen:
 
 
 class CopySearch(NamedTuple):
-    """A search for messages whose copies were cut away from offset `start` on; see find_lost_copies()."""
+    """A search for messages whose copies were cut away from offset `start` on; see find_lost_copies().
+
+    seen   this record stands before `start`, though perhaps as a copy that was aborted; None: a cut is told
+    epoch  once that is known, nobody need look at it again for an election before this leader epoch
+    """
 
     start: int
-    last: int | None = None
+    seen: LastSeen | None = None
+    epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True)
