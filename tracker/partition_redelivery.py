@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 _TOPIC_KNOWN_S = 10.0
 """A topic for copies that Kafka described counts as existing for this long, without another request."""
+_ELECTED_RETRY_S = 0.25
+"""What waits for a look at the log after an election is tried again after this time."""
 
 
 class PartitionRedelivery:
@@ -148,8 +150,9 @@ class PartitionRedelivery:
         if result.broken:
             part.take_over_again(self._clock.monotonic())
             return
+        least_s = 0.0 if result.new_end is None else _ELECTED_RETRY_S
         for offset, delay_s in result.failed.items():
-            part.state.retry(offset, int(delay_s * 1000))
+            part.state.retry(offset, int(max(least_s, delay_s) * 1000))
         for offset, held_ms in result.held.items():
             part.state.retry(offset, held_ms)  # until the marker is read that says so
 
