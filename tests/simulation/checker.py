@@ -604,9 +604,11 @@ class Checker:
         if original is None or (not is_here and of != self._number):
             self.problems.append(f"R24: {what}, of other topics, ended in these")
             return
+        is_mistaken = False
         if original.is_cut:
             self.stats["copies of what was cut away"] += 1
-            original = self._mistaken_for(original, copy, offset)
+            meant, original = original, self._mistaken_for(original, copy, offset)
+            is_mistaken = original is not meant
         elif self._names is not None and self.history.markers_deleted:
             # Its start marker was deleted, and perhaps the claim of its copy: its number was given again.
             original = self._with_value_of(copy, original)
@@ -632,7 +634,11 @@ class Checker:
             # By another number than that by which it is taken, if the cut before it was not told yet. Then
             # its taker can't know of what it is a copy.
             named = self._named_by(record, offset)
-            self._late_acks.copied(offset, named.offset if named else copy.at, claim_at, record.at)
+            number = named.offset if named else copy.at
+            if is_mistaken:  # late operations apply to it or not: it stands a second time anyway
+                self._late_acks.torn(offset, number)
+            else:
+                self._late_acks.copied(offset, number, claim_at, record.at)
         elif self.queue.late_acks and not self.broker.past and (partition, offset) not in self.history.unread:
             problem = self._late_acks.dead_lettered(offset, claim_at)
             if problem is not None and not self.history.markers_deleted:
