@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from kmqpy.core.int64 import INT64_MAX
+from kmqpy.errors import Unavailable
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Severity
 from kmqpy.kafka.admin.registry_entries import StoredOffset
@@ -36,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 _FENCING_TIMEOUT_S = 10.0
 """A takeover fails when opening the producer, or then writing the tick, takes longer than this."""
+_BELIEVED_TIMES = 4
+"""So many takeovers fail before a stored offset is not believed that names what its log does not have."""
 _SHARED_TOPIC_RETRY_S = 10.0
 """A takeover that finds two queues with the same markers topic is tried again after this time."""
 
@@ -103,6 +106,7 @@ class Takeover:
         stored = self._offsets.read_offset(part)
         if stored is not None and stored.is_of_earlier_queue(*topic_ids):
             raise stale_markers_error(queue)
+        stored = self._believed(part, stored)
         # The tick comes after all markers of fenced owners: whoever has read the tick has read those, too.
         tick = self._kafka.tick_writer.send_tick(queue.markers_topic, number, _FENCING_TIMEOUT_S)
         markers_end = self._kafka.ends.end_of((queue.markers_topic, number))
@@ -143,6 +147,22 @@ class Takeover:
         if begin.markers_lost:
             self._metrics.markers_lost.labels(queue.name).inc()
         return TakeoverResult(topic_ids, tick, queue_end, existed, known_end, begin, markers_end.epoch)
+
+    def _believed(self, part: OwnedPartition, stored: StoredOffset | None) -> StoredOffset | None:
+        """What can be true of the stored offset. A leader may not know for a while that it is none."""
+        if stored is None or stored == stored.within(0):
+            return stored
+        believed = stored.within(self._kafka.ends.end_of(part.key).epoch)
+        if believed != stored:
+            if part.failures < _BELIEVED_TIMES:
+                raise Unavailable(
+                    "the stored offset names leader epochs that the log does not have; trying again"
+                )
+            _log.error(
+                "the stored offset names leader epochs that the log never had; they are not believed",
+                extra=self._problems.about(part.key),
+            )
+        return believed
 
     def _end_hanging(self, part: OwnedPartition, stored: StoredOffset | None) -> bool:
         """End a transaction of an earlier owner that hangs (rule R38); True if it was tried: take over again.

@@ -53,10 +53,11 @@ def find_cut(
 ) -> Cut | None:
     """The cut that took away the record which is known to have stood at `offset`, with this leader epoch.
 
-    Returns None if the record is still there, or if it is below the log start: retention has deleted it. The
-    cut's start is the offset after the last record whose epoch is not above `epoch`, or the log start if
-    there is none; so no message stands between it and the first record behind the cut, whose epoch the cut
-    has. If no record is there yet, it has the latest epoch of the partition, at least `epoch + 1`.
+    Returns None if the record is still there, or if it is below the log start: retention has deleted it. Also
+    if the log ends before it, and nobody was elected leader since: then it never was there. The cut's start
+    is the offset after the last record whose epoch is not above `epoch`, or the log start if there is none;
+    so no message stands between it and the first record behind the cut, whose epoch the cut has. If no record
+    is there yet, it has the latest epoch of the partition; `epoch + 1` where Kafka names none.
 
     may_be_control  True: the record may be one that ends a transaction. Readers don't see those, so that none
                     is seen at `offset` proves nothing, unless one of a higher epoch stands before it
@@ -112,7 +113,7 @@ class _Search:
         while log.end <= offset and log.epoch <= epoch and self._clock.monotonic() < confirmed_at:
             self._clock.sleep(_RECHECK_S)
             log = self._ask()
-        if offset < log.start:
+        if offset < log.start or (log.end <= offset and 0 <= log.epoch <= epoch):
             return None
         found, is_gap = None, False
         if offset < log.end:

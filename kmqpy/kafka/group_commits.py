@@ -48,17 +48,15 @@ def commits_in_log(
     """Return the commits as group_commits() does, for the logs as they are now.
 
     If a log was cut back below its commit, and no client has noticed it yet, the commit ends at the cut, and
-    names it. A commit beyond the end of its log that names no leader epoch, as other kinds of clients make
-    them, counts as one of the beginning: so do clients of kmqpy take it.
+    names it. A commit beyond the end of a log that was not cut counts as one of the beginning: so do clients
+    of kmqpy take it.
     """
     with closing(_group_consumer(connection, queue)) as consumer:
         commits = _ask_commits(consumer, connection, queue, partitions, ids)
         ends = _ask_ends(consumer, connection, queue, commits)
+    commits = {partition: commit.within(*ends[partition]) for partition, commit in commits.items()}
     for partition, cut in _find_cuts(connection, queue, ends, last_taken(commits)).items():
         commits[partition] = commits[partition].cut_back(cut)
-    for partition, commit in commits.items():
-        if commit.epoch is None and commit.offset > ends[partition].offset:
-            commits[partition] = Commit(0, 0)
     return commits
 
 

@@ -59,7 +59,17 @@ _commit_check = stepwise(
 )
 _crash_recovery = stepwise(
     "kmqpy.kafka.client.crash_recovery",
-    {"find_starts", "recover", "check", "_recover", "_activate", "_has_told", "_find_starts", "_find_in_log"},
+    {
+        "find_starts",
+        "recover",
+        "check",
+        "_recover",
+        "_activate",
+        "_has_told",
+        "_find_starts",
+        "_believed",
+        "_find_in_log",
+    },
     CommitCheck=_commit_check.CommitCheck,
     partition_reader=LogReader,
 )

@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from kmqpy.core.int64 import INT64_MAX
@@ -108,6 +108,14 @@ class StoredOffset:
     takes_epoch: int = -1
     markers_read: int = 0
     markers_epoch: int = -1
+
+    def within(self, epoch: int) -> StoredOffset:
+        """Return what can be true of a log with this latest leader epoch; -1: Kafka names none."""
+        named = [self.queue_epoch, self.takes_epoch, *(cut.epoch for cut in self.cuts.cuts)]
+        if epoch < 0 or max(named) <= epoch:
+            return self
+        cuts = self.cuts.up_to(epoch)
+        return replace(self, cuts=cuts, taken_end=0, queue_epoch=-1, told_below=0, takes_epoch=-1)
 
     def is_of_earlier_queue(self, queue_id: str, markers_id: str) -> bool:
         """True if the offset is one of this markers topic, stored for an earlier queue topic (rule R24)."""

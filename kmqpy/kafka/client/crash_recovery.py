@@ -24,7 +24,7 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError, KmqError, Unavailable
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.client.assigned_partition import AssignedPartition, StartsFound
-from kmqpy.kafka.client.commit_check import CommitCheck
+from kmqpy.kafka.client.commit_check import CommitCheck, PartitionEnds
 from kmqpy.kafka.client.offset_commits import Commit, commit_of
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
@@ -43,6 +43,10 @@ _READ_COMMIT_TIMEOUT_S = 10.0
 _READ_MARKERS_TIMEOUT_S = 2.0
 """If Kafka gives no marker of a partition for this long, that partition backs off (rule R18). The other
 partitions wait meanwhile."""
+
+_DISBELIEVED_AFTER_S = 3.0
+"""For so long Kafka must say that a log never had what a commit names."""
+_ASKED_AGAIN_AFTER_S = 0.5
 
 _LOOK_BACK = 10_000
 """After an election, so many markers before those that a commit leads to are read, too: these may tell cuts
@@ -138,8 +142,10 @@ class CrashRecovery:
             committed = consumer.committed([place], timeout=_READ_COMMIT_TIMEOUT_S)[0]
             if committed.error is not None:
                 raise KafkaException(committed.error)
-            commit = assigned.recover_from(commit_of(committed, ids))
-            before, (commit, found) = commit, self._find_in_log(partition, commit, consumer)
+            before, ends = self._believed(
+                partition, assigned.recover_from(commit_of(committed, ids)), consumer
+            )
+            commit, found = self._find_in_log(partition, before, ends, consumer)
         except (KafkaException, KmqError) as exception:
             self._back_off(partition, assigned, exception)
             return None
@@ -149,14 +155,35 @@ class CrashRecovery:
         told = before.cuts.merged(found.cuts)
         return _PartitionToActivate(assigned, commit, told, found, max(committed.offset, 0))
 
-    def _find_in_log(self, partition: int, commit: Commit, consumer: Consumer) -> tuple[Commit, StartsFound]:
+    def _believed(self, partition: int, commit: Commit, consumer: Consumer) -> tuple[Commit, PartitionEnds]:
+        """What can be true of a commit, and where the logs end.
+
+        Kafka is asked for a while: a leader that was paused does not know who was elected since.
+        """
+        until = self._clock.monotonic() + _DISBELIEVED_AFTER_S
+        while True:
+            ends = self._commit_check.ask(consumer, [partition], _READ_COMMIT_TIMEOUT_S)[partition]
+            believed = commit.within(*ends.queue)
+            if believed == commit:
+                return commit, ends
+            if self._clock.monotonic() >= until:
+                break
+            self._clock.sleep(_ASKED_AGAIN_AFTER_S)
+        _log.error(
+            "a commit names what its log never had; it is not believed",
+            extra={"queue": self._queue.name, "partition": partition, "offset": commit.offset},
+        )
+        return believed, ends
+
+    def _find_in_log(
+        self, partition: int, commit: Commit, ends: PartitionEnds, consumer: Consumer
+    ) -> tuple[Commit, StartsFound]:
         """Find start markers, and cuts of the logs; returns the commit for the logs as they are, too.
 
         Messages that may have stood where the log has others now: that before the commit, the last copies of
         the last transactions, and for each leader epoch that ticks name, the last message that was started.
         """
         given = commit
-        ends = self._commit_check.ask(consumer, [partition], _READ_COMMIT_TIMEOUT_S)[partition]
         commit = self._commit_check.with_markers_cut_back(partition, given, ends.markers)
         lost_markers = commit is not given
         commit = self._commit_check.cut_back(partition, commit, given.offset - 1, commit.epoch, ends.queue)

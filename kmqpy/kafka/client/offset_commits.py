@@ -52,6 +52,20 @@ class Commit:
         """Return this commit for a log with this cut: no message at or behind the cut was taken."""
         return replace(self, offset=min(self.offset, cut.start), cuts=self.cuts.with_cut(cut))
 
+    def within(self, end: int, epoch: int | None) -> Commit:
+        """Return what can be true of this commit, of a log that ends at `end` and has this leader epoch.
+
+        Somebody else may have written epochs that the log never had, or an offset beyond its end. To a log
+        that was cut back, it belongs: somebody was elected leader then. `epoch`: None or -1 is not known.
+        """
+        commit = self
+        if epoch is not None and epoch >= 0:
+            cuts = self.cuts.up_to(epoch)
+            if cuts != self.cuts or (self.epoch or 0) > epoch:
+                commit = replace(self, epoch=None, cuts=cuts)
+        is_cut = commit.epoch is not None and (epoch is None or commit.epoch < epoch)
+        return commit if commit.offset <= end or is_cut else Commit(0, 0)
+
     def with_cuts(self, cuts: LogCuts) -> Commit:
         """Return this commit for a log with these cuts, too.
 

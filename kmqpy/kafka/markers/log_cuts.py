@@ -26,7 +26,7 @@ _MAX_EPOCH = (1 << 63 - _OFFSET_BITS) - 1
 """Numbers are below 2^63. In a partition with more elections than this, a cut gets no number: it is not told,
 and messages behind it are taken for those that stood there before."""
 _MAX_CUTS = 100
-"""A text with more cuts is refused."""
+"""A text with more cuts is refused; of more that are found, the first are forgotten."""
 _CUT = r"[0-9]{1,6}<[0-9]{1,6}@[0-9]{1,14}"
 _TEXT = re.compile(f"{_CUT}(,{_CUT})*")
 
@@ -73,7 +73,11 @@ class LogCuts:
         if self.knows(cut):
             return self
         kept = (one for one in self.cuts if one.start < cut.start or one.epoch > cut.epoch)
-        return LogCuts(tuple(sorted((*kept, cut))))
+        return LogCuts(tuple(sorted((*kept, cut)))[-_MAX_CUTS:])
+
+    def up_to(self, epoch: int) -> LogCuts:
+        """Those of a log whose latest leader epoch is this; others are lies."""
+        return LogCuts(tuple(cut for cut in self.cuts if cut.epoch <= epoch))
 
     def new_in(self, other: LogCuts) -> tuple[Cut, ...]:
         """The cuts in `other` that are not known here."""
