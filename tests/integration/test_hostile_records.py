@@ -1,18 +1,24 @@
 """Records that others wrote, or somebody forged: each is judged alone (rules R5, R21, R22, R23)."""
 
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import foreign_headers
 import pytest
-from support import collect, stopped_after, until, value
+from confluent_kafka import TopicPartition
+from support import bodies, collect, stopped_after, until, value
 
+from kmqpy.kafka import librdkafka
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.registry_entries import StoredOffset
+from kmqpy.kafka.client import crash_recovery
 from kmqpy.kafka.dead_letters import KafkaDeadLetters
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts
 from kmqpy.zookeeper.session import connect
+from tracker import takeover
 
 FOREIGN = [(b"good", b"1"), (b"caf\xe9", b"2"), (b"last", b"3")]
 FOREVER_MS = 2**63 - 1
@@ -219,6 +225,61 @@ def test_what_was_stored_with_a_time_ahead_keeps_what_remains_of_its_lease(queue
     until(lambda: queue.copies() == {"a": 2, "b": 1})
     (entry,) = tracker._partitions[queue.name, 0].state
     assert entry.due_ms - time.time_ns() // 1_000_000 < 60_000
+
+
+# --- leader epochs that the log never had (rule R25) ------------------------------------------------
+
+
+def commit(queue, partition, offset, log):
+    """Commit for the queue's group, as whoever may read its topic can."""
+    ids = queue.found.queue.topic_id, queue.found.markers.topic_id
+    place = TopicPartition(queue.name, partition, offset, f"kmq3:0:{ids[0]}:{ids[1]}:{log}")
+    with closing(
+        librdkafka.new_consumer(queue.connection, {"group.id": queue.settings.consumer_group})
+    ) as one:
+        one.commit(offsets=[place], asynchronous=False)
+
+
+def test_r25_commits_that_name_what_their_logs_never_had_lose_nothing(make_queue, monkeypatch):
+    """Numbers that trackers refuse would be given: what a client takes then would never come again."""
+    monkeypatch.setattr(crash_recovery, "_DISBELIEVED_AFTER_S", 0.1)
+    lies = [(2, "400000:0<400000@0:"), (2, "0:0<7@1:"), (1_000, "0::"), (1_000, "600000::")]
+    queue = make_queue(partitions=len(lies), lease_ms=300)
+    for partition, lie in enumerate(lies):
+        queue.send(*(f"{partition}-{number}" for number in range(4)), partition=partition)
+        commit(queue, partition, *lie)
+    expected = {f"{partition}-{n}" for partition, (at, _) in enumerate(lies) for n in range(at % 1_000, 4)}
+    client = queue.client()
+    taken = collect(client, len(expected))
+    assert set(bodies(taken)) == expected
+    assert all(message.place[1] < 4 for message in taken)
+    tracker = queue.tracker()
+    redelivered(queue, tracker, len(expected))
+    with Admin(queue.connection, queue.zookeeper) as admin:
+        assert admin.stats(queue.name).depth is not None
+    assert set(bodies(collect(client, len(expected)))) == expected
+
+
+def test_r25_a_stored_offset_that_names_what_its_log_never_had_loses_nothing(queue, monkeypatch):
+    monkeypatch.setattr(takeover, "_BELIEVED_TIMES", 1)
+    queue.send("a", "b")
+    markers_id, queue_id = queue.found.markers.topic_id, queue.found.queue.topic_id
+    lie = StoredOffset(
+        *(0, markers_id, 0),
+        queue_id=queue_id,
+        cuts=LogCuts.parse("0<7@1"),
+        taken_end=2,
+        queue_epoch=500_000,
+        takes_epoch=500_000,
+    )
+    store(queue, lie.to_json())
+    queue.mark_all([take(0), take(1)])
+    tracker = queue.tracker()
+    redelivered(queue, tracker, 2)
+    assert queue.copies() == {"a": 2, "b": 2}
+    until(lambda: (found := stored_of(queue)) is not None and found.offset > 0)
+    found = stored_of(queue)
+    assert (found.cuts, found.queue_epoch) == (NO_CUTS, 0)
 
 
 def store(queue, data):

@@ -334,6 +334,11 @@ def test_r39_a_stored_offset_names_cuts_and_the_queue() -> None:
     assert parse_offset(bare.to_json()) == bare
 
 
+def test_r25_of_a_stored_offset_counts_what_its_log_can_have_had() -> None:
+    assert STORED.within(7) == STORED.within(-1) == STORED
+    assert STORED.within(6) == StoredOffset(5, "M", 7, cuts=ONCE)
+
+
 @pytest.mark.parametrize(
     "damage",
     [

@@ -104,3 +104,16 @@ def test_cuts_that_can_not_be_read_count_as_absent() -> None:
     key, value, _ = codec.encode(codec.tick(3))
     assert codec.decode(key, value, [("kmq-cuts", b"\xff"), ("kmq-takes-from", b"5")]).takes_from == 5
     assert codec.decode(key, value, [("kmq-cuts", b"3@")]).cuts == NO_CUTS
+
+
+def test_r39_of_more_cuts_than_a_text_can_have_the_first_are_forgotten() -> None:
+    found = NO_CUTS
+    for epoch in range(1, 150):
+        found = found.with_cut(Cut(epoch, 10 * epoch, epoch - 1))
+    assert len(found.cuts) == 100
+    assert LogCuts.parse(str(found)) == found
+    assert found.cuts[-1].epoch == 149
+
+
+def test_r39_a_log_has_no_cut_of_an_epoch_that_it_never_had() -> None:
+    assert [TWICE.up_to(epoch) for epoch in (2, 3, 6, 7)] == [NO_CUTS, ONCE, ONCE, TWICE]

@@ -38,6 +38,30 @@ def test_r24_a_commit_counts_for_the_topic_that_it_names(metadata, expected):
     assert commit_of(TopicPartition("q", 0, 5, metadata), IDS) == expected
 
 
+FORGED = LogCuts((Cut(3, 4, 0), Cut(9, 6, 5)))
+
+
+@pytest.mark.parametrize(
+    ("commit", "believed"),
+    [
+        (Commit(10, 7, 4), Commit(10, 7, 4)),
+        (Commit(50, 7, 3), Commit(50, 7, 3)),  # of a log that was cut back since
+        (Commit(50, 7, 4), Commit(0, 0)),
+        (Commit(50, 7, 600_000), Commit(0, 0)),
+        (Commit(50, None), Commit(0, 0)),
+        (Commit(8, 7, 5), Commit(8, 7)),
+        (Commit(8, 7, 4, FORGED), Commit(8, 7, None, LogCuts(FORGED.cuts[:1]))),
+    ],
+)
+def test_r25_of_a_commit_counts_what_its_log_can_have_had(commit, believed):
+    assert commit.within(10, 4) == believed
+
+
+@pytest.mark.parametrize("epoch", [None, -1])
+def test_r25_where_kafka_names_no_epoch_all_are_believed(epoch):
+    assert Commit(8, 7, 5, FORGED).within(10, epoch) == Commit(8, 7, 5, FORGED)
+
+
 @pytest.mark.parametrize("markers_offset", [None, 0, 7, 2**63 - 1])
 def test_a_commit_is_read_as_it_was_written(markers_offset):
     for commit in (
