@@ -12,7 +12,6 @@ from functools import partial
 from kmqpy.errors import KmqError, Unavailable
 from kmqpy.kafka.cut_search import find_cut
 from kmqpy.kafka.log_ends import LogEnd
-from kmqpy.kafka.markers.codec import Marker
 from kmqpy.kafka.markers.inflight import CutAway
 from kmqpy.kafka.markers.log_cuts import Cut, LogCuts
 from tracker.background import Pool
@@ -20,7 +19,7 @@ from tracker.context import TrackerContext
 from tracker.partition.owned_partition import OwnedPartition
 from tracker.partition.start_position import StartPosition
 from tracker.redelivery.known_log import CopySearch, LastSeen
-from tracker.redelivery.lost_copies import find_lost_copies
+from tracker.redelivery.lost_copies import redeliver_lost_copies
 from tracker.redelivery.tick_writer import TickWriter
 
 _log = logging.getLogger(__name__)
@@ -152,9 +151,12 @@ class CutKeeper:
 
     def _search(self, part: OwnedPartition, pause_s: float = 0.0) -> None:
         search, cuts = part.searches[0], part.state.cuts
-        where = self._connection, part.queue, part.number
-        last = None if search.seen is None else search.seen.offset
-        job = partial(find_lost_copies, *where, cuts, search.start, self._clock, pause_s, last)
+        job = partial(
+            redeliver_lost_copies,
+            *(self._connection, part.queue, part.number, cuts, search.start, self._clock, self._tick_writer),
+            pause_s=pause_s,
+            last=None if search.seen is None else search.seen.offset,
+        )
         self._jobs.run(Pool.LOGS, job, partial(self._searched, part, part.topic_ids, part.searches, cuts))
 
     def _searched(
@@ -163,7 +165,7 @@ class CutKeeper:
         topic_ids: tuple[str, str],
         searches: list[CopySearch],
         cuts: LogCuts,
-        found: list[Marker] | Exception,
+        redelivered: int | Exception,
     ) -> None:
         if self._partitions.get(part.key) is not part or part.topic_ids != topic_ids:
             return
@@ -174,20 +176,18 @@ class CutKeeper:
                 self._search(part)  # a cut was told meanwhile, and more copies may be gone
                 return
             try:
-                if isinstance(found, Exception):
-                    raise found
-                for marker in found:
-                    self._tick_writer.post(part.queue.markers_topic, marker)
+                if isinstance(redelivered, Exception):
+                    raise redelivered
             except KmqError as error:
                 part.problems.election = f"it is not known whether copies were cut away: {error}"
                 self._problems.warn("cut", part.key, "copies cut away can't be looked for", error=str(error))
                 self._search(part, _PAUSE_S)
                 return
             part.problems.election = None
-            if found:
+            if redelivered:
                 _log.warning(
                     "copies were cut away; their messages are redelivered",
-                    extra={**self._problems.about(part.key), "count": len(found)},
+                    extra={**self._problems.about(part.key), "count": redelivered},
                 )
             search = part.searches.pop(0)
             if search.seen is not None:

@@ -54,6 +54,7 @@ IO = {
     "retrying",
     "scan",
     "scan_since",
+    "send_markers",
     "send_tick",
     "decide",
     "sleep",

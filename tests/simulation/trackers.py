@@ -41,7 +41,7 @@ _originals = stepwise(
     SYSTEM_CLOCK=CLOCK,
 )
 _tick_writer = stepwise(
-    "tracker.redelivery.tick_writer", {"send_tick"}, librdkafka=Module, SYSTEM_CLOCK=CLOCK
+    "tracker.redelivery.tick_writer", {"send_markers", "send_tick"}, librdkafka=Module, SYSTEM_CLOCK=CLOCK
 )
 _transaction = stepwise(
     "kmqpy.kafka.copies.copy_transaction",
@@ -118,9 +118,16 @@ _takeover = stepwise(
     find_cut=cut_search.find_cut,
     find_starts=find_starts,
 )
-_lost_copies = stepwise("tracker.redelivery.lost_copies", {"find_lost_copies"}, partition_reader=LogReader)
+_lost_copies = stepwise(
+    "tracker.redelivery.lost_copies",
+    {"find_lost_copies", "redeliver_lost_copies"},
+    partition_reader=LogReader,
+)
 _cut_keeper = stepwise(
-    "tracker.cut_keeper", set(), find_cut=cut_search.find_cut, find_lost_copies=_lost_copies.find_lost_copies
+    "tracker.cut_keeper",
+    set(),
+    find_cut=cut_search.find_cut,
+    redeliver_lost_copies=_lost_copies.redeliver_lost_copies,
 )
 _last_attempts = stepwise("tracker.redelivery.last_attempts", {"examine"}, LateAckCheck=LateAckCheck)
 _partition_redelivery = stepwise(

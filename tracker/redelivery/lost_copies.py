@@ -25,6 +25,7 @@ from kmqpy.kafka.markers.log_cuts import LogCuts, offset_of
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import read_headers, read_marker
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from tracker.redelivery.tick_writer import TickWriter
 
 REASON = "copy cut away"
 """The reason in the marker with which a tracker has such a message redelivered."""
@@ -173,6 +174,27 @@ def find_lost_copies(
         Marker(partition, number, Op.DELAY, 0, counts=False, reason=REASON, by_tracker=True)
         for number in found.found(aborted)
     ]
+
+
+def redeliver_lost_copies(
+    connection: KafkaConnection,
+    queue: QueueSettings,
+    partition: int,
+    cuts: LogCuts,
+    start: int,
+    clock: Clock,
+    tick_writer: TickWriter,
+    pause_s: float = 0.0,
+    last: int | None = None,
+) -> int:
+    """Write the markers of find_lost_copies(), and wait until they are; returns how many. Raises KmqError.
+
+    Nobody looks a second time once that is done.
+    """
+    markers = find_lost_copies(connection, queue, partition, cuts, start, clock, pause_s, last)
+    if markers:
+        tick_writer.send_markers(queue.markers_topic, markers, connection.timeout_s)
+    return len(markers)
 
 
 def _read_all(found: LostCopies, _partition: int, records: list[Any]) -> bool:

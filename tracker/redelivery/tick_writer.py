@@ -6,7 +6,7 @@ Rule R4 of docs/rules.md says when ticks are needed.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -84,26 +84,31 @@ class TickWriter:
 
     def send_tick(self, topic: str, partition: int, timeout_s: float, cuts: LogCuts = NO_CUTS) -> Tick:
         """Append a tick, which tells these cuts, and wait until it is written."""
-        producer = self._producers.current()
         asked_at = self._clock.monotonic()
-        found: list[Tick | None] = []
+        (record,) = self.send_markers(topic, [codec.tick(partition, cuts)], timeout_s)
+        return _tick(record, asked_at)
+
+    def send_markers(self, topic: str, markers: Sequence[Marker], timeout_s: float) -> list[Any]:
+        """Append markers, and wait until all of them are written; returns their records."""
+        producer = self._producers.current()
+        found: list[Any] = []
 
         def report(error: KafkaError | None, record: Any) -> None:
-            found.append(None if error is not None else _tick(record, asked_at))
+            found.append(None if error is not None else record)
 
-        marker = codec.tick(partition, cuts)
-        try:
-            self._produce(producer, topic, marker, report)
-        except KafkaException as exception:
-            if not librdkafka.refresh_partition(producer, topic, partition, exception):
-                raise _no_tick(topic, partition, exception) from exception
-            self._produce(producer, topic, marker, report)
+        for marker in markers:
+            try:
+                self._produce(producer, topic, marker, report)
+            except KafkaException as exception:
+                if not librdkafka.refresh_partition(producer, topic, marker.partition, exception):
+                    raise _no_tick(topic, marker.partition, exception) from exception
+                self._produce(producer, topic, marker, report)
         deadline = self._clock.monotonic() + timeout_s
-        while not found and self._clock.monotonic() < deadline:
+        while len(found) < len(markers) and self._clock.monotonic() < deadline:
             producer.poll(0.02)
-        if not found or found[0] is None:
-            raise _no_tick(topic, partition)
-        return found[0]
+        if len(found) < len(markers) or None in found:
+            raise _no_tick(topic, markers[0].partition)
+        return found
 
     def poll(self) -> None:
         """Serve the delivery reports of ticks written by post_tick()."""
