@@ -850,6 +850,9 @@ class Checker:
                     if record.was_aborted:
                         self.stats["aborted copies that came back"] += 1
                         continue
+                    if self.history.names.is_hidden(record):
+                        self.stats["ended as one of the former log"] += 1
+                        continue
                     self.problems.append(f"lost: {what} was never taken, delivered {seen} times")
                 elif record.value() in done:
                     continue

@@ -108,6 +108,11 @@ class MessageNames:
             for (at, record), takers in self._halted.items()
         )
 
+    def is_hidden(self, record: Record) -> bool:
+        """Whether somebody stood still, and took the one of the former log that had this one's offset."""
+        place = record.partition(), record.at
+        return any((at[0], offset_of(at[1])) == place and one.is_cut for at, one in self._halted)
+
     def was_gone(self, place: Number, record: Record) -> bool:
         """Whether somebody took this message by this number when it was cut away already."""
         return (place, record) in self._gone

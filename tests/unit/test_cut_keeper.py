@@ -33,7 +33,6 @@ class World:
         self.part.topic_ids = ("a", "b")
         self.now = 0.0
         self.jobs = []
-        self.posted = MagicMock()
         context = SimpleNamespace(
             connection=None,
             clock=SimpleNamespace(monotonic=lambda: self.now),
@@ -43,7 +42,7 @@ class World:
             problems=MagicMock(about=lambda _key: {}),
             supervisor=SimpleNamespace(surviving=lambda _part: nullcontext()),
         )
-        self.keeper = CutKeeper(context, self.posted)
+        self.keeper = CutKeeper(context, MagicMock())
         self.part.catch_up_to(Tick(0, 0, 0.0), end, known_end=known_end)
 
     def read(self, *markers: Marker) -> None:
