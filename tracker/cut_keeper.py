@@ -13,7 +13,7 @@ from kmqpy.errors import KmqError, Unavailable
 from kmqpy.kafka.cut_search import find_cut
 from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers.inflight import CutAway
-from kmqpy.kafka.markers.log_cuts import Cut, LogCuts
+from kmqpy.kafka.markers.log_cuts import Cut, LogCuts, offset_of
 from tracker.background import Pool
 from tracker.context import TrackerContext
 from tracker.partition.owned_partition import OwnedPartition
@@ -134,14 +134,19 @@ class CutKeeper:
         part.problems.log_was_cut(shown, self._clock.monotonic())
 
     def _is_there(self, part: OwnedPartition, seen: LastSeen, epoch: int) -> None:
-        """After an election the last known record is there. If it is a copy, look whether it was aborted.
+        """After an election the last known record is there. Look whether copies before it were aborted.
 
-        That is so if the record that had committed it was cut away, and nothing else that anybody has seen.
+        That is so if the record that had committed them was cut away, and nothing else that anybody has seen.
         Nothing is redelivered until that is known: the next claim says that all copies before it are whole.
         """
+        copy = part.state.copies.highest
+        if copy is None:
+            self._is_intact(part, seen, epoch)
+            return
+        last = offset_of(copy.number)
         # The first search runs; of those of this kind that wait, the latest counts.
-        part.searches[1:] = [one for one in part.searches[1:] if one.seen is None]
-        self._seek_lost_copies(part, CopySearch(seen.offset + 1, seen, epoch))
+        part.searches[1:] = [one for one in part.searches[1:] if one.last is None]
+        self._seek_lost_copies(part, CopySearch(last + 1, last, seen, epoch))
 
     def _seek_lost_copies(self, part: OwnedPartition, search: CopySearch) -> None:
         """Look for messages whose copies were cut away, one search after the other, until each has worked."""
@@ -155,7 +160,7 @@ class CutKeeper:
             redeliver_lost_copies,
             *(self._connection, part.queue, part.number, cuts, search.start, self._clock, self._tick_writer),
             pause_s=pause_s,
-            last=None if search.seen is None else search.seen.offset,
+            last=search.last,
         )
         self._jobs.run(Pool.LOGS, job, partial(self._searched, part, part.topic_ids, part.searches, cuts))
 

@@ -102,6 +102,7 @@ class OffsetKeeper:
             takes_epoch=state.takes_epoch,
             markers_read=state.position,
             markers_epoch=part.markers_epoch,
+            copy=state.copies.highest,
         )
         few = state.position - safe.offset <= self._settings.snapshot_after_markers
         if few and cuts is not None:

@@ -20,6 +20,7 @@ from kmqpy.kafka.markers.entry import Entry, EntryState, TakenRun
 from kmqpy.kafka.markers.finished import StoredFinished
 from kmqpy.kafka.markers.inflight import CutAway, InFlight
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, Cut
+from kmqpy.kafka.markers.named_copies import NamedCopy
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.replay import ALL_EXIST, Applied, QueueEnd, replay_markers
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -324,13 +325,14 @@ def test_r39_late_takes_of_the_former_log_bring_back_nothing_that_others_have_ta
     assert markers.state.taken_late(markers.state) == {11}
 
 
-STORED = StoredOffset(5, "M", 7, cuts=AGAIN, taken_end=20, queue_epoch=7, told_below=4)
+COPY_BEFORE = NamedCopy(12, 7, b"\x01\xff")
+STORED = StoredOffset(5, "M", 7, cuts=AGAIN, taken_end=20, queue_epoch=7, told_below=4, copy=COPY_BEFORE)
 
 
 def test_r39_a_stored_offset_names_cuts_and_the_queue() -> None:
     assert parse_offset(STORED.to_json()) == STORED
     bare = StoredOffset(5, "M", 7)
-    assert not {"cuts", "taken_end", "queue_epoch", "told_below"} & json.loads(bare.to_json()).keys()
+    assert not {"cuts", "taken_end", "queue_epoch", "told_below", "copy"} & json.loads(bare.to_json()).keys()
     assert parse_offset(bare.to_json()) == bare
 
 
@@ -344,6 +346,11 @@ def test_r25_of_a_stored_offset_counts_what_its_log_can_have_had() -> None:
     [
         {"cuts": "6<7@15,2<3@10"},
         {"cuts": "x"},
+        {"copy": 3},
+        {"copy": [1, -1, ""]},
+        {"copy": [1, 2**63, ""]},
+        {"copy": [1, 2, "xy"]},
+        {"copy": [1, 2, "", 4]},
         {"cuts": 3},
         {"cuts": None},
         {"cuts": "0<1@1," * 100_000},

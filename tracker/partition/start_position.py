@@ -117,6 +117,8 @@ class StartPosition(NamedTuple):
         state.restore(at.in_flight)
         state.highest_taken = max(state.highest_taken, self.taken)  # it may have been cut away
         state.finished.restore(at.finished)
+        if at.copy is not None and at.cuts.is_current(at.copy.number):
+            state.copies.restore(at.copy)
         state.finished_read = at.markers_read
         return state
 

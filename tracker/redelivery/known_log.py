@@ -38,11 +38,14 @@ class LastSeen:
 class CopySearch(NamedTuple):
     """A search for messages whose copies were cut away from offset `start` on; see find_lost_copies().
 
-    seen   this record stands before `start`, though perhaps as a copy that was aborted; None: a cut is told
-    epoch  once that is known, nobody need look at it again for an election before this leader epoch
+    last   nobody has told a cut, and the highest copy before `start` stands at this offset: there are none
+           if it can be read
+    seen   the last known record; it is still there
+    epoch  once the search has ended, nobody need look at it again for an election before this leader epoch
     """
 
     start: int
+    last: int | None = None
     seen: LastSeen | None = None
     epoch: int = -1
 

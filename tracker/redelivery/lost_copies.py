@@ -129,9 +129,8 @@ def find_lost_copies(
 ) -> list[Marker]:
     """The markers with which messages are in flight again whose copies were cut away from `start` on.
 
-    Begins after `pause_s` seconds. If nobody has told a cut, `last` is the offset of the record before
-    `start`; then there are none if it can be read. Raises KmqError; Unavailable also as long as copies before
-    `start` are neither committed nor aborted.
+    Begins after `pause_s` seconds. `last`: see CopySearch. Raises KmqError; Unavailable also as long as copies
+    before `start` are neither committed nor aborted.
     """
     clock.sleep(pause_s)
     low, stable = partition_reader.bounds(connection, queue.name, [partition])[partition]

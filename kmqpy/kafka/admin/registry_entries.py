@@ -19,6 +19,7 @@ from kmqpy.kafka.markers import snapshot
 from kmqpy.kafka.markers.entry import SnapshotRow
 from kmqpy.kafka.markers.finished import NONE_FINISHED, StoredFinished
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts
+from kmqpy.kafka.markers.named_copies import NamedCopy
 from kmqpy.kafka.settings import QueueSettings
 
 T = TypeVar("T")
@@ -92,6 +93,8 @@ class StoredOffset:
     markers_read    the offset after the last marker that was read before the store
     markers_epoch   the latest leader epoch of the markers partition when it had that marker; -1: both are
                     not known, as in the data of older versions
+    copy            the highest copy that the markers name which were read before the store; None: they name
+                    none, or the data are of an older version
     """
 
     offset: int
@@ -108,14 +111,17 @@ class StoredOffset:
     takes_epoch: int = -1
     markers_read: int = 0
     markers_epoch: int = -1
+    copy: NamedCopy | None = None
 
     def within(self, epoch: int) -> StoredOffset:
         """Return what can be true of a log with this latest leader epoch; -1: Kafka names none."""
         named = [self.queue_epoch, self.takes_epoch, *(cut.epoch for cut in self.cuts.cuts)]
+        if self.copy is not None:
+            named.append(self.copy.epoch)
         if epoch < 0 or max(named) <= epoch:
             return self
         cuts = self.cuts.up_to(epoch)
-        return replace(self, cuts=cuts, taken_end=0, queue_epoch=-1, told_below=0, takes_epoch=-1)
+        return replace(self, cuts=cuts, taken_end=0, queue_epoch=-1, told_below=0, takes_epoch=-1, copy=None)
 
     def is_of_earlier_queue(self, queue_id: str, markers_id: str) -> bool:
         """True if the offset is one of this markers topic, stored for an earlier queue topic (rule R24)."""
@@ -147,6 +153,8 @@ class StoredOffset:
             values["takes_epoch"] = self.takes_epoch
         if self.markers_epoch >= 0:
             values |= {"markers_read": self.markers_read, "markers_epoch": self.markers_epoch}
+        if self.copy is not None:
+            values["copy"] = [self.copy.number, self.copy.epoch, self.copy.claim_id.hex()]
         return _dumps(values)
 
 
@@ -231,9 +239,19 @@ def parse_offset(data: bytes) -> StoredOffset:
             takes_epoch=_epoch(values, "takes_epoch"),
             markers_read=_number({"markers_read": 0, **values}, "markers_read", "stored offset"),
             markers_epoch=_epoch(values, "markers_epoch"),
+            copy=_copy(values.get("copy")),
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def _copy(value: Any) -> NamedCopy | None:
+    match value:
+        case None:
+            return None
+        case [int(number), int(epoch), str(claim_id)] if 0 <= number <= INT64_MAX and 0 <= epoch <= INT64_MAX:
+            return NamedCopy(number, epoch, bytes.fromhex(claim_id))
+    raise ValueError(f"stored offset: copy: {value!r:.100} is not [number, epoch, claim id]")
 
 
 def _epoch(values: dict[str, Any], key: str) -> int:

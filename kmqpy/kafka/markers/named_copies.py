@@ -47,6 +47,10 @@ class NamedCopies:
         """The highest copy; None: there is none."""
         return self.last[-1] if self.last else None
 
+    def restore(self, copy: NamedCopy) -> None:
+        """Begin with the copy that was the highest when an offset was stored."""
+        self.last = [copy]
+
     def read(self, marker: Marker, headers: Headers) -> None:
         """Take in an end marker of a tracker, or a tick."""
         named = dict(headers)
