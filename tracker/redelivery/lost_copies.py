@@ -129,8 +129,8 @@ def find_lost_copies(
 ) -> list[Marker]:
     """The markers with which messages are in flight again whose copies were cut away from `start` on.
 
-    Begins after `pause_s` seconds. `last`: see CopySearch. Raises KmqError; Unavailable also as long as copies
-    before `start` are neither committed nor aborted.
+    Begins after `pause_s` seconds. `last`: see CopySearch. Raises KmqError; Unavailable also as long as the
+    copies before `start` are neither committed nor aborted.
     """
     clock.sleep(pause_s)
     low, stable = partition_reader.bounds(connection, queue.name, [partition])[partition]
