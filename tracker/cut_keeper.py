@@ -133,20 +133,18 @@ class CutKeeper:
         shown = f"{part.queue.markers_topic}: {what}; see KmqLogCut in docs/operations.md"
         part.problems.log_was_cut(shown, self._clock.monotonic())
 
-    def _is_there(self, part: OwnedPartition, seen: LastSeen, epoch: int) -> None:
+    def _seek_aborted_copies(self, part: OwnedPartition) -> None:
         """After an election the last known record is there. Look whether copies before it were aborted.
 
         That is so if the record that had committed them was cut away, and nothing else that anybody has seen.
-        Nothing is redelivered until that is known: the next claim says that all copies before it are whole.
         """
         copy = part.state.copies.highest
         if copy is None:
-            self._is_intact(part, seen, epoch)
             return
         last = offset_of(copy.number)
         # The first search runs; of those of this kind that wait, the latest counts.
         part.searches[1:] = [one for one in part.searches[1:] if one.last is None]
-        self._seek_lost_copies(part, CopySearch(last + 1, last, seen, epoch))
+        self._seek_lost_copies(part, CopySearch(last + 1, last))
 
     def _seek_lost_copies(self, part: OwnedPartition, search: CopySearch) -> None:
         """Look for messages whose copies were cut away, one search after the other, until each has worked."""
@@ -194,9 +192,7 @@ class CutKeeper:
                     "copies were cut away; their messages are redelivered",
                     extra={**self._problems.about(part.key), "count": redelivered},
                 )
-            search = part.searches.pop(0)
-            if search.seen is not None:
-                self._is_intact(part, search.seen, search.epoch)
+            part.searches.pop(0)
             if part.searches:
                 self._search(part)
 
@@ -224,10 +220,10 @@ class CutKeeper:
                     self._tell(part, found)
                 else:
                     self._doubt(part, seen, epoch)
-            elif epoch is not None and found is None:
-                self._is_there(part, seen, epoch)
             elif epoch is not None:
                 self._is_intact(part, seen, epoch)
+                if found is None:
+                    self._seek_aborted_copies(part)
 
     def _is_intact(self, part: OwnedPartition, seen: LastSeen, epoch: int) -> None:
         if seen in (part.last_known, part.last_taken):

@@ -198,7 +198,7 @@ class OwnedPartition:
         epoch, by_clients = self.last_known.epoch, self.last_taken
         if by_clients is not None:
             epoch = min(epoch, by_clients.epoch)
-        return replace(self._log, cuts=self.state.cuts, epoch=epoch)
+        return replace(self._log, cuts=self.state.cuts, epoch=epoch, whole=not self.searches)
 
     @property
     def last_known(self) -> LastSeen:

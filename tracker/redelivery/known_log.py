@@ -38,16 +38,12 @@ class LastSeen:
 class CopySearch(NamedTuple):
     """A search for messages whose copies were cut away from offset `start` on; see find_lost_copies().
 
-    last   nobody has told a cut, and the highest copy before `start` stands at this offset: there are none
-           if it can be read
-    seen   the last known record; it is still there
-    epoch  once the search has ended, nobody need look at it again for an election before this leader epoch
+    last  nobody has told a cut, and the highest copy before `start` stands at this offset: if it can be read,
+          there are none
     """
 
     start: int
     last: int | None = None
-    seen: LastSeen | None = None
-    epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +56,13 @@ class KnownLog:
             after the takes were written: what it told before says nothing, since the log may have been cut
             back between, and a new message taken
     epoch   no cut but these had happened when the partition's latest leader epoch was this; -1: not known
+    whole   False: somebody looks whether copies were cut away, or aborted after their commit
     """
 
     cuts: LogCuts = NO_CUTS
     epochs: tuple[tuple[int, int], ...] = ()
     epoch: int = -1
+    whole: bool = True
 
     def told(self, below: int, epoch: int) -> KnownLog:
         """With this epoch, which was asked for when the takes before markers offset `below` were written."""

@@ -567,7 +567,8 @@ class Redeliverer:
         return Claim(
             *(self._partition, offsets, self._since_plan, self._last_attempts, within_s, last_copies),
             self._taken_late,
-            self._log.epoch,
+            # A claim with an epoch says to successors that all copies before it are whole.
+            self._log.epoch if self._log.whole else -1,
             holds=holds,
         )
 
