@@ -85,7 +85,9 @@ class CutKeeper:
             claim_id=seen.claim_id,
             clock=self._clock,
         )
-        self._jobs.run(Pool.LOGS, job, partial(self._looked, part, part.topic_ids, seen, epoch))
+        self._jobs.run(
+            Pool.LOGS, job, partial(self._looked, part, part.topic_ids, part.state.cuts, seen, epoch)
+        )
 
     def cut_away(self, part: OwnedPartition, cut_away: CutAway) -> None:
         """A tick has told cuts that were not known: report it, and look for copies that they took away."""
@@ -200,11 +202,14 @@ class CutKeeper:
         self,
         part: OwnedPartition,
         topic_ids: tuple[str, str],
+        cuts: LogCuts,
         seen: LastSeen,
         epoch: int | None,
         found: Cut | Exception | None,
     ) -> None:
         part.looks_for_cut = False
+        if cuts != part.state.cuts:
+            return  # a tick has told a cut meanwhile, which explains why the record is not there any more
         part.look_for_cut_at = self._clock.monotonic() + _PAUSE_S
         if self._partitions.get(part.key) is not part or part.topic_ids != topic_ids:
             return
