@@ -43,7 +43,8 @@ class World:
             problems=MagicMock(about=lambda _key: {}),
             supervisor=SimpleNamespace(surviving=lambda _part: nullcontext()),
         )
-        self.keeper = CutKeeper(context, MagicMock())
+        self.ticks = MagicMock()
+        self.keeper = CutKeeper(context, self.ticks)
         self.part.catch_up_to(Tick(0, 0, 0.0), end, known_end=known_end)
 
     def read(self, *markers: Marker) -> None:
@@ -96,6 +97,20 @@ def test_r39_a_doubt_that_is_over_is_no_problem_any_more(told):
     else:
         world.part.is_intact(world.part.last_taken, 4)
     assert not [text for text in world.part.problem_texts() if "perhaps" in text]
+
+
+def test_r39_what_a_told_cut_has_taken_away_proves_no_other_cut():
+    """A tick is read while a job looks for a record: it finds that the log was cut even lower since."""
+    world = World(LogEnd(1000, 5), known_end=LogEnd(12, 2))
+    world.keeper.end_told(world.part, LogEnd(1000, 5))
+    look = world.jobs.pop()[1]
+    world.read(tick(0, ONE))
+    world.jobs.clear()
+    look(Cut(5, 9, 2))
+    assert world.ticks.post_tick.call_count == 0
+    world.keeper.end_told(world.part, LogEnd(1000, 5))
+    world.finish(Cut(5, 9, 3))
+    assert world.ticks.post_tick.call_count == 1, "of what stood behind that cut, another look tells"
 
 
 def test_r39_of_two_cuts_each_has_its_search():
