@@ -135,15 +135,11 @@ class CutKeeper:
         shown = f"{part.queue.markers_topic}: {what}; see KmqLogCut in docs/operations.md"
         part.problems.log_was_cut(shown, self._clock.monotonic())
 
-    def _seek_aborted_copies(self, part: OwnedPartition) -> None:
-        """After an election the last known record is there. Look whether copies before it were aborted.
+    def _seek_aborted_copies(self, part: OwnedPartition, last: int) -> None:
+        """After an election the last known record is there. Look whether copies up to `last` were aborted.
 
         That is so if the record that had committed them was cut away, and nothing else that anybody has seen.
         """
-        copy = part.state.copies.highest
-        if copy is None:
-            return
-        last = offset_of(copy.number)
         # The first search runs; of those of this kind that wait, the latest counts.
         part.searches[1:] = [one for one in part.searches[1:] if one.last is None]
         self._seek_lost_copies(part, CopySearch(last + 1, last))
@@ -226,9 +222,10 @@ class CutKeeper:
                 else:
                     self._doubt(part, seen, epoch)
             elif epoch is not None:
+                copy = part.state.copies.least_sure
                 self._is_intact(part, seen, epoch)
-                if found is None:
-                    self._seek_aborted_copies(part)
+                if found is None and copy is not None:
+                    self._seek_aborted_copies(part, offset_of(copy.number))
 
     def _is_intact(self, part: OwnedPartition, seen: LastSeen, epoch: int) -> None:
         if seen in (part.last_known, part.last_taken):

@@ -127,7 +127,7 @@ def test_r39_of_two_cuts_each_has_its_search():
     assert (world.searched(), world.part.searches) == ([], [])
 
 
-def test_r39_claims_name_no_epoch_before_it_is_known_whether_the_last_copy_was_aborted():
+def test_r39_claims_are_unsure_before_it_is_known_whether_the_last_copy_was_aborted():
     """Else a successor would believe them, and look no more; see seed 970256 in tests/simulation."""
     world = World(LogEnd(20, 1), known_end=LogEnd(5, 0))
     world.part.state.copies.restore(NamedCopy(3, 0))

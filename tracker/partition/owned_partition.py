@@ -204,7 +204,7 @@ class OwnedPartition:
     def last_known(self) -> LastSeen:
         """The record that would be missing if a cut that is not known had happened: one taken, or a copy."""
         taken = LastSeen(self.taken_end.offset - 1, self.taken_end.epoch)
-        copy = self.state.copies.highest
+        copy = self.state.copies.least_sure
         if copy is None:
             return taken
         copied = LastSeen(offset_of(copy.number), copy.epoch, copy.claim_id)

@@ -49,6 +49,7 @@ class Claim:
         taken_late: frozenset[int] = frozenset(),
         epoch: int = -1,
         *,
+        unsure: bool = False,
         holds: bool = False,
     ) -> None:
         self.dropped: frozenset[int] = frozenset()
@@ -57,6 +58,7 @@ class Claim:
         self._last_copies = last_copies
         self._taken_late = taken_late
         self._epoch = epoch if epoch >= 0 else None
+        self._unsure = unsure
         self._partition = partition
         self._holds = holds
         self._offsets = sorted(offsets)
@@ -73,7 +75,8 @@ class Claim:
     def record(self) -> NewRecord:
         """The record of the claim, for the markers topic."""
         offsets = [] if self._holds else self._offsets
-        return NewRecord(self._partition, *naming_tick(self._partition, CLAIM, offsets, self._epoch))
+        tick = naming_tick(self._partition, CLAIM, offsets, self._epoch, unsure=self._unsure)
+        return NewRecord(self._partition, *tick)
 
     def decide(self, position: int) -> list[NewRecord]:
         """Read the markers before the claim, which has the markers offset `position`, and decide.

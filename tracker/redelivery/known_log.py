@@ -56,7 +56,7 @@ class KnownLog:
             after the takes were written: what it told before says nothing, since the log may have been cut
             back between, and a new message taken
     epoch   no cut but these had happened when the partition's latest leader epoch was this; -1: not known
-    whole   False: somebody looks whether copies were cut away, or aborted after their commit
+    whole   False: a job looks whether copies were cut away, or aborted after their commit
     """
 
     cuts: LogCuts = NO_CUTS

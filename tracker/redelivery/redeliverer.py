@@ -567,8 +567,8 @@ class Redeliverer:
         return Claim(
             *(self._partition, offsets, self._since_plan, self._last_attempts, within_s, last_copies),
             self._taken_late,
-            # A claim with an epoch says to successors that all copies before it are whole.
-            self._log.epoch if self._log.whole else -1,
+            self._log.epoch,
+            unsure=not self._log.whole,
             holds=holds,
         )
 

@@ -10,6 +10,7 @@ message, so readers that don't know claims ignore it. A claim, or a later tick, 
     kmq-epoch     the copies have this leader epoch or a lower one (rule R39); not where trackers know none.
                   On claims of redrives and purges, that of the dead letters
     kmq-cuts      on these, too: the cuts of the dead letters' log
+    kmq-unsure    copies before the claim may have been aborted after their commit: its tracker is looking
     kmq-dropped   on a later tick of the transaction: the claimed messages that the transaction leaves alone
 
 A header `kmq-claim` or `kmq-dropped` holds the key and the value of a range end marker that names the
@@ -31,6 +32,7 @@ CLAIM = "kmq-claim"
 CLAIM_ID = "kmq-claim-id"
 COPIES_TO = "kmq-copies-to"
 DROPPED = "kmq-dropped"
+UNSURE = "kmq-unsure"
 
 _KEY_SIZE = 12
 MAX_CLAIMED_OFFSETS = 1 << 20
@@ -39,13 +41,21 @@ transaction has no more messages. Reading this many offsets takes a second if no
 
 
 def naming_tick(
-    partition: int, name: str, offsets: Iterable[int], epoch: int | None = None, cuts: LogCuts = NO_CUTS
+    partition: int,
+    name: str,
+    offsets: Iterable[int],
+    epoch: int | None = None,
+    cuts: LogCuts = NO_CUTS,
+    *,
+    unsure: bool = False,
 ) -> tuple[bytes, bytes, Headers]:
     """Key, value and headers of a tick whose headers `name` (CLAIM or DROPPED) hold ascending offsets.
 
-    `epoch`, `cuts`: see the headers kmq-epoch and kmq-cuts.
+    `epoch`, `cuts`, `unsure`: see the headers kmq-epoch, kmq-cuts and kmq-unsure.
     """
     key, value, headers = codec.encode(codec.tick(partition, cuts, epoch=epoch))
+    if unsure:
+        headers.append((UNSURE, b"1"))
     for marker in codec.ranges(partition, Op.END, offsets):
         range_key, range_value, _ = codec.encode(marker)
         headers.append((name, range_key + range_value))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kmqpy.kafka.markers.claim_headers import CLAIM, CLAIM_ID
+from kmqpy.kafka.markers.claim_headers import CLAIM, CLAIM_ID, UNSURE
 from kmqpy.kafka.markers.codec import Headers, Marker
 from kmqpy.kafka.markers.lineage import COPY, last_copy_here
 
@@ -47,6 +47,11 @@ class NamedCopies:
         """The highest copy; None: there is none."""
         return self.last[-1] if self.last else None
 
+    @property
+    def least_sure(self) -> NamedCopy | None:
+        """The highest copy of those with the lowest epoch: a tracker looks whether it is still there."""
+        return min(self.last, key=lambda copy: (copy.epoch, -copy.number), default=None)
+
     def restore(self, copy: NamedCopy) -> None:
         """Begin with the copy that was the highest when an offset was stored."""
         self.last = [copy]
@@ -59,7 +64,7 @@ class NamedCopies:
                 self.add(copies, marker.partition)
         elif CLAIM in named or (marker.epoch is not None and marker.takes_from is None):
             self._epoch, self._claim_id = marker.epoch, named.get(CLAIM_ID) or b""
-            if CLAIM in named and marker.epoch is not None and self.last:
+            if CLAIM in named and UNSURE not in named and marker.epoch is not None and self.last:
                 # Its tracker knew the log to be whole: what is not there any more, nobody could read.
                 self.is_intact(self.last[-1].number, marker.epoch)
 
@@ -72,7 +77,9 @@ class NamedCopies:
             return
         if self.last and self.last[-1][1:] == (self._epoch, self._claim_id):
             self.last.pop()
-        self.last = [*self.last, NamedCopy(number, self._epoch, self._claim_id)][-_MAX_LAST:]
+        self.last.append(NamedCopy(number, self._epoch, self._claim_id))
+        if len(self.last) > _MAX_LAST:
+            self.last.remove(next(copy for copy in self.last if copy is not self.least_sure))
 
     def is_intact(self, number: int, epoch: int) -> None:
         """Note that no cut before this leader epoch took away the copies up to this number."""
