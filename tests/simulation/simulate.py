@@ -10,6 +10,7 @@ from typing import Any
 from kmqpy.kafka.markers import codec, entry_groups, packed
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.settings import QueueSettings
+from tracker.partition.owned_partition import TrackingPhase
 from tracker.settings import TrackerSettings
 
 from . import clients, trackers
@@ -579,12 +580,16 @@ class Simulation:
         return True
 
     def _look_for_lost_copies(self) -> bool:
-        """Whether some tracker does: then messages may be in flight again that are ended."""
-        return any(
-            part.searches or part.may_be_cut
+        """Whether some tracker does, or has not begun: then ended messages may be in flight again."""
+        parts = [
+            part
             for process in self.processes
             if process.alive and hasattr(process, "tracker")
             for part in process.tracker._partitions.values()
+        ]
+        is_led = {part.number for part in parts if part.phase is TrackingPhase.ACTIVE}
+        return any(part.searches or part.may_be_cut for part in parts) or (
+            self.broker.was_cut and len(is_led) < self.partitions
         )
 
     def _all_know_topics(self) -> bool:

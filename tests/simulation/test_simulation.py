@@ -75,6 +75,7 @@ FOUND_WITH_CUT_LOGS = {
     710183: "lost: a copy was aborted, and a cut that nobody told took away all of the next transaction",
     902657: "F5: a number was given again, since retention had deleted start marker and claim, a gap of R39",
     910577: "stuck: a take by a former number counted as evidence of an epoch that its message had not",
+    1070757: "lost: a tracker was killed before it had looked for lost copies; its successor had not begun",
     1042537: "stuck: what was not there any more by a cut that was told meanwhile proved another cut",
     1021435: "lost: the last message taken was there, so nobody looked at the copy before it, which was not",
     1001225: "lost: a client that had stood still took the former message at its offset, a gap of R39",
