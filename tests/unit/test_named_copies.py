@@ -34,9 +34,15 @@ def records(*encoded: tuple) -> list[Record]:
 
 
 def transaction(
-    epoch: int | None, copies: dict, *, topic: str = "q", ranges: bool = False, claim_id: bytes = b"c"
+    epoch: int | None,
+    copies: dict,
+    *,
+    topic: str = "q",
+    ranges: bool = False,
+    claim_id: bytes = b"c",
+    unsure: bool = False,
 ) -> list[tuple]:
-    key, value, headers = naming_tick(0, CLAIM, copies, epoch)
+    key, value, headers = naming_tick(0, CLAIM, copies, epoch, unsure=unsure)
     ends = end_markers("q", 0, copies, copy_topic=topic, ranges=ranges)
     claim = (key, value, [*headers, (CLAIM_ID, claim_id), (COPIES_TO, topic.encode())])
     return [claim, *((end.key, end.value, list(end.headers)) for end in ends)]
@@ -211,3 +217,16 @@ def test_r37_an_end_that_is_read_again_accounts_for_no_claim_behind_it() -> None
     replay_markers(state, 0, log[1:])
     state.claims.end_all()
     assert [(claim.id, list(claim.offsets.runs())) for claim in state.claims.torn()] == [(b"d", [(1, 1)])]
+
+
+def test_r39_a_claim_of_a_tracker_that_still_looks_says_nothing_of_the_copies_before_it() -> None:
+    """A successor looks again at the highest of them, however many transactions follow."""
+    state = InFlight()
+    later = [transaction(2, {at: (0, 100 + at)}, claim_id=bytes([at]), unsure=True) for at in range(2, 9)]
+    encoded = [*transaction(0, {1: (0, 20)}), *(one for some in later for one in some)]
+    replay_markers(state, 0, records(*encoded))
+    assert state.copies.least_sure == NamedCopy(20, 0, b"c")
+    assert state.copies.highest == NamedCopy(108, 2, b"\x08")
+    replay_markers(state, 0, records(*encoded, *transaction(2, {9: (0, 200)}, claim_id=b"9")))
+    assert {copy.epoch for copy in state.copies.last} == {2}
+    assert state.copies.least_sure == state.copies.highest
