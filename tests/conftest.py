@@ -53,6 +53,9 @@ class Addresses:
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    os.environ["KMQ_DEV_PORTS"] = f"{int(worker[2:]) + 1}/{os.environ['PYTEST_XDIST_WORKER_COUNT']}"
+
 _CHOICE = "KMQ_TEST_CLUSTER"
 _SPARK = "tests/spark/test_"
 """Files that share Spark sessions; those beside them in processes/ start sessions of their own."""

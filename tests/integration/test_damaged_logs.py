@@ -102,4 +102,4 @@ def test_messages_before_the_damage_and_of_other_partitions_come_and_it_is_named
 
 
 def damage_named(caplog: pytest.LogCaptureFixture) -> set[tuple[int, int]]:
-    return {(one.partition, one.offset) for one in caplog.records if "damaged log" in one.message}
+    return {(one.partition, one.offset) for one in caplog.records if "damaged log" in one.getMessage()}

@@ -395,8 +395,7 @@ class CommitsInAnyEpoch(PartitionRedelivery):
 class CutsUnseen(CrashRecovery):
     """Looks not whether the log was cut back (rule R39)."""
 
-    def _find_in_log(self, partition: int, commit: Any, consumer: Any) -> Steps:
-        ends = (yield from self._commit_check.ask(consumer, [partition], 1.0))[partition]
+    def _find_in_log(self, partition: int, commit: Any, ends: Any, consumer: Any) -> Steps:
         found = yield from self._find_starts(partition, commit.markers_offset, commit.offset)
         found.cuts = NO_CUTS
         return replace(commit, epoch=ends.queue.epoch, markers_epoch=ends.markers.epoch), found

@@ -1,6 +1,7 @@
 """A tracker's leadership in a simulation: what it does at ZooKeeper, in single steps."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -104,7 +105,8 @@ class Leadership:
                     self._zk.offsets[key] = (stored, version + 1)
                     self._world.journal.append(Stored(key[1], stored))
                     if self._world.tracing:
-                        self._world.trace(self._process.name, f"stored {key[1]}: {stored}")
+                        shown = replace(stored, copy=None)  # which names a claim, by a random text
+                        self._world.trace(self._process.name, f"stored {key[1]}: {shown}")
 
             if self._world.unlucky():  # it arrives when the partition may be another's
                 self._world.at(3000 * self._world.random(), arrive)
