@@ -28,7 +28,7 @@ from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
 from kmqpy.dev import Cluster, Databases
-from kmqpy.dev.ports import free_ports
+from kmqpy.dev.ports import free_ports, take_every
 from kmqpy.kafka.client import collapsing
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
@@ -54,7 +54,7 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-    os.environ["KMQ_DEV_PORTS"] = f"{int(worker[2:]) + 1}/{os.environ['PYTEST_XDIST_WORKER_COUNT']}"
+    take_every(int(os.environ["PYTEST_XDIST_WORKER_COUNT"]), int(worker.removeprefix("gw")))
 
 _CHOICE = "KMQ_TEST_CLUSTER"
 _SPARK = "tests/spark/test_"

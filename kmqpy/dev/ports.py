@@ -1,6 +1,5 @@
 """Finds free TCP ports on loopback."""
 
-import os
 import random
 import socket
 
@@ -8,6 +7,7 @@ import socket
 # hold the port of a server that is down for a moment.
 _LOWEST_PORT, _HIGHEST_PORT = 10_000, 32_767
 
+_ports = range(_LOWEST_PORT, _HIGHEST_PORT + 1)
 _RANDOM = random.SystemRandom()
 """random.seed() has no effect on it: two processes with tests that seed `random` choose different ports."""
 
@@ -24,18 +24,20 @@ def is_free(port: int) -> bool:
     return True
 
 
-def free_ports(count: int) -> list[int]:
-    """Return different ports that are free now; another process can take one before it is used.
+def take_every(step: int, offset: int) -> None:
+    """Choose only from every `step`-th port, from the one with this offset on.
 
-    Processes whose environment names a part of the ports each, KMQ_DEV_PORTS=2/4 (the second of four), take
-    none from each other, also while a server is down for a moment.
+    Processes with different offsets take no ports from each other, also while a server is down for a moment.
     """
-    part, parts = map(int, os.environ.get("KMQ_DEV_PORTS", "1/1").split("/"))
-    each = (_HIGHEST_PORT - _LOWEST_PORT + 1) // parts
-    lowest = _LOWEST_PORT + (part - 1) * each
+    global _ports
+    _ports = range(_LOWEST_PORT + offset, _HIGHEST_PORT + 1, step)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return different ports that are free now; another process can take one before it is used."""
     found: set[int] = set()
     while len(found) < count:
-        port = _RANDOM.randint(lowest, lowest + each - 1)
+        port = _RANDOM.choice(_ports)
         if is_free(port):
             found.add(port)
     return list(found)
