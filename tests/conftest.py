@@ -27,8 +27,8 @@ from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-from kmqpy.dev import Cluster, Databases
-from kmqpy.dev.ports import free_ports, take_every
+from kmqpy.dev import Cluster, Databases, ports
+from kmqpy.dev.ports import free_ports
 from kmqpy.kafka.client import collapsing
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
@@ -54,7 +54,7 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-    take_every(int(os.environ["PYTEST_XDIST_WORKER_COUNT"]), int(worker.removeprefix("gw")))
+    ports.PORTS = ports.PORTS[int(worker.removeprefix("gw")) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
 
 _CHOICE = "KMQ_TEST_CLUSTER"
 _SPARK = "tests/spark/test_"

@@ -5,9 +5,10 @@ import socket
 
 # Operating systems take the ports of outgoing connections from above this range. So no such connection can
 # hold the port of a server that is down for a moment.
-_LOWEST_PORT, _HIGHEST_PORT = 10_000, 32_767
+PORTS = range(10_000, 32_768)
+"""Those to choose from. Processes that set it to different ones take none from each other, also while a
+server is down for a moment."""
 
-_ports = range(_LOWEST_PORT, _HIGHEST_PORT + 1)
 _RANDOM = random.SystemRandom()
 """random.seed() has no effect on it: two processes with tests that seed `random` choose different ports."""
 
@@ -24,20 +25,11 @@ def is_free(port: int) -> bool:
     return True
 
 
-def take_every(step: int, offset: int) -> None:
-    """Choose only from every `step`-th port, from the one with this offset on.
-
-    Processes with different offsets take no ports from each other, also while a server is down for a moment.
-    """
-    global _ports
-    _ports = range(_LOWEST_PORT + offset, _HIGHEST_PORT + 1, step)
-
-
 def free_ports(count: int) -> list[int]:
     """Return different ports that are free now; another process can take one before it is used."""
     found: set[int] = set()
     while len(found) < count:
-        port = _RANDOM.choice(_ports)
+        port = _RANDOM.choice(PORTS)
         if is_free(port):
             found.add(port)
     return list(found)
