@@ -197,7 +197,7 @@ def test_a_nacked_message_comes_again_after_its_delay(queue):
 
 @pytest.mark.parametrize("markers", ["range", "jvm"])
 def test_r44_what_failed_waits_as_long_as_the_queue_says_also_for_the_next_tracker(make_queue, markers):
-    queue = make_queue(retry_delays=["2s", "100ms"], max_redeliveries=2, markers=markers)
+    queue = make_queue(retry_delays=["4s", "100ms"], max_redeliveries=2, markers=markers)
     tracker = queue.tracker()
     queue.send("nacked", "expired", "at once", "uncounted", "done")
     client = queue.client()
@@ -208,7 +208,7 @@ def test_r44_what_failed_waits_as_long_as_the_queue_says_also_for_the_next_track
     client.nack(at_once, delay=0)
     client.nack(uncounted, count=False)
     assert {one.body for one in collect(client, 2, ack=True)} == {b"at once", b"uncounted"}
-    assert time.monotonic() - started < 1.9
+    assert time.monotonic() - started < 3.9
     until(lambda: client.in_flight() == 0)
     held = {one.offset: one for one in in_flight(queue.connection, queue.settings)}
     assert {at: (one.state, one.reason, one.attempts) for at, one in held.items()} == {
@@ -220,7 +220,7 @@ def test_r44_what_failed_waits_as_long_as_the_queue_says_also_for_the_next_track
     tracker.stop()
     tracker = queue.tracker()
     again = {message.body: message.attempts for message in collect(client, 2, lease=60.0)}
-    assert 1.9 < time.monotonic() - started < 20
+    assert 3.9 < time.monotonic() - started < 20
     assert again == {b"nacked": 2, b"expired": 2}
     for one in (nacked, expired):
         life = trace(queue.connection, queue.settings, one.receipt)
