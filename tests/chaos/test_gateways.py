@@ -8,7 +8,7 @@ from . import gateways, sqs
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("chaos", "count"), [(gateways, 800), (sqs, 300)])
 def test_killed_gateways_lose_nothing(database_url, tmp_path, chaos, count):
     """One of two is killed, and all connections to the database are cut, while clients send and receive."""
