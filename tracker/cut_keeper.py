@@ -151,12 +151,12 @@ class CutKeeper:
             self._search(part)
 
     def _search(self, part: OwnedPartition, pause_s: float = 0.0) -> None:
-        search, cuts = part.searches[0], part.state.cuts
+        cuts = part.state.cuts
         job = partial(
             redeliver_lost_copies,
-            *(self._connection, part.queue, part.number, cuts, search.start, self._clock, self._tick_writer),
+            *(self._connection, part.queue, part.number, cuts, part.searches[0], self._tick_writer),
+            clock=self._clock,
             pause_s=pause_s,
-            last=search.last,
         )
         self._jobs.run(Pool.LOGS, job, partial(self._searched, part, part.topic_ids, part.searches, cuts))
 

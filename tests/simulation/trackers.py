@@ -119,9 +119,7 @@ _takeover = stepwise(
     find_starts=find_starts,
 )
 _lost_copies = stepwise(
-    "tracker.redelivery.lost_copies",
-    {"find_lost_copies", "redeliver_lost_copies"},
-    partition_reader=LogReader,
+    "tracker.redelivery.lost_copies", {"redeliver_lost_copies"}, partition_reader=LogReader
 )
 _cut_keeper = stepwise(
     "tracker.cut_keeper",

@@ -62,7 +62,7 @@ class World:
 
     def searched(self) -> list[tuple[LogCuts, int]]:
         """With which cuts, and from where on, jobs search for lost copies now."""
-        return [job.args[3:5] for job, _ in self.jobs]
+        return [(job.args[3], job.args[4].start) for job, _ in self.jobs]
 
 
 def test_r39_a_doubt_ends_after_ten_seconds_for_what_is_taken_later_too():

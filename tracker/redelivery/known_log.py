@@ -36,7 +36,7 @@ class LastSeen:
 
 
 class CopySearch(NamedTuple):
-    """A search for messages whose copies were cut away from offset `start` on; see find_lost_copies().
+    """A search for messages whose copies were cut away from offset `start` on; see redeliver_lost_copies().
 
     last  nobody has told a cut, and the highest copy before `start` stands at this offset: if it can be read,
           there are none

@@ -25,6 +25,7 @@ from kmqpy.kafka.markers.log_cuts import LogCuts, offset_of
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import read_headers, read_marker
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from tracker.redelivery.known_log import CopySearch
 from tracker.redelivery.tick_writer import TickWriter
 
 REASON = "copy cut away"
@@ -117,21 +118,23 @@ def _names(marker: Marker, number: int) -> bool:
     return any(first <= number < first + count for first, count in marker.offset_runs)
 
 
-def find_lost_copies(
+def redeliver_lost_copies(
     connection: KafkaConnection,
     queue: QueueSettings,
     partition: int,
     cuts: LogCuts,
-    start: int,
+    search: CopySearch,
+    tick_writer: TickWriter,
     clock: Clock,
     pause_s: float = 0.0,
-    last: int | None = None,
-) -> list[Marker]:
-    """The markers with which messages are in flight again whose copies were cut away from `start` on.
+) -> int:
+    """Have messages redelivered whose copies were cut away; returns how many.
 
-    Begins after `pause_s` seconds. `last`: see CopySearch. Raises KmqError; Unavailable also as long as the
-    copies before `start` are neither committed nor aborted.
+    Begins after `pause_s` seconds, and ends when the markers are written that say so: nobody looks a second
+    time. Raises KmqError; Unavailable also as long as the copies before `search.start` are neither committed
+    nor aborted.
     """
+    start, last = search
     clock.sleep(pause_s)
     low, stable = partition_reader.bounds(connection, queue.name, [partition])[partition]
     if stable < start:
@@ -139,11 +142,11 @@ def find_lost_copies(
         if stable < end:
             raise Unavailable("a transaction before the cut is open; try again")
         if last is not None:  # the log ends before it: a cut that is known, or that others will tell
-            return []
+            return 0
     if last is not None and partition_reader.read_at(
         connection, queue.name, [(partition, last)], clock=clock
     ):
-        return []
+        return 0
     times: list[int] = []
     timeout_s = connection.timeout_s
     partition_reader.scan(
@@ -169,30 +172,12 @@ def find_lost_copies(
         aborted |= gone
         if len(gone) < len(copies):  # those before them were committed before
             break
-    return [
+    markers = [
         Marker(partition, number, Op.DELAY, 0, counts=False, reason=REASON, by_tracker=True)
         for number in found.found(aborted)
     ]
-
-
-def redeliver_lost_copies(
-    connection: KafkaConnection,
-    queue: QueueSettings,
-    partition: int,
-    cuts: LogCuts,
-    start: int,
-    clock: Clock,
-    tick_writer: TickWriter,
-    pause_s: float = 0.0,
-    last: int | None = None,
-) -> int:
-    """Write the markers of find_lost_copies(), and wait until they are; returns how many. Raises KmqError.
-
-    Nobody looks a second time once that is done.
-    """
-    markers = find_lost_copies(connection, queue, partition, cuts, start, clock, pause_s, last)
     if markers:
-        tick_writer.send_markers(queue.markers_topic, markers, connection.timeout_s)
+        tick_writer.send_markers(queue.markers_topic, markers, timeout_s)
     return len(markers)
 
 

@@ -58,12 +58,11 @@ class Commit:
         Somebody else may have written epochs that the log never had, or an offset beyond its end. To a log
         that was cut back, it belongs: somebody was elected leader then. `epoch`: None or -1 is not known.
         """
-        commit = self
-        if epoch is not None and epoch >= 0:
-            cuts = self.cuts.up_to(epoch)
-            if cuts != self.cuts or (self.epoch or 0) > epoch:
-                commit = replace(self, epoch=None, cuts=cuts)
-        is_cut = commit.epoch is not None and (epoch is None or commit.epoch < epoch)
+        latest = INT64_MAX if epoch is None or epoch < 0 else epoch
+        commit, cuts = self, self.cuts.up_to(latest)
+        if cuts != self.cuts or (self.epoch or 0) > latest:
+            commit = replace(self, epoch=None, cuts=cuts)
+        is_cut = commit.epoch is not None and commit.epoch < latest
         return commit if commit.offset <= end or is_cut else Commit(0, 0)
 
     def with_cuts(self, cuts: LogCuts) -> Commit:
