@@ -25,8 +25,8 @@ _access_log = logging.getLogger("kmqpy.gateway.access")
 
 Answer = Callable[[Call, str], Awaitable[Response]]
 """A dialect: answers a call below a path that it has."""
-Speaks = Callable[[Mapping[str, str], bytes], bool]
-"""Whether a dialect without a path of its own is meant, by the headers and the query string of a request."""
+Speaks = Callable[[Request], bool]
+"""Whether a dialect without a path of its own is meant by a request."""
 
 _REQUEST_ID = "x-request-id"
 _MAX_REQUEST_ID = 100
@@ -137,7 +137,7 @@ class GatewayApp:
             if path.startswith(f"{base}/"):
                 return base, name, answer
         for name, answer, speaks in self._spoken:
-            if speaks(request.headers, request.scope["query_string"]):
+            if speaks(request):
                 return "", name, answer
         return "", "none", None
 

@@ -23,7 +23,6 @@ DEVIATIONS = {
     "test_change_message_visibility_on_unknown_receipt_handle": "moto's text is an older one of AWS",
     "test_delete_message_errors": "moto's text is an older one of AWS",
     "test_create_queues_in_multiple_region": "a gateway has one region",
-    "test_change_message_visibility_on_old_message": "an old handle changes nothing (docs/sqs.md)",
 }
 
 

@@ -102,8 +102,10 @@ def test_visibility_is_changed_from_now_and_0_gives_back(sqs, queue):
     with pytest.raises(ClientError) as error:
         sqs.change_message_visibility(QueueUrl=queue, ReceiptHandle=handle, VisibilityTimeout=43_200 + 1)
     assert code(error) == "InvalidParameterValue"
-    sqs.change_message_visibility(QueueUrl=queue, ReceiptHandle=handle, VisibilityTimeout=0)  # is taken, and
-    assert received(sqs, queue) == []  # does nothing: another receive has the message
+    sqs.change_message_visibility(QueueUrl=queue, ReceiptHandle=handle, VisibilityTimeout=0)  # the oldest
+    assert bodies(received(sqs, queue, VisibilityTimeout=1)) == ["a"]
+    sqs.change_message_visibility(QueueUrl=queue, ReceiptHandle=handle, VisibilityTimeout=30)
+    assert received(sqs, queue, WaitTimeSeconds=2) == []
 
 
 def test_a_delay_of_a_message_beats_that_of_the_queue(sqs, name):
@@ -251,7 +253,7 @@ def test_a_move_task_is_cancelled_or_goes_on_at_another_gateway(tmp_path, name):
         handle = sqs.start_message_move_task(SourceArn=source, MaxNumberOfMessagesPerSecond=1)["TaskHandle"]
         with pytest.raises(ClientError) as error:
             sqs.start_message_move_task(SourceArn=source)
-        assert code(error) == f"{SERVICE}.UnsupportedOperation"
+        assert code(error) == "InvalidParameterValue"
         assert wait_until(lambda: task(sqs, source)["ApproximateNumberOfMessagesMoved"] > 0, 10)
         sqs.cancel_message_move_task(TaskHandle=handle)
         assert wait_until(lambda: task(sqs, source)["Status"] == "CANCELLED", 10)
@@ -305,7 +307,7 @@ def test_a_fifo_queue_hands_out_each_group_in_order(sqs, fifo):
     assert bodies(received(sqs, fifo, MaxNumberOfMessages=10)) == ["a4"]
 
 
-def test_a_fifo_queue_knows_duplicates_also_after_they_were_deleted(sqs, fifo, name):
+def test_a_fifo_queue_knows_duplicates_also_after_they_were_deleted(sqs, sqs_served, fifo, name):
     one = sent(sqs, fifo, "1", "a", "same")
     (message,) = received(sqs, fifo)
     sqs.delete_message(QueueUrl=fifo, ReceiptHandle=message["ReceiptHandle"])
@@ -321,20 +323,35 @@ def test_a_fifo_queue_knows_duplicates_also_after_they_were_deleted(sqs, fifo, n
     good = {"Id": "a", "MessageBody": "3", "MessageGroupId": "a", "MessageDeduplicationId": "3"}
     with pytest.raises(ClientError) as error:
         sqs.send_message_batch(QueueUrl=fifo, Entries=[good, {"Id": "b", "MessageBody": "4"}])
-    assert code(error) == "MissingParameter"
+    assert code(error) == "InvalidParameterValue"
     assert counts(sqs, fifo) == (0, 0, 0)
     with pytest.raises(ClientError) as error:
         sent(sqs, fifo, "3", "a", DelaySeconds=1)
     assert code(error) == "InvalidParameterValue"
     attributes = {
-        "FifoQueue": "true",
-        "ContentBasedDeduplication": "true",
+        "FifoQueue": "True",
+        "ContentBasedDeduplication": "True",
         "DeduplicationScope": "messageGroup",
     }
     scoped = sqs.create_queue(QueueName=f"{name}-2.fifo", Attributes=attributes)["QueueUrl"]
     for body, group in (("x", "a"), ("x", "a"), ("x", "b"), ("y", "a")):
         sqs.send_message(QueueUrl=scoped, MessageBody=body, MessageGroupId=group)
     assert bodies(received(sqs, scoped, MaxNumberOfMessages=10)) == ["x", "y", "x"]
+    sqs.purge_queue(QueueUrl=scoped)  # also what was sent
+    sqs.send_message(QueueUrl=scoped, MessageBody="x", MessageGroupId="a")
+    sqs.set_queue_attributes(QueueUrl=scoped, Attributes={"DeduplicationScope": "queue"})
+    for body, group in (("x", "b"), ("y", "a"), ("y", "b")):  # a minute later, it counts
+        sqs.send_message(QueueUrl=scoped, MessageBody=body, MessageGroupId=group)
+    assert bodies(received(sqs, scoped, MaxNumberOfMessages=10)) == ["x", "y", "x", "y"]
+    actions = sqs_served.gateway._sqs._actions["SendMessage"][1].__self__
+    clock = actions._clock
+    try:
+        actions._clock = Later(clock, 61_000)
+        for body, group in (("z", "a"), ("z", "b")):
+            sqs.send_message(QueueUrl=scoped, MessageBody=body, MessageGroupId=group)
+    finally:
+        actions._clock = clock
+    assert counts(sqs, scoped) == (1, 4, 0)
 
 
 def test_a_receive_is_repeated_by_its_attempt_id_unless_a_message_was_changed(sqs, fifo):
@@ -467,7 +484,9 @@ def test_permissions_edit_the_policy(sqs, queue, name):
         sqs.add_permission(QueueUrl=queue, Label="b", AWSAccountIds=["1"], Actions=["*"])
     sqs.remove_permission(QueueUrl=queue, Label="b")
     found = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["Policy"])["Attributes"]["Policy"]
-    (statement,) = json.loads(found)["Statement"]
+    policy = json.loads(found)
+    (statement,) = policy["Statement"]
+    assert (policy["Version"], policy["Id"]) == ("2008-10-17", f"{arn(name)}/SQSDefaultPolicy")
     assert (statement["Sid"], statement["Action"], statement["Resource"]) == (
         "a",
         "SQS:SendMessage",

@@ -56,6 +56,7 @@ NO_TYPE = (
     "The message attribute 'a' has an invalid message attribute type, the set of supported type "
     "prefixes is Binary, Number, and String."
 )
+ONLY_FIFO = "You can specify the {} only when FifoQueue is set to true."
 BATCH_ID = (
     "A batch entry id can only contain alphanumeric characters, hyphens and underscores. It can be "
     "at most 80 letters long."
@@ -117,8 +118,17 @@ ROWS = [
         own("PurgeQueueInProgress", 403),
         "Only one PurgeQueue operation on dead is allowed every 60 seconds.",
     ),
-    ("SetQueueAttributes", attributes(Some="1"), NAME, "Unknown Attribute Some."),
-    ("SetQueueAttributes", attributes(ContentBasedDeduplication="true"), NAME, None),
+    *(
+        (action, {name: "q", "Attributes": {attribute: value}}, NAME, text)
+        for action, name in (("CreateQueue", "QueueName"), ("SetQueueAttributes", "QueueUrl"))
+        for attribute, value, text in (
+            ("Some", "1", "Unknown Attribute Some."),
+            ("FifoQueue", "false", "Unknown Attribute FifoQueue."),
+            ("ContentBasedDeduplication", "true", "Unknown Attribute ContentBasedDeduplication."),
+            ("DeduplicationScope", "queue", ONLY_FIFO.format("DeduplicationScope")),
+            ("FifoThroughputLimit", "perQueue", ONLY_FIFO.format("FifoThroughputLimit")),
+        )
+    ),
     ("GetQueueAttributes", {"QueueUrl": "q", "AttributeNames": [""]}, NAME, "Unknown Attribute ."),
     (
         "SetQueueAttributes",
@@ -128,7 +138,7 @@ ROWS = [
     ),
     (
         "SetQueueAttributes",
-        attributes(FifoQueue="true"),
+        {**attributes(FifoQueue="false"), "QueueUrl": "f.fifo"},
         ATTRIBUTE,
         "Invalid value for the parameter FifoQueue. Reason: Modifying queue type is not supported.",
     ),
@@ -153,6 +163,7 @@ ROWS = [
         )
         for given, reason in {
             "{": "Redrive policy is not a valid JSON map.",
+            '{"deadLetterTargetArn": "x", "maxReceiveCount": 3}': "Invalid value for deadLetterTargetArn.",
             LACKS: "Redrive policy does not contain mandatory attribute: maxReceiveCount.",
             LATE: "Dead letter target does not exist.",
             OTHER_TYPE: "Dead-letter queue must be same type of queue as the source.",
@@ -217,6 +228,23 @@ ROWS = [
             "MessageGroupId",
             "MessageGroupId can only include alphanumeric and punctuation characters. 1 to 128 in length.",
         ),
+    ),
+    (
+        "SendMessage",
+        {**FIFO, "MessageDeduplicationId": "a" * 129},
+        VALUE,
+        invalid(
+            "a" * 129,
+            "MessageDeduplicationId",
+            "MessageDeduplicationId can only include alphanumeric and punctuation characters. "
+            "1 to 128 in length.",
+        ),
+    ),
+    (
+        "SendMessageBatch",
+        {"QueueUrl": "f.fifo", "Entries": [{**ENTRY, "MessageDeduplicationId": "d"}]},
+        VALUE,
+        "The request must contain the parameter MessageGroupId.",
     ),
     (
         "SendMessage",
@@ -305,6 +333,18 @@ ROWS = [
         {"QueueUrl": "q", "Label": "x"},
         VALUE,
         invalid("x", "Label", "can't find label on existing policy."),
+    ),
+    (
+        "RemovePermission",
+        {"QueueUrl": "dead", "Label": "x"},
+        VALUE,
+        invalid("x", "Label", "can't find label."),
+    ),
+    (
+        "CancelMessageMoveTask",
+        {"TaskHandle": "x"},
+        VALUE,
+        "Value for parameter TaskHandle is invalid.",
     ),
     ("TagQueue", {"QueueUrl": "q", "Tags": {}}, MISSING, "The request must contain the parameter Tags."),
     (
@@ -416,15 +456,26 @@ def test_a_query_without_a_queue_has_no_valid_address(served):
 
 def test_one_kind_of_encryption_is_shown(served):
     def shown():
-        asked = {"QueueUrl": "q", "AttributeNames": ["KmsMasterKeyId", "SqsManagedSseEnabled"]}
-        return json.loads(ask(served, "GetQueueAttributes", asked).body)["Attributes"]
+        names = ["KmsMasterKeyId", "SqsManagedSseEnabled", "KmsDataKeyReusePeriodSeconds"]
+        asked = {"QueueUrl": "q", "AttributeNames": names}
+        return list(json.loads(ask(served, "GetQueueAttributes", asked).body)["Attributes"].values())
 
-    assert shown() == {"SqsManagedSseEnabled": "true"}
+    assert shown() == ["true"]
     for given, wanted in (
-        ({"KmsMasterKeyId": "alias/x"}, {"KmsMasterKeyId": "alias/x", "SqsManagedSseEnabled": "false"}),
-        ({"SqsManagedSseEnabled": "true"}, {"SqsManagedSseEnabled": "true"}),
-        ({"KmsMasterKeyId": "alias/x"}, {"KmsMasterKeyId": "alias/x", "SqsManagedSseEnabled": "false"}),
-        ({"KmsMasterKeyId": ""}, {"SqsManagedSseEnabled": "true"}),
+        ({"KmsMasterKeyId": "alias/x"}, ["alias/x", "false", "300"]),
+        ({"SqsManagedSseEnabled": "true"}, ["true"]),
+        ({"KmsMasterKeyId": "x", "KmsDataKeyReusePeriodSeconds": "6000"}, ["x", "false", "6000"]),
+        ({"KmsMasterKeyId": "", "KmsDataKeyReusePeriodSeconds": "300"}, ["false"]),
     ):
         assert ask(served, "SetQueueAttributes", attributes(**given)).status == 200
         assert shown() == wanted
+
+
+def test_what_is_too_large_for_a_queue_is_told_otherwise_in_a_batch(served):
+    assert ask(served, "SetQueueAttributes", attributes(MaximumMessageSize="1024")).status == 200
+    entries = [{**ENTRY, "MessageBody": "a" * 1025}, {**ENTRY, "Id": "b", "MessageBody": "a" * 1024}]
+    told = json.loads(ask(served, "SendMessageBatch", batch(*entries)).body)
+    assert [one["Message"] for one in told["Failed"]] == [
+        "One or more parameters cannot be validated. Reason: Message must be shorter than 1024 bytes."
+    ]
+    assert [one["Id"] for one in told["Successful"]] == ["b"]

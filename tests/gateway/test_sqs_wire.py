@@ -34,6 +34,11 @@ def call(served, action, body, *, path="/", raw=None):
     return served.ask("POST", path, raw=json.dumps(body).encode() if raw is None else raw, headers=headers)
 
 
+def get(served, path, *, accept="*/*", **parameters):
+    """Ask by the query protocol in a URL."""
+    return served.ask("GET", f"{path}?{urllib.parse.urlencode(parameters)}", headers={"Accept": accept})
+
+
 def form(served, parameters, *, path="/", method="POST"):
     """Ask by the query protocol; the answer's status and XML."""
     text = urllib.parse.urlencode(parameters)
@@ -165,6 +170,69 @@ def test_the_query_protocol_has_flat_lists_and_answers_xml(served):
     assert texts(tags, "ListQueueTagsResult/Tag/Value") == ["a&b"]
 
 
+def test_at_the_url_of_a_queue_some_actions_are_none(served):
+    for action in ("CreateQueue", "ListQueues"):
+        answer = get(served, "/000000000000/q", Action=action, QueueName="new")
+        assert (answer.status, b"<Code>InvalidAction</Code>" in answer.body) == (400, True)
+        assert f"<Message>The action {action} is not valid for this endpoint.<".encode() in answer.body
+    for accept in ("*/*", "application/json"):
+        answer = served.ask("GET", "/000000000000/q", headers={"Accept": accept})
+        assert (answer.status, answer.body) == (404, b"<UnknownOperationException/>")
+    assert b"<ReceiveMessageResult/>" in get(served, "/000000000000/q", Action="ReceiveMessage").body
+
+
+def test_who_asks_by_parameters_may_have_json(served):
+    def told(path="/000000000000/q", **parameters):
+        return get(served, path, accept="application/json", **parameters).json
+
+    listed = told("/", Action="ListQueues", QueueNamePrefix="q")["ListQueuesResponse"]
+    here = f"http://127.0.0.1:{served.gateway.port}/000000000000/q"
+    assert listed["ListQueuesResult"] == {"queueUrls": [here]}
+    assert listed["ResponseMetadata"]["RequestId"]
+    error = told(Action="ListQueues")["Error"]
+    assert (error["Type"], error["Code"]) == ("Sender", "InvalidAction")
+    assert told(Action="PurgeQueue").keys() == {"PurgeQueueResponse"}
+    body = '"&quot;\r<'
+    value = {"MessageAttribute.1.Value.DataType": "Binary", "MessageAttribute.1.Value.BinaryValue": "AAH/"}
+    assert told(Action="SendMessage", MessageBody=body, **value, **{"MessageAttribute.1.Name": "a"})
+    asked = {"Action": "ReceiveMessage", "MessageAttributeName.1": "All", "AttributeName.1": "SenderId"}
+    (message,) = told(**asked)["ReceiveMessageResponse"]["ReceiveMessageResult"]["messages"]
+    assert message["Body"] == body
+    assert message["Attributes"] == [{"Name": "SenderId", "Value": "000000000000"}]
+    value = {"DataType": "Binary", "BinaryValue": "AAH/"}
+    assert message["MessageAttributes"] == [{"Name": "a", "Value": value}]
+    assert told(**asked)["ReceiveMessageResponse"]["ReceiveMessageResult"] == {"messages": None}
+
+
+def test_attribute_names_beat_the_newer_parameter_only_in_the_query_protocol(served):
+    asked = {"AttributeName.1": "SenderId", "MessageSystemAttributeName.1": "All"}
+    call(served, "SendMessage", SEND)
+    found = get(served, "/1/q", Action="ReceiveMessage", VisibilityTimeout=0, **asked).body
+    assert found.count(b"<Attribute>") == 1
+    body = {"QueueUrl": "q", "AttributeNames": ["SenderId"], "MessageSystemAttributeNames": ["All"]}
+    (message,) = json.loads(call(served, "ReceiveMessage", body).body)["Messages"]
+    assert len(message["Attributes"]) == 4
+    assert call(served, "PurgeQueue", {"QueueUrl": "q"}).status == 200
+
+
+def test_a_trace_in_the_head_of_a_request_is_an_attribute_of_its_messages(served):
+    given = {"DataType": "String", "StringValue": "Root=1-2"}
+    for body, wanted in (
+        ({}, "Root=1-1"),
+        ({"MessageSystemAttributes": {"AWSTraceHeader": given}}, "Root=1-2"),
+    ):
+        for action, sent in (
+            ("SendMessage", {**SEND, **body}),
+            ("SendMessageBatch", {"QueueUrl": "q", "Entries": [{**ENTRY, **body}]}),
+        ):
+            headers = {"X-Amz-Target": f"AmazonSQS.{action}", "X-Amzn-Trace-Id": "Root=1-1"}
+            assert served.ask("POST", "/", raw=json.dumps(sent).encode(), headers=headers).status == 200
+            asked = {"QueueUrl": "q", "MessageSystemAttributeNames": ["AWSTraceHeader"]}
+            (message,) = json.loads(call(served, "ReceiveMessage", asked).body)["Messages"]
+            assert message["Attributes"] == {"AWSTraceHeader": wanted}
+    assert call(served, "PurgeQueue", {"QueueUrl": "q"}).status == 200
+
+
 @pytest.mark.parametrize(
     ("parameters", "code"),
     [
@@ -251,14 +319,14 @@ LIMITS = [
     ("SendMessage", {**SEND, "MessageGroupId": "é"}, "InvalidParameterValue"),
     *(
         ("SendMessage", {**SEND, **attribute(name)}, "InvalidParameterValue")
-        for name in ("", "aws.x", "Amazon.x", ".a", "a.", "a..b", "a b", "a" * 257)
+        for name in ("", "aws.x", "Amazon.x", ".a", "a.", "a..b", "a b", "a§", "a" * 257)
     ),
     *(
         ("SendMessage", {**SEND, **attribute(kind=kind)}, "InvalidParameterValue")
         for kind in ("", "Text", "String.", "Number", "Binary", f"String.{'a' * 250}")
     ),
     ("SendMessage", {**SEND, **attribute(value="")}, "InvalidParameterValue"),
-    ("SendMessage", {**SEND, **attribute(value="\x00")}, "InvalidMessageContents"),
+    ("SendMessage", {**SEND, **attribute(value="\x00")}, "InvalidParameterValue"),
     ("SendMessage", {**SEND, **attribute(StringListValues=["a"])}, f"{SERVICE}.UnsupportedOperation"),
     (
         "SendMessage",
@@ -339,6 +407,7 @@ def test_limits(served, action, body, code):
 def test_what_is_just_within_limits_is_taken(served):
     largest = {**SEND, "MessageBody": "a" * 1_048_568, **attribute()}
     assert call(served, "SendMessage", largest).status == 200
+    assert call(served, "SendMessage", {**SEND, **attribute("attr.1øßä")}).status == 200
     for number in ("1", "-1.", ".5", "+1e-3"):
         assert call(served, "SendMessage", {**SEND, **attribute(kind="Number.x", value=number)}).status == 200
     assert call(served, "PurgeQueue", {"QueueUrl": "q"}).status == 200
@@ -357,7 +426,6 @@ def test_malformed_json(served, raw):
 
 def test_what_is_not_for_sqs_is_not_found(served):
     assert served.ask("POST", "/", {"a": 1}).status == 404
-    assert served.ask("GET", "/000000000000/q").status == 404
     assert served.ask("HEAD", "/?Action=PurgeQueue&QueueUrl=q").status == 400
 
 

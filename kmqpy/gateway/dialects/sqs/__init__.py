@@ -7,6 +7,7 @@ clients of SQS depend on codes and shapes of errors. shapes.py is made of AWS's 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
 import msgspec
+from starlette.requests import Request
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import KmqError, NotSupported, Unavailable
@@ -34,6 +36,7 @@ from kmqpy.gateway.dialects.sqs.errors import (
     THROTTLED,
     TOO_LARGE,
     UNAVAILABLE,
+    UNKNOWN_OPERATION,
     UNSUPPORTED,
     Fault,
     SqsError,
@@ -55,8 +58,11 @@ _TARGET = "AmazonSQS."
 _JSON = "application/x-amz-json-1.0"
 _FORM = "application/x-www-form-urlencoded"
 _SERVICE = "sqs"
+_QUEUE_PATH = re.compile(r"/\d{12}/[^/]+")
 _UNKNOWN_KEY = "The security token included in the request is invalid."
 _MAX_FIELDS = 5_000
+_NOT_AT_QUEUES = {"CreateQueue", "ListQueues"}
+"""Actions of the query protocol that queues' own URLs don't have."""
 REST_S = 60.0
 """AWS's seconds between two purges, and between a queue's end and the next one of its name."""
 
@@ -234,12 +240,14 @@ class SqsDialect:
         return f"{call.request.scope['scheme']}://{call.header('host') or 'localhost'}"
 
 
-def speaks(headers: Mapping[str, str], query_string: bytes) -> bool:
-    """True for a request of SQS's clients, whatever its path."""
+def speaks(request: Request) -> bool:
+    """True for a request of SQS's clients, whatever its path, or for the URL of a queue."""
+    headers = request.headers
     return (
         headers.get("x-amz-target", "").startswith(_TARGET)
         or headers.get("content-type", "").startswith(_FORM)
-        or b"Action=" in query_string
+        or b"Action=" in request.scope["query_string"]
+        or (request.method == "GET" and _QUEUE_PATH.fullmatch(request.scope["path"]) is not None)
     )
 
 
@@ -260,7 +268,9 @@ class _Wire(Protocol):
 
 
 def _wire(call: Call) -> _Wire:
-    return (_Json if call.header("x-amz-target") else _Query)(call.request_id)
+    if call.header("x-amz-target"):
+        return _Json(call.request_id)
+    return _Query(call.request_id, is_plain="application/json" in call.header("accept"))
 
 
 class _Json:
@@ -289,33 +299,45 @@ class _Json:
 
 
 class _Query:
-    """Parameters in, XML out."""
+    """Parameters in, XML out, or JSON for who accepts that."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, *, is_plain: bool) -> None:
         self._request_id = request_id
+        self._is_plain = is_plain
 
     def read(self, call: Call, body: bytes) -> tuple[str, Any]:
         parameters = [*_pairs(call.request.scope["query_string"]), *_pairs(body)]
-        action = _known(next((value for name, value in parameters if name == "Action"), ""))
+        action = next((value for name, value in parameters if name == "Action"), "")
+        path = call.request.scope["path"]
+        if not parameters and call.request.method == "GET":
+            raise SqsError(UNKNOWN_OPERATION, path)
+        _known(action, is_at_queue=queue_of_path(path) is not None)
         try:
             given = msgspec.convert(query.values(action, parameters), REQUESTS[action], strict=False)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise _malformed(error) from None
         given = _complete(call, given)
         if "QueueUrl" in given.required and not given.QueueUrl:
-            url = f"{call.request.scope['scheme']}://{call.header('host')}{call.request.scope['path']}"
+            url = f"{call.request.scope['scheme']}://{call.header('host')}{path}"
             raise SqsError(INVALID_ADDRESS, f"The address {url[:300]} is not valid for this endpoint.")
         _check_required(given)
         return action, given
 
     def result(self, action: str, result: dict[str, Any] | None) -> Response:
+        if self._is_plain:
+            return self._response(query.plain_answer(action, result, self._request_id), 200)
         return self._response(query.answer(action, result, self._request_id), 200)
 
     def error(self, fault: Fault, message: str) -> Response:
+        if self._is_plain and fault is not UNKNOWN_OPERATION:
+            return self._response(query.plain_error(fault, message, self._request_id), fault.status)
         return self._response(query.error(fault, message, self._request_id), fault.status)
 
-    def _response(self, body: bytes, status: int) -> Response:
-        return Response(body, status, {"content-type": "text/xml", "x-amzn-requestid": self._request_id})
+    def _response(self, answer: bytes | dict[str, Any], status: int) -> Response:
+        kind = "text/xml"
+        if not isinstance(answer, bytes):
+            answer, kind = _ENCODER.encode(answer), "application/json"
+        return Response(answer, status, {"content-type": kind, "x-amzn-requestid": self._request_id})
 
 
 _ENCODER = msgspec.json.Encoder()
@@ -331,8 +353,8 @@ def _pairs(text: bytes) -> Sequence[tuple[str, str]]:
         raise _malformed(error) from None
 
 
-def _known(action: str) -> str:
-    if action not in REQUESTS:
+def _known(action: str, *, is_at_queue: bool = False) -> str:
+    if action not in REQUESTS or (is_at_queue and action in _NOT_AT_QUEUES):
         raise SqsError(
             INVALID_ACTION,
             f"The action {action[:200]} is not valid for this endpoint." if action else "There is no Action.",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from kmqpy.gateway.dialects.sqs.addresses import is_arn
 from kmqpy.gateway.dialects.sqs.errors import (
     INVALID_ATTRIBUTE_NAME,
     INVALID_ATTRIBUTE_VALUE,
@@ -33,14 +34,18 @@ _FIFO = {
     "FifoThroughputLimit": ("perQueue", "perMessageGroupId"),
 }
 """Attributes of FIFO queues: what they may be, the default first."""
+_FLAGS = (_TYPE, "ContentBasedDeduplication")
 _KEY = "sqs"
 """Under this key, `notes` has what is the dialect's."""
 MAX_COUNT = 1_000
 _MAX_SOURCES = 10
+_SCOPE_CHANGES_S = 60
+"""As on AWS, another DeduplicationScope counts a minute after it was set."""
 _MAX_POLICY_BYTES = 8_192
 
 VISIBILITY = "VisibilityTimeout"
 _KMS, _SSE = "KmsMasterKeyId", "SqsManagedSseEnabled"
+_KMS_PERIOD = "KmsDataKeyReusePeriodSeconds"
 READ_ONLY = (
     "QueueArn",
     "CreatedTimestamp",
@@ -63,7 +68,7 @@ NUMBERS = {
     "MessageRetentionPeriod": _Range(345_600, 60, 1_209_600),
     "DelaySeconds": _Range(0, 0, 900),
     "ReceiveMessageWaitTimeSeconds": _Range(0, 0, 20),
-    "KmsDataKeyReusePeriodSeconds": _Range(300, 60, 86_400),
+    _KMS_PERIOD: _Range(300, 60, 86_400),
 }
 _ALWAYS_SHOWN = (*(name for name in NUMBERS if not name.startswith("Kms")), _SSE)
 _DEFAULTS = {
@@ -91,6 +96,7 @@ class Sheet:
     modified_s  when its attributes were changed last
     purged_ms   when it was purged last (ms since 1970)
     tasks       its latest move tasks, see moves.py
+    scoped      the DeduplicationScope before the last change of it, and until when (s since 1970) it counts
     has_shares  True if the storage lets groups share the queue, although it is a standard one
     others      what other dialects keep
     """
@@ -102,6 +108,7 @@ class Sheet:
     modified_s: int = 0
     purged_ms: int = 0
     tasks: tuple[Mapping[str, Any], ...] = ()
+    scoped: tuple[str, int] = ("", 0)
     has_shares: bool = False
     others: Mapping[str, Any] = field(default_factory=dict)
 
@@ -109,8 +116,6 @@ class Sheet:
         """An attribute as it was set, or its default; None if it has none."""
         if name == VISIBILITY:
             return str(self.visibility)
-        if name == _SSE and _KMS in self.attributes:  # one of the two encrypts
-            return "false"
         default = _FIFO[name][0] if self.is_fifo and name in _FIFO else _DEFAULTS.get(name)
         return self.attributes.get(name, default)
 
@@ -119,6 +124,11 @@ class Sheet:
         """True for a FIFO queue."""
         return self.attributes.get("FifoQueue") == "true"
 
+    def scope(self, now_s: int) -> str:
+        """The DeduplicationScope that counts."""
+        former, until_s = self.scoped
+        return former if now_s < until_s else self.value(_SCOPE) or ""
+
     def number(self, name: str) -> int:
         """An attribute that is a number."""
         return int(self.value(name) or 0)
@@ -126,8 +136,9 @@ class Sheet:
     def shown(self) -> dict[str, str]:
         """The attributes that clients see, without those of the queue's state."""
         names = dict.fromkeys((*_ALWAYS_SHOWN, *(_FIFO if self.is_fifo else ()), *self.attributes))
-        if _KMS in self.attributes:
-            names["KmsDataKeyReusePeriodSeconds"] = None
+        names.pop(_KMS_PERIOD, None)
+        if _KMS in self.attributes or self.value(_KMS_PERIOD) != _DEFAULTS[_KMS_PERIOD]:
+            names[_KMS_PERIOD] = None
         return {name: value for name in names if (value := self.value(name)) is not None}
 
     @property
@@ -152,11 +163,22 @@ class Sheet:
     def changed(self, attributes: Mapping[str, str], now_s: int) -> Sheet:
         """With other values of some attributes, which were checked."""
         kept = {**self.attributes, **attributes}
-        if attributes.get(_SSE) == "true":
+        if attributes.get(_KMS):  # one of the two encrypts
+            kept[_SSE] = "false"
+        elif attributes.get(_SSE) == "true":
             kept.pop(_KMS, None)
+        scoped = self.scoped
+        if self.is_fifo and _SCOPE in attributes:
+            scoped = self.scope(now_s), now_s + _SCOPE_CHANGES_S
         visibility = int(kept.pop(VISIBILITY, self.visibility))
         kept = {name: value for name, value in kept.items() if value or name not in _EMPTIED}
-        return replace(self, attributes=kept, visibility=visibility, modified_s=now_s)
+        return replace(
+            self,
+            attributes=kept,
+            visibility=visibility,
+            modified_s=now_s,
+            scoped=scoped,
+        )
 
     def notes(self) -> str:
         """The text that is kept."""
@@ -167,6 +189,7 @@ class Sheet:
             "modified_s": self.modified_s,
             "purged_ms": self.purged_ms,
             "tasks": list(self.tasks),
+            **({"scoped": self.scoped} if self.scoped[1] else {}),
             **({"never_hidden": True} if not self.visibility else {}),
         }
         return json.dumps({**self.others, _KEY: mine}, separators=(",", ":"))
@@ -177,6 +200,7 @@ def read_sheet(notes: str, lease_ms: int) -> Sheet:
     try:
         whole = json.loads(notes or "{}")
         mine = whole.pop(_KEY, {})
+        former, until_s = mine.get("scoped", ("", 0))
         return Sheet(
             visibility=0 if mine.get("never_hidden") else max(1, round(lease_ms / 1000)),
             attributes=_good(mine.get("attributes", {})),
@@ -185,6 +209,7 @@ def read_sheet(notes: str, lease_ms: int) -> Sheet:
             modified_s=int(mine.get("modified_s", 0)),
             purged_ms=int(mine.get("purged_ms", 0)),
             tasks=tuple(mine.get("tasks", ())),
+            scoped=(str(former), int(until_s)),
             others=whole,
         )
     except (ValueError, TypeError, AttributeError, RecursionError):
@@ -205,7 +230,7 @@ def _good(attributes: Mapping[str, str]) -> dict[str, str]:
 
 def check_name(name: str, attributes: Mapping[str, str]) -> None:
     """Raise SqsError for a name that no queue may have, or none with these attributes."""
-    is_fifo = attributes.get("FifoQueue") == "true"
+    is_fifo = attributes.get(_TYPE, "").lower() == "true"
     if is_fifo and not (name.endswith(FIFO_SUFFIX) and is_name(name)):
         raise SqsError(
             INVALID_VALUE,
@@ -226,7 +251,7 @@ def is_name(name: str) -> bool:
 
 def checked(given: Mapping[str, str], *, is_fifo: bool, former: Sheet | None = None) -> dict[str, str]:
     """Attributes that a client sets, as they are kept; raises SqsError. `former`: what is kept already."""
-    if former is not None and given.get(_TYPE, former.value(_TYPE)) != former.value(_TYPE):
+    if former is not None and former.is_fifo and given.get(_TYPE, "true").lower() != "true":
         raise _invalid(_TYPE, "Modifying queue type is not supported.")
     found = {name: _checked(name, value, is_fifo=is_fifo) for name, value in given.items()}
     if found.get(_KMS) and found.get(_SSE) == "true":
@@ -251,9 +276,15 @@ def _checked(name: str, value: str, *, is_fifo: bool) -> str:
             raise _invalid(name)
         return str(int(value))
     if name in _FIFO and is_fifo:
+        if name in _FLAGS:
+            value = value.lower()
         if value not in _FIFO[name]:
             raise _invalid(name)
         return value
+    if name in _FIFO and name not in _FLAGS:
+        raise SqsError(
+            INVALID_ATTRIBUTE_NAME, f"You can specify the {name} only when {_TYPE} is set to true."
+        )
     if name not in _CHECKS:
         raise SqsError(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name}.")
     return _CHECKS[name](value) if value else value
@@ -330,7 +361,7 @@ def _check_redrive(value: str) -> str:
             f"Invalid value for maxReceiveCount: {count}, valid values are from 1 to {MAX_COUNT} both "
             "inclusive.",
         )
-    if not isinstance(policy["deadLetterTargetArn"], str):
+    if not is_arn(policy["deadLetterTargetArn"]):
         raise invalid(value, "RedrivePolicy", "Invalid value for deadLetterTargetArn.")
     return json.dumps({**policy, "maxReceiveCount": int(count)}, separators=(",", ":"))
 

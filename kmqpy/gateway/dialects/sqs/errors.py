@@ -68,6 +68,7 @@ SIGNATURE_MISMATCH = _common("SignatureDoesNotMatch", "InvalidSignatureException
 RESOURCE_NOT_FOUND = Fault("ResourceNotFoundException", "ResourceNotFoundException", 404)
 THROTTLED = Fault("RequestThrottled", "RequestThrottled", 403)
 TOO_LARGE = _common("RequestEntityTooLarge", status=413)
+UNKNOWN_OPERATION = _common("UnknownOperation", status=404)
 UNAVAILABLE = _common("ServiceUnavailable", status=503)
 
 NO_QUEUE = "The specified queue does not exist"

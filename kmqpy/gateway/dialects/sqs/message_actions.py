@@ -57,7 +57,8 @@ _SHOWN_LEASE_S = 5.0
 _TRIES = 100
 """A receive that only finds messages whose time is over, or dead letters, tries so often."""
 _REMEMBERED = 100_000
-"""So many deleted messages are remembered, for the right error."""
+"""So many messages are remembered that were deleted, or received."""
+_TRACE_ID = "x-amzn-trace-id"
 _GONE = "Message does not exist or is not available for visibility timeout change."
 _OVER_LIMIT = (
     "Too many messages have been received without being deleted. Please delete your received messages or let "
@@ -85,7 +86,8 @@ class MessageActions:
         self._polls = polls
         self._clock = clock
         self._first_takes = FirstTakes()
-        self._deleted: OrderedDict[str, None] = OrderedDict()
+        self._deleted: OrderedDict[str, str] = OrderedDict()
+        self._latest: OrderedDict[str, str] = OrderedDict()  # of standard queues, the latest receipts
         self._room = Room(clock)
         self._attempts = Attempts()
 
@@ -94,7 +96,8 @@ class MessageActions:
     async def send(self, asked: Asked, given: shapes.SendMessageRequest) -> dict[str, Any]:
         """Send a message."""
         name = asked.queue(given.QueueUrl)
-        one = prepared(given, await self._catalog.get(name), self._clock.wall_ms())
+        trace = asked.call.header(_TRACE_ID)
+        one = prepared(given, await self._catalog.get(name), self._clock.wall_ms(), trace)
         asked.call.count = 1
         (ids,) = await self._send(name, [one])
         return {**one.answer, **ids}
@@ -113,8 +116,8 @@ class MessageActions:
         if sheet.is_fifo:
             for one in entries.values():
                 check_ids(one, sheet)
-        now_ms = self._clock.wall_ms()
-        found = {id_: _tried(one, sheet, now_ms) for id_, one in entries.items()}
+        now_ms, trace = self._clock.wall_ms(), asked.call.header(_TRACE_ID)
+        found = {id_: _tried(one, sheet, now_ms, trace) for id_, one in entries.items()}
         good = {id_: one for id_, one in found.items() if isinstance(one, Prepared)}
         asked.call.count = len(good)
         ids = dict(zip(good, await self._send(name, list(good.values())), strict=True)) if good else {}
@@ -273,9 +276,13 @@ class MessageActions:
             first_ms = self._first_takes.note(
                 one.id, is_first=one.taken.attempts == 1, now_ms=now_ms, else_ms=one.taken.queued_ms
             )
-            handle = Handle(served.ids.make(one.taken.id), _receipt(served, one.taken), now_ms).text()
+            handle = Handle(served.ids.make(one.taken.id), _receipt(served, one.taken), now_ms)
+            if not served.is_grouped:
+                _remember(self._latest, handle.wire_id, handle.receipt)
             sender = asked.addresses.account
-            found.append(one.shown(handle, terms.system, terms.names, first_ms=first_ms, sender=sender))
+            found.append(
+                one.shown(handle.text(), terms.system, terms.names, first_ms=first_ms, sender=sender)
+            )
         size = sum(len(one.taken.body) for one in messages)
         asked.call.share.add(size)
         asked.spend(size)
@@ -311,9 +318,8 @@ class MessageActions:
             raise invalid(handle.text(), "ReceiptHandle", "The receipt handle has expired.")
         self._attempts.touch(handle.wire_id)
         await served.ack([id_])
-        self._deleted[handle.wire_id] = None
-        if len(self._deleted) > _REMEMBERED:
-            self._deleted.popitem(last=False)
+        self._latest.pop(handle.wire_id, None)
+        _remember(self._deleted, handle.wire_id)
 
     async def change(self, asked: Asked, given: shapes.ChangeMessageVisibilityRequest) -> None:
         """Let a message be hidden for so long from now."""
@@ -348,8 +354,10 @@ class MessageActions:
                 )
             if handle.wire_id in self._deleted:
                 raise invalid(handle.text(), "ReceiptHandle", _GONE)
-            # AWS documents MessageNotInflight, and takes handles whose time is over in silence.
-            if not await served.change(handle.receipt, given_s) and served.is_grouped:
+            # AWS documents MessageNotInflight, and takes handles whose time is over in silence. In standard
+            # queues an older handle changes what the latest receive has.
+            receipt = self._latest.get(handle.wire_id, handle.receipt)
+            if not await served.change(receipt, given_s) and served.is_grouped:
                 raise invalid(handle.text(), "ReceiptHandle", _GONE)
             self._attempts.touch(handle.wire_id)
             if not given_s:
@@ -393,6 +401,12 @@ async def _with(do: _Doing, handle: Handle, served: ServedQueue) -> None:
     await do(served, handle)
 
 
+def _remember(kept: OrderedDict[str, str], wire_id: str, receipt: str = "") -> None:
+    kept[wire_id] = receipt
+    if len(kept) > _REMEMBERED:
+        kept.popitem(last=False)
+
+
 def _receipt(served: ServedQueue, taken: Taken) -> str:
     return taken.receipt or served.receipt(taken.id)
 
@@ -409,9 +423,11 @@ def _raise_missing() -> Any:
     raise no_such_queue()
 
 
-def _tried(given: shapes.SendMessageBatchRequestEntry, sheet: Sheet, now_ms: int) -> Prepared | SqsError:
+def _tried(
+    given: shapes.SendMessageBatchRequestEntry, sheet: Sheet, now_ms: int, trace: str
+) -> Prepared | SqsError:
     try:
-        return prepared(given, sheet, now_ms)
+        return prepared(given, sheet, now_ms, trace)
     except SqsError as error:
         return error
 

@@ -48,8 +48,8 @@ def size_of(given: Given) -> int:
     )
 
 
-def prepared(given: Given, sheet: Sheet, now_ms: int) -> Prepared:
-    """Check a message; raises SqsError."""
+def prepared(given: Given, sheet: Sheet, now_ms: int, trace: str = "") -> Prepared:
+    """Check a message; raises SqsError. `trace`: what the request itself says for AWSTraceHeader."""
     if not given.MessageBody:
         raise missing("MessageBody")
     values.check_contents(given.MessageBody)
@@ -59,9 +59,10 @@ def prepared(given: Given, sheet: Sheet, now_ms: int) -> Prepared:
     size = size_of(given)
     most = sheet.number("MaximumMessageSize")
     if size > most:
+        what = "cannot be validated" if isinstance(given, SendMessageBatchRequestEntry) else "are invalid"
         raise SqsError(
             INVALID_VALUE,
-            f"One or more parameters are invalid. Reason: Message must be shorter than {most} bytes.",
+            f"One or more parameters {what}. Reason: Message must be shorter than {most} bytes.",
         )
     delay_s: float = _delay_s(given, sheet)
     group, dedup_id = _group(given, sheet), _dedup_id(given, sheet)
@@ -70,6 +71,8 @@ def prepared(given: Given, sheet: Sheet, now_ms: int) -> Prepared:
         answer["MD5OfMessageAttributes"] = checksums.of_attributes(attributes)
     if system:
         answer["MD5OfMessageSystemAttributes"] = checksums.of_attributes(system)
+    if trace and not system:
+        system = {values.TRACE_HEADER: values.Value("String", trace.encode())}
     headers = values.to_headers(attributes, system)
     if group is not None:
         headers.append((values.GROUP, group.encode()))
@@ -78,8 +81,9 @@ def prepared(given: Given, sheet: Sheet, now_ms: int) -> Prepared:
         shared = group if sheet.has_shares else None
         return Prepared(OutgoingMessage(body, headers=headers, delay=delay_s, group=shared), answer)
     headers.append((values.DEDUP, dedup_id.encode()))
-    if sheet.value("DeduplicationScope") == "messageGroup":
-        dedup_id = hashlib.sha256(f"{group}\0{dedup_id}".encode()).hexdigest()
+    scope = group if sheet.scope(now_ms // 1000) == "messageGroup" else ""
+    if scope or sheet.purged_ms:  # a purge lets duplicates be forgotten
+        dedup_id = hashlib.sha256(f"{scope}\0{sheet.purged_ms}\0{dedup_id}".encode()).hexdigest()
     message = OutgoingMessage(body, headers=headers, delay=delay_s, group=group, dedup_id=dedup_id)
     return Prepared(message, answer)
 
@@ -93,7 +97,9 @@ def check_ids(given: Given, sheet: Sheet) -> None:
 def _group(given: Given, sheet: Sheet) -> str | None:
     """The group of a message, which standard queues keep, too; raises SqsError."""
     if given.MessageGroupId is None and sheet.is_fifo:
-        raise missing("MessageGroupId")
+        error = missing("MessageGroupId")
+        in_batch = isinstance(given, SendMessageBatchRequestEntry)
+        raise SqsError(INVALID_VALUE, str(error)) if in_batch else error
     check_id("MessageGroupId", given.MessageGroupId)
     return given.MessageGroupId
 
@@ -120,7 +126,7 @@ def check_id(name: str, value: str | None) -> None:
     """Raise SqsError for an id that is none."""
     if value is not None and not _ID.fullmatch(value):
         reason = f"{name} can only include alphanumeric and punctuation characters. 1 to 128 in length."
-        raise invalid(value[:128], name, reason)
+        raise invalid(value[:1024], name, reason)
 
 
 def _delay_s(given: Given, sheet: Sheet) -> int:

@@ -102,7 +102,7 @@ class MoveTasks:
         def added(sheet: Sheet) -> Sheet:
             if any(one["status"] in _ACTIVE for one in sheet.tasks):
                 raise SqsError(
-                    UNSUPPORTED,
+                    INVALID_VALUE,
                     "There is already a task running. Only one active task is allowed for a source queue "
                     "arn at a given time.",
                 )
@@ -330,4 +330,4 @@ def _parse_handle(text: str) -> tuple[str, str]:
         told = json.loads(base64.b64decode(text.encode("ascii"), validate=True))
         return str(told["taskId"]), str(told["sourceArn"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise invalid(text[:200], "TaskHandle", "it is none of a move task.") from None
+        raise SqsError(INVALID_VALUE, "Value for parameter TaskHandle is invalid.") from None

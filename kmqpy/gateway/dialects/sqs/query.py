@@ -11,7 +11,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kmqpy.gateway.dialects.sqs.errors import MALFORMED, NO_QUEUE, NO_SUCH_QUEUE, Fault, SqsError
+from kmqpy.gateway.dialects.sqs.errors import (
+    MALFORMED,
+    NO_QUEUE,
+    NO_SUCH_QUEUE,
+    UNKNOWN_OPERATION,
+    Fault,
+    SqsError,
+)
 
 NAMESPACE = "http://queue.amazonaws.com/doc/2012-11-05/"
 _LISTS = {
@@ -39,6 +46,9 @@ _ELEMENTS = {
     "Results": "ListMessageMoveTasksResultEntry",
 }
 """The elements of lists in answers."""
+_KEYS = dict(_MAPS.values())
+_PLAIN_NAMES = {"Messages": "messages", "QueueUrls": "queueUrls"}
+_NONE = {"ReceiveMessage": {"messages": None}, "ListQueues": {"queueUrls": None}}
 _DEPTH = 6
 _SPECIAL = re.compile("[&<>\"'\r\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 _ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&apos;", "\r": "&#xD;"}
@@ -62,6 +72,8 @@ def values(action: str, parameters: Iterable[tuple[str, str]]) -> dict[str, Any]
     found = _shaped(tree)
     if action == "CreateQueue" and "Tags" in found:
         found["tags"] = found.pop("Tags")
+    if "AttributeNames" in found:  # here, not in JSON, they are asked for instead of the others
+        found.pop("MessageSystemAttributeNames", None)
     return found
 
 
@@ -111,20 +123,54 @@ def _malformed(name: str) -> SqsError:
 
 def answer(action: str, result: Mapping[str, Any] | None, request_id: str) -> bytes:
     """The XML of an answer; None: the action has no result."""
-    body = "" if result is None else f"<{action}Result>{_members(action, result)}</{action}Result>"
+    body = ""
+    if result is not None:
+        members = _members(action, result)
+        body = f"<{action}Result>{members}</{action}Result>" if members else f"<{action}Result/>"
     return _document(f"{action}Response", body, request_id)
 
 
 def error(fault: Fault, message: str, request_id: str) -> bytes:
     """The XML of an error."""
-    if fault is NO_SUCH_QUEUE:  # SQS says so here, and not in JSON
-        message = f"{NO_QUEUE} for this wsdl version."
-    kind = "Receiver" if fault.status >= 500 else "Sender"
+    if fault is UNKNOWN_OPERATION:
+        return f"<{fault.shape}/>".encode()
+    kind, message = _told(fault, message)
     return (
         f'<?xml version="1.0"?><ErrorResponse xmlns="{NAMESPACE}"><Error><Type>{kind}</Type>'
         f"<Code>{fault.code}</Code><Message>{escaped(message)}</Message><Detail/></Error>"
         f"<RequestId>{escaped(request_id)}</RequestId></ErrorResponse>"
     ).encode()
+
+
+def plain_answer(action: str, result: Mapping[str, Any] | None, request_id: str) -> dict[str, Any]:
+    """The answer of an action for JSON, as SQS gives it to who asks by parameters and accepts only that."""
+    told = {} if result is None else {f"{action}Result": {**_NONE.get(action, {}), **_plain(result)}}
+    return {f"{action}Response": {**told, "ResponseMetadata": {"RequestId": request_id}}}
+
+
+def plain_error(fault: Fault, message: str, request_id: str) -> dict[str, Any]:
+    """The same of an error."""
+    kind, message = _told(fault, message)
+    return {"Error": {"Type": kind, "Code": fault.code, "Message": message}, "RequestId": request_id}
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {_PLAIN_NAMES.get(name, name): _plain_value(name, value) for name, value in values.items()}
+
+
+def _plain_value(name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain_value("", one) for one in value]
+    if name in _KEYS:
+        return [{_KEYS[name]: key, "Value": _plain_value("", one)} for key, one in value.items()]
+    return _plain(value) if isinstance(value, dict) else value
+
+
+def _told(fault: Fault, message: str) -> tuple[str, str]:
+    """Type and Message of an error."""
+    if fault is NO_SUCH_QUEUE:  # SQS says so here, and not in its other protocol
+        message = f"{NO_QUEUE} for this wsdl version."
+    return "Receiver" if fault.status >= 500 else "Sender", message
 
 
 def _document(name: str, body: str, request_id: str) -> bytes:
@@ -140,10 +186,8 @@ def _members(action: str, values: Mapping[str, Any]) -> str:
 
 def _member(action: str, name: str, value: Any) -> str:
     match value:
-        case dict() if name in {"Attributes", "MessageAttributes"}:
-            return _map(action, name.removesuffix("s"), "Name", value)
-        case dict() if name == "Tags":
-            return _map(action, "Tag", "Key", value)
+        case dict() if name in _KEYS:
+            return _map(action, name.removesuffix("s"), _KEYS[name], value)
         case list():
             element = f"{action}ResultEntry" if name == "Successful" else _ELEMENTS[name]
             return "".join(_member(action, element, one) for one in value)

@@ -73,7 +73,7 @@ class QueueActions:
             asked.about(name, "manage")
         tags = given.tags or {}
         _check_tags(name, tags)
-        await self._check(asked, name, checked)
+        await self._check(asked, name, wanted, checked)
         await self._catalog.create(name, checked, tags)
         return {"QueueUrl": asked.addresses.url(name)}
 
@@ -130,19 +130,22 @@ class QueueActions:
         """Change attributes of a queue."""
         name = asked.queue(given.QueueUrl)
         sheet = await self._catalog.read(name)
-        checked = attributes.checked(given.Attributes or {}, is_fifo=sheet.is_fifo, former=sheet)
-        await self._check(asked, name, checked)
+        wanted = given.Attributes or {}
+        checked = attributes.checked(wanted, is_fifo=sheet.is_fifo, former=sheet)
+        await self._check(asked, name, wanted, checked)
         now_s = self._clock.wall_ms() // 1000
         await self._catalog.change(name, lambda sheet: sheet.changed(checked, now_s))
 
-    async def _check(self, asked: Asked, name: str, checked: Mapping[str, str]) -> None:
+    async def _check(
+        self, asked: Asked, name: str, wanted: Mapping[str, str], checked: Mapping[str, str]
+    ) -> None:
         """Raise SqsError for a policy that can't be enforced, and for a wrong queue for dead letters."""
         if asked.sender.key is not None:
             check_denials(checked.get("Policy") or "{}")
         policy = checked.get("RedrivePolicy")
         if not policy:
             return
-        arn = json.loads(policy)["deadLetterTargetArn"]
+        arn, policy = json.loads(policy)["deadLetterTargetArn"], wanted["RedrivePolicy"]
         target = await self._catalog.find(queue_of_arn(arn, "deadLetterTargetArn"))
         if target is None:
             raise invalid(policy, "RedrivePolicy", "Dead letter target does not exist.")
@@ -244,7 +247,8 @@ class QueueActions:
         def removed(statements: Sequence[Any]) -> list[Any]:
             left = [one for one in statements if _label(one) != label]
             if len(left) == len(statements):
-                raise invalid(label, "Label", "can't find label on existing policy.")
+                where = " on existing policy" if statements else ""
+                raise invalid(label, "Label", f"can't find label{where}.")
             return left
 
         await self._change_policy(name, asked.addresses.arn(name), removed)
@@ -259,7 +263,7 @@ class QueueActions:
             statements = change(former if isinstance(former, list) else [former])
             if not statements:
                 return sheet.changed({"Policy": ""}, now_s)
-            head = {"Version": "2012-10-17", "Id": f"{arn}/SQSDefaultPolicy"}
+            head = {"Version": "2008-10-17", "Id": f"{arn}/SQSDefaultPolicy"}
             new = json.dumps({**head, **policy, "Statement": statements})
             return sheet.changed(attributes.checked({"Policy": new}, is_fifo=False), now_s)
 

@@ -15,6 +15,7 @@ from kmqpy.gateway.dialects.sqs.errors import (
     INVALID_ATTRIBUTE_NAME,
     INVALID_CONTENTS,
     UNSUPPORTED,
+    Fault,
     SqsError,
     missing,
 )
@@ -35,7 +36,8 @@ _RESERVED = (OWN, "kmq-")
 TRACE_HEADER = "AWSTraceHeader"
 
 _MOST = 10
-_NAME = re.compile(r"(?!\.)(?!.*\.\.)[A-Za-z0-9_.-]{1,256}(?<!\.)")
+_NAME = re.compile(r"(?!\.)(?!.*\.\.)[\w.-]{1,256}(?<!\.)")
+"""AWS's text says A-Z, a-z; letters and digits of all scripts are taken."""
 _TYPE = re.compile(r"(String|Number|Binary)(\.[A-Za-z0-9_.-]+)?")
 _MAX_TYPE = 256
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
@@ -60,11 +62,11 @@ class Value(NamedTuple):
         return {"StringValue": self.content.decode(), "DataType": self.type}
 
 
-def check_contents(text: str) -> None:
+def check_contents(text: str, fault: Fault = INVALID_CONTENTS) -> None:
     """Raise SqsError if the text has a character that messages can't have."""
     if _FORBIDDEN.search(text):
         raise SqsError(
-            INVALID_CONTENTS,
+            fault,
             "Invalid characters found. Valid unicode characters are #x9 | #xA | #xD | #x20 to #xD7FF | "
             "#xE000 to #xFFFD | #x10000 to #x10FFFF",
         )
@@ -141,7 +143,7 @@ def _checked(name: str, value: MessageAttributeValue | MessageSystemAttributeVal
         )
     if isinstance(content, bytes):
         return Value(value.DataType, content)
-    check_contents(content)
+    check_contents(content, _INVALID)
     if kind == "Number" and not _NUMBER.fullmatch(content):
         raise SqsError(_INVALID, f"Can't cast the value of message (user) attribute '{name}' to a number.")
     return Value(value.DataType, content.encode())
@@ -194,10 +196,10 @@ def _value(kind: Any, content: bytes) -> Value:
 
 
 def chosen(attributes: Mapping[str, Value], names: Iterable[str]) -> dict[str, Value]:
-    """The attributes that a client asks for: by names, `All`, `.*`, or `prefix.*`."""
+    """The attributes that a client asks for: by names, `All`, `*`, `.*`, or `prefix.*`."""
     found: dict[str, Value] = {}
     for asked in names:
-        if asked in {"All", ".*"}:
+        if asked in {"All", "*", ".*"}:
             return dict(attributes)
         if asked.endswith(".*"):
             found |= {name: one for name, one in attributes.items() if name.startswith(asked[:-2])}
