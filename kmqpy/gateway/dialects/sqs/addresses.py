@@ -48,9 +48,9 @@ def queue_of_path(path: str) -> str | None:
     return parts[-1] if len(parts) == 2 else None
 
 
-def is_arn(value: object) -> bool:
+def is_arn(text: str) -> bool:
     """True for the ARN of a queue."""
-    return isinstance(value, str) and _ARN.fullmatch(value) is not None
+    return _ARN.fullmatch(text) is not None
 
 
 def queue_of_arn(arn: str, parameter: str) -> str:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from kmqpy.gateway.dialects.sqs.addresses import is_arn
 from kmqpy.gateway.dialects.sqs.errors import (
     INVALID_ATTRIBUTE_NAME,
     INVALID_ATTRIBUTE_VALUE,
@@ -361,7 +360,7 @@ def _check_redrive(value: str) -> str:
             f"Invalid value for maxReceiveCount: {count}, valid values are from 1 to {MAX_COUNT} both "
             "inclusive.",
         )
-    if not is_arn(policy["deadLetterTargetArn"]):
+    if not isinstance(policy["deadLetterTargetArn"], str):
         raise invalid(value, "RedrivePolicy", "Invalid value for deadLetterTargetArn.")
     return json.dumps({**policy, "maxReceiveCount": int(count)}, separators=(",", ":"))
 

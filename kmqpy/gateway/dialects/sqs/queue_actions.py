@@ -11,7 +11,7 @@ from typing import Any
 
 from kmqpy.core.clock import Clock
 from kmqpy.gateway.dialects.sqs import attributes, shapes
-from kmqpy.gateway.dialects.sqs.addresses import queue_of_arn
+from kmqpy.gateway.dialects.sqs.addresses import is_arn, queue_of_arn
 from kmqpy.gateway.dialects.sqs.asked import Asked
 from kmqpy.gateway.dialects.sqs.attributes import Sheet
 from kmqpy.gateway.dialects.sqs.catalog import Catalog
@@ -146,7 +146,9 @@ class QueueActions:
         if not policy:
             return
         arn, policy = json.loads(policy)["deadLetterTargetArn"], wanted["RedrivePolicy"]
-        target = await self._catalog.find(queue_of_arn(arn, "deadLetterTargetArn"))
+        if not is_arn(arn):
+            raise invalid(policy, "RedrivePolicy", "Invalid value for deadLetterTargetArn.")
+        target = await self._catalog.find(queue_of_arn(arn, "RedrivePolicy"))
         if target is None:
             raise invalid(policy, "RedrivePolicy", "Dead letter target does not exist.")
         if target.is_fifo != name.endswith(attributes.FIFO_SUFFIX):
