@@ -22,6 +22,10 @@ DEVIATIONS = {
     "test_get_queue_attributes": "moto's RedrivePolicy has spaces",
     "test_change_message_visibility_on_unknown_receipt_handle": "moto's text is an older one of AWS",
     "test_delete_message_errors": "moto's text is an older one of AWS",
+    "test_message_with_invalid_attributes": "moto refuses letters that AWS takes in names",
+    "test_permissions": "moto's Version is none that AWS writes",
+    "test_remove_permission_errors": "moto's text is that of a queue with other permissions",
+    "test_send_messages_to_fifo_without_message_group_id": "moto's code is that of a single send",
     "test_create_queues_in_multiple_region": "a gateway has one region",
 }
 

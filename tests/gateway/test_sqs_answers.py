@@ -16,7 +16,7 @@ VALUE = ("InvalidParameterValue", "com.amazon.coral.service#InvalidParameterValu
 MISSING = ("MissingParameter", "com.amazon.coral.service#MissingRequiredParameterException", 400)
 ATTRIBUTE = ("InvalidAttributeValue", "com.amazonaws.sqs#InvalidAttributeValue", 400)
 NAME = ("InvalidAttributeName", "com.amazonaws.sqs#InvalidAttributeName", 400)
-HANDLE = ("ReceiptHandleIsInvalid", "com.amazonaws.sqs#ReceiptHandleIsInvalid", 400)
+HANDLE = ("ReceiptHandleIsInvalid", "com.amazonaws.sqs#ReceiptHandleIsInvalid", 404)
 MOVE = ("ResourceNotFoundException", "com.amazonaws.sqs#ResourceNotFoundException", 404)
 NO_QUEUE = (f"{SERVICE}NonExistentQueue", "com.amazonaws.sqs#QueueDoesNotExist", 400)
 
@@ -48,13 +48,33 @@ NEEDS_DEDUP = (
     "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId "
     "provided explicitly"
 )
-NO_VALUE = (
-    "The message attribute 'a' must contain non-empty message attribute value for message attribute "
-    "type 'String'."
-)
 NO_TYPE = (
-    "The message attribute 'a' has an invalid message attribute type, the set of supported type "
-    "prefixes is Binary, Number, and String."
+    "The type of message (user) attribute 'a' is invalid. You must use only the following supported type "
+    "prefixes: Binary, Number, String."
+)
+RESERVED = (
+    "You can't use message attribute names beginning with 'AWS.' or 'Amazon'. These strings are reserved "
+    "for internal use."
+)
+ILLEGAL = (
+    "Message (user) attributes name can only contain upper and lower score characters, digits, periods, "
+    "hyphens and underscores. "
+)
+NO_ARN = (
+    "You must use this format to specify the {}: "
+    "arn:<partition>:<service>:<region>:<account-id>:<resource-id>"
+)
+ALLOW = "Amazon SQS can't create the redrive allow policy"
+UNFIT_ALLOW = (
+    "Invalid value for the parameter RedriveAllowPolicy. Reason: "
+    f"{ALLOW}, as it\N{RIGHT SINGLE QUOTATION MARK}s in an unsupported format."
+)
+MOST_LISTED = (
+    "Value for parameter MaxResults is invalid. Reason: MaxResults must be an integer between 1 and 1000."
+)
+MOST_MOVED = (
+    "Value for parameter MaxNumberOfMessagesPerSecond is invalid. Reason: You must enter a number that's "
+    "between 1 and 500."
 )
 ONLY_FIFO = "You can specify the {} only when FifoQueue is set to true."
 BATCH_ID = (
@@ -166,7 +186,11 @@ ROWS = [
             '{"deadLetterTargetArn": "x", "maxReceiveCount": 3}': "Invalid value for deadLetterTargetArn.",
             LACKS: "Redrive policy does not contain mandatory attribute: maxReceiveCount.",
             LATE: "Dead letter target does not exist.",
-            OTHER_TYPE: "Dead-letter queue must be same type of queue as the source.",
+            "{}": "Redrive policy does not contain mandatory attribute: maxReceiveCount.",
+            LATE.replace("}", ',"a":1}'): "Only following attributes are supported: "
+            "[maxReceiveCount, deadLetterTargetArn].",
+            LATE.replace("sqs", "sns"): "Only SQS queues are valid resources for deadLetterTargetArn.",
+            OTHER_TYPE: "Dead-letter queue must be same type of queue as the source..",
             OFTEN: "Invalid value for maxReceiveCount: 1001, valid values are from 1 to 1000 both inclusive.",
         }.items()
     ),
@@ -250,7 +274,41 @@ ROWS = [
         "SendMessage",
         {**SEND, "MessageAttributes": {"": {"DataType": "String", "StringValue": "v"}}},
         VALUE,
-        "The request must contain non-empty message attribute name.",
+        "The request must contain non-empty message (user) attribute names.",
+    ),
+    *(
+        (
+            "SendMessage",
+            {**SEND, "MessageAttributes": {name: {"DataType": "String", "StringValue": "v"}}},
+            VALUE,
+            text,
+        )
+        for name, text in {
+            **dict.fromkeys(["AWS.x", "amazon.x"], RESERVED),
+            "a" * 257: "Message (user) attribute name must be shorter than 256 bytes.",
+            ".a": "Message (user) attribute name must not begin with character '.'.",
+            "a.": "Message (user) attribute name must not end with character '.'.",
+            "a..b": "Message (user) attribute name must not have successive '.' characters.",
+            "a§": ILLEGAL,
+        }.items()
+    ),
+    (
+        "SendMessage",
+        message(DataType=""),
+        VALUE,
+        "The message (user) attribute 'a' must contain a non-empty message attribute value.",
+    ),
+    (
+        "SendMessage",
+        message(StringValue="v"),
+        VALUE,
+        "The message (user) attribute 'a' must contain a non-empty message attribute type.",
+    ),
+    (
+        "SendMessage",
+        message(DataType=f"String.{'a' * 250}", StringValue="v"),
+        VALUE,
+        "Message (user) attribute type must be shorter than 256 bytes.",
     ),
     (
         "SendMessage",
@@ -262,7 +320,7 @@ ROWS = [
         "SendMessage",
         message(DataType="String"),
         VALUE,
-        NO_VALUE,
+        "Message (user) attribute 'a' must contain a non-empty value of type 'String'.",
     ),
     (
         "SendMessage",
@@ -307,10 +365,106 @@ ROWS = [
         VALUE,
         invalid(21, "WaitTimeSeconds", "Must be >= 0 and <= 20, if provided."),
     ),
+    (
+        "ReceiveMessage",
+        {"QueueUrl": "q", "VisibilityTimeout": 43201},
+        VALUE,
+        invalid(43201, "VisibilityTimeout", "Must be >= 0 and <= 43200, if provided."),
+    ),
+    (
+        "GetQueueUrl",
+        {"QueueName": ""},
+        VALUE,
+        "Value for parameter QueueName is invalid. Reason: Must specify a queue name.",
+    ),
+    ("CreateQueue", {"QueueName": ""}, VALUE, "Queue name cannot be empty"),
+    (
+        "SetQueueAttributes",
+        {"QueueUrl": "q", "Attributes": {}},
+        MISSING,
+        "The request must contain the parameter Attribute.Name.",
+    ),
+    *(
+        ("ListDeadLetterSourceQueues", {"QueueUrl": "q", **given}, VALUE, text)
+        for given, text in (
+            ({"MaxResults": 1001}, MOST_LISTED),
+            ({"NextToken": "x"}, "Invalid or expired next token."),
+        )
+    ),
+    *(
+        (
+            "SetQueueAttributes",
+            attributes(Policy=json.dumps(given)),
+            ATTRIBUTE,
+            "Invalid value for the parameter Policy.",
+        )
+        for given in (
+            {},
+            {"Statement": []},
+            {"Statement": [{"Other": 1}]},
+            {"Statement": {}, "Version": "2020-01-01"},
+            {"Statement": {}, "Other": 1},
+        )
+    ),
+    *(
+        (
+            "SetQueueAttributes",
+            attributes(RedriveAllowPolicy=given),
+            ATTRIBUTE,
+            UNFIT_ALLOW,
+        )
+        for given in (
+            "x",
+            "[]",
+            "{}",
+            '{"redrivePermission":"some"}',
+            '{"redrivePermission":"allowAll","a":1}',
+        )
+    ),
+    *(
+        (
+            "SetQueueAttributes",
+            attributes(RedriveAllowPolicy=given),
+            VALUE,
+            invalid(given, "RedriveAllowPolicy", f"{ALLOW}. {text}"),
+        )
+        for given, text in {
+            '{"redrivePermission":"byQueue"}': "When you specify the byQueue permission type, you must also "
+            "specify one or more sourceQueueArns values.",
+            '{"redrivePermission":"denyAll","sourceQueueArns":["a"]}': "To specify one or more source queue "
+            "ARNs, you must set redrivePermission to byQueue.",
+            json.dumps({"redrivePermission": "byQueue", "sourceQueueArns": ["a"] * 11}): "The maximum number "
+            "of source queue ARNs you can specify is 10.",
+        }.items()
+    ),
     *(
         (action, {"QueueUrl": "q", "ReceiptHandle": "x", **more}, HANDLE, text)
         for action, more in (("DeleteMessage", {}), ("ChangeMessageVisibility", {"VisibilityTimeout": 1}))
         for text in ('The input receipt handle "x" is not a valid receipt handle.',)
+    ),
+    (
+        "DeleteMessage",
+        {"QueueUrl": "q", "ReceiptHandle": ""},
+        MISSING,
+        "The request must contain the parameter ReceiptHandle.",
+    ),
+    (
+        "TagQueue",
+        {"QueueUrl": "q", "Tags": {"": "v"}},
+        VALUE,
+        "Tag keys must be between 1 and 128 characters in length.",
+    ),
+    *(
+        ("StartMessageMoveTask", {"SourceArn": f"{ARN}q", **given}, VALUE, text)
+        for given, text in (
+            ({"SourceArn": "x"}, NO_ARN.format("SourceArn")),
+            ({"DestinationArn": "x"}, NO_ARN.format("DestinationArn")),
+            (
+                {"DestinationArn": f"{ARN}f.fifo"},
+                "The source queue and destination queue must be of the same queue type.",
+            ),
+            ({"MaxNumberOfMessagesPerSecond": 501}, MOST_MOVED),
+        )
     ),
     ("AddPermission", {**PERMIT, "Actions": []}, MISSING, "The request must contain the parameter Actions."),
     ("AddPermission", {**PERMIT, "Label": "there"}, VALUE, invalid("there", "Label", "Already exists.")),
@@ -377,7 +531,13 @@ ROWS = [
 @pytest.fixture(scope="module")
 def served():
     with running(fresh_memory()) as found:
-        for name, given in {"q": {}, "dead": {}, "gone": {}, "f.fifo": {"FifoQueue": "true"}}.items():
+        for name, given in {
+            "q": {},
+            "dead": {},
+            "gone": {},
+            "many": {},
+            "f.fifo": {"FifoQueue": "true"},
+        }.items():
             assert ask(found, "CreateQueue", {"QueueName": name, "Attributes": given}).status == 200
         for action, body in (
             ("DeleteQueue", {"QueueUrl": "gone"}),
@@ -479,3 +639,42 @@ def test_what_is_too_large_for_a_queue_is_told_otherwise_in_a_batch(served):
         "One or more parameters cannot be validated. Reason: Message must be shorter than 1024 bytes."
     ]
     assert [one["Id"] for one in told["Successful"]] == ["b"]
+
+
+def test_entries_of_a_batch_fail_as_on_aws(served):
+    def failed(action, *entries):
+        told = json.loads(ask(served, action, batch(*entries)).body)
+        return [(one["Code"], one["Message"]) for one in told["Failed"]]
+
+    lacks = "The request must contain the parameter {}."
+    assert failed("SendMessageBatch", {"Id": "a"}, {"Id": "b", "MessageBody": ""}) == [
+        (code, lacks.format("MessageBody")) for code in ("MissingParameter", "EmptyValue")
+    ]
+    assert failed("DeleteMessageBatch", {"Id": "a"}) == [("MissingParameter", lacks.format("ReceiptHandle"))]
+    message = {"QueueUrl": "q", "MessageBody": "a"}
+    assert ask(served, "SendMessage", message).status == 200
+    (one,) = json.loads(ask(served, "ReceiveMessage", {"QueueUrl": "q"}).body)["Messages"]
+    handle = one["ReceiptHandle"]
+    changes = ({"Id": "a", "ReceiptHandle": handle, **given} for given in ({}, {"VisibilityTimeout": -1}))
+    assert [failed("ChangeMessageVisibilityBatch", change) for change in changes] == [
+        [("MissingParameter", lacks.format("ChangeMessageVisibilityBatchRequestEntry.1.VisibilityTimeout"))],
+        [
+            (
+                "InvalidParameterValue",
+                invalid(-1, "VisibilityTimeout", "VisibilityTimeout must be an integer between 0 and 43200."),
+            )
+        ],
+    ]
+    told = ask(served, "DeleteMessage", {"QueueUrl": "dead", "ReceiptHandle": handle})
+    assert (told.status, json.loads(told.body)["message"]) == (
+        404,
+        f'The receipt handle "{handle}" is not valid for this queue.',
+    )
+
+
+def test_a_policy_has_twenty_statements(served):
+    texts = []
+    for n in range(21):
+        answer = ask(served, "AddPermission", {**PERMIT, "QueueUrl": "many", "Label": f"l{n}"})
+        texts.append(json.loads(answer.body).get("message"))
+    assert texts == [None] * 20 + ["21 Statements were found, maximum allowed is 20."]

@@ -46,6 +46,7 @@ from kmqpy.gateway.dialects.sqs.message_actions import MessageActions
 from kmqpy.gateway.dialects.sqs.move_tasks import MoveTasks
 from kmqpy.gateway.dialects.sqs.policies import verdict
 from kmqpy.gateway.dialects.sqs.queue_actions import QueueActions
+from kmqpy.gateway.dialects.sqs.reading import malformed, read_json
 from kmqpy.gateway.dialects.sqs.shapes import REQUESTS
 from kmqpy.gateway.http import Call, Response
 from kmqpy.gateway.keys.keyring import Principal
@@ -281,11 +282,7 @@ class _Json:
 
     def read(self, call: Call, body: bytes) -> tuple[str, Any]:
         action = _known(call.header("x-amz-target").removeprefix(_TARGET))
-        try:
-            given = _DECODERS[action].decode(body or b"{}")
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise _malformed(error) from None
-        given = _complete(call, given)
+        given = _complete(call, read_json(action, body or b"{}"))
         _check_required(given)
         return action, given
 
@@ -315,7 +312,7 @@ class _Query:
         try:
             given = msgspec.convert(query.values(action, parameters), REQUESTS[action], strict=False)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise _malformed(error) from None
+            raise malformed(error) from None
         given = _complete(call, given)
         if "QueueUrl" in given.required and not given.QueueUrl:
             url = f"{call.request.scope['scheme']}://{call.header('host')}{path}"
@@ -341,7 +338,6 @@ class _Query:
 
 
 _ENCODER = msgspec.json.Encoder()
-_DECODERS = {action: msgspec.json.Decoder(kind) for action, kind in REQUESTS.items()}
 
 
 def _pairs(text: bytes) -> Sequence[tuple[str, str]]:
@@ -350,7 +346,7 @@ def _pairs(text: bytes) -> Sequence[tuple[str, str]]:
             text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=_MAX_FIELDS
         )
     except ValueError as error:
-        raise _malformed(error) from None
+        raise malformed(error) from None
 
 
 def _known(action: str, *, is_at_queue: bool = False) -> str:
@@ -360,11 +356,6 @@ def _known(action: str, *, is_at_queue: bool = False) -> str:
             f"The action {action[:200]} is not valid for this endpoint." if action else "There is no Action.",
         )
     return action
-
-
-def _malformed(error: Exception) -> SqsError:
-    what = str(error) if isinstance(error, msgspec.MsgspecError) else type(error).__name__
-    return SqsError(MALFORMED, f"The request can't be read: {what}")
 
 
 def _complete(call: Call, given: Any) -> Any:

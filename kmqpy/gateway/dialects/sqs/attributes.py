@@ -41,6 +41,9 @@ _MAX_SOURCES = 10
 _SCOPE_CHANGES_S = 60
 """As on AWS, another DeduplicationScope counts a minute after it was set."""
 _MAX_POLICY_BYTES = 8_192
+_VERSIONS = ("2008-10-17", "2012-10-17")
+_NEGATED = ("Principal", "Action", "Resource")
+_STATEMENT = {"Sid", "Effect", "Condition", *_NEGATED, *(f"Not{one}" for one in _NEGATED)}
 
 VISIBILITY = "VisibilityTimeout"
 _KMS, _SSE = "KmsMasterKeyId", "SqsManagedSseEnabled"
@@ -236,6 +239,8 @@ def check_name(name: str, attributes: Mapping[str, str]) -> None:
             "The name of a FIFO queue can only include alphanumeric characters, hyphens, or underscores, "
             "must end with .fifo suffix and be 1 to 80 in length.",
         )
+    if not name:
+        raise SqsError(INVALID_VALUE, "Queue name cannot be empty")
     if not is_fifo and not _NAME.fullmatch(name):
         raise SqsError(
             INVALID_VALUE,
@@ -289,6 +294,20 @@ def _checked(name: str, value: str, *, is_fifo: bool) -> str:
     return _CHECKS[name](value) if value else value
 
 
+def check_policy(text: str) -> None:
+    """Raise SqsError for a policy that no client may set; what is kept already is heeded whatever it is."""
+    policy = json.loads(text)
+    given = policy.get("Statement")
+    statements = given if isinstance(given, list) else [given]
+    if not (
+        policy.keys() <= {"Version", "Id", "Statement"}
+        and policy.get("Version", _VERSIONS[0]) in _VERSIONS
+        and statements
+        and all(isinstance(one, dict) and one.keys() <= _STATEMENT for one in statements)
+    ):
+        raise _invalid("Policy")
+
+
 def check_known(names: list[str]) -> None:
     """Raise SqsError for a name that no attribute of a queue has."""
     known = {"All", *READ_ONLY, *NUMBERS, *_CHECKS, *_FIFO}
@@ -327,7 +346,8 @@ def _object(value: str) -> dict[str, Any] | None:
 
 
 def _check_policy(value: str) -> str:
-    if _object(value) is None or len(value) > _MAX_POLICY_BYTES:
+    policy = _object(value)
+    if policy is None or len(value) > _MAX_POLICY_BYTES:
         raise _invalid("Policy")
     return value
 
@@ -336,10 +356,8 @@ def _check_redrive(value: str) -> str:
     policy = _object(value)
     if policy is None:
         raise invalid(value, "RedrivePolicy", "Redrive policy is not a valid JSON map.")
-    for key in ("deadLetterTargetArn", "maxReceiveCount"):
-        if not policy.get(key):
-            if key in policy and key == "maxReceiveCount":
-                break
+    for key in ("maxReceiveCount", "deadLetterTargetArn"):
+        if key not in policy:
             raise invalid(
                 value, "RedrivePolicy", f"Redrive policy does not contain mandatory attribute: {key}."
             )
@@ -348,7 +366,7 @@ def _check_redrive(value: str) -> str:
             raise invalid(
                 value,
                 "RedrivePolicy",
-                "Only following attributes are supported: [deadLetterTargetArn, maxReceiveCount].",
+                "Only following attributes are supported: [maxReceiveCount, deadLetterTargetArn].",
             )
     count = str(policy["maxReceiveCount"])
     if isinstance(policy["maxReceiveCount"], bool) or not (
@@ -367,25 +385,33 @@ def _check_redrive(value: str) -> str:
 
 def _check_allow(value: str) -> str:
     policy = _object(value)
-    reason = (
-        "Amazon SQS can't create the redrive allow policy, as it\N{RIGHT SINGLE QUOTATION MARK}s in an "
-        "unsupported format."
-    )
-    if policy is None or policy.get("redrivePermission") not in {"allowAll", "denyAll", "byQueue"}:
-        raise invalid(value, "RedriveAllowPolicy", reason)
-    sources = policy.get("sourceQueueArns")
-    by_queue = policy["redrivePermission"] == "byQueue"
-    if by_queue != bool(sources) or not (
-        sources is None or (isinstance(sources, list) and all(isinstance(one, str) for one in sources))
+    sources = policy.get("sourceQueueArns", []) if policy is not None else None
+    if (
+        policy is None
+        or not policy.keys() <= {"redrivePermission", "sourceQueueArns"}
+        or policy.get("redrivePermission") not in ("allowAll", "denyAll", "byQueue")
+        or not isinstance(sources, list)
+        or not all(isinstance(one, str) for one in sources)
     ):
-        raise invalid(value, "RedriveAllowPolicy", reason)
-    if sources and len(sources) > _MAX_SOURCES:
-        raise invalid(
-            value,
+        raise _invalid(
             "RedriveAllowPolicy",
-            "Amazon SQS can't create the redrive allow policy. Maximum number of sourceQueueArns is "
-            f"{_MAX_SOURCES}.",
+            "Amazon SQS can't create the redrive allow policy, as it\N{RIGHT SINGLE QUOTATION MARK}s in an "
+            "unsupported format.",
         )
+    why = ""
+    if policy["redrivePermission"] != "byQueue":
+        if sources:
+            why = "To specify one or more source queue ARNs, you must set redrivePermission to byQueue."
+    elif not sources:
+        why = (
+            "When you specify the byQueue permission type, you must also specify one or more "
+            "sourceQueueArns values."
+        )
+    elif len(sources) > _MAX_SOURCES:
+        why = f"The maximum number of source queue ARNs you can specify is {_MAX_SOURCES}."
+    if why:
+        why = f"Amazon SQS can't create the redrive allow policy. {why}"
+        raise invalid(value, "RedriveAllowPolicy", why)
     return value
 
 

@@ -41,10 +41,9 @@ def checked(kind: str, entries: Sequence[E]) -> dict[str, E]:
         )
     found: dict[str, E] = {}
     for number, entry in enumerate(entries, 1):
-        for name in getattr(entry, "required", ()):
-            if getattr(entry, name) is None and name != "MessageBody":
-                raise missing(f"{kind}.{number}.{name}")
-        id_ = entry.Id or ""
+        if entry.Id is None:
+            raise missing(f"{kind}.{number}.Id")
+        id_ = entry.Id
         if not _ID.fullmatch(id_):
             raise SqsError(
                 INVALID_BATCH_ID,

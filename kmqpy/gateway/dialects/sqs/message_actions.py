@@ -24,6 +24,7 @@ from kmqpy.gateway.dialects.sqs.errors import (
     UNSUPPORTED,
     SqsError,
     invalid,
+    missing,
     no_such_queue,
 )
 from kmqpy.gateway.dialects.sqs.messages import (
@@ -35,7 +36,7 @@ from kmqpy.gateway.dialects.sqs.messages import (
     check_id,
     check_ids,
     check_visibility,
-    invalid_handle,
+    foreign_handle,
     message_id,
     parse_handle,
     prepared,
@@ -51,6 +52,7 @@ from kmqpy.message import OutgoingMessage
 
 _MAX_RECEIVED = 10
 _MAX_WAIT_S = 20
+_MAX_VISIBILITY_S = NUMBERS[VISIBILITY].most
 _MAX_BATCH_BYTES = 1_048_576
 _SHOWN_LEASE_S = 5.0
 """The lease of messages that are received with a visibility timeout of 0, until they are given back."""
@@ -311,7 +313,7 @@ class MessageActions:
     async def _delete(self, served: ServedQueue, handle: Handle) -> None:
         id_ = served.ids.parse(handle.wire_id)
         if id_ is None:  # of an earlier queue of this name
-            raise invalid_handle(handle.text())
+            raise foreign_handle(handle.text())
         may_be_late = served.is_grouped and handle.wire_id not in self._deleted
         if may_be_late and not await served.change(handle.receipt, _SHOWN_LEASE_S):
             # What is behind it in its group may be with others: the message must be received again.
@@ -324,7 +326,10 @@ class MessageActions:
     async def change(self, asked: Asked, given: shapes.ChangeMessageVisibilityRequest) -> None:
         """Let a message be hidden for so long from now."""
         name = asked.queue(given.QueueUrl)
-        await self._on_handle(asked, name, given.ReceiptHandle, self._changing(given.VisibilityTimeout, name))
+        change = self._changing(
+            given.VisibilityTimeout or 0, name, f"Must be between 0 and {_MAX_VISIBILITY_S}."
+        )
+        await self._on_handle(asked, name, given.ReceiptHandle, change)
 
     async def change_batch(
         self, asked: Asked, given: shapes.ChangeMessageVisibilityBatchRequest
@@ -332,19 +337,22 @@ class MessageActions:
         """The same for several messages."""
         name = asked.queue(given.QueueUrl)
         entries = batches.checked("ChangeMessageVisibilityBatchRequestEntry", given.Entries or ())
+        reason = f"VisibilityTimeout must be an integer between 0 and {_MAX_VISIBILITY_S}."
         return await self._each(
             asked,
             name,
             {
-                id_: (one.ReceiptHandle, self._changing(one.VisibilityTimeout, name))
-                for id_, one in entries.items()
+                id_: (one.ReceiptHandle, self._changing(one.VisibilityTimeout, name, reason, number))
+                for number, (id_, one) in enumerate(entries.items(), 1)
             },
         )
 
-    def _changing(self, seconds: int | None, name: str) -> _Doing:
+    def _changing(self, seconds: int | None, name: str, reason: str, number: int = 0) -> _Doing:
         async def change(served: ServedQueue, handle: Handle) -> None:
-            given_s = check_visibility(0 if seconds is None else seconds)
-            most = NUMBERS[VISIBILITY].most
+            if seconds is None:
+                raise missing(f"ChangeMessageVisibilityBatchRequestEntry.{number}.{VISIBILITY}")
+            given_s = check_visibility(seconds, reason)
+            most = _MAX_VISIBILITY_S
             passed_s = (self._clock.wall_ms() - handle.taken_ms) / 1000
             if given_s and passed_s + given_s > most + 1:
                 raise invalid(
@@ -391,7 +399,7 @@ class MessageActions:
         try:
             await self._hub.with_queue(QueueName(name), partial(_with, do, parsed), missing=_raise_missing)
         except ReceiptError:
-            raise invalid_handle(handle or "") from None
+            raise foreign_handle(handle or "") from None
 
 
 _Doing = Callable[[ServedQueue, Handle], Awaitable[None]]
@@ -443,7 +451,10 @@ def _terms(given: shapes.ReceiveMessageRequest, sheet: Sheet) -> _Terms:
     elif not 0 <= wait_s <= _MAX_WAIT_S:
         raise invalid(wait_s, "WaitTimeSeconds", f"Must be >= 0 and <= {_MAX_WAIT_S}, if provided.")
     visibility = given.VisibilityTimeout
-    visibility = sheet.visibility if visibility is None else check_visibility(visibility)
+    if visibility is None:
+        visibility = sheet.visibility
+    else:
+        visibility = check_visibility(visibility, f"Must be >= 0 and <= {_MAX_VISIBILITY_S}, if provided.")
     system = [*(given.AttributeNames or ()), *(given.MessageSystemAttributeNames or ())]
     values.check_system_names(system)
     attempt = given.ReceiveRequestAttemptId if sheet.is_fifo else None  # standard queues do nothing with it

@@ -16,7 +16,14 @@ from uuid import UUID
 
 from kmqpy.gateway.dialects.sqs import celery, checksums, values
 from kmqpy.gateway.dialects.sqs.attributes import NUMBERS, VISIBILITY, Sheet
-from kmqpy.gateway.dialects.sqs.errors import INVALID_HANDLE, INVALID_VALUE, SqsError, invalid, missing
+from kmqpy.gateway.dialects.sqs.errors import (
+    EMPTY_VALUE,
+    INVALID_HANDLE,
+    INVALID_VALUE,
+    SqsError,
+    invalid,
+    missing,
+)
 from kmqpy.gateway.dialects.sqs.shapes import SendMessageBatchRequestEntry, SendMessageRequest
 from kmqpy.gateway.service.served_queue import Taken
 from kmqpy.message import OutgoingMessage, last_header
@@ -51,7 +58,9 @@ def size_of(given: Given) -> int:
 def prepared(given: Given, sheet: Sheet, now_ms: int, trace: str = "") -> Prepared:
     """Check a message; raises SqsError. `trace`: what the request itself says for AWSTraceHeader."""
     if not given.MessageBody:
-        raise missing("MessageBody")
+        in_batch = isinstance(given, SendMessageBatchRequestEntry) and given.MessageBody is not None
+        error = missing("MessageBody")
+        raise SqsError(EMPTY_VALUE, str(error)) if in_batch else error
     values.check_contents(given.MessageBody)
     body = given.MessageBody.encode()
     attributes = values.checked(given.MessageAttributes or {})
@@ -142,11 +151,10 @@ def _delay_s(given: Given, sheet: Sheet) -> int:
     return delay_s
 
 
-def check_visibility(seconds: int) -> int:
+def check_visibility(seconds: int, reason: str) -> int:
     """A visibility timeout that a client gives; raises SqsError."""
-    most = NUMBERS[VISIBILITY].most
-    if not 0 <= seconds <= most:
-        raise invalid(seconds, VISIBILITY, f"Must be between 0 and {most}, if provided.")
+    if not 0 <= seconds <= NUMBERS[VISIBILITY].most:
+        raise invalid(seconds, VISIBILITY, reason)
     return seconds
 
 
@@ -193,6 +201,8 @@ class Handle(NamedTuple):
 
 def parse_handle(text: str) -> Handle:
     """The reverse of Handle.text(); raises SqsError."""
+    if not text.strip():
+        raise missing("ReceiptHandle")
     try:
         raw = base64.b64decode(text.encode("ascii"), altchars=b"-_", validate=True)
         taken_ms, checksum = _HEAD.unpack_from(raw)
@@ -206,10 +216,15 @@ def parse_handle(text: str) -> Handle:
 
 
 def invalid_handle(text: str) -> SqsError:
-    """The error for what is no receipt handle of this queue."""
+    """The error for what is no receipt handle."""
     return SqsError(
         INVALID_HANDLE, f'The input receipt handle "{text[:1024]}" is not a valid receipt handle.'
     )
+
+
+def foreign_handle(text: str) -> SqsError:
+    """The error for a receipt handle of another queue."""
+    return SqsError(INVALID_HANDLE, f'The receipt handle "{text[:1024]}" is not valid for this queue.')
 
 
 class FirstTakes:

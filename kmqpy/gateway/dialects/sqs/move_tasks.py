@@ -23,9 +23,9 @@ from typing import Any
 from kmqpy.core.clock import Clock
 from kmqpy.errors import KmqError
 from kmqpy.gateway.dialects.sqs import shapes, values
-from kmqpy.gateway.dialects.sqs.addresses import queue_of_arn
+from kmqpy.gateway.dialects.sqs.addresses import is_arn, queue_of_arn
 from kmqpy.gateway.dialects.sqs.asked import Asked
-from kmqpy.gateway.dialects.sqs.attributes import Sheet
+from kmqpy.gateway.dialects.sqs.attributes import FIFO_SUFFIX, Sheet
 from kmqpy.gateway.dialects.sqs.catalog import Catalog
 from kmqpy.gateway.dialects.sqs.errors import (
     INVALID_VALUE,
@@ -81,12 +81,18 @@ class MoveTasks:
             given.MaxNumberOfMessagesPerSecond,
         )
         if rate is not None and not 1 <= rate <= _MAX_RATE:
-            raise invalid(
-                rate, "MaxNumberOfMessagesPerSecond", f"Must be between 1 and {_MAX_RATE}, if provided."
+            raise SqsError(
+                INVALID_VALUE,
+                "Value for parameter MaxNumberOfMessagesPerSecond is invalid. Reason: You must enter a "
+                f"number that's between 1 and {_MAX_RATE}.",
             )
         name = await self._existing(asked, source, "SourceArn")
         if target and await self._existing(asked, target, "DestinationArn", "post") == name:
             raise SqsError(INVALID_VALUE, "Source queue arn and destination queue arn cannot be the same.")
+        if target and name.endswith(FIFO_SUFFIX) != target.endswith(FIFO_SUFFIX):
+            raise SqsError(
+                INVALID_VALUE, "The source queue and destination queue must be of the same queue type."
+            )
         if not await self._catalog.sources_of(name):
             raise SqsError(INVALID_VALUE, "Source queue must be configured as a Dead Letter Queue.")
         task = {
@@ -133,6 +139,12 @@ class MoveTasks:
         return {"Results": found} if found else {}
 
     async def _existing(self, asked: Asked, arn: str, parameter: str, needs: str = "") -> str:
+        if not is_arn(arn):
+            raise SqsError(
+                INVALID_VALUE,
+                f"You must use this format to specify the {parameter}: "
+                "arn:<partition>:<service>:<region>:<account-id>:<resource-id>",
+            )
         name = asked.about(queue_of_arn(arn, parameter), needs)
         if await self._catalog.find(name) is None:
             raise SqsError(

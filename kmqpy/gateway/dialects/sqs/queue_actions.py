@@ -31,6 +31,9 @@ _MAX_LISTED = 1_000
 _MAX_TAGS = 50
 _MAX_KEY, _MAX_TAG = 128, 256
 _MAX_PERMITTED = 7
+_MAX_STATEMENTS = 20
+_COLONS = 5
+"""In an ARN."""
 _ACTIONS = frozenset(
     {
         "*",
@@ -79,7 +82,12 @@ class QueueActions:
 
     async def url(self, asked: Asked, given: shapes.GetQueueUrlRequest) -> dict[str, Any]:
         """The URL of a queue."""
-        name = asked.about(given.QueueName or "")
+        if not given.QueueName:
+            raise SqsError(
+                INVALID_VALUE,
+                "Value for parameter QueueName is invalid. Reason: Must specify a queue name.",
+            )
+        name = asked.about(given.QueueName)
         await self._catalog.get(name)
         return {"QueueUrl": asked.addresses.url(name)}
 
@@ -131,6 +139,8 @@ class QueueActions:
         name = asked.queue(given.QueueUrl)
         sheet = await self._catalog.read(name)
         wanted = given.Attributes or {}
+        if not wanted:
+            raise missing("Attribute.Name")
         checked = attributes.checked(wanted, is_fifo=sheet.is_fifo, former=sheet)
         await self._check(asked, name, wanted, checked)
         now_s = self._clock.wall_ms() // 1000
@@ -142,18 +152,22 @@ class QueueActions:
         """Raise SqsError for a policy that can't be enforced, and for a wrong queue for dead letters."""
         if asked.sender.key is not None:
             check_denials(checked.get("Policy") or "{}")
+        if checked.get("Policy"):
+            attributes.check_policy(checked["Policy"])
         policy = checked.get("RedrivePolicy")
         if not policy:
             return
         arn, policy = json.loads(policy)["deadLetterTargetArn"], wanted["RedrivePolicy"]
         if not is_arn(arn):
-            raise invalid(policy, "RedrivePolicy", "Invalid value for deadLetterTargetArn.")
+            is_other = arn.startswith("arn:") and arn.count(":") >= _COLONS and ":sqs:" not in arn
+            why = "Only SQS queues are valid resources for" if is_other else "Invalid value for"
+            raise invalid(policy, "RedrivePolicy", f"{why} deadLetterTargetArn.")
         target = await self._catalog.find(queue_of_arn(arn, "RedrivePolicy"))
         if target is None:
             raise invalid(policy, "RedrivePolicy", "Dead letter target does not exist.")
         if target.is_fifo != name.endswith(attributes.FIFO_SUFFIX):
             raise invalid(
-                policy, "RedrivePolicy", "Dead-letter queue must be same type of queue as the source."
+                policy, "RedrivePolicy", "Dead-letter queue must be same type of queue as the source.."
             )
         if not target.admits(asked.addresses.arn(name)):
             raise invalid(
@@ -237,6 +251,11 @@ class QueueActions:
         def added(statements: list[Any]) -> list[Any]:
             if any(_label(one) == label for one in statements):
                 raise invalid(label, "Label", "Already exists.")
+            if len(statements) >= _MAX_STATEMENTS:
+                raise SqsError(
+                    OVER_LIMIT,
+                    f"{len(statements) + 1} Statements were found, maximum allowed is {_MAX_STATEMENTS}.",
+                )
             return [*statements, statement]
 
         await self._change_policy(name, arn, added)
@@ -298,10 +317,16 @@ def _check_tags(name: str, tags: Mapping[str, str]) -> None:
     if len(tags) > _MAX_TAGS:
         raise SqsError(INVALID_VALUE, f"Too many tags added for queue {name}.")
     for key, value in tags.items():
-        if not 1 <= len(key) <= _MAX_KEY or value is None or len(value) > _MAX_TAG or "\0" in key + value:
+        is_key = 1 <= len(key) <= _MAX_KEY and "\0" not in key
+        if not is_key or len(value) > _MAX_TAG or "\0" in value:
+            what = (
+                f"values must be between 0 and {_MAX_TAG}"
+                if is_key
+                else f"keys must be between 1 and {_MAX_KEY}"
+            )
             raise SqsError(
                 INVALID_VALUE,
-                f"Tag keys must be between 1 and {_MAX_KEY} characters in length, values at most {_MAX_TAG}.",
+                f"Tag {what} characters in length.",
             )
 
 
@@ -310,7 +335,11 @@ def _page(
 ) -> dict[str, Any]:
     """A page of queues' URLs; without MaxResults up to 1,000, and no token."""
     if most is not None and not 1 <= most <= _MAX_LISTED:
-        raise invalid(most, "MaxResults", f"Must be between 1 and {_MAX_LISTED}, if provided.")
+        raise SqsError(
+            INVALID_VALUE,
+            "Value for parameter MaxResults is invalid. Reason: MaxResults must be an integer between 1 and "
+            f"{_MAX_LISTED}.",
+        )
     if token:
         after = _parse_token(token)
         names = [name for name in names if name > after]
@@ -325,4 +354,4 @@ def _parse_token(token: str) -> str:
     try:
         return base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True).decode()
     except ValueError:
-        raise invalid(token[:200], "NextToken", "it is none of this queue list.") from None
+        raise SqsError(INVALID_VALUE, "Invalid or expired next token.") from None

@@ -37,8 +37,9 @@ TRACE_HEADER = "AWSTraceHeader"
 
 _MOST = 10
 _NAME = re.compile(r"(?!\.)(?!.*\.\.)[\w.-]{1,256}(?<!\.)")
-"""AWS's text says A-Z, a-z; letters and digits of all scripts are taken."""
+"""Letters and digits of all scripts, as AWS takes them."""
 _TYPE = re.compile(r"(String|Number|Binary)(\.[A-Za-z0-9_.-]+)?")
+_MAX_NAME = 256
 _MAX_TYPE = 256
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -85,11 +86,7 @@ def checked_trace(given: Mapping[str, MessageSystemAttributeValue]) -> dict[str,
     """The system attributes that a client sends: only one can be sent."""
     for name in given:
         if name != TRACE_HEADER:
-            raise SqsError(
-                _INVALID,
-                f"Message system attribute name '{name}' is invalid. The only supported one is "
-                f"{TRACE_HEADER}.",
-            )
+            raise SqsError(_INVALID, f"Message system attribute name '{name[:256]}' is invalid.")
     found = {name: _checked(name, value) for name, value in given.items()}
     for value in found.values():
         if value.type != "String":
@@ -98,17 +95,31 @@ def checked_trace(given: Mapping[str, MessageSystemAttributeValue]) -> dict[str,
 
 
 def _checked_name(name: str) -> str:
-    if not name:
-        raise SqsError(_INVALID, "The request must contain non-empty message attribute name.")
-    if name.lower().startswith(("aws.", "amazon.")):
-        raise SqsError(_INVALID, "Message (user) attribute name can not start with AWS. or Amazon.")
-    if not _NAME.fullmatch(name):
-        raise SqsError(
-            _INVALID,
-            f"The message attribute name '{name[:256]}' is invalid. Attribute name can contain A-Z, a-z, "
-            "0-9, underscore (_), hyphen (-), and period (.) characters.",
-        )
+    if not _NAME.fullmatch(name) or name.lower().startswith(("aws.", "amazon.")):
+        raise SqsError(_INVALID, _fault_of_name(name))
     return name
+
+
+def _fault_of_name(name: str) -> str:
+    if not name:
+        return "The request must contain non-empty message (user) attribute names."
+    if name.lower().startswith(("aws.", "amazon.")):
+        return (
+            "You can't use message attribute names beginning with 'AWS.' or 'Amazon'. These strings are "
+            "reserved for internal use."
+        )
+    for is_wrong, what in (
+        (len(name) > _MAX_NAME, f"be shorter than {_MAX_NAME} bytes"),
+        (name.startswith("."), "not begin with character '.'"),
+        (name.endswith("."), "not end with character '.'"),
+        (".." in name, "not have successive '.' characters"),
+    ):
+        if is_wrong:
+            return f"Message (user) attribute name must {what}."
+    return (
+        "Message (user) attributes name can only contain upper and lower score characters, digits, periods, "
+        "hyphens and underscores. "
+    )
 
 
 def _checked(name: str, value: MessageAttributeValue | MessageSystemAttributeValue | None) -> Value:
@@ -119,27 +130,25 @@ def _checked(name: str, value: MessageAttributeValue | MessageSystemAttributeVal
             UNSUPPORTED, "Message attribute list values in SendMessage operation are not supported."
         )
     if not value.DataType:
-        raise SqsError(
-            _INVALID, f"The message attribute '{name}' must contain non-empty message attribute type."
-        )
-    if not _TYPE.fullmatch(value.DataType) or len(value.DataType) > _MAX_TYPE:
+        what = "value" if value.StringValue is None and value.BinaryValue is None else "type"
         raise SqsError(
             _INVALID,
-            f"The message attribute '{name}' has an invalid message attribute type, the set of supported "
-            "type prefixes is Binary, Number, and String.",
+            f"The message (user) attribute '{name}' must contain a non-empty message attribute {what}.",
+        )
+    if len(value.DataType) > _MAX_TYPE:
+        raise SqsError(_INVALID, f"Message (user) attribute type must be shorter than {_MAX_TYPE} bytes.")
+    if not _TYPE.fullmatch(value.DataType):
+        raise SqsError(
+            _INVALID,
+            f"The type of message (user) attribute '{name}' is invalid. You must use only the following "
+            "supported type prefixes: Binary, Number, String.",
         )
     kind = value.DataType.partition(".")[0]
     content = value.BinaryValue if kind == "Binary" else value.StringValue
-    if content is None:
+    if not content:
         raise SqsError(
             _INVALID,
-            f"The message attribute '{name}' must contain non-empty message attribute value for message "
-            f"attribute type '{value.DataType}'.",
-        )
-    if not content:
-        shown = "Binary" if kind == "Binary" else "String"
-        raise SqsError(
-            _INVALID, f"Message (user) attribute '{name}' must contain a non-empty value of type '{shown}'."
+            f"Message (user) attribute '{name}' must contain a non-empty value of type '{value.DataType}'.",
         )
     if isinstance(content, bytes):
         return Value(value.DataType, content)
