@@ -377,7 +377,6 @@ ROWS = [
         VALUE,
         "Value for parameter QueueName is invalid. Reason: Must specify a queue name.",
     ),
-    ("CreateQueue", {"QueueName": ""}, VALUE, "Queue name cannot be empty"),
     (
         "SetQueueAttributes",
         {"QueueUrl": "q", "Attributes": {}},

@@ -239,8 +239,6 @@ def check_name(name: str, attributes: Mapping[str, str]) -> None:
             "The name of a FIFO queue can only include alphanumeric characters, hyphens, or underscores, "
             "must end with .fifo suffix and be 1 to 80 in length.",
         )
-    if not name:
-        raise SqsError(INVALID_VALUE, "Queue name cannot be empty")
     if not is_fifo and not _NAME.fullmatch(name):
         raise SqsError(
             INVALID_VALUE,
