@@ -108,6 +108,21 @@ def test_visibility_is_changed_from_now_and_0_gives_back(sqs, queue):
     assert received(sqs, queue, WaitTimeSeconds=2) == []
 
 
+def test_the_latest_handle_counts_at_a_gateway_that_has_an_older_one(tmp_path, name):
+    url = f"sqlite:///{tmp_path / 'queues.db'}"
+    with running(storage_for(url)) as one, running(storage_for(url)) as other:
+        here, there = client(one), client(other)
+        queue = here.create_queue(QueueName=name)["QueueUrl"]
+        here.send_message(QueueUrl=queue, MessageBody="a")
+        assert bodies(received(here, queue, VisibilityTimeout=0)) == ["a"]
+        (message,) = received(there, queue, VisibilityTimeout=30)
+        change = partial(here.change_message_visibility, QueueUrl=queue)
+        change(ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=60)
+        assert received(here, queue) == []
+        change(ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=0)
+        assert bodies(received(here, queue)) == ["a"]
+
+
 def test_a_delay_of_a_message_beats_that_of_the_queue(sqs, name):
     queue = sqs.create_queue(QueueName=name, Attributes={"DelaySeconds": "900"})["QueueUrl"]
     sqs.send_message(QueueUrl=queue, MessageBody="late")

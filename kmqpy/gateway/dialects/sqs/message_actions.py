@@ -363,9 +363,12 @@ class MessageActions:
             if handle.wire_id in self._deleted:
                 raise invalid(handle.text(), "ReceiptHandle", _GONE)
             # AWS documents MessageNotInflight, and takes handles whose time is over in silence. In standard
-            # queues an older handle changes what the latest receive has.
-            receipt = self._latest.get(handle.wire_id, handle.receipt)
-            if not await served.change(receipt, given_s) and served.is_grouped:
+            # queues an older handle changes what the latest receive has; another gateway's may be later.
+            is_changed = await served.change(handle.receipt, given_s)
+            latest = self._latest.get(handle.wire_id, handle.receipt)
+            if latest != handle.receipt and not (is_changed and given_s):
+                is_changed = await served.change(latest, given_s)
+            if not is_changed and served.is_grouped:
                 raise invalid(handle.text(), "ReceiptHandle", _GONE)
             self._attempts.touch(handle.wire_id)
             if not given_s:
