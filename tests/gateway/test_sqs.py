@@ -367,6 +367,8 @@ def test_a_fifo_queue_knows_duplicates_also_after_they_were_deleted(sqs, sqs_ser
     finally:
         actions._clock = clock
     assert counts(sqs, scoped) == (1, 4, 0)
+    sqs.purge_queue(QueueUrl=fifo)
+    assert sent(sqs, fifo, "5", "a", "same")["MessageId"] != one["MessageId"]
 
 
 def test_a_receive_is_repeated_by_its_attempt_id_unless_a_message_was_changed(sqs, fifo):

@@ -306,7 +306,7 @@ class _Query:
         parameters = [*_pairs(call.request.scope["query_string"]), *_pairs(body)]
         action = next((value for name, value in parameters if name == "Action"), "")
         path = call.request.scope["path"]
-        if not parameters and call.request.method == "GET":
+        if not action and call.request.method == "GET":
             raise SqsError(UNKNOWN_OPERATION, path)
         _known(action, is_at_queue=queue_of_path(path) is not None)
         try:
