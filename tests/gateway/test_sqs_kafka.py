@@ -19,7 +19,7 @@ def test_a_queue_on_kafka_has_a_visibility_timeout_and_refuses_other_attributes(
         given = {"VisibilityTimeout": "40", "DelaySeconds": "0", "MessageRetentionPeriod": "345600"}
         name = f"s-{uuid.uuid4().hex[:12]}"
         queue = sqs.create_queue(QueueName=name, Attributes=given)["QueueUrl"]
-        for attributes in ({"DelaySeconds": "5"}, {"Policy": "{}"}, {"FifoQueue": "true"}):
+        for attributes in ({"DelaySeconds": "5"}, {"Policy": '{"Statement": {}}'}, {"FifoQueue": "true"}):
             new = f"{name}.fifo" if "FifoQueue" in attributes else f"{name}-2"
             with pytest.raises(ClientError) as error:
                 sqs.create_queue(QueueName=new, Attributes=attributes)
