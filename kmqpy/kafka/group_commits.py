@@ -141,7 +141,6 @@ def _ask_commits(
     ids: TopicIds,
 ) -> dict[int, Commit]:
     wanted = [TopicPartition(queue.name, partition) for partition in partitions]
-    librdkafka.connect_early(consumer, queue.name)  # else the first answer comes 50 ms later
     with librdkafka.kafka_errors(f"offsets of group {queue.consumer_group}", connection):
         places = librdkafka.retrying(
             # An error does not mean that there is no commit.

@@ -171,7 +171,6 @@ _TRANSACTION_SETTINGS: KafkaSettings = {"retry.backoff.ms": 1_000, "retry.backof
 """Settings of transactional producers, also if the user has set others: REPEATED_END_S depends on them."""
 
 _POLL_S = 0.05
-_CONNECT_EARLY_TIMEOUT_S = 1.0
 _PRODUCER_CONNECT_S = 0.05
 """Seconds in which a new producer may connect to a broker before it is used."""
 
@@ -298,17 +297,6 @@ def new_consumer(connection: KafkaConnection, defaults: KafkaSettings) -> Consum
     made.credentials = (str(settings.get("sasl.username", "")), str(settings.get("sasl.password", "")))
     keep_in_children(made)
     return made
-
-
-def connect_early(consumer: confluent_kafka.Consumer, topic: str) -> None:
-    """Let a new consumer find its group's coordinator at once; waits for a second at most.
-
-    To ask for the coordinator, librdkafka needs a connection to any broker. librdkafka connects after 50 ms,
-    or at once for a request to a partition's leader. So connect_early() asks for the bounds of partition 0
-    and ignores the answer. Only for consumers of few requests: a late answer costs the connection.
-    """
-    with suppress(KafkaException):
-        watermarks(consumer, topic, 0, _CONNECT_EARLY_TIMEOUT_S)
 
 
 def new_admin(connection: KafkaConnection) -> AdminClient:
@@ -561,8 +549,15 @@ def _settings(connection: KafkaConnection, defaults: KafkaSettings) -> dict[str,
         elif error.code() == KafkaError._RESOLVE and before is None:  # a refusal says more
             _reported_errors[key] = _ReportedError(error, now, now)
 
-    # TCP keep-alive: load balancers and firewalls forget idle connections without a word.
-    return connection.kafka_settings({"socket.keepalive.enable": True, "error_cb": note_error, **defaults})
+    common: dict[str, Any] = {
+        "error_cb": note_error,
+        # Load balancers and firewalls forget idle connections without a word.
+        "socket.keepalive.enable": True,
+        # In half of this time, librdkafka makes one connection at most, and a new client needs two: to the
+        # address that it was given, then to the broker that this one names.
+        "reconnect.backoff.ms": 20,
+    }
+    return connection.kafka_settings({**common, **defaults})
 
 
 def connection_key(connection: KafkaConnection) -> tuple[str, int]:

@@ -25,6 +25,9 @@ _BATCH_RECORDS = 10_000
 """A reader takes at most this many records from librdkafka at once, after the first of them."""
 _POLL_S = 0.1
 """Seconds that a reader waits for a record before it checks whether `timeout_s` is over."""
+_FIRST_ASK_S = 0.2
+"""The time limit of a reader's first question. Librdkafka may ask it on a connection that it is about to
+close (one in a hundred times, more under load), and repeats it by itself only 0.7 s later."""
 _MAX_READ_GAP = 1_000
 """read_at() skips a gap of more offsets than this between two wanted records; it reads a shorter gap."""
 
@@ -234,6 +237,7 @@ class _Reader:
         self._timeout_s = connection.timeout_s if timeout_s is None else timeout_s
         self._clock = clock
         self._unread: set[int] = set()
+        self._has_asked = False
         self._consumer: Consumer = librdkafka.new_consumer(
             connection,
             {
@@ -261,7 +265,11 @@ class _Reader:
             return {partition: self._bounds(partition) for partition in partitions}
 
     def _bounds(self, partition: int) -> tuple[int, int]:
-        ask = partial(librdkafka.watermarks, self._consumer, self._topic, partition)
+        def ask(try_s: float) -> tuple[int, int]:
+            limit_s = try_s if self._has_asked else min(try_s, _FIRST_ASK_S)
+            self._has_asked = True
+            return librdkafka.watermarks(self._consumer, self._topic, partition, limit_s)
+
         # librdkafka reports a partition as unknown if it is new, or if its broker is slow.
         exists = partial(librdkafka.refresh_partition, self._consumer, self._topic, partition)
         return librdkafka.retrying(ask, self._timeout_s, self._connection, also=exists, clock=self._clock)
