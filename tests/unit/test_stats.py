@@ -51,12 +51,6 @@ class Committed:
     def __init__(self, *errors):
         self.errors = [*errors]
         self.asked = 0
-        self.connected = None
-
-    def get_watermark_offsets(self, place, timeout):
-        assert self.asked == 0
-        self.connected = place.topic, place.partition
-        raise KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN))
 
     def committed(self, places, timeout):
         self.asked += 1
@@ -79,7 +73,6 @@ def test_commits_are_asked_for_until_the_coordinator_knows_them(monkeypatch):
         1: Commit(5, 7),
     }
     assert consumer.asked == 4
-    assert consumer.connected == ("q", 0)  # before, whatever came of it
 
 
 def test_a_partition_whose_commit_may_not_be_read_does_not_count_as_without(monkeypatch):
