@@ -122,7 +122,7 @@ def test_an_election_alone_changes_nothing(monkeypatch):
 
 @pytest.mark.parametrize("seed", FOUND)
 def test_what_failed_once(seed):
-    assert simulate(seed).problems == []
+    assert simulate(seed, Controls(lanes=False)).problems == []
 
 
 @pytest.mark.parametrize("seed", FOUND_WITH_CUT_LOGS)
@@ -135,7 +135,7 @@ def misfits(control):
     found = []
     for part in fields(Controls):
         usual, given = part.default, getattr(control, part.name)
-        if isinstance(given, bool):
+        if not isinstance(given, type):
             continue
         own = [kind for kind in given.__mro__ if not issubclass(usual, kind)]
         methods = {
