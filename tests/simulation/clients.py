@@ -141,7 +141,7 @@ _late_acks = stepwise(
 LateAckCheck = _late_acks.LateAckCheck
 _receiver = stepwise(
     "kmqpy.kafka.client.receiver",
-    {"receive", "poll", "start", "hand_out", "keep_alive", "_start", "_confirm", "find_acknowledged"},
+    {"receive", "poll", "start", "confirm", "keep_alive", "_start", "_confirm", "find_acknowledged"},
     LateAckCheck=lambda connection, *rest: connection.world.controls.late_ack_check(connection, *rest),
     GroupMember=lambda connection, *rest, **more: connection.world.controls.member(connection, *rest, **more),
     Collapsing=lambda connection, *rest: connection.world.controls.collapsing(connection, *rest),
@@ -176,7 +176,7 @@ _client = stepwise(
         "_end_acknowledged",
         "poll",
         "start",
-        "hand_out",
+        "confirm",
     },
     TopicsInUse=_topics_in_use.TopicsInUse,
     Receiver=_receiver.Receiver,
@@ -184,7 +184,7 @@ _client = stepwise(
 )
 _lanes = stepwise(
     "kmqpy.kafka.client.lanes",
-    {"_round", "each", "poll", "start", "hand_out"},
+    {"_round", "each", "poll", "start"},
     QueueConsumer=_client.QueueConsumer,
 )
 _receiver._START_TIMEOUT_S = 0.3  # less than it may take until a start marker counts as failed
