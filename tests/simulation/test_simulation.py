@@ -88,11 +88,12 @@ FOUND_WITH_CUT_LOGS = {
 """The same, of seeds in which logs are cut back."""
 
 
-def test_same_seed_same_run():
+@pytest.mark.parametrize("lanes", [False, True])
+def test_same_seed_same_run(lanes):
     runs = []
     for _ in range(2):
         lines: list[str] = []
-        result = simulate(7, trace=lines.append)
+        result = simulate(7, Controls(lanes=lanes), trace=lines.append)
         runs.append((lines, result.steps, result.stats))
     assert runs[0] == runs[1]
     assert len(runs[0][0]) > 100
@@ -111,6 +112,11 @@ def test_r41_also_where_logs_were_cut_back():
     collapse = Controls(collapse=True, cut_logs=True)
     seeds = (*range(30), 166)
     assert {seed: problems for seed in seeds if (problems := simulate(seed, collapse).problems)} == {}
+
+
+def test_r46_r47_r48_the_same_with_a_retry_lane():
+    lanes = Controls(lanes=True)
+    assert {seed: problems for seed in range(100) if (problems := simulate(seed, lanes).problems)} == {}
 
 
 def test_an_election_alone_changes_nothing(monkeypatch):

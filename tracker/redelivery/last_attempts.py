@@ -21,8 +21,8 @@ _PAUSE_FACTOR = 4
 times the duration of that call."""
 
 _Key = tuple[str, int, tuple[str, str], tuple[str, ...]]
-"""The name of the markers topic, the partition, the ids of the topics, and the lanes of the queue: one that is
-added later is to be read, too."""
+"""The name of the markers topic, the partition, the ids of the topics, and the lanes of the queue, since one
+that is added is to be read, too."""
 
 
 @dataclass(slots=True)
