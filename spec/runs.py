@@ -242,9 +242,7 @@ RUNS = (
     _lanes("lanes: one message"),
     _lanes("lanes: two messages", Originals="2", MaxMessages="3", MaxRefusals="0"),
     _lanes("lanes: three copies and two refusals", full=True, MaxMessages="4", MaxRefusals="2"),
-    _lanes(
-        "lanes: two messages, two copies, two acks", full=True, Originals="2", MaxMessages="4", MaxAcks="2"
-    ),
+    _lanes("lanes: two messages, two copies", full=True, Originals="2", MaxMessages="4", MaxRefusals="0"),
     _lanes("lanes: positions of two lanes are compared", "NoStaleHandOut", ReadsToItsEnd="FALSE"),
     _lanes("lanes: the end is asked for before the take", "NoStaleHandOut", AsksAfterTake="FALSE"),
     _lanes("lanes: no fallback", "NothingHeldUp", FallsBack="FALSE"),

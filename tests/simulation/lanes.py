@@ -14,7 +14,7 @@ from kmqpy.errors import Unavailable
 from kmqpy.kafka.admin.lane_removal import with_draining
 from kmqpy.kafka.settings import MARKERS_SUFFIX, RETRY_SUFFIX, QueueSettings
 
-from .model import Broker, Log, Process, Steps, decoded, part_of
+from .model import Broker, Log, Process, Steps, decoded, part_of, topic_of
 from .stepwise import stepwise
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Lanes:
         self._never_writable = luck < 0.15
         self._refuses = 0.15 < luck < 0.5
         self._is_removed = 0.4 < luck < 0.8
+        self._is_added = luck > 0.85
         self.is_busy = False
         """It is being removed."""
 
@@ -69,8 +70,15 @@ class Lanes:
         if self._is_removed:
             self.is_busy = True
             world.at(quiet_at * rng.random(), self._remove)
+        if self._is_added:
+            self.settings = replace(self.settings, retry_lane=False)
+            world.at(0.5 * quiet_at * rng.random(), self._add)
 
-    def end_faults(self) -> None:
+    def some(self, topic: str) -> str:
+        """This topic of the main lane, or that of the other lane."""
+        return topic_of(topic, part_of(self.topic, 0) if self._rng.random() < 0.5 else 0)
+
+    def allow_copies(self) -> None:
         """From now on copies can be written, if they ever could."""
         if not self._never_writable:
             self._broker.refusing.clear()
@@ -87,7 +95,11 @@ class Lanes:
         """Say, no leader of the retry lane answers."""
         self._world.trace("broker", "the retry lane refuses copies")
         self._broker.refusing.add(self.topic)
-        self._world.at(_REFUSED_FOR_MS * self._rng.random(), self.end_faults)
+        self._world.at(_REFUSED_FOR_MS * self._rng.random(), self.allow_copies)
+
+    def _add(self) -> None:
+        self.change(replace(self.settings, retry_lane=True), deleting=False)
+        self._let_clients_notice()
 
     def _remove(self) -> None:
         self.change(with_draining(self.settings, replace(self.settings, retry_lane=False)), deleting=False)
@@ -135,9 +147,12 @@ class Lanes:
         return {p: (log.start, log.stable) for p, log in logs.items()}
 
     def _delete(self, topics: list[str]) -> None:
-        """Clients notice it soon, and begin anew without the lane."""
         self._world.trace("broker", f"{topics} are deleted")
         self._broker.delete(topics)
+        self._let_clients_notice()
+
+    def _let_clients_notice(self) -> None:
+        """They begin anew, with the lanes that there are."""
         for process in self._world.clients:
             if process.alive:
                 self._world.at(

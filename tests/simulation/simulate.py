@@ -23,7 +23,7 @@ from .cut_logs import SHARE as _CUT_LOGS
 from .cut_logs import CutLogs, end_all_hanging
 from .lanes import SHARE as _LANES
 from .lanes import LaneRemoval, Lanes, lane_topics, open_in, parts_of
-from .model import LIAR, Actor, Broker, Group, Process, Steps, World, main_partition, topic_of
+from .model import LIAR, Actor, Broker, Group, Log, Process, Steps, World, main_partition, topic_of
 from .producers import Transactions
 from .surroundings import CLOCK, QUEUE, number_of
 from .trackers import (
@@ -457,8 +457,13 @@ class Simulation:
         self.broker.missing.add(topic)
         self.world.at(2_000 * self.world.random(), lambda: self.broker.missing.discard(topic))
 
+    def _some_log(self, topic: str) -> Log:
+        """One of this topic of the main lane, or of that of another lane."""
+        partition = int(self.partitions * self.world.random())
+        return self.broker.logs[topic if self._lanes is None else self._lanes.some(topic), partition]
+
     def _garbage(self, _process: Process) -> None:
-        log = self.broker.logs[QUEUE_SETTINGS.markers_topic, int(self.partitions * self.world.random())]
+        log = self._some_log(QUEUE_SETTINGS.markers_topic)
         record = self.rng.choice(_ODD_RECORDS)
         log.append(*record, [], "somebody")
 
@@ -539,21 +544,21 @@ class Simulation:
         self.broker.skew_ms = 1_000 * (self.world.random() - 0.5)
 
     def _delete_messages(self, _process: Process) -> None:
-        log = self.broker.logs[QUEUE, int(self.partitions * self.world.random())]
+        log = self._some_log(QUEUE)
         if self.world.random() < 0.1 and log.stable > log.start:
             up_to = log.start + 1 + int(3 * self.world.random())
             up_to = min(up_to, log.stable)
             self.history.deletes(log, up_to)
             log.start = up_to
             self.counts["deletions"] += 1
-            self.world.trace("broker", f"queue {log.partition} begins at {up_to}")
+            self.world.trace("broker", f"{log.topic} {log.partition} begins at {up_to}")
 
     def _delete_markers(self, _process: Process) -> None:
-        log = self.broker.logs[QUEUE_SETTINGS.markers_topic, int(self.partitions * self.world.random())]
+        log = self._some_log(QUEUE_SETTINGS.markers_topic)
         self.history.markers_deleted = True
         log.start = max(log.start, int(log.stable * self.world.random()))
         self.counts["deletions"] += 1
-        self.world.trace("broker", f"markers {log.partition} begin at {log.start}")
+        self.world.trace("broker", f"{log.topic} {log.partition} begins at {log.start}")
 
     def _stop_faults(self) -> None:
         world = self.world
@@ -564,7 +569,7 @@ class Simulation:
         self.broker.end_lag()
         self.broker.missing.clear()
         if self._lanes is not None:
-            self._lanes.end_faults()
+            self._lanes.allow_copies()
             self.broker.missing.update(self._lanes.gone_topics())
         end_all_hanging(list(self.broker.logs.values()))
         for process in self.processes:

@@ -87,6 +87,13 @@ FOUND_WITH_CUT_LOGS = {
 }
 """The same, of seeds in which logs are cut back."""
 
+FOUND_WITH_LANES = {
+    287: "R10: a client started what it had polled of a lane before another lane's poll lost the partition",
+    419: "R11: leases ran down while the start markers of another lane were waited for",
+    145: "stuck: a message with a long back-off was due only when the retry lane was to be tried again",
+}
+"""The same, of seeds in which the queue has a retry lane."""
+
 
 @pytest.mark.parametrize("lanes", [False, True])
 def test_same_seed_same_run(lanes):
@@ -134,6 +141,11 @@ def test_what_failed_once(seed):
 @pytest.mark.parametrize("seed", FOUND_WITH_CUT_LOGS)
 def test_what_failed_once_where_logs_were_cut_back(seed):
     assert simulate(seed, Controls(cut_logs=True)).problems == []
+
+
+@pytest.mark.parametrize("seed", FOUND_WITH_LANES)
+def test_what_failed_once_with_a_retry_lane(seed):
+    assert simulate(seed, Controls(lanes=True)).problems == []
 
 
 def misfits(control):
