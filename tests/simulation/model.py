@@ -754,14 +754,16 @@ class Group:
     def assign(self, partition: int, member: Any) -> None:
         """Give a partition that nobody has to `member`."""
         self.owner[partition] = member
-        part = self.set_back.pop(partition, None)
-        if part is not None and partition in self.committed:
-            offset = int(part * self.committed[partition][0])
-            self.committed[partition] = (offset, "")
-            self.set_back_to(partition, offset)
-            self.taking_again.setdefault(partition, set())
-        if partition in self.taking_again:
-            self.taking_again[partition].add(member.process.name)
+        for part in [one for one in self.set_back if main_partition(one) == partition]:
+            share = self.set_back.pop(part)
+            if part in self.committed:
+                offset = int(share * self.committed[part][0])
+                self.committed[part] = (offset, "")
+                self.set_back_to(part, offset)
+                self.taking_again.setdefault(part, set())
+        for part, members in self.taking_again.items():
+            if main_partition(part) == partition:
+                members.add(member.process.name)
 
     def silent(self, member: Any) -> None:
         """Nothing is heard of `member` from now on; expel it when that lasts."""

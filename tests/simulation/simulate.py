@@ -94,7 +94,7 @@ class Controls:
     topics_change: bool = False
     lane_removal: Any = LaneRemoval
     lanes: bool | None = None
-    """In every seed, or in none; None: as the seed says. Not where topics change or the group is set back."""
+    """In every seed, or in none; None: as the seed says."""
     late_requests: bool = False
     cut_logs: bool = False
     old_broker: bool = False
@@ -188,7 +188,6 @@ class Simulation:
         self._client_rng = Random(f"late takes of {seed}")
         self._client_stall_rate = self._client_rng.choice((0.0, 0.0, 0.1, 0.3))
         self._set_back = self.controls.set_back or self._client_rng.random() < _SET_BACK
-        self._set_back &= not lanes
         self._lanes = self.zookeeper.lanes = Lanes(self) if lanes else None
         self._running = {"tracker": 0, "client": 0}
         self._liar = Random(seed)
@@ -421,12 +420,13 @@ class Simulation:
         self.world.trace("group", "is set back")
         for process in [process for process in self.world.clients if process.alive]:
             self.kill(process)
-        self.group.set_back = {p: self._client_rng.random() for p in range(self.partitions)}
+        self.group.set_back = {part: self._client_rng.random() for part in parts_of(self.broker, QUEUE)}
 
-    def _partition_set_back(self, partition: int, offset: int) -> None:
-        log = self.broker.logs[QUEUE_SETTINGS.markers_topic, partition]
-        self.history.set_backs.append(SetBack(log.number, partition, offset, log.end))
-        self.world.trace("group", f"{partition} set back to {offset}, markers end at {log.end}")
+    def _partition_set_back(self, part: int, offset: int) -> None:
+        topic = topic_of(QUEUE_SETTINGS.markers_topic, part)
+        log = self.broker.logs[topic, main_partition(part)]
+        self.history.set_backs.append(SetBack(log.number, part, offset, log.end))
+        self.world.trace("group", f"{part} set back to {offset}, markers end at {log.end}")
 
     def _cut_zookeeper(self, process: Process) -> None:
         process.zk_cut_until = self.world.now + 5_000 * self.world.random()
