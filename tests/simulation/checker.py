@@ -627,6 +627,9 @@ class Checker:
         dead = copy.topic() == self.queue.dead_letter_topic
         self.stats["dead letters" if dead else "redeliveries"] += 1
         self.stats["mended"] += copy.txn is not record.txn
+        self.stats["copies to another lane"] += not dead and part_of(copy.topic(), 0) != part_of(
+            record.topic(), 0
+        )
         # A copy that is here since a broker told the old ids is a message like others.
         original = self._message(queue, offset)
         is_here = original is not None and original.value() == copy.value()

@@ -99,6 +99,7 @@ class Lanes:
 
     def _add(self) -> None:
         self.change(replace(self.settings, retry_lane=True), deleting=False)
+        self._simulation.counts["lanes added"] += 1
         self._let_clients_notice()
 
     def _remove(self) -> None:
@@ -149,6 +150,7 @@ class Lanes:
     def _delete(self, topics: list[str]) -> None:
         self._world.trace("broker", f"{topics} are deleted")
         self._broker.delete(topics)
+        self._simulation.counts["lanes removed"] += 1
         self._let_clients_notice()
 
     def _let_clients_notice(self) -> None:
