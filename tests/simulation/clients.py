@@ -324,9 +324,8 @@ def client(
             except TopicError:
                 yield 200 * world.random()
                 continue
-            if (
-                lease == lease_ms and not queue.has_lanes and world.random() < 0.2
-            ):  # `for message in client`: one after the other
+            iterates = lease == lease_ms and not queue.has_lanes
+            if iterates and world.random() < 0.2:  # `for message in client`: one after the other
                 until = asked + lease_ms / 1000
                 own.read_ahead.extend(messages[1:], until)
                 messages = messages[:1]

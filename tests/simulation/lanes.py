@@ -1,4 +1,4 @@
-"""A queue with a retry lane: what is written to it and when, and how it is removed while it is in use.
+"""A queue with a retry lane: when that takes copies, and how it is added and removed while it is in use.
 
 See model.part_of for how the simulation numbers the partitions of both lanes.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .simulate import Simulation
 
 SHARE = 0.3
-"""In so many of the seeds without a control the queue has a retry lane, if nothing else forbids it."""
+"""In so many of the seeds without a control the queue has a retry lane."""
 _REFUSED_FOR_MS = 3_000
 _CLIENTS_NOTICE_MS = 2_000
 
@@ -38,7 +38,7 @@ def parts_of(broker: Broker, queue: str) -> list[int]:
 
 
 class Lanes:
-    """Of one seed: whether the retry lane takes copies, and who removes it."""
+    """Of one seed: what the registry says of the retry lane, and what happens to it."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
