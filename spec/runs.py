@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 INVARIANTS = ("ProcessedOnce", "OneFate", "AckHolds", "NothingLost", "NoStaleHandOut", "NoStaleDeadLetter")
 OF_CUT_LOGS = ("OneName", "CopiesAreTheirs", "EndsAreTheirs", "NothingLost")
-"""The invariants of Delivery.tla, and of CutLog.tla."""
+OF_LANES = ("NoStaleHandOut", "NothingLost", "NothingHeldUp")
+"""The invariants of Delivery.tla, CutLog.tla and Lanes.tla."""
 
 _BASE = {
     "Originals": "1",
@@ -55,6 +57,23 @@ _BASE_OF_CUT_LOGS = {
     "TrackersLook": "TRUE",
     "LateTakes": "FALSE",
 }
+_BASE_OF_LANES = {
+    "Clients": "{a, b}",
+    "Originals": "1",
+    "MaxMessages": "3",
+    "MaxAcks": "1",
+    "MaxRefusals": "1",
+    "ReadsToItsEnd": "TRUE",
+    "AsksAfterTake": "TRUE",
+    "FallsBack": "TRUE",
+    "RemovedWhenEmpty": "TRUE",
+    "RemovedWhenQuiet": "TRUE",
+}
+_MODULES: Mapping[str, tuple[Mapping[str, str], Sequence[str]]] = {
+    "Delivery": (_BASE, INVARIANTS),
+    "CutLog": (_BASE_OF_CUT_LOGS, OF_CUT_LOGS),
+    "Lanes": (_BASE_OF_LANES, OF_LANES),
+}
 _TWO_MESSAGES = {"Originals": "2", "PartitionOf": "<<1, 1>>", "MaxMessages": "3", "MaxAcks": "0"}
 _TWO_PARTITIONS = {"Originals": "2", "PartitionOf": "<<1, 2>>", "MaxMessages": "3", "MaxAcks": "0"}
 _PAUSED_CLIENT = {"FetchedEarlier": "{1}"}
@@ -87,13 +106,12 @@ class Run:
     @property
     def all_constants(self) -> dict[str, str]:
         """The value of every constant of the model."""
-        return {**(_BASE if self.module == "Delivery" else _BASE_OF_CUT_LOGS), **self.constants}
+        return {**_MODULES[self.module][0], **self.constants}
 
     @property
     def invariants(self) -> Sequence[str]:
         """What must hold, or what a control must violate."""
-        all_of_them = INVARIANTS if self.module == "Delivery" else OF_CUT_LOGS
-        return all_of_them if self.violates is None else (self.violates,)
+        return _MODULES[self.module][1] if self.violates is None else (self.violates,)
 
     @property
     def clients_are_alike(self) -> bool:
@@ -106,9 +124,15 @@ def _control(name: str, violates: str, **constants: str) -> Run:
     return Run(name=f"control: {name}", constants=constants, violates=violates)
 
 
-def _cut_logs(name: str, violates: str | None = None, *, full: bool = False, **constants: str) -> Run:
+def _of_module(
+    module: str, name: str, violates: str | None = None, *, full: bool = False, **constants: str
+) -> Run:
     name = name if violates is None else f"control: {name}"
-    return Run(name=name, constants=constants, violates=violates, full=full, module="CutLog")
+    return Run(name=name, constants=constants, violates=violates, full=full, module=module)
+
+
+_cut_logs = partial(_of_module, "CutLog")
+_lanes = partial(_of_module, "Lanes")
 
 
 RUNS = (
@@ -215,4 +239,20 @@ RUNS = (
     _cut_logs("cut logs: messages are taken before the tick", "NothingLost", TicksComeFirst="FALSE"),
     _cut_logs("cut logs: originals of another epoch are copied", "CopiesAreTheirs", TrackersLook="FALSE"),
     _cut_logs("cut logs: a late take of what was cut away", "CopiesAreTheirs", LateTakes="TRUE"),
+    _lanes("lanes: one message"),
+    _lanes("lanes: two messages", Originals="2", MaxMessages="3", MaxRefusals="0"),
+    _lanes("lanes: three copies and two refusals", full=True, MaxMessages="4", MaxRefusals="2"),
+    _lanes(
+        "lanes: two messages, two copies",
+        full=True,
+        Clients="{a}",
+        Originals="2",
+        MaxMessages="4",
+        MaxRefusals="0",
+    ),
+    _lanes("lanes: positions of two lanes are compared", "NoStaleHandOut", ReadsToItsEnd="FALSE"),
+    _lanes("lanes: the end is asked for before the take", "NoStaleHandOut", AsksAfterTake="FALSE"),
+    _lanes("lanes: no fallback", "NothingHeldUp", FallsBack="FALSE"),
+    _lanes("lanes: one is removed with messages in it", "NothingLost", RemovedWhenEmpty="FALSE"),
+    _lanes("lanes: one is removed while copies are on their way", "NothingLost", RemovedWhenQuiet="FALSE"),
 )

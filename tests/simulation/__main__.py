@@ -1,5 +1,5 @@
 """python -m tests.simulation --seed 7 --trace; --seeds 100000 [--from 0] [--late-requests] [--cut-logs]
-[--collapse]; --first-seeds.
+[--collapse] [--lanes]; --first-seeds.
 """
 
 import argparse
@@ -32,6 +32,11 @@ def main() -> int:
         action="store_true",
         help="have a queue that collapses in each seed, not in 10 %% of those without a control",
     )
+    parser.add_argument(
+        "--lanes",
+        action="store_true",
+        help="have a retry lane in each seed, not in 30 %% of those without a control",
+    )
     parser.add_argument("--trace", action="store_true", help="print every step of it")
     parser.add_argument("--seeds", type=int, default=1_000, help="how many to run")
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first of them")
@@ -49,6 +54,8 @@ def main() -> int:
         control = replace(control, cut_logs=True)
     if args.collapse:
         control = replace(control, collapse=True)
+    if args.lanes:
+        control = replace(control, lanes=True)
     if args.seed is not None:
         result = simulate(args.seed, control, print if args.trace else None)
         print("\n".join(result.problems) or "no problems", dict(result.stats), result.steps, sep="\n")

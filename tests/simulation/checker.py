@@ -15,16 +15,17 @@ from kmqpy.kafka.markers.lineage import ANCESTORS, COPY, RecordPlace, read_ances
 from kmqpy.kafka.markers.log_cuts import offset_of
 from kmqpy.kafka.message_headers import redelivery_count
 from kmqpy.kafka.receipt import Receipt
-from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.settings import MARKERS_SUFFIX, QueueSettings
 
 from . import collapsing
 from .collapsing import Collapses
 from .invariants import is_of_the_model, model_state, violations
 from .journal import Acked, Decided, HandedOut, Written
+from .lanes import parts_of
 from .late_ack_judge import LateAckJudge
 from .message_names import MessageNames
-from .model import LIAR, Broker, Log, Process, Record, decoded
-from .refinement import original_offset, refused_steps
+from .model import LIAR, Broker, Log, Process, Record, decoded, main_partition, part_of, topic_of
+from .refinement import original_place, refused_steps
 
 REASON = "kmq-reason"
 
@@ -56,7 +57,7 @@ class History:
     delivered: Counter[bytes] = field(default_factory=Counter)
     handouts: list[tuple[int, str, int, int, int, int, int]] = field(default_factory=list)
     """Who was given what: the number of the topics, name, partition, offset, the end of the markers it had
-    read, the broker's time, the end of the markers then."""
+    read, the broker's time, how long the journal was then."""
     waits: list[tuple[int, str, int, int, int]] = field(default_factory=list)
     """Who was told that an end marker is written: the number of the topics, name, partition, offset, the end
     of the markers then."""
@@ -98,6 +99,7 @@ class History:
             process.world.trace(
                 process.name, f"hands out {place} {message.body!r}, attempt {message.attempts}"
             )
+        part = _part(message)
         number, of = _number(message), int(message._context.topic_id.rpartition("-")[2])
         if number < self.broker.number:
             if max(process.topics_of, of) > number:
@@ -105,42 +107,46 @@ class History:
                     f"R24: {process.name} was given {place} of topics that it knew to be gone"
                 )
             return
-        log, recovered = process.recovered.get(message.partition, (None, 0))
+        log, recovered = process.recovered.get(part, (None, 0))
         # Until it knows the topics, it can read the markers of the one from a place in the other.
         if log is None or log.number != number or of != number:
             recovered = 0
-        process.world.journal.append(HandedOut(process.name, message.partition, offset, recovered))
+        process.world.journal.append(HandedOut(process.name, part, offset, recovered))
         self.handouts.append(
             (
                 number,
                 process.name,
-                message.partition,
+                part,
                 offset,
                 recovered,
                 self.broker.time_ms(),
-                self.broker.logs[f"{message.queue}__markers", message.partition].end,
+                len(process.world.journal),
             )
         )
 
     def acks(self, process: Process, message: Any) -> None:
         """A message is acknowledged; of which topics it is, its client may not know yet."""
         offset = self._offset_of(message)
-        process.world.journal.append(Acked(process.name, message.partition, offset))
-        self.acked.add((_number(message), process.name, message.partition, offset))
-        self.acked_as[process.name, message.partition, offset].add(message.body)
+        part = _part(message)
+        process.world.journal.append(Acked(process.name, part, offset))
+        self.acked.add((_number(message), process.name, part, offset))
+        self.acked_as[process.name, part, offset].add(message.body)
 
     def asks(self, process: Process, message: Any) -> None:
         """A user gives a message back, extends its lease, or rejects it."""
         offset = self._offset_of(message)
-        self.asked.add((_number(message), process.name, message.partition, offset))
+        self.asked.add((_number(message), process.name, _part(message), offset))
 
     def written(self, process: Process, message: Any) -> None:
         """An ack that waits for its marker has come back."""
         assert self.broker is not None
-        log, number = self.broker.logs[f"{message.queue}__markers", message.partition], _number(message)
+        log, number = (
+            self.broker.logs[f"{message._record.topic()}__markers", message.partition],
+            _number(message),
+        )
         if log.number == number:
             offset = self._offset_of(message)
-            self.waits.append((number, process.name, message.partition, offset, log.end))
+            self.waits.append((number, process.name, _part(message), offset, log.end))
 
     def _offset_of(self, message: Any) -> int:
         """The offset of a message, or its number where logs may be cut back."""
@@ -173,6 +179,10 @@ def _number(message: Any) -> int:
     """Of which topics a message is, whatever its client believes; see Broker.number."""
     number: int = message._record.log.number
     return number
+
+
+def _part(message: Any) -> int:
+    return part_of(message._record.topic(), message.partition)
 
 
 @dataclass
@@ -240,7 +250,12 @@ class Checker:
         self._ended_since: set[int] = set()
         """Messages of the partition that were ended, since the group was set back where it was."""
         self._late_acks = LateAckJudge()
-        """Of the partition that is read."""
+        self._written = {
+            event.record: index
+            for index, event in enumerate(broker.world.journal)
+            if isinstance(event, Written)
+        }
+        """When each record was written: positions in the logs of two lanes don't compare (rule R46)."""
         self._collapsed: list[Record] = []
 
     def check(self) -> list[str]:
@@ -251,7 +266,8 @@ class Checker:
             self._number, self._logs = number, logs
             self._acked, self._late, self._copied, self._forgiven = set(), {}, set(), set()
             self._late_ends = {}
-            for partition in range(self.broker.partitions):
+            self._late_acks = LateAckJudge()
+            for partition in parts_of(self.broker, self.queue.name):
                 self._windows, self._finished, self._ended_since = [], set(), set()
                 self._taken_again.clear()
                 self._read_markers(partition)
@@ -273,8 +289,12 @@ class Checker:
     def _is_past(self) -> bool:
         return self._number < self.broker.number
 
-    def _log(self, topic: str, partition: int) -> Log:
-        return self._logs[topic, partition]
+    def _log(self, topic: str, part: int) -> Log:
+        return self._logs[topic_of(topic, part), main_partition(part)]
+
+    def _time(self, log: Log, at: int) -> int:
+        """When the record at this offset was written."""
+        return self._written[log.records[at]] if at < log.end else len(self.broker.world.journal)
 
     def _check_copies(self) -> None:
         """Every copy that can be read ends what it replaces; others are duplicates to come.
@@ -282,13 +302,19 @@ class Checker:
         Nobody can find a copy of a torn transaction whose claim was deleted before it was mended.
         """
         for (topic, partition), log in self.broker.logs.items():
-            if topic == self.queue.markers_topic:
+            if topic.endswith(MARKERS_SUFFIX):
                 continue
-            markers = self._log(self.queue.markers_topic, partition)
+            of = [
+                part for part in parts_of(self.broker, self.queue.name) if main_partition(part) == partition
+            ]
+            markers = [self._log(self.queue.markers_topic, part) for part in of]
             for record in log.records:
                 is_gone = record.hung is not None or (
                     _is_torn(record)  # with the topics of its original, or with its claim
-                    and (bool(self.broker.past) or _begin_of_transaction(markers, record) < markers.start)
+                    and (
+                        bool(self.broker.past)
+                        or any(_begin_of_transaction(one, record) < one.start for one in markers)
+                    )
                 )
                 if record.is_data and record.by.startswith("tracker") and not record.has_end and not is_gone:
                     self.problems.append(f"a copy without end marker: {topic} {partition}@{record.at}")
@@ -344,7 +370,8 @@ class Checker:
         """The copy of the message at `offset` that an end marker names; None: it names none."""
         ended = [marker.offset for marker in decoded(end)]
         named = dict(end.headers()).get(COPY)
-        return read_copies(named, self.queue.name, len(ended))[ended.index(offset)] if named else None
+        lane = end.topic().removesuffix(MARKERS_SUFFIX)
+        return read_copies(named, lane, len(ended))[ended.index(offset)] if named else None
 
     def _check_lineage(self, original: Record, copy: Record, end: Record, offset: int, what: str) -> None:
         """The end marker names the copy, and the copy its original behind the original's ancestors."""
@@ -354,7 +381,7 @@ class Checker:
             return
         if (named := self._named_by(end, offset)) != place:
             self.problems.append(f"lineage: the end of {what} names {named}, not its copy {place}")
-        parent = RecordPlace(self.queue.name, original.partition(), offset)
+        parent = RecordPlace(original.topic(), original.partition(), offset)
         try:
             before = read_ancestors(m.last_header(m.headers_of(original.headers()), ANCESTORS), parent)
         except DecodeError:
@@ -384,11 +411,12 @@ class Checker:
         state: dict[int, _Open] = {}
         takes: dict[int, list[tuple[Record, int]]] = defaultdict(list)
         ends: dict[tuple[str, int], int] = {}
-        self._late_acks = LateAckJudge()
         for copy in queue.records if not self.broker.past else ():
             if copy.is_data and (_is_torn(copy) or (copy.hung and copy.copied)):
                 number = self.history.names.number_of(copy)
-                self._late_acks.torn(original_offset(copy), copy.at if number is None else number)
+                named = original_place(copy)
+                original = part_of(named.topic, named.partition), named.offset
+                self._late_acks.torn(original, (partition, copy.at if number is None else number))
         now = 0
         set_backs = self._set_backs(partition)
         for record in log.records:
@@ -399,7 +427,8 @@ class Checker:
                     (p, at) for p, at in self._copied if p != partition or offset_of(at) < back.offset
                 }
             if record.by.startswith("tracker"):
-                self._late_acks.claimed(named_offsets(record.headers(), CLAIM, partition), record.at)
+                claimed = named_offsets(record.headers(), CLAIM, record.partition())
+                self._late_acks.claimed([(partition, at) for at in claimed], self._written[record])
             if not record.is_data:
                 continue
             now = max(now, record.ms if record.by != LIAR else 0)
@@ -570,7 +599,7 @@ class Checker:
             self._forgiven.add((partition, offset))
             return
         copy = record.copies.get(offset)
-        plans = self.history.plans[f"{self.queue.markers_topic}-{self._number}", partition, offset]
+        plans = self.history.plans[f"{record.topic()}-{self._number}", record.partition(), offset]
         read_to = max((read for markers_end, read in plans if markers_end <= record.at), default=0)
         late = (REASON, TAKEN_LATE.encode()) in record.headers()
         if not self.history.markers_deleted and (partition, offset) not in self._forgiven:
@@ -588,8 +617,9 @@ class Checker:
             return
         if (REASON, ACKNOWLEDGED.encode()) in record.headers():
             self.stats["ended, not dead letters"] += 1
-            if not self.broker.past and (problem := self._late_acks.spared(offset, record.by)) is not None:
-                self.problems.append(f"{problem}, in {partition}")
+            problem = self._late_acks.spared((partition, offset), record.by)
+            if not self.broker.past and problem is not None:
+                self.problems.append(problem)
             return
         if copy is None:
             self._check_gone(queue, offset, what)
@@ -597,6 +627,9 @@ class Checker:
         dead = copy.topic() == self.queue.dead_letter_topic
         self.stats["dead letters" if dead else "redeliveries"] += 1
         self.stats["mended"] += copy.txn is not record.txn
+        self.stats["copies to another lane"] += not dead and part_of(copy.topic(), 0) != part_of(
+            record.topic(), 0
+        )
         # A copy that is here since a broker told the old ids is a message like others.
         original = self._message(queue, offset)
         is_here = original is not None and original.value() == copy.value()
@@ -629,20 +662,22 @@ class Checker:
             self.problems.append(f"a second copy of {what}, which only {takers} had taken")
         self._copied.add((partition, offset))
         self._check_claim(record, copy, offset, what)
-        claim_at = _begin_of_transaction(record.log, copy)
+        claim_at = self._time(record.log, _begin_of_transaction(record.log, copy))
+        message = partition, offset
         if not dead:
             # By another number than that by which it is taken, if the cut before it was not told yet. Then
             # its taker can't know of what it is a copy.
             named = self._named_by(record, offset)
             number = named.offset if named else copy.at
+            place = part_of(copy.topic(), copy.partition()), number
             if is_mistaken:  # late operations apply to it or not: it stands a second time anyway
-                self._late_acks.torn(offset, number)
+                self._late_acks.torn(message, place)
             else:
-                self._late_acks.copied(offset, number, claim_at, record.at)
+                self._late_acks.copied(message, place, claim_at, self._written[record])
         elif self.queue.late_acks and not self.broker.past and (partition, offset) not in self.history.unread:
-            problem = self._late_acks.dead_lettered(offset, claim_at)
+            problem = self._late_acks.dead_lettered(message, claim_at)
             if problem is not None and not self.history.markers_deleted:
-                self.problems.append(f"{problem}, in {partition}")
+                self.problems.append(problem)
         if entry is not None and entry.at >= read_to:  # taken late, after it was planned to copy it
             ended = self._late.pop((partition, offset), entry)
             entry = ended if ended.ended_at >= read_to else entry
@@ -677,8 +712,9 @@ class Checker:
         A transaction that is torn may have been ended before it had decided.
         """
         partition = end.partition()
+        message = part_of(end.topic(), partition), offset
         written = [record for record in end.log.records[: end.at] if _are_together(record, copy)]
-        ended_at = self._late_ends.get((partition, offset))
+        ended_at = self._late_ends.get(message)
         claim_at = written[0].at if written else end.at
         if ended_at is not None:
             self.stats["ended before the claim" if ended_at < claim_at else "ended behind the claim"] += 1
@@ -694,19 +730,24 @@ class Checker:
         if self.queue.late_acks and not self.broker.past:
             asked = (self._number, record.by, partition, offset) in self.history.acked
             self.stats["copies ended unseen"] += not asked and record.by != LIAR
-            problem = self._late_acks.ended(offset, record.at, record.by, asked=asked or record.by == LIAR)
+            problem = self._late_acks.ended(
+                (partition, offset), self._written[record], record.by, asked=asked or record.by == LIAR
+            )
             if problem is not None and not self.history.markers_deleted:
-                self.problems.append(f"{problem}, in {partition}")
+                self.problems.append(problem)
 
     def _check_late_operation(self, partition: int, record: Record, marker: Marker) -> None:
         """Rule R33: a client defers and rejects unasked only what somebody has asked that for."""
         if self.queue.late_acks and not self.broker.past:
             asked = (self._number, record.by, partition, marker.offset) in self.history.asked
-            problem = self._late_acks.operated(marker, record.at, record.ms, record.by, asked=asked)
+            message = partition, marker.offset
+            problem = self._late_acks.operated(
+                message, marker, self._written[record], record.ms, record.by, asked=asked
+            )
             unseen = not asked and (marker.op is Op.DEAD_LETTER or marker.redeliver_after_ms > 0)
             self.stats[f"copies unseen: {marker.op}"] += unseen
             if problem is not None and not self.history.markers_deleted:
-                self.problems.append(f"{problem}, in {partition}")
+                self.problems.append(problem)
 
     def _check_count(self, original: Record, entry: _Open, copy: Record, *, dead: bool, what: str) -> None:
         name = self.queue.redelivery_count_header
@@ -771,12 +812,14 @@ class Checker:
             ]
             if any(record.at < recovered for record in starts_of_it):
                 self.problems.append(f"R10: {name} was given {partition}@{offset}, which had been started")
-            taken_at = [record.at for record, _ in takes[offset] if record.by == name]
+            taken_at = [self._written[record] for record, _ in takes[offset] if record.by == name]
             if self.queue.late_acks and not self.broker.past and taken_at:
                 reliable = self.strict_time and not self.history.clock_lead_ms
-                problem = self._late_acks.handed_out(offset, taken_at[0], end, at_ms if reliable else None)
+                problem = self._late_acks.handed_out(
+                    (partition, offset), taken_at[0], end, at_ms if reliable else None
+                )
                 if problem is not None:
-                    self.problems.append(f"{problem}; {name} was given it, in {partition}")
+                    self.problems.append(f"{problem}; {name} was given it")
             own_takes = [record for record in starts_of_it if record.by == name]
             if sum(record.ms <= at_ms for record in own_takes) > 1:
                 self.problems.append(f"R10: {name} started {partition}@{offset} twice and was given it")

@@ -141,7 +141,7 @@ _late_acks = stepwise(
 LateAckCheck = _late_acks.LateAckCheck
 _receiver = stepwise(
     "kmqpy.kafka.client.receiver",
-    {"receive", "poll", "start", "hand_out", "keep_alive", "_start", "_confirm", "find_acknowledged"},
+    {"receive", "poll", "start", "confirm", "keep_alive", "_start", "_confirm", "find_acknowledged"},
     LateAckCheck=lambda connection, *rest: connection.world.controls.late_ack_check(connection, *rest),
     GroupMember=lambda connection, *rest, **more: connection.world.controls.member(connection, *rest, **more),
     Collapsing=lambda connection, *rest: connection.world.controls.collapsing(connection, *rest),
@@ -167,10 +167,25 @@ class _Housekeeper:
 
 _client = stepwise(
     "kmqpy.kafka.client.consumer",
-    {"_receive_once", "_look_for_topics", "nack", "extend", "dead_letter", "_end_acknowledged"},
+    {
+        "_receive_once",
+        "_look_for_topics",
+        "nack",
+        "extend",
+        "dead_letter",
+        "_end_acknowledged",
+        "poll",
+        "start",
+        "confirm",
+    },
     TopicsInUse=_topics_in_use.TopicsInUse,
     Receiver=_receiver.Receiver,
     Housekeeper=_Housekeeper,
+)
+_lanes = stepwise(
+    "kmqpy.kafka.client.lanes",
+    {"_round", "each", "poll", "start"},
+    QueueConsumer=_client.QueueConsumer,
 )
 _receiver._START_TIMEOUT_S = 0.3  # less than it may take until a start marker counts as failed
 
@@ -278,13 +293,17 @@ def client(
     while True:
         try:
             settings = replace(queue, markers=fmt)  # as before and after `kmq queue alter`
-            own = _client.QueueConsumer(settings, connection, holder=process.name, clock=process)
+            make = LanesConsumer if queue.has_lanes else _client.QueueConsumer
+            own = make(settings, connection, holder=process.name, clock=process)
             break
         except TopicError:
+            if process.leaving and queue.has_lanes:
+                return
             yield 200.0
-    member = own._receiver.join()
+    consumers = own.consumers if queue.has_lanes else [own]
+    members = [one._receiver.join() for one in consumers]
     process.client = own
-    logs = [connection.broker.logs[QUEUE, p] for p in range(connection.broker.partitions)]
+    logs = [log for (topic, _), log in connection.broker.logs.items() if topic in queue.lane_names]
     readers = [log.readers for log in logs]
     wake = lambda: world.wake(process.main, world.latency())  # noqa: E731
     for some in readers:
@@ -292,7 +311,8 @@ def client(
 
     def use(message: Any, lease: int) -> None:
         history.handed_out(process, message)
-        process.spawn(_use(connection, own, message, lease, history), 30 * world.random())
+        consumer = own._by_lane([message])[0][0] if queue.has_lanes else own
+        process.spawn(_use(connection, consumer, message, lease, history), 30 * world.random())
 
     try:
         while not process.leaving:
@@ -304,7 +324,8 @@ def client(
             except TopicError:
                 yield 200 * world.random()
                 continue
-            if lease == lease_ms and world.random() < 0.2:  # `for message in client`: one after the other
+            iterates = lease == lease_ms and not queue.has_lanes
+            if iterates and world.random() < 0.2:  # `for message in client`: one after the other
                 until = asked + lease_ms / 1000
                 own.read_ahead.extend(messages[1:], until)
                 messages = messages[:1]
@@ -313,31 +334,54 @@ def client(
             if messages and world.faults and world.random() < (0.4 if queue.late_acks else 0.05):
                 for _ in range(3):  # the user's code is busy, the housekeeper goes on
                     yield 600.0
-                    own._follow_topics()
-                    yield from own._receiver.keep_alive()
-                    own.read_ahead.give_back_stale()
-            while own.read_ahead:
+                    for one in consumers:
+                        one._follow_topics()
+                        yield from one._receiver.keep_alive()
+                        one.read_ahead.give_back_stale()
+            while not queue.has_lanes and own.read_ahead:
                 own.read_ahead.give_back_stale()
                 yield 40 * world.random()
                 # QueueConsumer.__iter__ must look, too: we may have stood still.
                 if (message := own.read_ahead.pop()) is not None and until > process.monotonic():
                     use(message, lease)
-            partitions = member._partitions.values()
-            waiting = member._commit_schedule.uncommitted or any(
-                known.phase is not assigned_partition.ReceivePhase.ACTIVE for known in partitions
+            waiting = any(
+                member._commit_schedule.uncommitted
+                or any(
+                    known.phase is not assigned_partition.ReceivePhase.ACTIVE
+                    for known in member._partitions.values()
+                )
+                for member in members
             )
             yield 20 * world.random() if messages else 100.0 if waiting else 400.0
         for _ in range(20):
-            if not (own._topics.writer.idle and own._topics.writer._starts.all_outcomes_known()):
+            if not all(map(_is_idle, consumers)):
                 yield 100.0
-        writer = own._topics.writer
-        # No time passes in close(): one that would wait in vain must not begin to.
-        writer.is_away = not (writer.idle and writer._starts.all_outcomes_known())
+        for one in consumers:
+            # No time passes in close(): one that would wait in vain must not begin to.
+            one._topics.writer.is_away = not _is_idle(one)
         own.close()
         world.trace(process.name, "closed")
     finally:
         for some in readers:
             some.remove(wake)
+
+
+class LanesConsumer(_lanes.LanesConsumer):
+    """The client's LanesConsumer, which receives as a QueueConsumer does here."""
+
+    @property
+    def consumers(self) -> list[Any]:
+        """Those of the lanes, in their order of precedence."""
+        return [lane.consumer for lane in self._lanes]
+
+    def _receive_once(self, most: int, wait_s: float, lease_ms: int) -> Steps:
+        return (yield from self._round(most, wait_s, lease_ms))
+
+
+def _is_idle(consumer: Any) -> bool:
+    """Whether it waits for no markers to be confirmed."""
+    writer = consumer._topics.writer
+    return writer.idle and writer._starts.all_outcomes_known()  # type: ignore[no-any-return]
 
 
 def _use(connection: Connection, own: Any, message: Any, lease: int, history: History) -> Steps:
@@ -346,7 +390,7 @@ def _use(connection: Connection, own: Any, message: Any, lease: int, history: Hi
         try:
             yield from _use_open(connection, own, message, lease, history)
         except (ReceiptError, TopicError, Unavailable) as error:
-            if not connection.world.topics_change:
+            if not (connection.world.topics_change or own._queue.has_lanes):
                 raise
             connection.world.trace(connection.process.name, f"refused: {error}")
 
@@ -435,6 +479,8 @@ def _use_open(connection: Connection, own: Any, message: Any, lease: int, histor
 
 def _look_for_topics(process: Process, message: Any) -> Steps:
     """QueueConsumer._look_for_topics, which waits: its thread that receives is who looks."""
+    if not process.world.topics_change:
+        return
     topic_id = Receipt.parse(message.receipt).topic_id
     until = process.monotonic() + 3.0
     while process.client._topics.ids.queue != topic_id and process.monotonic() < until:
@@ -495,5 +541,6 @@ STEPWISE = (
     collapsing._collapsing,
     _receiver,
     _client,
+    _lanes,
 )
 """The modules that run in here, which log by their names."""

@@ -7,8 +7,10 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.errors import QueueNotFound
+from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topics import QueueTopics, TopicInfo
 
+from .lanes import lane_topics
 from .model import Broker, Group, Process, Steps
 
 REQUEST_TIMEOUT_MS = 400.0
@@ -54,14 +56,15 @@ class Connection:
         return unlucky or self.process.kafka_cut_until > world.now
 
     def describe(self) -> dict[str, TopicInfo]:
-        """The topics of the queue, as far as they exist, as some broker knows them."""
+        """The topics of the queue's lanes, as far as they exist, as some broker knows them."""
         number = self.broker.number_told()
-        names = [name for name in (self.queue_topic, self.markers_topic) if name not in self.broker.missing]
+        own = [self.queue_topic, self.markers_topic, *lane_topics(self.queue_topic)]
+        names = [name for name in own if (name, 0) in self.broker.logs and name not in self.broker.missing]
         return {name: TopicInfo(name, f"{name}-{number}", self.broker.partitions, 3) for name in names}
 
-    def checked(self) -> QueueTopics:
-        """The same, when they are to exist."""
+    def checked(self, lane: QueueSettings) -> QueueTopics:
+        """Those of one lane, when they are to exist."""
         found = self.describe()
-        if len(found) < 2:
+        if not {lane.name, lane.markers_topic} <= found.keys():
             raise QueueNotFound("there is no such topic")
-        return QueueTopics(found[self.queue_topic], found[self.markers_topic], None)
+        return QueueTopics(found[lane.name], found[lane.markers_topic], None)

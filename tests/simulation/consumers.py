@@ -6,7 +6,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from .connection import Connection, no_topic
-from .model import GROUP_SESSION_MS, Log, NoTopic, OutOfRange, Record, Steps
+from .model import GROUP_SESSION_MS, Log, NoTopic, OutOfRange, Record, Steps, part_of
 
 
 class _EndOfLog:
@@ -163,12 +163,16 @@ class GroupConsumer:
         """Where these logs began and ended then."""
         self._epochs: dict[int, int] = {}
         """The leader epoch of the last record that it gave, where it did not begin anew since."""
+        self._topic = ""
+        self._is_subscribed = False
+        """False: it follows one of another lane, and is no member."""
         self._failed_commit = False
         self._free_at = 0.0
         self._generation = 0
 
     def subscribe(self, topics: Sequence[str], *, on_assign: Any, on_revoke: Any, on_lost: Any) -> None:
         (self._topic,) = topics
+        self._is_subscribed = True
         self._on_assign, self._on_revoke, self._on_lost = on_assign, on_revoke, on_lost
         self._group.join(self)
 
@@ -177,6 +181,8 @@ class GroupConsumer:
 
     def unsubscribe(self) -> None:
         """Give up what one has; takes effect at once."""
+        if not self._is_subscribed:
+            return
         self._notice_losses()
         for _ in self._give_up([p for p, owner in self._group.owner.items() if owner is self]):
             raise AssertionError("who leaves the group has waited before")
@@ -188,7 +194,8 @@ class GroupConsumer:
         yield self._world.latency()
         if self.process.kafka_cut_until > self._world.now:
             return []
-        yield from self._rebalance()
+        if self._is_subscribed:
+            yield from self._rebalance()
         if self._failed_commit:
             self._failed_commit = False
             self._on_commit(KafkaError(KafkaError.UNKNOWN_MEMBER_ID), [])
@@ -219,7 +226,7 @@ class GroupConsumer:
                 self._world.trace(self.process.name, f"finds {partition} cut back, begins at {log.start}")
                 position = log.start
         if position is None:
-            position = self._group.committed.get(partition, (0, ""))[0]
+            position = self._group.committed.get(part_of(self._topic, partition), (0, ""))[0]
         elif self._world.faults and self._world.random() < 0.01:  # librdkafka repeats a look-up, too late
             position = int(position * self._world.random())
         if position > log.end:  # of a topic that was longer: auto.offset.reset earliest
@@ -305,6 +312,7 @@ class GroupConsumer:
 
     def incremental_assign(self, places: Iterable[TopicPartition]) -> None:
         for place in places:
+            self._topic = place.topic
             self._positions[place.partition] = place.offset if place.offset >= 0 else None
             self._paused.discard(place.partition)
             self._drop_kept(place.partition)
@@ -333,7 +341,8 @@ class GroupConsumer:
     def committed(self, places: Sequence[TopicPartition], timeout: float) -> Steps:
         yield from self._connection.reach()
         (place,) = places
-        offset, metadata = self._group.committed.get(place.partition, (-1001, ""))
+        part = part_of(place.topic, place.partition)
+        offset, metadata = self._group.committed.get(part, (-1001, ""))
         yield self._world.latency()
         return [TopicPartition(place.topic, place.partition, offset, metadata)]
 
@@ -346,13 +355,16 @@ class GroupConsumer:
 
     def commit(self, *, offsets: Sequence[TopicPartition], asynchronous: bool) -> None:
         world, process = self._world, self.process
-        wanted = [(place.partition, place.offset, place.metadata or "") for place in offsets]
+        wanted = [
+            (part_of(place.topic, place.partition), place.offset, place.metadata or "") for place in offsets
+        ]
+        topics = {place.topic for place in offsets}
 
         generation = self._generation
 
         def arrive() -> bool:
             lost = self._generation != generation or process.kafka_cut_until > world.now or world.unlucky()
-            lost = lost or self._topic in self._connection.broker.missing
+            lost = lost or not topics.isdisjoint(self._connection.broker.missing)
             return not lost and self._group.commit(self, wanted)
 
         def arrive_later() -> None:

@@ -24,6 +24,7 @@ from kmqpy.message import headers_of, last_header
 from .clients import Claim, CrashRecovery, GroupMember, LateAckCheck, MarkerWriter
 from .collapsing import Collapsing
 from .connection import Connection
+from .lanes import LaneRemoval
 from .model import Steps, decoded
 from .producers import Transactions
 from .simulate import Controls
@@ -166,6 +167,20 @@ class CommitsUnled(Redeliverer):
         return (yield from super()._transact(batch, gone, may_go_on if looks else lambda: True))
 
 
+class OnlyRetryLane(Redeliverer):
+    """Copies to the retry lane, whether it can be written or not (rule R47)."""
+
+    def _lane(self, _exists: Any, _outcome: Any) -> str:
+        return self.queue.copies_topic  # type: ignore[no-any-return]
+
+
+class RemovesFullLanes(LaneRemoval):
+    """Removes a lane at once, whatever is in it (rule R47)."""
+
+    def _wait_until_drained(self, _lane: Any, _deadline: float) -> Steps:
+        yield 0.0
+
+
 _TICKS_LATER_MS = 500
 
 
@@ -255,6 +270,15 @@ class LooksFromItsTake(LateAckCheck):
             for partition, ones in copies.items()
         }
         return (yield from super().examine(later, within_s))
+
+
+class ComparesLanes(LateAckCheck):
+    """Reads the markers of other lanes to the position where those of the copy's lane end (rule R46)."""
+
+    def _visit(self, known: Any, until: float, stopped: Any, partition: int, records: Any) -> bool:
+        end = self._connection.broker.logs[self._queue.markers_topic, partition].end
+        own = [one for one in records if one.topic() == self._queue.markers_topic or one.at < end]
+        return super()._visit(known, until, stopped, partition, own)
 
 
 class BelievesAncestors(LateAckCheck):
@@ -570,6 +594,9 @@ CONTROLS = {
     "ends asked for after messages were handed out": Controls(collapsing=EndsLater, collapse=True),
     "copies taken for twins": Controls(collapsing=TakesCopiesForTwins, collapse=True),
     "retry delays not waited for": Controls(redelivery=HoldsNothing, retries=True),
+    "positions of two lanes compared": Controls(late_ack_check=ComparesLanes, late_acks=True, lanes=True),
+    "no fallback from the retry lane": Controls(redeliverer=OnlyRetryLane, lanes=True),
+    "lane removed before it is empty": Controls(lane_removal=RemovesFullLanes, lanes=True),
     "cut logs not looked for by clients": Controls(recovery=CutsUnseen, cut_logs=True),
     "cut ticks ignored by trackers": Controls(takeover=CutsNotApplied, cut_logs=True),
     "numbers are offsets": Controls(member=OffsetsForNumbers, cut_logs=True),

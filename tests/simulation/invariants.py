@@ -103,7 +103,7 @@ class ModelState:
 def is_of_the_model(broker: Broker, history: History) -> bool:
     """Whether the run had only steps that the model has, too."""
     changed = broker.past or broker.was_cut or history.set_backs or history.markers_deleted
-    changed = changed or history.collapses.twins
+    changed = changed or history.collapses.twins or broker.has_lanes
     return broker.verifies and not changed
 
 

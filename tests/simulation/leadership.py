@@ -13,7 +13,6 @@ from tracker.leadership.published_view import LeadershipView
 
 from .journal import Stored
 from .model import Steps
-from .surroundings import QUEUE
 from .zookeeper import SESSION_MS, NoSession
 
 _RECHECK_MS = 1_000
@@ -31,8 +30,8 @@ class Leadership:
         self._zk, self._process, queue, partitions = zookeeper.hosts
         self._world = self._process.world
         self._id: str = settings["tracker_id"]
-        self._keys = [(QUEUE, p) for p in range(partitions)]
-        self._queues = MappingProxyType({QUEUE: RegisteredQueue(queue, partitions)})
+        self._queue, self._partitions = queue, partitions
+        self._look_at_queues()
         self._view = LeadershipView()
         self._session: int | None = None
         self._verified_until = 0.0
@@ -44,6 +43,19 @@ class Leadership:
         self._versions: dict[Any, int] = {}
         self._actor = self._process.spawn(self._run())
         self._closed = False
+
+    def _look_at_queues(self) -> None:
+        settings, deleting = self._queue, ()
+        if (lanes := self._zk.lanes) is not None:
+            settings = lanes.settings
+            deleting = lanes.registered_only()
+        self._deleting = [lane.name for lane in deleting]
+        queues = {
+            lane.name: RegisteredQueue(lane, self._partitions, lane in deleting)
+            for lane in (*deleting, *reversed(settings.lanes()))
+        }
+        self._queues = MappingProxyType(queues)
+        self._keys = [(name, p) for name in queues for p in range(self._partitions)]
 
     def start(self, timeout: float) -> "Leadership":
         self._zk.watchers.append(self._changed)
@@ -174,6 +186,7 @@ class Leadership:
         members = dict(zk.members)
         yield world.latency()
         zk.check(session)
+        self._look_at_queues()
         leaders = dict(zk.leaders)
         for key, epoch in list(self._releases.items()):
             if leaders.get(key) == (session, epoch):
@@ -196,7 +209,7 @@ class Leadership:
             self._id,
             _assigned(tuple(self._keys), tuple(members)),
             held=frozenset(held),
-            deleting=(),
+            deleting=self._deleting,
             unowned_since=self._unowned_since,
             stand_in=self._stand_in,
             now=now,

@@ -10,7 +10,7 @@ from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.partition_reader import ReadPosition
 
 from .connection import Connection
-from .model import Record, Steps
+from .model import Record, Steps, part_of
 
 
 class LogReader:
@@ -77,7 +77,7 @@ class LogReader:
         log = connection.broker.logs[topic, partition]
         end = log.end if uncommitted else log.stable
         if recovers:
-            connection.process.recovered[partition] = log, end
+            connection.process.recovered[part_of(topic, partition)] = log, end
         reached = ReadPosition(log.start, min(max(start, log.start), max(end, log.start)), end)
         while not reached.done:
             yield world.latency()

@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError
 from kmqpy.errors import DecodeError
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker
+from kmqpy.kafka.settings import MARKERS_SUFFIX, RETRY_SUFFIX
 
 from .journal import Decided, Journal, Opened, Written
 from .late_requests import LateRequests
@@ -28,6 +29,23 @@ FIRST = 0
 """The number of the topics that there are at first; those that are recreated have the next one."""
 TRANSACTION_TIMEOUT_MS = 2_000
 GROUP_SESSION_MS = 1_500
+_RETRY_PART = 100
+
+
+def part_of(topic: str, partition: int) -> int:
+    """The number of a partition among those of all lanes; in the main lane it is that of the partition."""
+    return partition + _RETRY_PART * (RETRY_SUFFIX in topic)
+
+
+def main_partition(part: int) -> int:
+    """The partition of the main lane that a client has if it has this one."""
+    return part % _RETRY_PART
+
+
+def topic_of(main_topic: str, part: int) -> str:
+    """The topic of the lane that this partition is of, where this is the one of the main lane."""
+    queue = main_topic.removesuffix(MARKERS_SUFFIX)
+    return main_topic if part < _RETRY_PART else f"{queue}{RETRY_SUFFIX}{main_topic[len(queue) :]}"
 
 
 class Process:
@@ -530,6 +548,8 @@ class Broker:
         self.partitions = partitions
         self.logs = {(topic, p): Log(self, topic, p) for topic in topics for p in range(partitions)}
         self.missing: set[str] = set()
+        self.refusing: set[str] = set()
+        """Topics that can be read, and not be written to."""
         self.verifies = True
         """False: a broker before 3.6 lets records in that are of no transaction."""
         self.number = FIRST
@@ -543,6 +563,11 @@ class Broker:
         one that was cut away."""
         self._lagging: list[Log] = []
         self._coordinators: dict[str, _Coordinator] = {}
+
+    @property
+    def has_lanes(self) -> bool:
+        """Whether the queue has a retry lane, or had one."""
+        return any(RETRY_SUFFIX in topic for topic, _ in self.logs)
 
     def time_ms(self) -> int:
         return EPOCH_MS + int(self.world.now + self.skew_ms)
@@ -729,14 +754,16 @@ class Group:
     def assign(self, partition: int, member: Any) -> None:
         """Give a partition that nobody has to `member`."""
         self.owner[partition] = member
-        part = self.set_back.pop(partition, None)
-        if part is not None and partition in self.committed:
-            offset = int(part * self.committed[partition][0])
-            self.committed[partition] = (offset, "")
-            self.set_back_to(partition, offset)
-            self.taking_again.setdefault(partition, set())
-        if partition in self.taking_again:
-            self.taking_again[partition].add(member.process.name)
+        for part in [one for one in self.set_back if main_partition(one) == partition]:
+            share = self.set_back.pop(part)
+            if part in self.committed:
+                offset = int(share * self.committed[part][0])
+                self.committed[part] = (offset, "")
+                self.set_back_to(part, offset)
+                self.taking_again.setdefault(part, set())
+        for part, members in self.taking_again.items():
+            if main_partition(part) == partition:
+                members.add(member.process.name)
 
     def silent(self, member: Any) -> None:
         """Nothing is heard of `member` from now on; expel it when that lasts."""
@@ -751,7 +778,7 @@ class Group:
 
     def commit(self, member: Any, offsets: list[tuple[int, int, str]]) -> bool:
         """Store (partition, offset, metadata); whether the member may."""
-        if any(self.owner.get(partition) is not member for partition, _, _ in offsets):
+        if any(self.owner.get(main_partition(part)) is not member for part, _, _ in offsets):
             return False
         for partition, offset, metadata in offsets:
             self.committed[partition] = (offset, metadata)
@@ -775,7 +802,7 @@ LIAR = "liar"
 def _decoded(record: Record) -> list[Marker]:
     if record.by == LIAR:
         return []
-    topic = codec.topic_tag(f"{record.topic().removesuffix('__markers')}-{record.log.number}")
+    topic = codec.topic_tag(f"{record.topic().removesuffix(MARKERS_SUFFIX)}-{record.log.number}")
     try:
         marker = codec.decode(record.key(), record.value(), record.headers(), topic=topic)
     except DecodeError:

@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.lineage import COPY, read_copies
 from kmqpy.kafka.markers.log_cuts import offset_of
+from kmqpy.kafka.settings import MARKERS_SUFFIX
 
 from .connection import REQUEST_TIMEOUT_MS, Connection
 from .journal import EndedLong
@@ -178,7 +179,6 @@ class Transactions:
         self._by = connection.process.name
         self._id = transactional_id
         self._backoff_ms = backoff_ms
-        self._markers = connection.markers_topic
         self._epoch = 0
         self._number = 0
         """Of its transaction."""
@@ -261,7 +261,8 @@ class Transactions:
                 yield from self._repeat(ADD, (lambda: None) if self._world.late.loses(ADD) else add)
                 self._answered(add)
                 self._added.add(place)
-            if self._world.unlucky() or place[0] in self._broker.missing:
+            refused = place[0] in self._broker.missing or place[0] in self._broker.refusing
+            if self._world.unlucky() or refused:
                 error = KafkaError(KafkaError._MSG_TIMED_OUT, txn_requires_abort=True)
                 if self._world.random() < 0.5 and place in self._added:
                     self._answered(write)
@@ -287,7 +288,7 @@ class Transactions:
             if not written:
                 record = self._send(number, place, key, value, headers)
                 written.append(record)
-                if record.topic() != self._markers:
+                if not record.topic().endswith(MARKERS_SUFFIX):
                     copies.append(record)
                 else:
                     _note_ends(record, copies)
@@ -382,7 +383,7 @@ def _named_copies(end: Record, count: int) -> list[Record]:
     """Which an end marker names; none if they were in a topic that is gone."""
     logs = end.log.broker.logs
     named = dict(end.headers()).get(COPY)
-    places = read_copies(named, Connection.queue_topic, count) if named else []
+    places = read_copies(named, end.topic().removesuffix(MARKERS_SUFFIX), count) if named else []
     if any(offset_of(number) >= logs[topic, partition].end for topic, partition, number in places):
         return []
     return [logs[topic, partition].records[offset_of(number)] for topic, partition, number in places]

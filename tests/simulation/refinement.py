@@ -51,10 +51,10 @@ def refused_steps(
             return
 
 
-def original_offset(copy: Record) -> int:
-    """The offset of the message of which this is a copy; its number, where logs may be cut back."""
+def original_place(copy: Record) -> RecordPlace:
+    """Where the message is of which this is a copy; with its number, where logs may be cut back."""
     here = RecordPlace(copy.topic(), -1, 0)
-    return read_ancestors(m.last_header(m.headers_of(copy.headers()), ANCESTORS), here)[-1].offset
+    return read_ancestors(m.last_header(m.headers_of(copy.headers()), ANCESTORS), here)[-1]
 
 
 def _claimed_by(part: Protocol, txn: Txn) -> Txn:
@@ -137,7 +137,7 @@ class _Replay:
         claimed = _claimed_by(part, txn)
         is_whole = claimed is txn and part.tracker.step == "copying" and not part.tracker.left
         if txn.early and not is_whole and claimed in self._begun:
-            made = {original_offset(one): self._in_queue(one) for one in copies}
+            made = {original_place(one).offset: self._in_queue(one) for one in copies}
             torn = {m: copy for m, copy in made.items() if m in part.tracker.left}
             if any(copy is None and m in part.parent for m, copy in torn.items()):
                 if claimed is not txn:

@@ -21,7 +21,9 @@ from .collapsing import Collapsing
 from .connection import Connection
 from .cut_logs import SHARE as _CUT_LOGS
 from .cut_logs import CutLogs, end_all_hanging
-from .model import LIAR, Actor, Broker, Group, Process, Steps, World, decoded
+from .lanes import SHARE as _LANES
+from .lanes import LaneRemoval, Lanes, lane_topics, open_in, parts_of
+from .model import LIAR, Actor, Broker, Group, Log, Process, Steps, World, main_partition, topic_of
 from .producers import Transactions
 from .surroundings import CLOCK, QUEUE, number_of
 from .trackers import (
@@ -90,6 +92,9 @@ class Controls:
     collapsing: Any = Collapsing
     last_attempts: Any = LastAttempts
     topics_change: bool = False
+    lane_removal: Any = LaneRemoval
+    lanes: bool | None = None
+    """In every seed, or in none; None: as the seed says."""
     late_requests: bool = False
     cut_logs: bool = False
     old_broker: bool = False
@@ -129,7 +134,7 @@ class Simulation:
                 self.pause,
                 self._cut_zookeeper,
                 self._cut_kafka,
-                self._leave,
+                self.leave,
                 self._lose_dead_letter_topic,
                 self._garbage,
                 self._jump_clock,
@@ -143,14 +148,17 @@ class Simulation:
         self.lease_ms = rng.choice((150, 400, 1_000))
         self._late_rng = Random(f"late acks of {seed}")
         late_acks = self.controls.late_acks or self._late_rng.random() < _LATE_ACKS
-        some_late = self.controls == Controls() and Random(f"lateness of {seed}").random() < _LATE_REQUESTS
+        is_usual = replace(self.controls, lanes=None) == Controls()
+        some_late = is_usual and Random(f"lateness of {seed}").random() < _LATE_REQUESTS
         if self.controls.late_requests or some_late:
             world.late.begin()
-        some_cut = self.controls == Controls() and Random(f"cut logs of {seed}").random() < _CUT_LOGS
+        some_lanes = is_usual and Random(f"lanes of {seed}").random() < _LANES
+        lanes = some_lanes if self.controls.lanes is None else self.controls.lanes
+        some_cut = is_usual and not lanes and Random(f"cut logs of {seed}").random() < _CUT_LOGS
         world.cut_logs = self.controls.cut_logs or some_cut
-        some_collapse = self.controls == Controls() and Random(f"twins of {seed}").random() < _COLLAPSE
+        some_collapse = is_usual and not lanes and Random(f"twins of {seed}").random() < _COLLAPSE
         retries_rng = Random(f"retries of {seed}")
-        some_retries = self.controls == Controls() and retries_rng.random() < _RETRIES
+        some_retries = is_usual and retries_rng.random() < _RETRIES
         delays = retries_rng.choice((("300ms",), ("0s", "700ms"), ("1s", "100ms")))
         self.queue = replace(
             QUEUE_SETTINGS,
@@ -158,9 +166,11 @@ class Simulation:
             lease_ms=self.lease_ms,
             late_acks=late_acks,
             collapse=self.controls.collapse or some_collapse,
+            retry_lane=lanes,
         )
         self.partitions = rng.choice((1, 2, 3))
-        self.broker = Broker(world, TOPICS, self.partitions)
+        more_topics = lane_topics(QUEUE) if lanes else []
+        self.broker = Broker(world, [*TOPICS, *more_topics], self.partitions)
         self.broker.verifies = not self.controls.old_broker
         self.group = Group(world, self.partitions)
         self.zookeeper = ZooKeeper(world)
@@ -178,10 +188,11 @@ class Simulation:
         self._client_rng = Random(f"late takes of {seed}")
         self._client_stall_rate = self._client_rng.choice((0.0, 0.0, 0.1, 0.3))
         self._set_back = self.controls.set_back or self._client_rng.random() < _SET_BACK
+        self._lanes = self.zookeeper.lanes = Lanes(self) if lanes else None
         self._running = {"tracker": 0, "client": 0}
         self._liar = Random(seed)
         world.topics_change = world.topics_rng.random() < _TOPICS_CHANGE or self.controls.topics_change
-        world.topics_change = world.topics_change and not world.cut_logs
+        world.topics_change = world.topics_change and not (world.cut_logs or lanes)
         self._cut_logs = CutLogs(self, QUEUE) if world.cut_logs else None
         self._senders: list[Process] = []
         self._changes: list[float] = []
@@ -199,6 +210,8 @@ class Simulation:
             self._aim_of_changes = world.topics_rng.choice(("anything", "client", "redelivery"))
         if self._cut_logs is not None:
             self._cut_logs.plan(quiet_at)
+        if self._lanes is not None:
+            self._lanes.plan(quiet_at)
         if self.seed % _SEEDS_A_LIAR == 0:
             for number in range(20):
                 self.world.at(quiet_at * number / 20, self._lie)
@@ -242,10 +255,10 @@ class Simulation:
             f"R22: {process.name} holds {partition}@{entry.offset}, which does not exist"
             for process in self.processes
             if process.alive and hasattr(process, "tracker")
-            for (_, partition), part in process.tracker._partitions.items()
+            for (queue, partition), part in process.tracker._partitions.items()
             if number_of(part.topic_ids[0]) == self.broker.number
             for entry in part.state
-            if entry.offset >= self.broker.logs[QUEUE, partition].end
+            if entry.offset >= self.broker.logs[queue, partition].end
             if not self.world.cut_logs or self.history.names.of((partition, entry.offset)) is None
         ][:3]
 
@@ -298,6 +311,10 @@ class Simulation:
         return self.rng.choice((0.0, 0.0, 60_000 * (self.rng.random() - 0.5)))
 
     def _start(self, kind: str) -> None:
+        if kind == "admin":
+            assert self._lanes is not None
+            self._lanes.go_on()
+            return
         self._running[kind] += 1
         process = Process(self.world, f"{kind}-{self._running[kind]}", skew_ms=self._skew())
         self.processes.append(process)
@@ -306,18 +323,20 @@ class Simulation:
         if kind == "client":
             connection = Connection(process, self.broker, self.group, None)
             self.world.clients.append(process)
+            batch, fmt = rng.choice((1, 5, 20)), rng.choice(("jvm", "range"))
             steps = clients.client(
                 connection,
-                self.queue,
+                self.queue if self._lanes is None else self._lanes.settings,
                 self.history,
                 lease_ms=self.lease_ms,
-                batch=rng.choice((1, 5, 20)),
-                fmt=rng.choice(("jvm", "range")),
+                batch=batch,
+                fmt=fmt if self._lanes is None else self.queue.markers,
             )
         else:
             # As before and after `kmq queue alter`; the clients' formats differ, too.
             markers = Random(f"markers of {process.name} in {self.seed}").choice(("jvm", "range"))
-            zookeeper = (self.zookeeper, process, replace(self.queue, markers=markers), self.partitions)
+            queue = self.queue if self._lanes is not None else replace(self.queue, markers=markers)
+            zookeeper = (self.zookeeper, process, queue, self.partitions)
             connection = Connection(process, self.broker, self.group, zookeeper)
             settings = TrackerSettings(
                 tracker_id=process.name,
@@ -401,12 +420,13 @@ class Simulation:
         self.world.trace("group", "is set back")
         for process in [process for process in self.world.clients if process.alive]:
             self.kill(process)
-        self.group.set_back = {p: self._client_rng.random() for p in range(self.partitions)}
+        self.group.set_back = {part: self._client_rng.random() for part in parts_of(self.broker, QUEUE)}
 
-    def _partition_set_back(self, partition: int, offset: int) -> None:
-        log = self.broker.logs[QUEUE_SETTINGS.markers_topic, partition]
-        self.history.set_backs.append(SetBack(log.number, partition, offset, log.end))
-        self.world.trace("group", f"{partition} set back to {offset}, markers end at {log.end}")
+    def _partition_set_back(self, part: int, offset: int) -> None:
+        topic = topic_of(QUEUE_SETTINGS.markers_topic, part)
+        log = self.broker.logs[topic, main_partition(part)]
+        self.history.set_backs.append(SetBack(log.number, part, offset, log.end))
+        self.world.trace("group", f"{part} set back to {offset}, markers end at {log.end}")
 
     def _cut_zookeeper(self, process: Process) -> None:
         process.zk_cut_until = self.world.now + 5_000 * self.world.random()
@@ -420,7 +440,7 @@ class Simulation:
         self.world.trace(process.name, "cut off from Kafka")
         self.went_silent(process)
 
-    def _leave(self, process: Process) -> None:
+    def leave(self, process: Process) -> None:
         """SIGTERM."""
         if process.leaving or process.main is None:
             return
@@ -437,8 +457,13 @@ class Simulation:
         self.broker.missing.add(topic)
         self.world.at(2_000 * self.world.random(), lambda: self.broker.missing.discard(topic))
 
+    def _some_log(self, topic: str) -> Log:
+        """One of this topic of the main lane, or of that of another lane."""
+        partition = int(self.partitions * self.world.random())
+        return self.broker.logs[topic if self._lanes is None else self._lanes.some(topic), partition]
+
     def _garbage(self, _process: Process) -> None:
-        log = self.broker.logs[QUEUE_SETTINGS.markers_topic, int(self.partitions * self.world.random())]
+        log = self._some_log(QUEUE_SETTINGS.markers_topic)
         record = self.rng.choice(_ODD_RECORDS)
         log.append(*record, [], "somebody")
 
@@ -519,21 +544,21 @@ class Simulation:
         self.broker.skew_ms = 1_000 * (self.world.random() - 0.5)
 
     def _delete_messages(self, _process: Process) -> None:
-        log = self.broker.logs[QUEUE, int(self.partitions * self.world.random())]
+        log = self._some_log(QUEUE)
         if self.world.random() < 0.1 and log.stable > log.start:
             up_to = log.start + 1 + int(3 * self.world.random())
             up_to = min(up_to, log.stable)
             self.history.deletes(log, up_to)
             log.start = up_to
             self.counts["deletions"] += 1
-            self.world.trace("broker", f"queue {log.partition} begins at {up_to}")
+            self.world.trace("broker", f"{log.topic} {log.partition} begins at {up_to}")
 
     def _delete_markers(self, _process: Process) -> None:
-        log = self.broker.logs[QUEUE_SETTINGS.markers_topic, int(self.partitions * self.world.random())]
+        log = self._some_log(QUEUE_SETTINGS.markers_topic)
         self.history.markers_deleted = True
         log.start = max(log.start, int(log.stable * self.world.random()))
         self.counts["deletions"] += 1
-        self.world.trace("broker", f"markers {log.partition} begin at {log.start}")
+        self.world.trace("broker", f"{log.topic} {log.partition} begins at {log.start}")
 
     def _stop_faults(self) -> None:
         world = self.world
@@ -543,6 +568,9 @@ class Simulation:
         self._create_topics()
         self.broker.end_lag()
         self.broker.missing.clear()
+        if self._lanes is not None:
+            self._lanes.allow_copies()
+            self.broker.missing.update(self._lanes.gone_topics())
         end_all_hanging(list(self.broker.logs.values()))
         for process in self.processes:
             if process.alive:
@@ -557,15 +585,21 @@ class Simulation:
             return False
         if self._held_of_lost() or self._look_for_lost_copies():
             return False
-        for partition in range(self.partitions):
-            queue = self.broker.logs[QUEUE, partition]
+        if self._lanes is not None and self._lanes.is_busy:
+            return False
+        for part in parts_of(self.broker, QUEUE):
+            partition = main_partition(part)
+            topic, markers_topic = (topic_of(one, part) for one in _OWN_TOPICS)
+            queue = self.broker.logs[topic, partition]
             if queue.open:
                 return False
+            if topic in self.broker.missing:
+                continue
             copies = [*queue.records, *self.broker.logs[QUEUE_SETTINGS.dead_letter_topic, partition].records]
             torn = any(r.is_data and r.txn is not None and r.txn.early and not r.has_end for r in copies)
             if torn and not self.broker.past:
                 return False
-            is_open = self._is_open(partition)
+            is_open = open_in(self.broker.logs[markers_topic, partition])
             if self.broker.was_cut:
                 is_open = self._by_offset(partition, is_open)
             # Also where there is no message, but the topic before had one when somebody took that.
@@ -611,18 +645,6 @@ class Simulation:
             if record is not None and not record.is_cut:
                 found[record.at] = open_now or found.get(record.at, False)
         return found
-
-    def _is_open(self, partition: int) -> dict[int, bool]:
-        """Of offsets with a start marker: False where it was followed by an end marker."""
-        open_now: dict[int, bool] = {}
-        for record in self.broker.logs[QUEUE_SETTINGS.markers_topic, partition].records:
-            if record.is_data:
-                for marker in decoded(record):
-                    if marker.op in ("take", "delay"):
-                        open_now[marker.offset] = True
-                    elif marker.op == "end" and marker.offset in open_now:
-                        open_now[marker.offset] = False
-        return open_now
 
 
 def simulate(seed: int, controls: Controls | None = None, trace: Trace | None = None) -> Result:

@@ -66,7 +66,16 @@ IO = {
     "write",
 }
 
-SOMETIMES_IO = {"_cut_since", "_markers_cut_since", "_markers_since", "ask", "bounds", "cut_back"}
+SOMETIMES_IO = {
+    "_cut_since",
+    "_markers_cut_since",
+    "_markers_since",
+    "ask",
+    "bounds",
+    "cut_back",
+    "remove",
+    "step",
+}
 """Names of functions that wait, and of others."""
 
 
@@ -105,14 +114,12 @@ class _Rewriter(ast.NodeTransformer):
         self._inside = False
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        if self._inside:  # a callback: called, not waited for
-            return node
-        if node.name not in self.functions:
-            return self.generic_visit(node)
+        if node.name not in self.functions:  # within another: a callback, which is called, not waited for
+            return node if self._inside else self.generic_visit(node)
         self.found.add(node.name)
-        self._inside = True
+        was_inside, self._inside = self._inside, True
         self.generic_visit(node)
-        self._inside = False
+        self._inside = was_inside
         # A generator even where nothing in it waits.
         never = ast.parse("if False: yield").body
         doc = 1 if ast.get_docstring(node) is not None else 0

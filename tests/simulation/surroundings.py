@@ -23,8 +23,8 @@ class Topics:
     def __init__(self, connection: Connection, _timeout_s: float = 0.0) -> None:
         self._connection = connection
 
-    def check(self, _queue: QueueSettings) -> Any:
-        found: QueueTopics = self._connection.checked()
+    def check(self, queue: QueueSettings) -> Any:
+        found: QueueTopics = self._connection.checked(queue)
         if self._connection.process.client is None:
             self._connection.process.topics_of = number_of(found.queue.topic_id)
         return found
@@ -41,9 +41,9 @@ class Topics:
 class TrackerTopics(Topics):
     """The same, for code that waits for what it checks."""
 
-    def check(self, _queue: QueueSettings, _partition: int) -> Steps:
+    def check(self, queue: QueueSettings, _partition: int) -> Steps:
         yield from self._connection.reach()
-        return self._connection.checked()
+        return self._connection.checked(queue)
 
 
 def number_of(topic_id: str) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.errors import KmqError, Unavailable
+from kmqpy.kafka.settings import MARKERS_SUFFIX
 from tracker.partition.owned_partition import TrackingPhase
 from tracker.settings import TrackerSettings
 
@@ -16,7 +17,7 @@ from .journal import Planned
 from .kafka import Module, TrackerModule
 from .leadership import Leadership
 from .log_readers import LogReader, QueueEnds
-from .model import Process, Steps
+from .model import Process, Steps, part_of
 from .stepwise import stepwise
 from .surroundings import (
     CLOCK,
@@ -193,7 +194,8 @@ class LastAttempts(_last_attempts.LastAttempts):
 
     def examine(self, queue: Any, partition: int, *rest: Any) -> Steps:
         checked = yield from super().examine(queue, partition, *rest)
-        self._connection.world.history.unread.update(checked.unread)
+        unread = ((part_of(queue.name, where), offset) for where, offset in checked.unread)
+        self._connection.world.history.unread.update(unread)
         return checked
 
 
@@ -261,6 +263,7 @@ _tracker = stepwise(
 )
 
 
+_redeliverer._LANE_AWAY_S = 1.0
 Redeliverer = _redeliverer.Redeliverer
 TrackerClaim = _claim.Claim
 OriginalsReader = _originals.OriginalsReader
@@ -293,7 +296,7 @@ class Tracker(_tracker.Tracker):
         loop = self._connect()
         loop._jobs.process = self._process
         wake = lambda: self._world.wake(self._process.main, self._world.latency())  # noqa: E731
-        logs = [log for (topic, _), log in self._broker.logs.items() if topic == f"{QUEUE}__markers"]
+        logs = [log for (topic, _), log in self._broker.logs.items() if topic.endswith(MARKERS_SUFFIX)]
         readers = [log.readers for log in logs]  # those of the logs that come after these
         for some in readers:
             some.append(wake)

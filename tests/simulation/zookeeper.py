@@ -1,9 +1,14 @@
 """A simulated ZooKeeper: sessions, members, leader znodes, offsets."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .model import Process, World
+
+if TYPE_CHECKING:
+    from .lanes import Lanes
 
 SESSION_MS = 2_000
 """A session ends when nothing was heard for this long."""
@@ -23,6 +28,8 @@ class ZooKeeper:
         self.leaders: dict[Any, tuple[int, int]] = {}
         self.offsets: dict[Any, Any] = {}
         self.watchers: list[Callable[[], None]] = []
+        self.lanes: Lanes | None = None
+        """What the registry says of them, if the queue has some."""
         self._zxid = 0
 
     def connect(self, process: Process) -> int:

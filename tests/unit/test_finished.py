@@ -56,6 +56,12 @@ def test_r30_a_message_that_is_in_flight_again_after_its_end_was_taken_late():
     assert late(state) == [3]
 
 
+def test_r30_what_a_tracker_holds_back_meanwhile_was_taken_late_all_the_same():
+    """It has decided that before the end was written (R44)."""
+    held = Marker(0, 3, Op.NACK, 1_000, by_tracker=True)
+    assert late(read(InFlight(), assigned(3), take(3), end(3), take(3), held)) == [3]
+
+
 @pytest.mark.parametrize("by_tracker", [False, True])
 def test_r30_whoever_ended_it(by_tracker):
     assert late(read(InFlight(), assigned(3), take(3), end(3, by_tracker=by_tracker), take(3))) == [3]

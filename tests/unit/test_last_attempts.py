@@ -62,3 +62,10 @@ def test_only_what_was_needed_last_is_kept(attempts):
     assert [check.closed for check in Check.made] == [False, True, False]
     attempts.close()
     assert all(check.closed for check in Check.made)
+
+
+def test_r46_in_lanes_that_were_added_since_it_is_looked_too(attempts):
+    for priorities in (1, 1, 2):
+        queue = QueueSettings(name="jobs", retry_lane=True, priorities=priorities).lanes()[0]
+        attempts.examine(queue, 0, ("Q", "M"), COPIES, 1.0)
+    assert len(Check.made) == 2

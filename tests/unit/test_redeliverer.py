@@ -130,6 +130,13 @@ def test_r47_a_retry_lane_that_is_denied_or_missing_holds_up_nothing():
     assert missing.sent == [("q", [1])]
 
 
+def test_r47_what_has_failed_often_stays_in_its_own_lane_before_the_retry_lane_is_tried_again():
+    redeliverer = Refusing(retry_lane=True)
+    redeliverer._tries[1] = 20
+    redeliverer.away = ("q__retry",)
+    assert redeliverer.again([1]).failed[1] < redeliverer_module._LANE_AWAY_S / 10
+
+
 def test_a_redeliverer_with_nothing_to_do_keeps_no_entries():
     """A tracker may own 100,000 partitions, each with a redeliverer."""
     redeliverer = Refusing()

@@ -20,8 +20,9 @@ _PAUSE_FACTOR = 4
 """After a call of examine() that could not read all markers in time, no call reads markers for this many
 times the duration of that call."""
 
-_Key = tuple[str, int, tuple[str, str]]
-"""The name of the markers topic, the partition, the id of the markers topic."""
+_Key = tuple[str, int, tuple[str, str], tuple[str, ...]]
+"""The name of the markers topic, the partition, the ids of the topics, and the lanes of the queue, since one
+that is added is to be read, too."""
 
 
 @dataclass(slots=True)
@@ -77,7 +78,7 @@ class LastAttempts:
         `_PAUSE_FACTOR` times the duration of that call. So forged records that make calls slow use a fifth of
         the time at most.
         """
-        key = queue.markers_topic, partition, topic_ids
+        key = queue.markers_topic, partition, topic_ids, tuple(queue.lane_markers)
         with self._lock:
             kept = self._idle.pop(key, None)
         if kept is None:

@@ -427,11 +427,15 @@ class Redeliverer:
                     smaller, larger = halves(batch)
                     pending = [smaller, *pending, larger]
                     continue
-                for offset in [copy.entry.offset for copy in batch] or ended_only:
-                    outcome.failed[offset] = self._backoff(offset)
+                offsets = [copy.entry.offset for copy in batch] or ended_only
+                if not error.by_message and self._note_lane(error.topic):
+                    # To their own lane, before the retry lane is tried again.
+                    outcome.failed |= dict.fromkeys(offsets, _NOT_REACHED_RETRY_S)
+                    outcome.problem = str(error)
+                    return
+                outcome.failed |= {offset: self._backoff(offset) for offset in offsets}
                 if not error.by_message or not batch:
                     outcome.problem = str(error)
-                    self._note_lane(error.topic)
                     return
                 refused += 1
                 outcome.refused.append(self._refuse(batch[0], error))
@@ -480,10 +484,12 @@ class Redeliverer:
         # All copies of a batch go to one topic; messages that are held back have none.
         return (batch[0].topic if batch and not batch[0].held_ms else "") or self.queue.name
 
-    def _note_lane(self, topic: str) -> None:
-        """Note that a transaction with copies in this topic has failed."""
-        if topic not in (self.queue.name, self.queue.markers_topic, self.queue.dead_letter_topic):
-            self._lane_away_until = self._clock.monotonic() + _LANE_AWAY_S
+    def _note_lane(self, topic: str) -> bool:
+        """Note that a transaction with copies in this topic has failed; returns True for the retry lane."""
+        if topic in (self.queue.name, self.queue.markers_topic, self.queue.dead_letter_topic):
+            return False
+        self._lane_away_until = self._clock.monotonic() + _LANE_AWAY_S
+        return True
 
     def _transact_once(
         self,

@@ -14,6 +14,7 @@ from kmqpy.core.forks import ForkGuard
 from kmqpy.core.green import tell_once
 from kmqpy.core.settings import check_limit
 from kmqpy.errors import Closed, ConfigError, Unavailable
+from kmqpy.kafka.client.assigned_partition import AssignedPartition
 from kmqpy.kafka.client.client_options import MAX_IN_FLIGHT
 from kmqpy.kafka.client.housekeeper import Housekeeper
 from kmqpy.kafka.client.in_flight_limit import InFlightLimit
@@ -296,13 +297,21 @@ class QueueConsumer:
         return self._in_flight.wait_for_room(wait_s)
 
     def poll(self, max_messages: int, wait_s: float) -> tuple[list[Any], Offsets]:
-        """See Receiver.poll; the steps that follow are start() and hand_out()."""
+        """See Receiver.poll; the steps that follow are start(), confirm() and hand_out()."""
         self._get_ready(wait_s)
         return self._receiver.poll(max_messages, wait_s)
 
     def start(self, records: list[Any], offsets: Offsets, lease_ms: int) -> None:
         """See Receiver.start."""
         self._receiver.start(records, offsets, lease_ms)
+
+    def assigned(self, partition: int) -> AssignedPartition | None:
+        """See GroupMember.assigned."""
+        return self._receiver.join().assigned(partition)
+
+    def confirm(self) -> None:
+        """See Receiver.confirm."""
+        self._receiver.confirm()
 
     def hand_out(self) -> list[KafkaMessage]:
         """See Receiver.hand_out."""

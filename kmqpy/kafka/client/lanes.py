@@ -24,6 +24,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.settings import check_limit
 from kmqpy.errors import Closed, Fenced, KmqError, ReceiptError, TopicError
+from kmqpy.kafka.client.assigned_partition import AssignedPartition
 from kmqpy.kafka.client.client_options import MAX_IN_FLIGHT
 from kmqpy.kafka.client.consumer import Owner, QueueConsumer
 from kmqpy.kafka.client.record_message import KafkaMessage
@@ -57,6 +58,7 @@ class _Lane:
         self._owed = 0.0
         self._records: list[Any] = []
         self._offsets: dict[int, list[int]] = {}
+        self._assigned: dict[int, AssignedPartition | None] = {}
         self._asked = 0
 
     def quota(self, room: int) -> int:
@@ -69,11 +71,21 @@ class _Lane:
     def poll(self, most: int, wait_s: float = 0.0) -> int:
         """Poll up to `most` more records; returns how many came."""
         records, offsets = self.consumer.poll(most, wait_s)
+        self._drop_lost()
         self._asked += most
         self._records += records
         for partition, ascending in offsets.items():
             self._offsets.setdefault(partition, []).extend(ascending)
+            self._assigned[partition] = self.consumer.assigned(partition)
         return len(records)
+
+    def _drop_lost(self) -> None:
+        """Drop records of partitions that a poll of any lane has lost or begun anew: they are read again."""
+        lost = [one for one, state in self._assigned.items() if self.consumer.assigned(one) is not state]
+        for partition in lost:
+            del self._assigned[partition], self._offsets[partition]
+        if lost:
+            self._records = [one for one in self._records if one.partition() in self._assigned]
 
     @property
     def has_more(self) -> bool:
@@ -84,14 +96,18 @@ class _Lane:
         """Have start markers written for what was polled."""
         if self._asked and not self.has_more:
             self._owed = 0.0  # the others have had all that they can have
-        records, self._records = self._records, []
-        offsets, self._offsets, self._asked = self._offsets, {}, 0
+        self._drop_lost()
+        records, offsets = self._records, self._offsets
+        self._forget()
         self.consumer.start(records, offsets, lease_ms)
 
     def drop(self) -> None:
         """Forget what was polled, which is read again."""
-        self._records, self._offsets, self._asked = [], {}, 0
+        self._forget()
         self.consumer.start_over()
+
+    def _forget(self) -> None:
+        self._records, self._offsets, self._assigned, self._asked = [], {}, {}, 0
 
 
 class LanesConsumer:
@@ -311,7 +327,8 @@ class LanesConsumer:
                 if left == room and wait_s:
                     each(lambda lane: poll(lane, room if lane is lanes[-1] else 0, wait_s))
                 each(lambda lane: lane.start(lease_ms))
-            each(hand_out)
+            each(lambda lane: lane.consumer.confirm())
+            each(hand_out)  # while enough is left of the leases: all waiting is over
         except BaseException:
             for lane in well:
                 lane.drop()

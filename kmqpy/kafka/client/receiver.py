@@ -68,9 +68,10 @@ class _StartedMessages:
     messages: list[KafkaMessage]
     offsets: Offsets
     until: float
+    lease_ms: int
 
 
-_NONE_STARTED = _StartedMessages([], {}, 0.0)
+_NONE_STARTED = _StartedMessages([], {}, 0.0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,7 @@ class Receiver:
         self._member: GroupMember | None = None
         self._start_batch: StartBatch | None = None  # of messages that are not handed out yet
         self._starting: _Starting | None = None
+        self._started = _NONE_STARTED
         self._confirmed_in_s = 0.0  # how long it took to write the last start markers
 
     @property
@@ -179,6 +181,7 @@ class Receiver:
         with garbage.paused(max_messages):
             records, offsets = self.poll(max_messages, wait_s)
             self.start(records, offsets, lease_ms)
+        self.confirm()
         return self.hand_out()
 
     def poll(self, max_messages: int, wait_s: float) -> tuple[list[Any], Offsets]:
@@ -204,17 +207,20 @@ class Receiver:
         with _starts_over(member):
             self._start(member, records, offsets, self._lengthen_lease(lease_ms))
 
-    def hand_out(self) -> tuple[list[KafkaMessage], Offsets]:
-        """The last step: the messages of start() for the caller, when Kafka has confirmed the markers."""
+    def confirm(self) -> None:
+        """The third step: wait until Kafka has confirmed the markers, and until copies are examined."""
         member = self.join()
         starting, self._starting = self._starting, None
-        started = _NONE_STARTED
         if starting is not None:
             with _starts_over(member):
-                started = self._confirm(member, starting)
+                self._started = self._confirm(member, starting)
+
+    def hand_out(self) -> tuple[list[KafkaMessage], Offsets]:
+        """The last step, which waits for nothing: the messages of start() for the caller."""
+        started, self._started = self._started, _NONE_STARTED
         # This may commit messages that are given back below: trackers know them by their start markers.
-        self._maintain(member)
-        leases_run = starting and started.messages and self._begin_leases(started, starting.lease_ms)
+        self._maintain(self.join())
+        leases_run = started.messages and self._begin_leases(started)
         self._start_batch = None
         if not leases_run:
             return [], {}
@@ -223,7 +229,7 @@ class Receiver:
 
     def start_over(self) -> None:
         """Read again what was polled and not handed out."""
-        self._starting = None
+        self._starting, self._started = None, _NONE_STARTED
         if self._member is not None:
             self._member.start_over()
 
@@ -378,7 +384,7 @@ class Receiver:
             messages = [message for message in messages if _is_started(message, delays, outcome)]
             offsets = offsets_by_partition(message.place for message in messages)
         if outcome.given_back:
-            return _StartedMessages(messages, offsets, -math.inf)  # nothing is left of their leases
+            return _StartedMessages(messages, offsets, -math.inf, lease_ms)  # nothing is left of their leases
         if self._copy_check is not None and starting.with_headers:
             places = starting.context.place_of
             copies = self._copy_check.copies_among(list(map(_record_of, messages)), places)
@@ -386,7 +392,7 @@ class Receiver:
                 left_s = _hand_out_until(until, lease_ms) - self._clock.monotonic()
                 checked = self._copy_check.examine(copies, left_s / 2)
                 messages, offsets = self._without_late_acked(messages, offsets, checked)
-        return _StartedMessages(messages, offsets, until)
+        return _StartedMessages(messages, offsets, until, lease_ms)
 
     def _without_late_acked(
         self, messages: list[KafkaMessage], offsets: Offsets, checked: CheckedCopies
@@ -430,15 +436,15 @@ class Receiver:
             return lease_ms
         return min(lease_ms + 2 * math.ceil(confirmed_in_ms), max(lease_ms, self._queue.max_lease_ms))
 
-    def _begin_leases(self, started: _StartedMessages, lease_ms: int) -> bool:
+    def _begin_leases(self, started: _StartedMessages) -> bool:
         """Count messages as in flight; if their leases have run down by half, give back and return False."""
-        if self._clock.monotonic() <= _hand_out_until(started.until, lease_ms):
+        if self._clock.monotonic() <= _hand_out_until(started.until, started.lease_ms):
             self._in_flight.add(started.offsets, started.until)
             return True
         count = len(started.messages)
         _log.warning(
             "leases too short for how long their start markers took; given back",
-            extra={"queue": self._queue.name, "count": count, "lease_ms": lease_ms},
+            extra={"queue": self._queue.name, "count": count, "lease_ms": started.lease_ms},
         )
         self._telemetry.failed(self._queue.queue_name, "stale leases", count)
         self._topics.writer.give_back((p, offset) for p, ones in started.offsets.items() for offset in ones)

@@ -450,8 +450,8 @@ class InFlight:
         opens = marker.op in (Op.TAKE, Op.DELAY)
         if entry is None and not (opens or (self.missed_markers and self.cuts.is_current(offset))):
             return 0
-        if marker.by_tracker:
-            if opens and not self.cuts.is_current(offset):
+        if opens and marker.by_tracker:
+            if not self.cuts.is_current(offset):
                 return 0  # its copy was cut away, and so was it, before the tracker knew
             self.finished.discard(offset)
         if marker.op is Op.EXTEND and entry is not None and entry.state is not EntryState.LEASED:

@@ -1,0 +1,83 @@
+"""What a round of a client with lanes hands out when much happens between its polls."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from kmqpy.kafka.client import lanes
+from kmqpy.kafka.client.lanes import LanesConsumer
+
+
+class Consumer:
+    """Of one lane; `calls` are those of all lanes, in order."""
+
+    def __init__(self, name, calls):
+        self.name = name
+        self.calls = calls
+        self.partitions = {0: object(), 1: object()}
+        self.waiting = []
+        self.while_polling = lambda: None
+        self.started = {}
+
+    def assigned(self, partition):
+        return self.partitions.get(partition)
+
+    def poll(self, most, _wait_s):
+        self.while_polling()
+        some, self.waiting = self.waiting[:most], self.waiting[most:]
+        offsets = {}
+        for record in some:
+            offsets.setdefault(record.partition(), []).append(record.offset)
+        return some, offsets
+
+    def start(self, records, offsets, _lease_ms):
+        assert [one.offset for one in records] == [one for ones in offsets.values() for one in ones]
+        self.started = offsets
+
+    def confirm(self):
+        self.calls.append(f"confirm {self.name}")
+
+    def hand_out(self):
+        self.calls.append(f"hand out {self.name}")
+        return []
+
+
+def record(partition, offset):
+    return SimpleNamespace(partition=lambda: partition, offset=offset)
+
+
+@pytest.fixture
+def client():
+    made = object.__new__(LanesConsumer)
+    calls = []
+    made._lanes = [lanes._Lane(Consumer(name, calls)) for name in ("retry", "main")]
+    made.retry, made.main = (lane.consumer for lane in made._lanes)
+    return made
+
+
+def test_r48_what_was_polled_of_partitions_that_the_next_poll_loses_is_not_started(client):
+    """Another client has them, and takes these messages."""
+    client.retry.waiting = [record(0, 1), record(1, 2)]
+    client.main.waiting = [record(1, 3)]
+    client.main.while_polling = lambda: client.retry.partitions.pop(0, None)
+    client._round(10, 0.0, 1_000)
+    assert (client.retry.started, client.main.started) == ({1: [2]}, {1: [3]})
+
+
+def test_r48_what_a_partition_gives_again_when_it_was_begun_anew_is_started_once(client):
+    client.retry.waiting = [record(0, offset) for offset in range(8)]
+
+    def begin_anew():
+        client.main.while_polling = lambda: None
+        client.retry.partitions[0] = object()
+        client.retry.waiting = [record(0, offset) for offset in range(2)]
+
+    client.main.while_polling = begin_anew
+    client._round(10, 0.0, 1_000)
+    assert client.retry.started == {0: [0, 1]}
+
+
+def test_r11_no_lane_is_waited_for_when_another_has_handed_out(client):
+    """Else the leases of the first lane's messages would run down meanwhile."""
+    client._round(10, 0.0, 1_000)
+    assert client.retry.calls == ["confirm retry", "confirm main", "hand out retry", "hand out main"]
