@@ -458,6 +458,23 @@ def test_what_is_known_to_take_long_is_waited_for():
     asyncio.run(main())
 
 
+def test_the_last_number_of_a_storage_that_is_away_is_no_answer():
+    async def main():
+        async with a_slow_hub() as (hub, storage):
+
+            async def count():
+                return await hub.with_queue(JOBS, lambda queue: queue.in_flight(), missing=lambda: None)
+
+            assert await count() == 0
+            storage.seconds, storage.away = 0.4, True
+            assert await count() == 0, "it may just be slow"
+            await asyncio.sleep(0.4)
+            with pytest.raises(Unavailable):
+                await count()
+
+    asyncio.run(main())
+
+
 def test_an_answer_that_was_known_before_is_no_sign_of_a_storage():
     async def main():
         async with a_slow_hub() as (hub, storage):

@@ -320,18 +320,26 @@ class EmoDialect:
         return success
 
     async def _unclaim_all(self, request: _Request) -> Response:
-        async def release(served: ServedQueue) -> Response:
-            await served.release_all()
-            return json_response(_SUCCESS)
-
-        return await self._with_queue(request, release, json_response(_SUCCESS), patience_s=_LONG_S)
+        return await self._change_all(request, ServedQueue.release_all)
 
     async def _purge(self, request: _Request) -> Response:
-        async def purge(served: ServedQueue) -> Response:
-            await served.purge()
-            return json_response(_SUCCESS)
+        return await self._change_all(request, ServedQueue.purge)
 
-        return await self._with_queue(request, purge, json_response(_SUCCESS), patience_s=_LONG_S)
+    async def _change_all(self, request: _Request, do: Callable[[ServedQueue], Awaitable[None]]) -> Response:
+        """Do what may take long, unless the storage is away: EmoDB's clients give up after 500 ms."""
+        success = json_response(_SUCCESS)
+
+        async def look(served: ServedQueue) -> Response:
+            if served.capabilities.immediate:
+                await served.is_ready()
+            return success
+
+        async def change(served: ServedQueue) -> Response:
+            await do(served)
+            return success
+
+        await self._with_queue(request, look)
+        return await self._with_queue(request, change, patience_s=_LONG_S)
 
     async def _size(self, request: _Request) -> Response:
         limit = _number(request, "limit", bits=64)
