@@ -21,7 +21,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -108,7 +108,7 @@ def build(cls: type[T], *layers: Mapping[str, Any]) -> T:
         raise ConfigError(f"{cls.__name__}: {error}") from None
 
 
-_type_hints = functools.cache(typing.get_type_hints)
+_type_hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)
 """Who makes a queue reads the settings of all queues."""
 
 
