@@ -639,6 +639,30 @@ def test_a_poll_does_not_wait_for_a_consumer_that_joins_and_the_next_one_gets_it
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("call", ["purge", "release_all"])
+@pytest.mark.parametrize("is_on_its_way", [False, True])
+def test_what_came_late_before_a_purge_is_handed_out_to_nobody(call, is_on_its_way):
+    async def main():
+        with ThreadPoolExecutor(4) as threads:
+            queue = SlowToJoin("purged")
+            setattr(queue, call, lambda: None)
+            served = ServedQueue(queue, threads)
+            assert await served.take(5, 30) == ([], "")
+            if not is_on_its_way:
+                queue.joined.set()
+                while not served.late:
+                    await asyncio.sleep(0.001)
+            await getattr(served, call)()
+            queue.joined.set()
+            while not served._takes.idle:
+                await asyncio.sleep(0.001)
+            queue.put("new")
+            messages, _ = await served.take(5, 30)
+            assert [one.body for one in messages] == [b"new"]
+
+    asyncio.run(main())
+
+
 def body_of(chunks, encoding="", most=1_000, held=10_000):
     async def main():
         async def source():
