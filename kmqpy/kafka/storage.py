@@ -145,7 +145,7 @@ class KafkaStorage:
                 )
             if not adopt:
                 shared = self._shared.topics()
-                refuse_foreign_topics(made, shared, SettingsMirror(self._connection, shared).records())
+                refuse_foreign_topics(made, shared, SettingsMirror(self._connection, shared))
             admin.create_queue(
                 made, retention=None if retention_ms is None else retention_ms / 1000, **topics
             )
