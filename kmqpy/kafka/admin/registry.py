@@ -192,6 +192,10 @@ class Registry:
         """Return the names of all znodes of queues and lanes, readable or not, sorted."""
         return self._requests.children(self._requests.paths.queues)
 
+    def queue_names(self) -> list[str]:
+        """Return the same without lanes."""
+        return [one for one in self.names() if is_topic_name(one) and queue_of(one) == one]
+
     def trackers(self) -> list[TrackerInfo]:
         """Return the running trackers in the order of their ids; logs and leaves out unreadable ones."""
         ids = self._requests.children(self._requests.paths.trackers)
