@@ -191,10 +191,16 @@ def gateway(
         }
         keys = _keys(storages[""], keys_file, optional=True)
         if keys_file is not None and not keys_file.exists():
-            warn(f"there is no file {keys_file}: everybody is refused; kmq key --keys {keys_file} create")
+            warn(
+                f"there is no file {keys_file}: everybody is refused; "
+                f"kmq key --keys {keys_file} create --role queue_standard"
+            )
         if keys is None or not _may_have_keys(keys):
             shown = _shown(_split(_given(urls)[0])[1])
-            warn(f"no keys: whoever can connect may do everything; kmq key --storage {shown} create")
+            warn(
+                "no keys: whoever can connect may do everything; "
+                f"kmq key --storage {shown} create --role queue_standard"
+            )
         run(settings, storages, keys, trackers=trackers, on_ready=lambda url: print_text(f"gateway at {url}"))
 
 

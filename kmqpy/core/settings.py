@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import ipaddress
 import re
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -86,7 +87,7 @@ def build(cls: type[T], *layers: Mapping[str, Any]) -> T:
     a unit to ms. Raises ConfigError for an unknown key, with the most similar known key, and for a value that
     does not fit its field.
     """
-    hints = typing.get_type_hints(cls)
+    hints = _type_hints(cls)
     fields = keys(cls)
     tables: dict[str, Mapping[str, Any]] = {}
     values: dict[str, Any] = {}
@@ -105,6 +106,10 @@ def build(cls: type[T], *layers: Mapping[str, Any]) -> T:
         return cls(**named)
     except TypeError as error:  # a required setting is missing
         raise ConfigError(f"{cls.__name__}: {error}") from None
+
+
+_type_hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)
+"""Who makes a queue reads the settings of all queues."""
 
 
 def read_file(path: str | Path) -> dict[str, Any]:

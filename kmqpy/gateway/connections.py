@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from kmqpy.gateway.limits import Limits
 from kmqpy.gateway.metrics import GatewayMetrics
 
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+_NO_HTTP = "Invalid HTTP request received."
 
 _GRACE_S = 1.0
 """So long, in seconds, the answer to a body that is late may take before the connection is closed without."""
@@ -24,6 +27,10 @@ _LAST_S = 0.5
 
 class _HeadTooLarge(Exception):
     """Ends the parsing of a head."""
+
+
+class _BadHead(Exception):
+    """The same, for CONNECT, and for HTTP/1.1 without a Host, or with several: RFC 9112 wants status 400."""
 
 
 class _Transport:
@@ -66,6 +73,7 @@ def guarded(limits: Limits, metrics: GatewayMetrics) -> type[HttpToolsProtocol]:
         _further_bytes = 0
         """Of the head, after the piece with which it began: the parser keeps what has no end of line yet."""
         _begins = False
+        _hosts = 0
         _head_timer: asyncio.TimerHandle | None = None
         _body_timer: asyncio.TimerHandle | None = None
         _answer_timer: asyncio.TimerHandle | None = None
@@ -88,7 +96,14 @@ def guarded(limits: Limits, metrics: GatewayMetrics) -> type[HttpToolsProtocol]:
 
         def data_received(self, data: bytes) -> None:
             self._begins = False
-            super().data_received(data)
+            self._unset_keepalive_if_required()
+            rest = memoryview(data)
+            try:
+                while rest:
+                    rest = self._fed(rest)
+            except httptools.HttpParserError:
+                self.logger.warning(_NO_HTTP)
+                self.send_400_response(_NO_HTTP)
             if self._head_timer is not None and not self._begins:
                 self._further_bytes += len(data)
                 if self._further_bytes > limits.max_header_bytes and not self.transport.is_closing():
@@ -97,7 +112,7 @@ def guarded(limits: Limits, metrics: GatewayMetrics) -> type[HttpToolsProtocol]:
         def on_message_begin(self) -> None:
             super().on_message_begin()
             self._begins = True
-            self._head_bytes = self._further_bytes = 0
+            self._head_bytes = self._further_bytes = self._hosts = 0
             self._await_head()
 
         def on_url(self, url: bytes) -> None:
@@ -107,18 +122,25 @@ def guarded(limits: Limits, metrics: GatewayMetrics) -> type[HttpToolsProtocol]:
         def on_header(self, name: bytes, value: bytes) -> None:
             self._count(len(name) + len(value))
             if self._head_timer is not None:  # else a trailer, which is no header
+                self._hosts += name.lower() == b"host"
                 super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
             self._end_head()
+            method, version = self.parser.get_method(), self.parser.get_http_version()
+            if method == b"CONNECT" or (self._hosts != 1 and version == "1.1"):
+                raise _BadHead
+            if self.parser.should_upgrade():
+                return
             # Calls that read their body answer 408 before; others are answered, and their connection is kept.
             self._end_body()
             self._body_timer = self.loop.call_later(limits.body_timeout_s + _GRACE_S, self._give_up)
             super().on_headers_complete()
 
         def on_message_complete(self) -> None:
-            self._end_body()
-            super().on_message_complete()
+            if not self.parser.should_upgrade():
+                self._end_body()
+                super().on_message_complete()
 
         def pause_writing(self) -> None:
             self._end_answer()
@@ -141,6 +163,22 @@ def guarded(limits: Limits, metrics: GatewayMetrics) -> type[HttpToolsProtocol]:
                 self.loop.call_later(_LAST_S, super().shutdown)
             else:
                 super().shutdown()
+
+        def _fed(self, data: memoryview) -> memoryview:
+            """Feed the parser; returns what it has left over.
+
+            It passes over the body of a request that offers HTTP/2, as all of Java's own client do. So that
+            request is read again without the offer.
+            """
+            try:
+                self.parser.feed_data(data)
+                return data[:0]
+            except httptools.HttpParserUpgrade as offered:
+                method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+                headers = [b"%s: %s" % pair for pair in self.headers if pair[0] != b"upgrade"]
+                lines = [b"%s %s HTTP/%s" % (method, self.url, version), *headers, b"", b""]
+                self.parser.feed_data(b"\r\n".join(lines))
+                return data[offered.args[0] :]
 
         def _refuse_head(self) -> None:
             metrics.refused.labels("head").inc()

@@ -145,7 +145,7 @@ class KafkaStorage:
                 )
             if not adopt:
                 shared = self._shared.topics()
-                refuse_foreign_topics(made, shared, SettingsMirror(self._connection, shared).records())
+                refuse_foreign_topics(made, shared, SettingsMirror(self._connection, shared))
             admin.create_queue(
                 made, retention=None if retention_ms is None else retention_ms / 1000, **topics
             )
@@ -414,5 +414,5 @@ def _check_name(name: object) -> None:
 
 
 def _raise_not_found(admin: Admin, name: str, *, has_registry: bool) -> NoReturn:
-    names = [one.settings.name for one in admin.list_queues()] if has_registry else []
+    names = admin.queue_names() if has_registry else []
     raise QueueNotFound(f"queue: there is no queue {name!r}{nearest(name, names)}") from None

@@ -206,6 +206,8 @@ def test_any_path(prober, base, path, query, method, body):
 )
 def test_any_header(prober, verb, headers, body):
     method = "POST" if verb in {"send", "sendbatch", "ack", "renew", "unclaimall"} else "GET"
+    if all(name.lower() != "host" for name, _ in headers):
+        headers = [("Host", b"localhost"), *headers]
     lines = b"".join(b"%s: %s\r\n" % (name.encode(), value) for name, value in headers)
     head = f"{method} {QUEUE}/q/{verb} HTTP/1.1\r\nContent-Length: {len(body)}\r\n".encode()
     prober.ask(head + lines + b"\r\n" + body, method)

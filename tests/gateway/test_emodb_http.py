@@ -241,6 +241,8 @@ def test_other_parameters_are_ignored_and_the_first_of_a_name_counts(wire, name)
     post(wire, f"{QUEUE}/{name}/sendbatch?partitioned=true&x", [1, 2, 3])
     path = f"{QUEUE}/{name}/poll?partitioned=false&limit=2&limit=abc&=&&%00=%FF&{'a=1&' * 300}ttl=60"
     assert len(get(wire, path).json) == 2
+    assert_answers(get(wire, f"{QUEUE}/{name}/uncached_size?limit=abc"), b"3")
+    assert_answers(get(wire, f"{QUEUE}/{name}/claimcount?limit=0"), b"2")
 
 
 # --- names and paths --------------------------------------------------------------------------------------
@@ -264,6 +266,11 @@ def test_bad_names(wire, name):
         post(wire, f"{QUEUE}/_move?from={name}&to=good"),
         post(wire, f"{QUEUE}/_move?from=good&to={name}"),
     ):
+        assert_illegal(answer, BAD_NAME)
+
+
+def test_an_empty_name(wire):
+    for answer in (post(wire, f"{QUEUE}//send", 1), get(wire, f"{QUEUE}//poll"), get(wire, f"{QUEUE}//size")):
         assert_illegal(answer, BAD_NAME)
 
 
@@ -466,7 +473,7 @@ def test_chunked_bodies(wire, name):
     assert_answers(chunked(wire, path, [*b"".join(chunks(b'{"a"', b":3}")).partition(b":")]), SUCCESS)
     assert_answers(chunked(wire, path, [b"1;x=y\r\n4\r\n0\r\nTrailer: x\r\n\r\n"]), SUCCESS)
     assert_answers(chunked(wire, path, [b"1\r\n5\r\n0\r\nOrigin: http://a\r\nHost: b\r\n\r\n"]), SUCCESS)
-    wire.send(f"POST {path} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+    wire.send(f"POST {path} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
     wire.send(f"1\r\n6\r\n0\r\n{JSON}\r\n\r\n".encode())
     assert wire.answer("POST").status == 415  # a trailer is no header
     assert_answers(chunked(wire, path, chunks()), SUCCESS)
@@ -577,6 +584,38 @@ def test_what_is_no_http_ends_the_connection(served, request_bytes):
         wire.send(request_bytes)
         while piece := wire.socket.recv(10_000):
             assert b" 5" not in piece.partition(b"\r\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("version", "hosts", "status"),
+    [("1.1", 1, 200), ("1.1", 0, 400), ("1.1", 2, 400), ("1.0", 0, 200), ("1.0", 1, 200)],
+)
+def test_a_request_of_http_1_1_has_one_host(served, version, hosts, status):
+    for port, path in ((served.gateway.port, f"{QUEUE}/ping"), (served.gateway.admin_port, "/healthcheck")):
+        with Wire(port) as wire:
+            wire.send(f"GET {path} HTTP/{version}\r\n".encode(), b"hOST: localhost\r\n" * hosts, b"\r\n")
+            assert wire.answer().status == status
+            if status == 400:
+                assert wire.is_closed()
+
+
+def test_who_offers_http_2_is_answered_in_http_1_1(served, wire, name, caplog):
+    """Java's own client does, with each request."""
+    offer = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB"
+    for _ in range(2):
+        assert_answers(post(wire, f"{QUEUE}/{name}/send", 1, offer), SUCCESS)
+        assert_answers(chunked(wire, f"{QUEUE}/{name}/send", chunks(b"[", b"2]"), offer), SUCCESS)
+        assert_answers(post(wire, f"{QUEUE}/{name}/unclaimall", None, offer), SUCCESS)
+        assert get(wire, f"{QUEUE}/{name}/claimcount", offer).json == 0
+    one = SEND_HEAD.replace(b"no-http", name.encode()) + f"{offer}\r\nContent-Length: 1\r\n\r\n".encode()
+    wire.send(one + b"3" + one + b"4")
+    for _ in range(2):
+        assert_answers(wire.answer("POST"), SUCCESS)
+    assert sent(wire, name) == [1, [2], 1, [2], 3, 4]
+    assert not caplog.records
+    with Wire(served.gateway.port) as other:
+        assert other.ask("CONNECT / HTTP/1.1").status == 400
+        assert other.is_closed()
 
 
 def test_a_head_that_is_too_large(served):

@@ -72,10 +72,12 @@ def test_the_first_request_that_a_storage_does_not_answer_fails_in_time(database
     with reached_by_proxy(database_url(kind)) as (url, gate), gateway(url) as (port, _):
         assert wait_until(lambda: ask(port, "POST", "/queue/1/q/send", 1)[0] == 200, 20)
         gate.cut(Cut.BLACKHOLE)
-        for _ in range(3):
+        for method, call in (("DELETE", ""), ("POST", "/send"), ("POST", "/unclaimall"), ("GET", "/poll")):
             begun_s = time.monotonic()
-            assert ask(port, "POST", "/queue/1/q/send", 2)[0] == 503
+            assert ask(port, method, f"/queue/1/q{call}", 2 if call == "/send" else None)[0] == 503
             assert time.monotonic() - begun_s < 1.5, "0.4 s, and what a busy machine takes"
+        # The last number may be shown until it is known that the storage is away.
+        assert wait_until(lambda: ask(port, "GET", "/queue/1/q/size")[0] == 503, 20)
         gate.heal()
         assert wait_until(lambda: ask(port, "POST", "/queue/1/q/send", 3)[0] == 200, 20)
 
@@ -93,7 +95,7 @@ def test_a_broker_that_hangs():
                 begun_s = time.monotonic()
                 assert ask(port, "POST", "/queue/1/q/send", 2)[0] == 503
                 assert ask(port, "GET", "/queue/1/q/poll") == (200, b"[]")
-                assert ask(port, "GET", "/queue/1/q/size")[0] == 200
+                assert ask(port, "GET", "/queue/1/q/size")[0] in (200, 503), "the last number, for a moment"
                 assert time.monotonic() - begun_s < 2.5, "0.4, 0.1 and 0.3 s, and what a busy machine takes"
         finally:
             cluster.broker(1).resume()

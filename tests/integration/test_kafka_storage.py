@@ -9,9 +9,11 @@ from confluent_kafka.admin import NewTopic
 from support import LiveQueue, until
 
 from kmqpy.errors import ConfigError, NotSupported, QueueNotFound, ReceiptError
+from kmqpy.kafka.admin.registry_requests import RegistryRequests
 from kmqpy.kafka.client.record_message import KafkaMessage
 from kmqpy.kafka.client.sender import new_producer
 from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.kafka.settings_mirror import SettingsMirror
 from kmqpy.kafka.topics import Topics
 from kmqpy.queue import queue_for, storage_for
 
@@ -117,6 +119,28 @@ def test_a_topic_that_others_have_written_to_is_taken_over_only_when_told(url, c
             assert storage.open(name).size() == 1
             storage.delete(name)
     topics.delete([name, topic])
+
+
+def test_a_new_queue_without_topics_asks_for_no_other_s_settings(url, monkeypatch):
+    """There may be thousands, and the first send through a gateway waits for it."""
+    name = f"new-{uuid.uuid4().hex[:8]}"
+    with storage_for(url) as storage:
+        with monkeypatch.context() as patch:
+            patch.setattr(SettingsMirror, "records", lambda _: pytest.fail("all were read"))
+            storage.create(name)
+        storage.delete(name)
+
+
+def test_who_asks_for_a_queue_that_is_missing_waits_for_no_settings(url, monkeypatch):
+    name = f"missing-{uuid.uuid4().hex[:8]}"
+    with storage_for(url) as storage:
+        storage.create(name)
+        with monkeypatch.context() as patch:
+            patch.setattr(RegistryRequests, "all_raw", lambda *_: pytest.fail("all were read"))
+            patch.setattr(RegistryRequests, "raw", lambda *_: (None, None))
+            with pytest.raises(QueueNotFound, match=f"did you mean {name}"):
+                storage.open(f"{name}s")
+        storage.delete(name)
 
 
 def test_a_queue_of_another_root_keeps_its_topics(url):

@@ -11,6 +11,7 @@ from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
 from kmqpy.kafka.admin import registry_removal
 from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset, TrackerInfo, partitions_of
+from kmqpy.kafka.admin.registry_requests import RegistryRequests
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
@@ -40,6 +41,14 @@ def test_a_registered_queue_is_found(registry):
     assert registry.queues() == [RegisteredQueue(settings, 3)]
     assert registry.owners("orders") == {}
     assert registry.offsets("orders") == {}
+
+
+def test_all_queues_are_read_at_once(registry, monkeypatch):
+    """There may be thousands, and who makes one waits for it."""
+    for name in ("a", "b"):
+        registry.register(QueueSettings(name=name), 1)
+    monkeypatch.setattr(RegistryRequests, "raw", lambda *_: pytest.fail("one by one"))
+    assert [one.settings.name for one in registry.queues()] == ["a", "b"]
 
 
 def test_registering_again_replaces_settings_and_grows(registry, zk, root):

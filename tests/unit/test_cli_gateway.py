@@ -118,3 +118,13 @@ def test_storages_with_passwords_stand_in_the_environment_each_in_a_line(kmq, mo
     monkeypatch.setenv("KMQ_QUEUE_URL", f"sqlite:///{tmp_path}/a.db\n orders=sqlite:///{tmp_path}/b c.db \n")
     assert kmq("gateway")[0] == 0
     assert served.keys() == {"", "orders"}
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_what_a_gateway_without_keys_advises_makes_one(kmq, monkeypatch, tmp_path, in_file):
+    monkeypatch.setattr("kmqpy.gateway.run.run", lambda *args, **kwargs: None)
+    url, keys = f"sqlite:///{tmp_path}/q.db", ("--keys", str(tmp_path / "keys"))
+    told = kmq("gateway", url, *keys * in_file)[2]
+    code, secret, _ = kmq(*told.rpartition("; kmq ")[2].split())
+    assert (code, len(secret.split())) == (0, 1)
+    assert "; kmq " not in kmq("gateway", url, *keys * in_file)[2]

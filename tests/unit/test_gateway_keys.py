@@ -278,6 +278,30 @@ def test_nobody_waits_for_long_for_a_store_that_hangs(monkeypatch):
     asyncio.run(main())
 
 
+def test_nobody_waits_for_a_store_that_has_just_failed(monkeypatch):
+    monkeypatch.setattr(keyring, "_PATIENCE_S", 0.0)
+
+    class Hanging(Store):
+        async def read(self):
+            return await (super().read() if self.reads < 2 else asyncio.Event().wait())
+
+    async def main():
+        clock = ManualClock()
+        key, secret = new_key("", ["queue_post"], [])
+        store = Hanging(key)
+        ring = Keyring(store.read, may_be_open=False, clock=clock)
+        assert await ring.who(secret)
+        store.error = Unavailable("away")
+        clock.advance(60)
+        assert await ring.who(secret)
+        clock.advance(2)
+        async with asyncio.timeout(10):
+            monkeypatch.setattr(keyring, "_LONG_PATIENCE_S", 30.0)
+            assert await ring.who(secret)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(("idle_s", "old_ones_decide"), [(4.5, True), (3600, False)])
 def test_after_a_quiet_time_a_store_that_takes_a_moment_decides(monkeypatch, idle_s, old_ones_decide):
     monkeypatch.setattr(keyring, "_PATIENCE_S", 0.0)

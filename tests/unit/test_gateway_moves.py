@@ -13,7 +13,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.gateway.service import moves as service
 from kmqpy.gateway.service.hub import Hub, QueueName
-from kmqpy.gateway.service.moves import MOVES_QUEUE, Move, Moves, MoveStatus
+from kmqpy.gateway.service.moves import MOVES_QUEUE, Move, Moves, MoveStatus, UnknownMove
 from kmqpy.gateway.service.served_queue import ServedQueue
 from kmqpy.testing import memory_storage
 
@@ -114,6 +114,25 @@ def test_a_move_counts_however_long_that_takes(monkeypatch):
             filled(storage, "a")
             assert await ended(moves, await moves.start("s", A_TO_B)) is MoveStatus.COMPLETE
             assert len(storage.open("b").peek()) == 3
+
+    asyncio.run(main())
+
+
+def test_how_far_a_move_is_is_answered_in_time(monkeypatch):
+    async def main():
+        async with running_moves() as (moves, storage):
+            filled(storage, "a")
+            reference = await moves.start("s", A_TO_B)
+            searching, find = threading.Event(), moves._find
+            monkeypatch.setattr(moves, "_find", lambda *what: searching.wait(30) and find(*what))
+            assert (await moves.status("s", reference))[1] is MoveStatus.IN_PROGRESS
+            searching.set()
+            assert await ended(moves, reference) is MoveStatus.COMPLETE
+            searching.clear()
+            assert await moves.status("s", reference) == (A_TO_B, MoveStatus.COMPLETE)
+            searching.set()
+            with pytest.raises(UnknownMove):
+                await moves.status("s", "x")
 
     asyncio.run(main())
 

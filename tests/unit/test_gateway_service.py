@@ -458,6 +458,23 @@ def test_what_is_known_to_take_long_is_waited_for():
     asyncio.run(main())
 
 
+def test_the_last_number_of_a_storage_that_is_away_is_no_answer():
+    async def main():
+        async with a_slow_hub() as (hub, storage):
+
+            async def count():
+                return await hub.with_queue(JOBS, lambda queue: queue.in_flight(), missing=lambda: None)
+
+            assert await count() == 0
+            storage.seconds, storage.away = 0.4, True
+            assert await count() == 0, "it may just be slow"
+            await asyncio.sleep(0.4)
+            with pytest.raises(Unavailable):
+                await count()
+
+    asyncio.run(main())
+
+
 def test_an_answer_that_was_known_before_is_no_sign_of_a_storage():
     async def main():
         async with a_slow_hub() as (hub, storage):
@@ -618,6 +635,30 @@ def test_a_poll_does_not_wait_for_a_consumer_that_joins_and_the_next_one_gets_it
             messages, _ = await served.take(1, 60)
             more, _ = await served.take(5, 60)
             assert [one.body for one in (*messages, *more)] == [b"1", b"2"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("call", ["purge", "release_all"])
+@pytest.mark.parametrize("is_on_its_way", [False, True])
+def test_what_came_late_before_a_purge_is_handed_out_to_nobody(call, is_on_its_way):
+    async def main():
+        with ThreadPoolExecutor(4) as threads:
+            queue = SlowToJoin("purged")
+            setattr(queue, call, lambda: None)
+            served = ServedQueue(queue, threads)
+            assert await served.take(5, 30) == ([], "")
+            if not is_on_its_way:
+                queue.joined.set()
+                while not served.late:
+                    await asyncio.sleep(0.001)
+            await getattr(served, call)()
+            queue.joined.set()
+            while not served._takes.idle:
+                await asyncio.sleep(0.001)
+            queue.put("new")
+            messages, _ = await served.take(5, 30)
+            assert [one.body for one in messages] == [b"new"]
 
     asyncio.run(main())
 

@@ -124,7 +124,7 @@ class EmoDialect:
             "send": {"POST": _Verb("send", self._send, "post", has_body=True)},
             "sendbatch": {"POST": _Verb("sendbatch", self._send_batch, "post", has_body=True)},
             "size": {"GET": _Verb("size", self._size, "get_status")},
-            "uncached_size": {"GET": _Verb("size", self._size, "get_status")},
+            "uncached_size": {"GET": _Verb("size", self._uncached_size, "get_status")},
             "claimcount": {"GET": _Verb("claimcount", self._claim_count, "get_status")},
             "peek": {"GET": _Verb("peek", self._peek, "poll")},
             "poll": {"GET": _Verb("poll", self._poll, "poll")},
@@ -180,9 +180,9 @@ class EmoDialect:
         call.key_id = sender.id
         if sender.key is not None:
             call.share.join(self._authenticate.held_by(sender, call.limits.max_key_bytes))
-        if verb.action is not None and not sender.permits(verb.action, queue):
-            raise _Refused(_forbidden())
-        if queue:
+        if verb.action is not None:
+            if not sender.permits(verb.action, queue):
+                raise _Refused(_forbidden())
             _check_name(queue)
         spend = partial(self._authenticate.spend_bytes, sender)
         return await verb.do(_Request(call, base, segments, sender, parameters, spend))
@@ -320,24 +320,37 @@ class EmoDialect:
         return success
 
     async def _unclaim_all(self, request: _Request) -> Response:
-        async def release(served: ServedQueue) -> Response:
-            await served.release_all()
-            return json_response(_SUCCESS)
-
-        return await self._with_queue(request, release, json_response(_SUCCESS), patience_s=_LONG_S)
+        return await self._change_all(request, ServedQueue.release_all)
 
     async def _purge(self, request: _Request) -> Response:
-        async def purge(served: ServedQueue) -> Response:
-            await served.purge()
-            return json_response(_SUCCESS)
+        return await self._change_all(request, ServedQueue.purge)
 
-        return await self._with_queue(request, purge, json_response(_SUCCESS), patience_s=_LONG_S)
+    async def _change_all(self, request: _Request, do: Callable[[ServedQueue], Awaitable[None]]) -> Response:
+        """Do what may take long, unless the storage is away: EmoDB's clients give up after 500 ms."""
+        success = json_response(_SUCCESS)
+
+        async def look(served: ServedQueue) -> Response:
+            if served.capabilities.immediate:
+                await served.is_ready()
+            return success
+
+        async def change(served: ServedQueue) -> Response:
+            await do(served)
+            return success
+
+        await self._with_queue(request, look)
+        return await self._with_queue(request, change, patience_s=_LONG_S)
 
     async def _size(self, request: _Request) -> Response:
         limit = _number(request, "limit", bits=64)
         if limit is not None and limit <= 0:
             raise _Refused(_illegal("Limit must be >0"))
+        return await self._count(request, limit)
 
+    async def _uncached_size(self, request: _Request) -> Response:
+        return await self._count(request, None)  # has no parameters
+
+    async def _count(self, request: _Request, limit: int | None) -> Response:
         async def size(served: ServedQueue) -> Response:
             return json_response(str(await served.size(limit)).encode())
 

@@ -58,15 +58,17 @@ class Registration(Closeable):
         self._paths: dict[Entry, str] = {}
         self._changed = threading.Condition()
         self._session = 0
+        self._client: KazooClient | None = None
         self._withdrawn = False
         self._thread = threading.Thread(target=self._run, name="kmq-discovery", daemon=True)
         self._thread.start()
 
     @property
     def registered(self) -> bool:
-        """True while all entries are there, as far as we know."""
+        """True while all entries are there, as far as we know; False without a connection."""
         with self._changed:
-            return len(self._paths) == len(self._entries)
+            is_connected = self._client is not None and self._client.connected
+            return is_connected and len(self._paths) == len(self._entries)
 
     def close(self) -> None:
         """Remove the entries, and return when they are gone, or ZooKeeper does not answer in time."""
@@ -82,6 +84,7 @@ class Registration(Closeable):
             try:
                 with connect(self._settings) as client:
                     client.add_listener(self._note_state)
+                    self._client = client
                     self._keep(client)
             except (KmqError, KazooException) as error:
                 _log.warning("not registered in ZooKeeper", extra={"error": str(error)})

@@ -27,7 +27,7 @@ _AGAIN_S = 1.0
 _PATIENCE_S = 0.1
 """Seconds that requests wait for what is read again; then the keys known so far decide."""
 _LONG_PATIENCE_S = 0.3
-"""The same for old keys, and without any; EmoDB's clients give up after 500 ms."""
+"""The same for old keys, or none, unless the last try has failed; EmoDB's clients give up after 500 ms."""
 _SECRET_BYTES = 32
 _ID_BYTES = 6
 _NONCE_BYTES = 16
@@ -206,6 +206,7 @@ class Keyring:
         self._read_next_s = float("-inf")
         self._reading: asyncio.Task[None] | None = None
         self._reading_since_s = 0.0
+        self._has_failed = False
 
     async def of_id(self, key_id: str | None) -> Principal | None:
         """Who has the key of this id; None for nobody. Raises Unavailable as who()."""
@@ -230,7 +231,7 @@ class Keyring:
             self._reading.add_done_callback(_note_error)
             self._reading_since_s = now_s
         is_old = self._read_s is None or now_s - self._read_s > _OLD_S
-        patience_s = _LONG_PATIENCE_S if is_old else _PATIENCE_S
+        patience_s = _LONG_PATIENCE_S if is_old and not self._has_failed else _PATIENCE_S
         await asyncio.wait([self._reading], timeout=max(0, self._reading_since_s + patience_s - now_s))
         if self._reading.done():
             self._reading.result()
@@ -242,6 +243,7 @@ class Keyring:
         try:
             keys = await self._read()
         except Exception as error:
+            self._has_failed = True
             if self._read_s is None:
                 raise Unavailable(f"keys: they can't be read: {error}") from error
             _log.warning(
@@ -251,6 +253,7 @@ class Keyring:
             )
             self._read_next_s = self._clock.monotonic() + _AGAIN_S
             return
+        self._has_failed = False
         self._is_open = self._may_be_open and keys is None
         self._by_id = {
             key.id: Principal(key, permissions_of(key.roles, key.permissions)) for key in keys or ()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from kmqpy.gateway.service.patience import is_away
+
 _FRESH_S = 0.15
 """So long, in seconds, a request waits for the number if an earlier one is known."""
 _FIRST_S = 0.3
@@ -40,7 +42,9 @@ class Estimate:
         if counting is None:
             counting = self._counting[limit] = asyncio.ensure_future(self._count(limit))
             counting.add_done_callback(lambda done: self._keep(limit, done))
-        await asyncio.wait([counting], timeout=_FRESH_S if self._was_counted else _FIRST_S)
+        # Of a storage that is away nobody wants to hear the last number: another gateway may reach it.
+        timeout_s = None if is_away() else _FRESH_S if self._was_counted else _FIRST_S
+        await asyncio.wait([counting], timeout=timeout_s)
         return counting.result() if counting.done() else self._last
 
     def _shared(self, limit: int | None) -> asyncio.Future[int] | None:

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import methodcaller
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, KmqError, QueueNotFound, TopicError, Unavailable
@@ -57,6 +57,8 @@ _LISTED = 10_000
 """Jobs of each state that status() looks through, the oldest first; it does not know further ones."""
 _KEPT_MS = 7 * 86_400_000
 """Outcomes are kept for a week; on Kafka, as long as the topic keeps dead letters."""
+_SEARCH_S = 0.3
+"""Seconds until how far a move is known to be answers for it; EmoDB's clients give up after 500 ms."""
 _REMEMBERED = 1_000
 """So many moves are remembered that were started or found lately."""
 _REMEMBERED_S = 60.0
@@ -81,6 +83,14 @@ class Move:
 
     origin: QueueName
     target: QueueName
+
+
+class _Known(NamedTuple):
+    """How far a move was, and when that was known (s of the monotonic clock)."""
+
+    move: Move
+    status: MoveStatus
+    since_s: float
 
 
 @dataclass(slots=True)
@@ -119,34 +129,42 @@ class Moves:
         self._look_now = {storage: asyncio.Event() for storage in storages}
         self._stopping = False
         self._moving: set[tuple[Storage, str]] = set()  # the queues that are emptied, by their stored names
-        self._remembered: OrderedDict[tuple[str, str], tuple[Move, float]] = OrderedDict()
+        self._remembered: OrderedDict[tuple[str, str], _Known] = OrderedDict()
 
     async def start(self, service: str, move: Move) -> str:
         """Start a move for the clients of a service; returns its reference. Raises Unavailable."""
         storage = self._hub.storage_of(move.origin)
         reference = await self._in_time(storage, self._store, service, move)
-        self._remember(service, reference, move)
+        self._remember(service, reference, move, MoveStatus.IN_PROGRESS)
         self._look_now[storage].set()
         return reference
 
     async def status(self, service: str, reference: str) -> tuple[Move, MoveStatus]:
-        """The move and how far it is; raises UnknownMove, also for a reference of another service."""
+        """The move and how far it is; raises UnknownMove, also for a reference of another service.
+
+        If that takes long, as on a busy Kafka, the answer is how far it was known to be.
+        """
         searches = (self._in_time(one, self._find, one, service, reference) for one in self._storages)
-        answers = await asyncio.gather(*searches, return_exceptions=True)
+        searching = asyncio.gather(*searches, return_exceptions=True)
+        known = self._remembered.get((service, reference))
+        if known is not None and not any(map(self._hub.is_silent, self._storages)):
+            await asyncio.wait([searching], timeout=_SEARCH_S)
+            if not searching.done():
+                return known.move, known.status
+        answers = await searching
         for found in answers:
             if isinstance(found, tuple):  # then it does not matter that another storage is away
-                self._remember(service, reference, found[0])
+                self._remember(service, reference, *found)
                 return found
         for error in answers:
             if isinstance(error, BaseException):
                 raise error
-        remembered = self._remembered.get((service, reference))
-        if remembered is None or SYSTEM_CLOCK.monotonic() - remembered[1] > _REMEMBERED_S:
+        if known is None or SYSTEM_CLOCK.monotonic() - known.since_s > _REMEMBERED_S:
             raise UnknownMove("move: there is none of this reference")
-        return remembered[0], MoveStatus.IN_PROGRESS
+        return known.move, known.status
 
-    def _remember(self, service: str, reference: str, move: Move) -> None:
-        self._remembered[service, reference] = (move, SYSTEM_CLOCK.monotonic())
+    def _remember(self, service: str, reference: str, move: Move, status: MoveStatus) -> None:
+        self._remembered[service, reference] = _Known(move, status, SYSTEM_CLOCK.monotonic())
         self._remembered.move_to_end((service, reference))
         if len(self._remembered) > _REMEMBERED:
             self._remembered.popitem(last=False)

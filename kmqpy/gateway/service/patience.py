@@ -60,6 +60,11 @@ class Patience:
         finally:
             self._pulse.end(self)
 
+    @property
+    def is_away(self) -> bool:
+        """True if the storage does not answer."""
+        return self._pulse.is_away(self._clock.monotonic())
+
     def be_long(self) -> None:
         """What is done now is known to take long, or waits for others; if the storage has ever answered."""
         self._is_long = self._pulse.has_answered
@@ -89,3 +94,9 @@ def be_patient() -> None:
     """What the request that runs does now does not wait for its storage."""
     if (patience := current_patience.get()) is not None:
         patience.be_long()
+
+
+def is_away() -> bool:
+    """True if the storage of the request that runs does not answer."""
+    patience = current_patience.get()
+    return patience is not None and patience.is_away

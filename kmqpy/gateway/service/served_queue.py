@@ -162,6 +162,7 @@ class ServedQueue:
         # Where a take must wait for what is on its way, a short wait; EmoDB's clients give up after 500 ms.
         self._take_wait_s = 0.0 if queue.capabilities.immediate else _TAKE_WAIT_S
         self._shelf = Shelf()
+        self._shelf_clearings = 0
         self._known_receipts: dict[str, str] = {}
         self._running = 0
         self._closing = False
@@ -220,7 +221,8 @@ class ServedQueue:
             if self._take_wait_s:
                 await asyncio.wait([taking], timeout=_TAKE_PATIENCE_S)
                 if not taking.done():  # a consumer that just joins may take seconds
-                    taking.add_done_callback(lambda done: self._keep_late(done, lease_s))
+                    clearings = self._shelf_clearings
+                    taking.add_done_callback(lambda done: self._keep_late(done, lease_s, clearings))
                     return []
             messages = await taking
         except asyncio.CancelledError:
@@ -310,6 +312,7 @@ class ServedQueue:
     async def release_all(self) -> None:
         """Give back all messages that are taken, uncounted."""
         await self._call(self._queue.release_all)
+        self._clear_whole_shelf()
         self._in_flight.become(0)
         if self._claims is not None:
             self._claims.end()
@@ -317,6 +320,7 @@ class ServedQueue:
     async def purge(self) -> None:
         """Remove all messages but dead letters."""
         await self._call(self._queue.purge)
+        self._clear_whole_shelf()
         self._size.become(0)
         self._in_flight.become(0)
 
@@ -493,8 +497,10 @@ class ServedQueue:
 
     # --- messages that came too late ----------------------------------------------------------------
 
-    def _keep_late(self, taking: asyncio.Future[list[Message]], lease_s: float) -> None:
-        if not taking.cancelled() and taking.exception() is None and taking.result():
+    def _keep_late(self, taking: asyncio.Future[list[Message]], lease_s: float, clearings: int) -> None:
+        if taking.cancelled() or taking.exception() is not None or clearings != self._shelf_clearings:
+            return
+        if taking.result():
             self._shelf.put(taking.result(), lease_s, self._clock.monotonic())
             asyncio.get_running_loop().call_later(_STALE_AFTER_S, self._clear_shelf)
 
@@ -507,6 +513,14 @@ class ServedQueue:
             raise
         self._note_handed_out(kept, lease_s)
         return kept
+
+    def _clear_whole_shelf(self) -> None:
+        """All that was taken is no longer ours. What a take brings that runs now is not, either.
+
+        If it was sent just now, it comes again when its lease ends.
+        """
+        self._shelf.clear()
+        self._shelf_clearings += 1
 
     def _clear_shelf(self) -> None:
         self._give_back_later(self._shelf.stale(self._clock.monotonic()))

@@ -113,6 +113,10 @@ class Admin(Closeable):
         """Return the registered queues in the order of their names; logs and skips unreadable ones."""
         return self._context.registry.queues()
 
+    def queue_names(self) -> list[str]:
+        """Return the names of the registered queues, sorted; also of those that can't be read."""
+        return self._context.registry.queue_names()
+
     def describe_queue(self, queue: str | QueueSettings) -> QueueDetails:
         """Return the settings and topics of the queue, and which tracker has which partition."""
         settings, known = self._context.find(queue)

@@ -134,19 +134,21 @@ class Registry:
             data, children = self._requests.raw(name)
         if data is None:
             raise QueueNotFound(f"queue {name!r} is not registered")
-        settings, deleting = decode_queue(name, data[0])
-        return RegisteredQueue(settings, partitions_of(children or ())[0], deleting)
+        return _decoded(name, data, children)
 
     def queues(self) -> list[RegisteredQueue]:
         """Return the queues, without lanes, in the order of their names; logs and skips unreadable ones."""
         found = []
-        for name in self.names():
+        names = self.names()
+        with unavailable(self._requests.zk):
+            entries = self._requests.all_raw(names)
+        for name, (data, children) in zip(names, entries, strict=True):
+            if data is None:
+                continue  # removed meanwhile
             try:
-                one = self.get(name)
+                one = _decoded(name, data, children)
                 if one.settings.lane_of is None:
                     found.append(one)
-            except QueueNotFound:
-                continue  # removed meanwhile
             except ConfigError as error:
                 log.error("queue settings can't be read: %s", error, extra={"queue": name})
         return found
@@ -189,6 +191,10 @@ class Registry:
     def names(self) -> list[str]:
         """Return the names of all znodes of queues and lanes, readable or not, sorted."""
         return self._requests.children(self._requests.paths.queues)
+
+    def queue_names(self) -> list[str]:
+        """Return the same without lanes."""
+        return [one for one in self.names() if is_topic_name(one) and queue_of(one) == one]
 
     def trackers(self) -> list[TrackerInfo]:
         """Return the running trackers in the order of their ids; logs and leaves out unreadable ones."""
@@ -236,6 +242,12 @@ class Registry:
     ) -> None:
         """See remove_queue()."""
         remove_queue(self._requests, name, timeout, on_released, self._clock)
+
+
+def _decoded(name: str, data: tuple[bytes, Any], children: Iterable[str] | None) -> RegisteredQueue:
+    """The entry of a queue, of what RegistryRequests.raw() returns; raises ConfigError."""
+    settings, deleting = decode_queue(name, data[0])
+    return RegisteredQueue(settings, partitions_of(children or ())[0], deleting)
 
 
 def _check_is_lane(lane: QueueSettings, data: bytes) -> None:

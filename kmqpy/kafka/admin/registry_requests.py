@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from kazoo.client import KazooClient
@@ -30,14 +30,22 @@ class RegistryRequests:
 
     def raw(self, name: str) -> tuple[tuple[bytes, Any] | None, list[str] | None]:
         """Return (data, stat) of a queue's znode and the names below `partitions`; None where missing."""
-        data, children = gather(
+        return self.all_raw([name])[0]
+
+    def all_raw(self, names: Sequence[str]) -> list[tuple[tuple[bytes, Any] | None, list[str] | None]]:
+        """Return the same of each of these queues, read at once."""
+        answers = gather(
             [
-                self.zk.get_async(self.paths.queue(name)),
-                self.zk.get_children_async(self.paths.partitions(name)),
+                answer
+                for name in names
+                for answer in (
+                    self.zk.get_async(self.paths.queue(name)),
+                    self.zk.get_children_async(self.paths.partitions(name)),
+                )
             ],
             self._timeout,
         )
-        return data, children
+        return list(zip(answers[::2], answers[1::2], strict=True))
 
     def children(self, path: str) -> list[str]:
         """Return the names of the znodes below `path`, sorted; empty if there is no such znode."""
