@@ -141,7 +141,9 @@ def take_shared(
     _set_ranks(dialect, cursor, ranks)
     if rows:
         return Picked(rows, rows[0].since_ms)
-    return situation(cursor, sql, parameters)._replace(has_ready=not is_clear)
+    now = situation(cursor, sql, parameters)
+    unseen = now.has_ready and not late  # what was due may have become ready since it looked
+    return now._replace(has_ready=not is_clear or unseen)
 
 
 def share_on(dialect: Dialect, cursor: Cursor, groups: Sequence[int], parameters: Parameters) -> int:
