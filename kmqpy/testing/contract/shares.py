@@ -61,6 +61,8 @@ def test_a_storage_that_is_not_fair_says_so(kmq_storage: Storage) -> None:
                 kmq_storage.create(new_name(), **one, **wrong)
     with pytest.raises(ConfigError, match="max_in_flight_per_group"):
         kmq_storage.create(new_name(), max_in_flight_per_group=0)
+    with pytest.raises(ConfigError, match="fair_by"):
+        kmq_storage.create(new_name(), fair_by="noise")
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
@@ -77,6 +79,26 @@ def test_groups_with_fewer_in_flight_come_first(shared: MakeQueue, one_by_one: b
     queue.ack(first[1], confirmed=True)
     assert _bodies(_take(queue, 1)) == ["b3"]
     assert_sizes(queue, waiting=36, in_flight=9)
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_only_noisy_groups_come_after_others_where_that_is_asked_for(
+    kmq_storage: Storage, shared: MakeQueue, one_by_one: bool
+) -> None:
+    queue = shared(fair=True, fair_by="noise")
+    _send(queue, *(f"a{number}" for number in range(60)), "b0", one_by_one=one_by_one)
+    (a0, *_) = _take(queue, 29)
+    _send(queue, "b1", "c0")
+    assert _bodies(_take(queue, 1)) == ["a29"]
+    assert _bodies(_take(queue, 2)) == ["b0", "b1"]
+    assert _bodies(_take(queue, 3)) == ["c0", "a30", "a31"]
+    queue.send_many(["alone"] * 300)
+    assert _bodies(_take(queue, 300)) == ["alone"] * 300
+    queue.ack(a0, confirmed=True)  # of what is in flight, less than a tenth is left
+    _send(queue, "d0")
+    assert _bodies(_take(queue, 2)) == ["a32", "a33"]
+    kmq_storage.alter(queue.name, fair_by="in_flight")
+    assert _bodies(_take(queue, 1)) == ["d0"]
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
