@@ -49,6 +49,7 @@ _FIXED_ON_KAFKA = {
     "dedup_until": ("window", "acknowledged"),
     "dedup_by": ("id", "body"),
     "fair": (False, ...),
+    "fair_by": ("in_flight", "noise"),
     "max_in_flight_per_group": (None, ...),
 }
 """Settings of queues on other storages: the value of each on Kafka, and what Kafka refuses (...: any)."""

@@ -20,7 +20,7 @@ QUEUE_SETTINGS = frozenset(
         *(field.name for field in dataclasses.fields(QueuePolicy) if field.name != "name"),
         *("requeue_to", "order", "redelivery", "delivery", "collapse", "on_dead_letter", "notes", "create"),
         *("retry_delays", "retry_max_ms", "retry_jitter", "dedup_window_ms", "dedup_until", "dedup_by"),
-        *("fair", "max_in_flight_per_group"),
+        *("fair", "fair_by", "max_in_flight_per_group"),
     }
 )
 """Settings that belong to a queue, in any storage; storage_for() refuses them in the url of a storage."""
@@ -107,8 +107,8 @@ class Storage(Protocol):
         """Change settings of a queue: max_redeliveries, lease_ms, max_delay_ms, max_lease_ms.
 
         Storages with the capability change retry_delays, retry_max_ms, retry_jitter, dedup_window_ms,
-        fair and max_in_flight_per_group; those other than Kafka also `notes`, and they take functions of
-        present values for values.
+        fair, fair_by and max_in_flight_per_group; those other than Kafka also `notes`, and they take
+        functions of present values for values.
 
         Queues that are open keep the settings with which they were opened, except where the storage itself
         applies them. Raises QueueNotFound, and ConfigError for a wrong setting and one that can't be changed.

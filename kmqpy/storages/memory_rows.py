@@ -12,6 +12,7 @@ from itertools import count, islice
 from kmqpy.message import Headers
 from kmqpy.storages.engine import MessageRow, QueueRow, TakeRef
 from kmqpy.storages.memory_groups import Group
+from kmqpy.storages.settings import noise
 
 _EXPIRED = "expired"
 
@@ -162,12 +163,18 @@ class MemoryQueue:
             self._enter(row, RowState.BEHIND)
 
         before, rank = group.head, group.rank
-        group.rank = len(group.taken) if self.row.settings.fair else 0
+        group.rank = self._rank(len(group.taken))
         group.settle(is_free=self._is_free(group), show=show, hide=hide)
         if before is not None and before is group.head and group.rank != rank:
             show(before)
         if group.is_empty:
             del self.groups[name]
+
+    def _rank(self, taken: int) -> int:
+        settings = self.row.settings
+        if settings.by_noise:
+            return noise(taken, self.counts[RowState.TAKEN])
+        return taken if settings.fair else 0
 
     def _is_free(self, group: Group) -> bool:
         """True if one more of a group may be taken."""

@@ -14,6 +14,8 @@ from kmqpy.queue import Capabilities
 from kmqpy.queue_policy import POLICY, QueuePolicy
 
 MAX_NOTES = 100_000
+NOISY_FROM, NOISY_PART = 30, 10
+"""The thresholds of SQS's fair queues."""
 _CHOICES = {
     "requeue_to": ("back", "front"),
     "order": ("fifo", "any", "group"),
@@ -22,9 +24,10 @@ _CHOICES = {
     "on_dead_letter": ("continue", "hold"),
     "dedup_until": ("window", "acknowledged"),
     "dedup_by": ("id", "body"),
+    "fair_by": ("in_flight", "noise"),
 }
 
-_SHARES = ("fair", "max_in_flight_per_group")
+_SHARES = ("fair", "fair_by", "max_in_flight_per_group")
 ALTERABLE = (*POLICY, "dedup_window_ms", "notes", *_SHARES)
 """The settings that can be changed while the queue is used."""
 
@@ -54,6 +57,10 @@ class StoredQueueSettings(QueuePolicy):
                         its place, and acknowledged, or until the dead letters were purged
     fair                True: a take prefers groups of which least is in flight, then the oldest message. The
                         order of sending holds within a group only
+    fair_by             what fair=True prefers. `in_flight`: see there. `noise`: groups that are not noisy,
+                        the oldest message first, then the noisy one of which least is in flight. Noisy is a
+                        group of which NOISY_FROM messages or more are in flight, and more than one in
+                        NOISY_PART of all; that is counted when one of its own is taken or ends
     max_in_flight_per_group   None, or of a group at most so many messages are in flight
     dedup_window_ms     so long after a message was sent with a dedup id, others with this id are not stored
     dedup_until         `window`: see dedup_window_ms. `acknowledged`: they are not stored for as long as the
@@ -72,6 +79,7 @@ class StoredQueueSettings(QueuePolicy):
     notes: str = ""
     on_dead_letter: str = "continue"
     fair: bool = False
+    fair_by: str = "in_flight"
     max_in_flight_per_group: int | None = None
     dedup_window_ms: int = 300_000
     dedup_until: str = "window"
@@ -93,6 +101,8 @@ class StoredQueueSettings(QueuePolicy):
             raise ConfigError("order: 'group' goes neither with delivery='at-most-once' nor with collapse")
         if self.holds and not self.in_groups:
             raise ConfigError("on_dead_letter: 'hold' needs order='group'")
+        if self.fair_by == "noise" and not self.fair:
+            raise ConfigError("fair_by: 'noise' needs fair=True")
         if self.max_in_flight_per_group is not None:
             check_limit(self.max_in_flight_per_group, "max_in_flight_per_group")
         if self.shares and (self.at_most_once or self.collapse or self.in_groups):
@@ -127,6 +137,11 @@ class StoredQueueSettings(QueuePolicy):
     def shares(self) -> bool:
         """True when groups share the takers, by fairness or by caps."""
         return self.fair or self.max_in_flight_per_group is not None
+
+    @property
+    def by_noise(self) -> bool:
+        """True when a group counts only if it is noisy."""
+        return self.fair and self.fair_by == "noise"
 
     @property
     def keeps_groups(self) -> bool:
@@ -198,3 +213,9 @@ def check_queue_name(name: object) -> str:
     if name != name.strip():
         raise ConfigError(f"queue: {name!r} begins or ends with a space")
     return name
+
+
+def noise(taken: int, in_flight: int) -> int:
+    """How noisy a group is of which so many are taken, while so many of all are in flight; 0: not at all."""
+    is_noisy = taken >= NOISY_FROM and taken * NOISY_PART > in_flight
+    return taken - NOISY_FROM + 1 if is_noisy else 0

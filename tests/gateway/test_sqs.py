@@ -453,17 +453,19 @@ def test_a_task_of_celery_waits_for_its_eta(sqs, queue):
 
 
 def test_in_a_fair_queue_the_quiet_tenant_comes_first(sqs, name):
-    noisy = [{"Id": f"{n}", "MessageBody": f"n{n}", "MessageGroupId": "noisy"} for n in range(6)]
+    noisy = [{"Id": f"{n}", "MessageBody": f"n{n}", "MessageGroupId": "noisy"} for n in range(10)]
     shown = []
     for url in (sqs.create_queue(QueueName=one)["QueueUrl"] for one in (f"fair-{name}", name)):
-        sqs.send_message_batch(QueueUrl=url, Entries=noisy)
-        assert len(received(sqs, url, MaxNumberOfMessages=3)) == 3
+        for _ in range(4):
+            sqs.send_message_batch(QueueUrl=url, Entries=noisy)
+        for _ in range(3):
+            assert len(received(sqs, url, MaxNumberOfMessages=10)) == 10
         sqs.send_message(QueueUrl=url, MessageBody="quiet", MessageGroupId="quiet")
         sqs.send_message(QueueUrl=url, MessageBody="alone")
         (first,) = received(sqs, url, MessageSystemAttributeNames=["All"])
         shown.append((first["Body"], first["Attributes"]["MessageGroupId"]))
-        assert len(received(sqs, url, MaxNumberOfMessages=10)) == 4
-    assert shown == [("quiet", "quiet"), ("n3", "noisy")]
+        assert len(received(sqs, url, MaxNumberOfMessages=10)) == 10
+    assert shown == [("quiet", "quiet"), ("n0", "noisy")]
 
 
 def test_a_queue_lives_with_its_attributes(sqs, name):

@@ -206,9 +206,17 @@ class FirstComeFirstServed(MemoryEngine):
     def create_queue(self, settings):
         return super().create_queue(
             dataclasses.replace(
-                settings, fair=False, max_in_flight_per_group=10**6 if settings.fair else None
+                settings,
+                fair=False,
+                fair_by="in_flight",
+                max_in_flight_per_group=10**6 if settings.fair else None,
             )
         )
+
+
+class EveryGroupIsNoisy(MemoryEngine):
+    def create_queue(self, settings):
+        return super().create_queue(dataclasses.replace(settings, fair_by="in_flight"))
 
 
 class NoKeys(MemoryEngine):
@@ -394,6 +402,7 @@ DEFECTS = [
     (OneTooMany, "of_a_group_as_many_are_in_flight_as_may_be", {"one_by_one": False}),
     (OneTooMany, "many_takers_keep_to_the_cap", {}),
     (FirstComeFirstServed, "groups_with_fewer_in_flight_come_first", {"one_by_one": False}),
+    (EveryGroupIsNoisy, "only_noisy_groups_come_after_others_where_that_is_asked_for", {"one_by_one": False}),
     (NoKeys, "a_second_send_with_an_id_stores_nothing", {}),
     (NoKeys, "ids_are_unique_within_a_batch", {}),
     (EndlessKeys, "an_id_is_free_again_after_its_window", {}),

@@ -426,7 +426,11 @@ def _more(settings: StoredQueueSettings) -> str:
     if not (settings.keeps_groups or retries.delays_ms):
         return ""
     numbers = f"{settings.in_groups:d} {settings.holds:d} {round(retries.jitter * 1000)}"
-    shares = f" {settings.fair:d} {settings.max_in_flight_per_group or ''}" if settings.shares else ""
+    shares = (
+        f" {settings.fair + settings.by_noise} {settings.max_in_flight_per_group or ''}"
+        if settings.shares
+        else ""
+    )
     return f"{numbers} {','.join(map(str, retries.delays_ms))}{shares}"
 
 

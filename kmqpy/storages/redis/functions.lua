@@ -58,6 +58,7 @@ local OTHER_PARTS = { ':groups', ':dedup', ':dedup_until' }
 local KEY_BYTES = 22 -- of a dedup key
 local LEAST_WINDOW_MS = 60000 -- before a key is looked at again, if it lasts until its message is acknowledged
 local MAX_RANK = 100
+local NOISY_FROM, NOISY_PART = 30, 10 -- see noise() of kmqpy.storages.settings
 local GROUP = 'kmq-group' -- the first header of a row of a group
 local LIBRARY = 'kmqpy_library_'
 
@@ -236,7 +237,13 @@ local function wait_behind(q, out, id, s, group)
 end
 
 local function rank_of(q, group)
-  return q.fair and math.min(tonumber(redis.call('HGET', q.busy, group)) or 0, MAX_RANK) or 0
+  if not q.fair then return 0 end
+  local busy = tonumber(redis.call('HGET', q.busy, group)) or 0
+  if q.by_noise then
+    local is_noisy = busy >= NOISY_FROM and busy * NOISY_PART > redis.call('ZCARD', q.taken)
+    busy = is_noisy and busy - NOISY_FROM + 1 or 0
+  end
+  return math.min(busy, MAX_RANK)
 end
 
 local function show(q, group)
@@ -478,11 +485,12 @@ local function enter(key, numbers)
   q.max_redeliveries = tonumber(meta[5]) -- nil: no limit
   q.to_front, q.is_manual, q.at_most_once = meta[6] == '1', meta[7] == '1', meta[8] == '1'
   q.touched = {}
-  -- 1 if groups are in order, 1 if dead letters hold them, thousandths, delays, 1 if fair, most of a group in flight
+  -- 1 if groups are in order, 1 if dead letters hold them, thousandths, delays, 1 if fair (2: by noise), most of a group in flight
   if meta[9] and meta[9] ~= '' then
     local in_groups, holds, jitter, retries, fair, most =
       string.match(meta[9], '^(%d) (%d) (%d+) ?([%d,]*) ?(%d?) ?(%d*)$')
-    q.shares, q.fair, q.most = fair and fair ~= '', fair == '1', tonumber(most)
+    q.shares, q.fair, q.most = fair and fair ~= '', fair == '1' or fair == '2', tonumber(most)
+    q.by_noise = fair == '2'
     q.in_groups, q.holds, q.jitter = in_groups == '1' or q.shares, holds == '1', tonumber(jitter or 0)
     if retries and retries ~= '' then
       q.retries = {}
@@ -616,7 +624,7 @@ end
 -- smallest rank.
 local function before_followers(q)
   if not q.shares or redis.call('ZCARD', q.behind) == 0 then return math.huge end
-  if not q.fair then return 1 end
+  if not q.fair or q.by_noise then return 1 end
   local first = redis.call('ZRANGE', q.ordered, 0, 0, 'WITHSCORES')[2]
   if not first then return math.huge end
   local fresh = redis.call('LLEN', q.fresh)

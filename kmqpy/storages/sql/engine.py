@@ -395,6 +395,7 @@ class SqlEngine:
             "in_groups": int(settings.keeps_groups),
             "shares": int(settings.shares),
             "fair": int(settings.fair),
+            "by_noise": int(settings.by_noise),
             "holds": int(settings.holds),
             "window_ms": min(settings.dedup_window_ms, NO_LIMIT),
             "until_acknowledged": int(settings.until_acknowledged),

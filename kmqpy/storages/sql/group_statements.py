@@ -88,6 +88,9 @@ WHERE queue = :queue AND {not_ready}state = 2 AND group_id + 0 IS NOT NULL""",
     {_of_given("place", 0)} AS shown_place, {_of_given("minus_priority", 0)} AS shown_rank,
     {_of_given("id", 4)} AS behind_id, {_of_given("place", 4)} AS behind_place
 FROM {{given_groups}}""",
+    "in_flight": """SELECT count(*) FROM (
+    SELECT 1 FROM {messages} WHERE queue = :queue AND {not_ready}state = 2 LIMIT :limit
+) AS taken""",
     "lock_waiting": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 IN (0, 4){lock_some}",
     "rank": """UPDATE {messages} SET state = 0, minus_priority = :rank
 WHERE {by_ids} AND state + 0 IN (0, 4)""",

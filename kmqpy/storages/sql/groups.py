@@ -186,7 +186,8 @@ def take_grouped(
     healed = go_on(dialect, cursor, take.healed, parameters)
     if not rows:
         now = situation(cursor, sql, parameters)
-        return now._replace(has_ready=healed > 0 or not is_end)
+        unseen = now.has_ready and not late  # what was due may have become ready since it looked
+        return now._replace(has_ready=healed > 0 or not is_end or unseen)
     return Picked(rows, rows[0].since_ms)
 
 

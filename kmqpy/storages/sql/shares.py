@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.storages.engine import MessageRow
-from kmqpy.storages.settings import StoredQueueSettings
+from kmqpy.storages.settings import NOISY_FROM, NOISY_PART, StoredQueueSettings, noise
 from kmqpy.storages.sql.dialect import (
     Cursor,
     Dialect,
@@ -62,17 +62,36 @@ class _Group(NamedTuple):
 
 @dataclass(slots=True)
 class _Limits:
-    """Which rank a group has, and whether one more of it may be taken, when so many are taken."""
+    """Which rank a group has, and whether one more of it may be taken, when so many are taken.
+
+    in_flight  how many rows of the queue are taken; needed if by_noise
+    """
 
     is_fair: bool
+    by_noise: bool
     most: int
+    in_flight: int = 0
 
     @classmethod
     def of(cls, settings: StoredQueueSettings) -> _Limits:
-        return cls(settings.fair, settings.max_in_flight_per_group or INT64_MAX)
+        return cls(settings.fair, settings.by_noise, settings.max_in_flight_per_group or INT64_MAX)
 
     def rank(self, taken: int) -> int:
+        if self.by_noise:
+            return min(noise(taken, self.in_flight), _MAX_RANK)
         return min(taken, _MAX_RANK) if self.is_fair else 0
+
+    def given(
+        self, dialect: Dialect, cursor: Cursor, parameters: Parameters, groups: Mapping[int, _Group]
+    ) -> _Limits:
+        """The limits when these groups are so. Rows are counted only if a group may be noisy, and not all."""
+        most = max((one.taken for one in groups.values()), default=0)
+        if not self.by_noise or most < NOISY_FROM:
+            return self
+        most += min(parameters.get("limit", 0), _MOST_LOOKED)  # as many as a take may add
+        cursor.execute(dialect.sql["in_flight"], {**parameters, "limit": most * NOISY_PART})
+        (in_flight,) = cursor.fetchone()
+        return replace(self, in_flight=in_flight)
 
 
 @dataclass(slots=True)
@@ -135,13 +154,15 @@ def take_shared(
     if settings is None:
         return situation(cursor, sql, parameters)
     limits = _limits(settings[0])  # those that the queue has now, in whatever open queue they were altered
-    look, groups, is_clear = _look(dialect, cursor, parameters, limits)
+    look, groups, limits, is_clear = _look(dialect, cursor, parameters, limits)
     chosen, ranks = _chosen(dialect, cursor, parameters["limit"], look.heads, groups, limits)
     rows = _take_rows(dialect, cursor, parameters, chosen, now)
     _set_ranks(dialect, cursor, ranks)
     if rows:
         return Picked(rows, rows[0].since_ms)
-    return situation(cursor, sql, parameters)._replace(has_ready=not is_clear)
+    now = situation(cursor, sql, parameters)
+    unseen = now.has_ready and not late  # what was due may have become ready since it looked
+    return now._replace(has_ready=not is_clear or unseen)
 
 
 def share_on(dialect: Dialect, cursor: Cursor, groups: Sequence[int], parameters: Parameters) -> int:
@@ -153,9 +174,11 @@ def share_on(dialect: Dialect, cursor: Cursor, groups: Sequence[int], parameters
     It follows the statement that has changed other rows of the groups, so that it sees which rows others have
     let wait for these, and waits for nobody: who has locked a row looks after its group, too.
     """
-    limits = _Limits(bool(parameters["fair"]), INT64_MAX)
+    states = _states(dialect, cursor, groups)
+    limits = _Limits(bool(parameters["fair"]), bool(parameters["by_noise"]), INT64_MAX)
+    limits = limits.given(dialect, cursor, parameters, states)
     ranks: dict[int, int] = {}
-    for one in _states(dialect, cursor, groups).values():
+    for one in states.values():
         rank = limits.rank(one.taken)
         if one.follower is not None:
             ranks[one.follower] = rank
@@ -171,22 +194,23 @@ def _limits(settings: str) -> _Limits:
 
 def _look(
     dialect: Dialect, cursor: Cursor, parameters: Parameters, limits: _Limits
-) -> tuple[_Look, Mapping[int, _Group], bool]:
+) -> tuple[_Look, Mapping[int, _Group], _Limits, bool]:
     """Look at ready rows until what is said of the first ones is true; also returns whether it is."""
     size = min(max(parameters["limit"], _FEWEST_LOOKED), _MOST_LOOKED)
     for _ in range(_LOOKS):
         cursor.execute(dialect.sql["look_shared"], {**parameters, "limit": size})
         rows = sorted((_Ready(*one) for one in cursor.fetchall()), key=lambda row: (row.rank, row.place))
         groups = _states(dialect, cursor, sorted({row.group for row in rows if row.group is not None}))
+        limits = limits.given(dialect, cursor, parameters, groups)
         look = _Look.at(rows, groups, limits)
         free = lock_free(dialect, cursor, "lock_witnesses", sorted({witness for _, witness in look.waiting}))
         behind = [row_id for row_id, witness in look.waiting if witness in free]
         if behind:
             dialect.change(cursor, "wait_behind", {"ids": dialect.ids(behind)})
         if not _set_ranks(dialect, cursor, look.ranks) and not behind:
-            return look, groups, True
+            return look, groups, limits, True
         size = min(2 * size, _MOST_LOOKED)
-    return look, groups, False
+    return look, groups, limits, False
 
 
 def _chosen(

@@ -40,8 +40,8 @@ def _send(queue: Queue, *names: str, one_by_one: bool = False) -> None:
         queue.send_many(some)
 
 
-def _take(queue: Queue, limit: int = 1, lease: float = 60) -> list[Message]:
-    return [*queue.receive(limit, wait=0, lease=lease)]
+def _take(queue: Queue, limit: int = 1) -> list[Message]:
+    return [*queue.receive(limit, wait=0, lease=60)]
 
 
 def _bodies(messages: Sequence[Message]) -> list[str]:
@@ -61,6 +61,8 @@ def test_a_storage_that_is_not_fair_says_so(kmq_storage: Storage) -> None:
                 kmq_storage.create(new_name(), **one, **wrong)
     with pytest.raises(ConfigError, match="max_in_flight_per_group"):
         kmq_storage.create(new_name(), max_in_flight_per_group=0)
+    with pytest.raises(ConfigError, match="fair_by"):
+        kmq_storage.create(new_name(), fair_by="noise")
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
@@ -80,6 +82,26 @@ def test_groups_with_fewer_in_flight_come_first(shared: MakeQueue, one_by_one: b
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
+def test_only_noisy_groups_come_after_others_where_that_is_asked_for(
+    kmq_storage: Storage, shared: MakeQueue, one_by_one: bool
+) -> None:
+    queue = shared(fair=True, fair_by="noise")
+    _send(queue, *(f"a{number}" for number in range(60)), "b0", one_by_one=one_by_one)
+    (a0, *_) = _take(queue, 29)
+    _send(queue, "b1", "c0")
+    assert _bodies(_take(queue, 1)) == ["a29"]
+    assert _bodies(_take(queue, 2)) == ["b0", "b1"]
+    assert _bodies(_take(queue, 3)) == ["c0", "a30", "a31"]
+    queue.send_many(["alone"] * 300)
+    assert _bodies(_take(queue, 300)) == ["alone"] * 300
+    queue.ack(a0, confirmed=True)  # of what is in flight, less than a tenth is left
+    _send(queue, "d0")
+    assert _bodies(_take(queue, 2)) == ["a32", "a33"]
+    kmq_storage.alter(queue.name, fair_by="in_flight")
+    assert _bodies(_take(queue, 1)) == ["d0"]
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
 def test_of_a_group_as_many_are_in_flight_as_may_be(
     kmq_target: Target,
     shared: MakeQueue,
@@ -88,7 +110,7 @@ def test_of_a_group_as_many_are_in_flight_as_may_be(
     queue = shared(max_in_flight_per_group=2)
     _send(queue, *(f"a{number}" for number in range(8)), "b0", one_by_one=one_by_one)
     queue.send_many(["alone"] * 3)
-    first = _take(queue, 20, lease=LEASE_S)
+    first = _take(queue, 20)
     assert sorted(_bodies(first)) == ["a0", "a1", "alone", "alone", "alone", "b0"]
     _send(queue, "b1", "b2")
     others = _take(queue, 20)
@@ -101,7 +123,8 @@ def test_of_a_group_as_many_are_in_flight_as_may_be(
     (a3,) = _take(queue, 20)
     assert _bodies([a3]) == ["a3"]
     queue.dead_letter(a2, a3, confirmed=True)
-    assert _bodies(_take(queue, 20, lease=60)) == ["a4", "a5"]
+    assert _bodies(_take(queue, 20)) == ["a4", "a5"]
+    queue.extend([one for one in first if one.group != "a"], lease=LEASE_S, confirmed=True)
     kmq_target.pass_time(PAST_LEASE_S)  # b0 is in flight no more
     assert [one for one in _bodies(_take(queue, 20)) if one != "alone"] == ["b2"]
     assert_sizes(queue, waiting=4, in_flight=7)

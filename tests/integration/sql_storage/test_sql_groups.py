@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
 
 import pytest
 from sql_support import Place
@@ -10,6 +11,8 @@ from sqlalchemy import text
 from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.message import OutgoingMessage
 from kmqpy.queue import Queue, storage_for
+from kmqpy.storages.sql import groups, shares
+from kmqpy.storages.sql.dialect import Picked, situation
 
 
 @pytest.fixture
@@ -69,6 +72,27 @@ def test_sends_into_a_group_wait_for_no_transaction(place: Place, grouped: Queue
         assert taken(grouped, 2) == ["a2", "a3"]
         connection.commit()
     assert "a5" not in taken(grouped, 9)
+
+
+@pytest.mark.parametrize("settings", [{"order": "group"}, {"fair": True}])
+def test_a_take_finds_what_another_taker_has_just_made_ready(
+    place: Place, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    if place.name == "sqlite":
+        pytest.skip("one transaction at a time")
+    with storage_for(place.url) as storage, storage_for(place.url) as other_storage:
+        storage.create("q", **settings)
+        queue, other = storage.open("q"), other_storage.open("q")
+        queue.send("late", group="a", delay=60)
+        place.execute(f"UPDATE {place.names.tables['messages']} SET until_ms = 1")
+
+        def later(*arguments: Any) -> Picked:
+            assert other.size() == 1  # it carries out delays that have ended
+            return situation(*arguments)
+
+        for module in (groups, shares):
+            monkeypatch.setattr(module, "situation", later)
+        assert taken(queue) == ["late"]
 
 
 def test_a_dedup_id_is_free_after_a_rollback(place: Place, queue: Queue) -> None:

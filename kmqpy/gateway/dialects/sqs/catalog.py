@@ -137,7 +137,7 @@ class Catalog:
                 raise SqsError(INVALID_ATTRIBUTE_NAME, "Unknown Attribute FifoQueue.")
             settings |= {"order": "group", "dedup_window_ms": _DEDUP_MS}
         elif storage.capabilities.fair and any(fnmatchcase(name, one) for one in self._fair):
-            settings["fair"] = True
+            settings |= {"fair": True, "fair_by": "noise"}
 
         def made(storage: Storage, stored: str) -> Sheet:
             self._check_rest(storage, name)
