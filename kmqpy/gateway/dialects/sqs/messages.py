@@ -49,7 +49,9 @@ def size_of(given: Given) -> int:
     """The bytes of a message that count, whatever is wrong with it."""
     attributes = (given.MessageAttributes or {}).items()
     return len((given.MessageBody or "").encode()) + sum(
-        len(name.encode()) + sum(len(part or "") for part in (one.DataType, one.StringValue, one.BinaryValue))
+        len(name.encode())
+        + len(f"{one.DataType or ''}{one.StringValue or ''}".encode())
+        + len(one.BinaryValue or b"")
         for name, one in attributes
         if one is not None
     )
