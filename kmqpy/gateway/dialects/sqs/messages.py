@@ -304,6 +304,12 @@ class Received:
             return cls(taken, message_id(unique_id, taken.id), taken.sent_ms, taken.attempts, None)
         return cls(taken, origin.id, origin.sent_ms, origin.count + taken.attempts, origin)
 
+    @property
+    def size(self) -> int:
+        """Bytes of its body and attributes."""
+        headers = self.taken.headers
+        return len(self.taken.body) + sum(len(name) + len(content or b"") for name, content in headers)
+
     def shown(
         self, handle: str, system: Sequence[str], names: Sequence[str], *, first_ms: int, sender: str
     ) -> dict[str, Any]:

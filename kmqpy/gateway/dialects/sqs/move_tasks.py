@@ -53,6 +53,8 @@ _MOVE_LEASE_S = 30.0
 _BATCH = 100
 _MAX_RATE = 500
 _KEPT = 10
+_START_MS = 60_000
+"""So long, in ms, a job waits for its task."""
 _AT_ONCE = 4
 _ACTIVE = ("RUNNING", "CANCELLING")
 
@@ -114,9 +116,11 @@ class MoveTasks:
                 )
             return replace(sheet, tasks=(task, *sheet.tasks)[:_KEPT])
 
-        await self._catalog.change(name, added)
+        added(await self._catalog.read(name))
+        # The job first: a task without one, if this gateway ends here, would be active for ever.
         job = json.dumps({"queue": name, "task": task["id"]}).encode()
         await self._hub.with_made(_JOBS, methodcaller("send", [job]))
+        await self._catalog.change(name, added)
         self._look_now.set()
         return {"TaskHandle": _handle(task, source)}
 
@@ -226,7 +230,11 @@ class MoveTasks:
             return True
         try:
             task = _task(await self._catalog.read(name), task_id)
-            ended = {"status": "COMPLETED"} if task is None else await self._move(name, task)
+            if task is None:
+                if self._clock.wall_ms() - job.sent_ms < _START_MS:
+                    raise KmqError(f"the task {task_id} of {name} is not kept yet")
+                return True  # it never was
+            ended = await self._move(name, task)
         except SqsError as error:
             if error.fault is NO_SUCH_QUEUE:  # the queue itself was deleted
                 return True
