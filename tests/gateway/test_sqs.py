@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import math
 import threading
 import time
 import uuid
@@ -293,6 +294,19 @@ def test_a_move_task_that_could_not_be_started_is_started_again(sqs, queue, name
     sqs.start_message_move_task(SourceArn=source)
     assert wait_until(lambda: task(sqs, source)["Status"] == "COMPLETED", 20)
     assert (counts(sqs, queue), counts(sqs, dead)) == ((2, 0, 0), (0, 0, 0))
+
+
+@pytest.mark.parametrize("origin", [["1", 9e12, 1, "arn"], ["\ud800", 1, 1, ""], ["1", math.inf, 1, ""]])
+def test_a_message_says_what_it_likes_of_its_origin(sqs, sqs_served, queue, name, origin):
+    dead, other = (sqs.create_queue(QueueName=f"{name}-{end}")["QueueUrl"] for end in ("dead", "other"))
+    _, source = buried(sqs, queue, dead, 0)
+    origin = [*origin[:3], origin[3] and arn(f"{name}-other")]
+    with sqs_served.storage.open(f"{name}-dead") as opened:
+        opened.send(b"a", headers=[("sqs-moved", json.dumps(origin).encode())])
+    sqs.start_message_move_task(SourceArn=source)
+    assert wait_until(lambda: task(sqs, source)["Status"] == "FAILED", 20)
+    assert bodies(received(sqs, dead, AttributeNames=["All"], WaitTimeSeconds=5)) == ["a"]
+    assert counts(sqs, other) == counts(sqs, queue) == (0, 0, 0)
 
 
 async def failing(*_, **__):

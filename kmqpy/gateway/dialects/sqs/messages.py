@@ -274,8 +274,9 @@ def origin_of(taken: Taken) -> Origin | None:
         return None
     try:
         id_, sent_ms, count, arn = json.loads(header)
+        f"{id_}{arn}".encode()  # half a character can't be shown
         return Origin(str(id_), int(sent_ms), int(count), str(arn))
-    except (ValueError, TypeError, RecursionError):  # of somebody else
+    except (ValueError, TypeError, OverflowError, RecursionError):  # of somebody else
         return None
 
 

@@ -254,7 +254,7 @@ class MoveTasks:
                 return {"status": "COMPLETED", "moved": moved}
             begun_s = self._clock.monotonic()
             try:
-                await self._hand_on(task, taken)
+                await self._hand_on(name, task, taken)
             except SqsError as error:
                 await self._with(name, methodcaller("give_back", taken))
                 return {"status": "FAILED", "moved": moved, "reason": error.fault.code}
@@ -276,7 +276,7 @@ class MoveTasks:
         )
         return found[0]
 
-    async def _hand_on(self, task: Task, taken: Sequence[Taken]) -> None:
+    async def _hand_on(self, name: str, task: Task, taken: Sequence[Taken]) -> None:
         """Send messages to where they are to go; raises SqsError if nobody knows, or that queue is gone."""
         by_target: defaultdict[str, list[OutgoingMessage]] = defaultdict(list)
         for one in taken:
@@ -290,6 +290,11 @@ class MoveTasks:
                     one.body, key=one.key, headers=headers, group=one.group, dedup_id=_again(task, one)
                 )
             )
+        if not task["to"]:  # clients of other dialects can write anything into the header
+            for target in by_target:
+                redrive = (await self._catalog.get(target)).redrive
+                if redrive is None or queue_of_arn(redrive.arn, "RedrivePolicy") != name:
+                    raise SqsError(_NO_SOURCE, f"{target} has another queue for its dead letters")
         for target, messages in by_target.items():
             sent = await self._with(target, methodcaller("send", messages))
             if sent is None:
