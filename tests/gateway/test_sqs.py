@@ -507,6 +507,19 @@ def test_the_retention_of_dead_letters_begins_anew_in_a_fifo_queue_only(sqs, sqs
         assert sent_ms + passed_s * 1000 <= dead_ms < sent_ms + passed_s * 1000 + 5_000
 
 
+def test_dead_letters_of_fifo_queues_go_round_and_none_is_taken_for_a_duplicate(sqs, fifo, name):
+    dead = sqs.create_queue(QueueName=f"{name}-dead.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
+    for source, target in ((fifo, f"{name}-dead.fifo"), (dead, f"{name}.fifo")):
+        policy = json.dumps({"deadLetterTargetArn": arn(target), "maxReceiveCount": 1})
+        sqs.set_queue_attributes(QueueUrl=source, Attributes={"RedrivePolicy": policy})
+    id_ = sent(sqs, fifo, "poison", "g")["MessageId"]
+    sent(sqs, dead, "no letter", "h", dedup=id_)
+    assert bodies(received(sqs, dead, VisibilityTimeout=30)) == ["no letter"]
+    for source in (fifo, dead, fifo, dead):
+        assert bodies(received(sqs, source, VisibilityTimeout=0)) == ["poison"]
+        assert received(sqs, source) == []
+
+
 class Later:
     """A clock that is ahead."""
 

@@ -248,12 +248,14 @@ class MessageActions:
                 dead.append(one)
             else:
                 good.append(one)
-        if dead and redrive is not None and not await self._bury(asked, name, redrive, dead):
+        if dead and redrive is not None and not await self._bury(asked, name, served, redrive, dead):
             good, dead = [*dead, *good], []  # there is no queue for them
         await served.ack([one.taken.id for one in (*old, *dead)])
         return good
 
-    async def _bury(self, asked: Asked, name: str, redrive: Redrive, dead: Sequence[Received]) -> bool:
+    async def _bury(
+        self, asked: Asked, name: str, served: ServedQueue, redrive: Redrive, dead: Sequence[Received]
+    ) -> bool:
         """Send messages to the queue for dead letters; returns False if there is none."""
         target = queue_of_arn(redrive.arn, "RedrivePolicy")
         messages = []
@@ -262,7 +264,9 @@ class MessageActions:
             sent_ms = now_ms if is_fifo else one.sent_ms  # as on AWS: here retention begins anew
             headers = [(key, value) for key, value in one.taken.headers if key != values.MOVED]
             headers.append(Origin(one.id, sent_ms, one.count - 1, asked.addresses.arn(name)).header())
-            group, dedup_id = one.taken.group, one.id if is_fifo else None
+            # No client has an id with a space, and in another queue, or again in this one, it is another.
+            again = f"{message_id(served.unique_id, one.taken.id)} dead"
+            group, dedup_id = one.taken.group, again if is_fifo else None
             message = OutgoingMessage(one.taken.body, key=one.taken.key, headers=headers)
             messages.append(replace(message, group=group, dedup_id=dedup_id))
         send = methodcaller("send", messages)
