@@ -1,7 +1,9 @@
 """SQS's actions by boto3, over several storages."""
 
+import asyncio
 import base64
 import json
+import math
 import threading
 import time
 import uuid
@@ -14,6 +16,10 @@ from gateway_support import running
 from sqs_support import ACCOUNT, client, code
 
 from kmqpy.core.clock import wait_until
+from kmqpy.errors import Unavailable
+from kmqpy.gateway.dialects.sqs.catalog import Catalog
+from kmqpy.gateway.service.hub import Hub
+from kmqpy.gateway.service.served_queue import ServedQueue
 from kmqpy.queue import storage_for
 
 SERVICE = "AWS.SimpleQueueService"
@@ -106,6 +112,23 @@ def test_visibility_is_changed_from_now_and_0_gives_back(sqs, queue):
     assert bodies(received(sqs, queue, VisibilityTimeout=1)) == ["a"]
     sqs.change_message_visibility(QueueUrl=queue, ReceiptHandle=handle, VisibilityTimeout=30)
     assert received(sqs, queue, WaitTimeSeconds=2) == []
+
+
+def test_what_is_given_back_is_not_taken_from_who_receives_it_at_once(sqs, queue, monkeypatch):
+    sqs.send_message(QueueUrl=queue, MessageBody="a")
+    (one,) = received(sqs, queue, VisibilityTimeout=30)
+    change, found = ServedQueue.change, []
+
+    async def changed(*arguments):
+        is_changed = await change(*arguments)
+        if not found:
+            found.extend(await asyncio.to_thread(received, sqs, queue, VisibilityTimeout=30))
+        return is_changed
+
+    monkeypatch.setattr(ServedQueue, "change", changed)
+    sqs.change_message_visibility(QueueUrl=queue, ReceiptHandle=one["ReceiptHandle"], VisibilityTimeout=0)
+    assert bodies(found) == ["a"]
+    assert received(sqs, queue) == []
 
 
 def test_the_latest_handle_counts_at_a_gateway_that_has_an_older_one(tmp_path, name):
@@ -257,6 +280,37 @@ def test_a_move_task_puts_dead_letters_back(sqs, queue, name):
         with pytest.raises(ClientError) as error:
             sqs.start_message_move_task(SourceArn=wrong)
         assert code(error) in {"ResourceNotFoundException", "InvalidParameterValue"}
+
+
+def test_a_move_task_that_could_not_be_started_is_started_again(sqs, queue, name, monkeypatch):
+    dead = sqs.create_queue(QueueName=f"{name}-dead")["QueueUrl"]
+    _, source = buried(sqs, queue, dead, 2)
+    for owner, step in ((Hub, "with_made"), (Catalog, "change")):  # as if the gateway were killed there
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, step, failing)
+            with pytest.raises(ClientError) as error:
+                sqs.start_message_move_task(SourceArn=source)
+            assert code(error) == "ServiceUnavailable"
+    sqs.start_message_move_task(SourceArn=source)
+    assert wait_until(lambda: task(sqs, source)["Status"] == "COMPLETED", 20)
+    assert (counts(sqs, queue), counts(sqs, dead)) == ((2, 0, 0), (0, 0, 0))
+
+
+@pytest.mark.parametrize("origin", [["1", 9e12, 1, "arn"], ["\ud800", 1, 1, ""], ["1", math.inf, 1, ""]])
+def test_a_message_says_what_it_likes_of_its_origin(sqs, sqs_served, queue, name, origin):
+    dead, other = (sqs.create_queue(QueueName=f"{name}-{end}")["QueueUrl"] for end in ("dead", "other"))
+    _, source = buried(sqs, queue, dead, 0)
+    origin = [*origin[:3], origin[3] and arn(f"{name}-other")]
+    with sqs_served.storage.open(f"{name}-dead") as opened:
+        opened.send(b"a", headers=[("sqs-moved", json.dumps(origin).encode())])
+    sqs.start_message_move_task(SourceArn=source)
+    assert wait_until(lambda: task(sqs, source)["Status"] == "FAILED", 20)
+    assert bodies(received(sqs, dead, AttributeNames=["All"], WaitTimeSeconds=5)) == ["a"]
+    assert counts(sqs, other) == counts(sqs, queue) == (0, 0, 0)
+
+
+async def failing(*_, **__):
+    raise Unavailable("no storage")
 
 
 def test_a_move_task_is_cancelled_or_goes_on_at_another_gateway(tmp_path, name):
@@ -430,6 +484,40 @@ def test_messages_end_with_their_retention(sqs, queue, sqs_served, name):
         assert counts(sqs, queue) == (0, 0, 0)
     finally:
         actions._clock = clock
+
+
+def test_the_retention_of_dead_letters_begins_anew_in_a_fifo_queue_only(sqs, sqs_served, queue, fifo, name):
+    actions = sqs_served.gateway._sqs._actions["ReceiveMessage"][1].__self__
+    clock = actions._clock
+    for source, end, passed_s in ((queue, "", 0), (fifo, ".fifo", 9)):
+        is_fifo = {"FifoQueue": "true"} if end else {}
+        dead = sqs.create_queue(QueueName=f"{name}-dead{end}", Attributes=is_fifo)["QueueUrl"]
+        policy = json.dumps({"deadLetterTargetArn": arn(f"{name}-dead{end}"), "maxReceiveCount": 1})
+        sqs.set_queue_attributes(QueueUrl=source, Attributes={"RedrivePolicy": policy})
+        ids = {"MessageGroupId": "g", "MessageDeduplicationId": "1"} if end else {}
+        sqs.send_message(QueueUrl=source, MessageBody="poison", **ids)
+        (one,) = received(sqs, source, AttributeNames=["SentTimestamp"], VisibilityTimeout=0)
+        try:
+            actions._clock = Later(clock, 9_000)
+            assert received(sqs, source) == []
+        finally:
+            actions._clock = clock
+        (letter,) = received(sqs, dead, AttributeNames=["SentTimestamp"])
+        sent_ms, dead_ms = (int(found["Attributes"]["SentTimestamp"]) for found in (one, letter))
+        assert sent_ms + passed_s * 1000 <= dead_ms < sent_ms + passed_s * 1000 + 5_000
+
+
+def test_dead_letters_of_fifo_queues_go_round_and_none_is_taken_for_a_duplicate(sqs, fifo, name):
+    dead = sqs.create_queue(QueueName=f"{name}-dead.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
+    for source, target in ((fifo, f"{name}-dead.fifo"), (dead, f"{name}.fifo")):
+        policy = json.dumps({"deadLetterTargetArn": arn(target), "maxReceiveCount": 1})
+        sqs.set_queue_attributes(QueueUrl=source, Attributes={"RedrivePolicy": policy})
+    id_ = sent(sqs, fifo, "poison", "g")["MessageId"]
+    sent(sqs, dead, "no letter", "h", dedup=id_)
+    assert bodies(received(sqs, dead, VisibilityTimeout=30)) == ["no letter"]
+    for source in (fifo, dead, fifo, dead):
+        assert bodies(received(sqs, source, VisibilityTimeout=0)) == ["poison"]
+        assert received(sqs, source) == []
 
 
 class Later:

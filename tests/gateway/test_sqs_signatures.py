@@ -1,5 +1,6 @@
 """SQS's signatures: in headers and in URLs, by keys that the operator's key makes."""
 
+import base64
 import json
 import urllib.parse
 from datetime import UTC, datetime, timedelta
@@ -21,6 +22,7 @@ from kmqpy.gateway.keys.stores import FileKeys
 from kmqpy.queue import storage_for
 
 OPERATOR_KEY = b"k" * 32
+ARN = "arn:aws:sqs:us-east-1:000000000000:"
 ALLOWS = {"Effect": "Allow", "Principal": "*", "Action": "SQS:SendMessage", "Resource": "*"}
 
 
@@ -32,6 +34,7 @@ def keys(tmp_path_factory):
         ("standard", ["queue_standard"], []),
         ("admin", ["queue_admin"], []),
         ("sender", [], ["queue|post|jobs-*"]),
+        ("team", [], ["queue|*|team-*"]),
     ]:
         made[title] = new_key(title, roles, permissions, operator_key=OPERATOR_KEY)
         store.put(made[title][0])
@@ -124,6 +127,47 @@ def test_the_policy_of_a_queue_allows_and_denies(served, keys):
     set_policy(statement("Allow", **condition))
     assert is_denied(sender.receive_message)
     assert not is_denied(standard.receive_message)
+
+
+def test_a_key_reaches_no_other_queue_by_dead_letters(served, keys):
+    admin, team = (client(served, keys[1][name]) for name in ("admin", "team"))
+    secret, own = admin.create_queue(QueueName="secret"), team.create_queue(QueueName="team-dead")
+
+    def dead_to(name):
+        return {"RedrivePolicy": json.dumps({"deadLetterTargetArn": ARN + name, "maxReceiveCount": 1})}
+
+    jobs = team.create_queue(QueueName="team-jobs", Attributes=dead_to("team-dead"))["QueueUrl"]
+    for call in (
+        lambda: team.set_queue_attributes(QueueUrl=jobs, Attributes=dead_to("secret")),
+        lambda: team.set_queue_attributes(QueueUrl=jobs, Attributes=dead_to("missing")),
+        lambda: team.create_queue(QueueName="team-2", Attributes=dead_to("secret")),
+    ):
+        with pytest.raises(ClientError) as error:
+            call()
+        assert code(error) == "AccessDenied"
+    admin.set_queue_attributes(QueueUrl=secret["QueueUrl"], Attributes=dead_to("team-dead"))
+    assert team.list_dead_letter_source_queues(QueueUrl=own["QueueUrl"])["queueUrls"] == [jobs]
+    admin.set_queue_attributes(QueueUrl=jobs, Attributes=dead_to("secret"))
+    team.set_queue_attributes(QueueUrl=jobs, Attributes=dead_to("secret"))  # it is so already
+
+
+def test_move_tasks_are_listed_by_whom_permissions_or_the_policy_allow(served, keys):
+    admin, team = (client(served, keys[1][name]) for name in ("admin", "team"))
+    queue = admin.create_queue(QueueName="moves")["QueueUrl"]
+    assert "Results" not in admin.list_message_move_tasks(SourceArn=f"{ARN}moves")
+    with pytest.raises(ClientError) as error:
+        team.list_message_move_tasks(SourceArn=f"{ARN}moves")
+    assert code(error) == "AccessDenied"
+    policy = {"Statement": [{**ALLOWS, "Action": "SQS:ListMessageMoveTasks"}]}
+    admin.set_queue_attributes(QueueUrl=queue, Attributes={"Policy": json.dumps(policy)})
+    assert "Results" not in team.list_message_move_tasks(SourceArn=f"{ARN}moves")
+
+
+def test_what_a_key_may_not_do_with_a_name_is_told_whatever_the_name(served, keys):
+    handle = base64.b64encode(json.dumps({"taskId": "a", "sourceArn": f"{ARN}\ud800"}).encode()).decode()
+    with pytest.raises(ClientError) as error:
+        client(served, keys[1]["team"]).cancel_message_move_task(TaskHandle=handle)
+    assert code(error) == "AccessDenied"
 
 
 @pytest.mark.parametrize(
@@ -273,7 +317,8 @@ def test_a_signed_url_is_good_until_it_expires(served, keys):
     assert served.ask("GET", path.replace("Expires=60", "Expires=61")).status == 403
     old = urllib.parse.parse_qs(urllib.parse.urlsplit(path).query)["X-Amz-Date"][0]
     assert served.ask("GET", path.replace(old, "20200101T000000Z")).status == 403
-    assert served.ask("GET", path.replace("Expires=60", "Expires=x")).status == 400
+    for wrong in ("x", "000000001" + "9" * 9, "1" * 5_000):
+        assert served.ask("GET", path.replace("Expires=60", f"Expires={wrong}")).status == 400
 
 
 def test_rotation_keeps_the_old_secret_only_if_it_is_told_to():

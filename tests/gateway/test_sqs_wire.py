@@ -3,6 +3,7 @@
 import base64
 import json
 import logging
+import time
 import urllib.parse
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kmqpy.gateway.dialects.sqs import celery, checksums, shapes
+from kmqpy.gateway.dialects.sqs.reading import read_json
 from kmqpy.gateway.dialects.sqs.values import Value
 
 SERVICE = "AWS.SimpleQueueService"
@@ -305,6 +307,7 @@ LIMITS = [
     ("SendMessage", {**SEND, "MessageBody": "\uffff"}, "InvalidMessageContents"),
     ("SendMessage", {**SEND, "MessageBody": "a" * 1_048_577}, "InvalidParameterValue"),
     ("SendMessage", {**SEND, "MessageBody": "a" * 1_048_569, **attribute()}, "InvalidParameterValue"),
+    ("SendMessage", {**SEND, **attribute(value="\U0001f600" * 300_000)}, "InvalidParameterValue"),
     ("SendMessage", {**SEND, "DelaySeconds": -1}, "InvalidParameterValue"),
     ("SendMessage", {**SEND, "DelaySeconds": 901}, "InvalidParameterValue"),
     ("SendMessage", {**SEND, "DelaySeconds": "1"}, "MalformedInput"),
@@ -363,6 +366,14 @@ LIMITS = [
         "ReceiptHandleIsInvalid",
     ),
     ("GetQueueAttributes", {"QueueUrl": "q", "AttributeNames": ["Other"]}, "InvalidAttributeName"),
+    (
+        "SetQueueAttributes",
+        {
+            "QueueUrl": "q",
+            "Attributes": {"RedrivePolicy": '{"deadLetterTargetArn":"a","maxReceiveCount":"\\ud800"}'},
+        },
+        "InvalidParameterValue",
+    ),
     ("ListQueues", {"MaxResults": 0}, "InvalidParameterValue"),
     ("ListQueues", {"MaxResults": 1001}, "InvalidParameterValue"),
     ("ListQueues", {"MaxResults": 1, "NextToken": "é"}, "InvalidParameterValue"),
@@ -415,6 +426,13 @@ def test_malformed_json(served, raw):
         400,
         "com.amazon.coral.service#SerializationException",
     )
+
+
+def test_a_request_of_many_wrong_values_is_read_soon():
+    attributes = ",".join(f'"{n}":{{}}' for n in range(100_000))
+    begun_s = time.process_time()
+    read_json("SendMessage", f'{{"MessageBody":1,"MessageAttributes":{{{attributes}}}}}'.encode())
+    assert time.process_time() - begun_s < 2
 
 
 def test_numbers_and_flags_are_texts_where_texts_are_to_be(served):

@@ -105,7 +105,8 @@ def signature_of(
         }
         time = parameters.get("X-Amz-Date", "")
         expires = parameters.get("X-Amz-Expires", "")
-        if not (expires.isascii() and expires.isdecimal() and 1 <= int(expires[:9]) <= _MAX_EXPIRES_S):
+        is_number = expires.isascii() and expires.isdecimal() and len(expires) <= len(str(_MAX_EXPIRES_S))
+        if not (is_number and 1 <= int(expires) <= _MAX_EXPIRES_S):
             raise _incomplete("X-Amz-Expires must be a number of seconds, at most 604800")
         expires_s = int(expires)
     else:

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import KmqError, NotSupported, Unavailable
 from kmqpy.gateway.dialects.sqs import query
-from kmqpy.gateway.dialects.sqs.addresses import Addresses, queue_of_path, queue_of_url
+from kmqpy.gateway.dialects.sqs.addresses import Addresses, queue_of_arn, queue_of_path, queue_of_url
 from kmqpy.gateway.dialects.sqs.asked import Asked
 from kmqpy.gateway.dialects.sqs.catalog import Catalog
 from kmqpy.gateway.dialects.sqs.errors import (
@@ -207,7 +207,7 @@ class SqsDialect:
         if sender.key is None or needs == "manage" or action in {"CreateQueue", "ListQueues"}:
             return {}
         with contextlib.suppress(SqsError):  # there is no such queue, which whoever may know it is told later
-            name = queue_of_url(given.QueueUrl) if "QueueUrl" in given.required else given.QueueName
+            name = _subject(given)
             policy = (await self._catalog.get(name)).attributes.get("Policy", "{}")
             arn = addresses.arn(name)
             found = verdict(policy, action=action, key_id=sender.id, account=self._account, arn=arn)
@@ -356,6 +356,15 @@ def _known(action: str, *, is_at_queue: bool = False) -> str:
             f"The action {action[:200]} is not valid for this endpoint." if action else "There is no Action.",
         )
     return action
+
+
+def _subject(given: Any) -> str:
+    """The name of the queue that a request is about; raises SqsError."""
+    if "QueueUrl" in given.required:
+        return queue_of_url(given.QueueUrl)
+    if "SourceArn" in given.required:
+        return queue_of_arn(given.SourceArn, "SourceArn")
+    return str(given.QueueName)
 
 
 def _complete(call: Call, given: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 _FOR_S = 300.0
 _MAX_BYTES = 16 * 1024 * 1024
-"""Of all bodies that are remembered; the oldest answers go first, and a retry is another receive then."""
+"""Of all messages that are remembered; the oldest answers go first, and a retry is another receive then."""
 _OVERHEAD = 1_000
 
 Key = tuple[str, str]
@@ -38,13 +38,14 @@ class Attempts:
         self._of: dict[str, Key] = {}
         self._bytes = 0
 
-    def keep(self, key: Key, shown: Sequence[dict[str, Any]], wire_ids: Sequence[str], now_s: float) -> None:
-        """Remember an answer."""
+    def keep(
+        self, key: Key, shown: Sequence[dict[str, Any]], wire_ids: Sequence[str], size: int, now_s: float
+    ) -> None:
+        """Remember an answer, with messages of so many bytes."""
         self.forget(key)
-        size = _OVERHEAD + sum(len(one["Body"]) for one in shown)
-        self._answers[key] = Answered(shown, wire_ids, now_s, size)
+        found = self._answers[key] = Answered(shown, wire_ids, now_s, _OVERHEAD + size)
         self._of.update(dict.fromkeys(wire_ids, key))
-        self._bytes += size
+        self._bytes += found.size
         while self._bytes > _MAX_BYTES or now_s - next(iter(self._answers.values())).at_s > _FOR_S:
             self.forget(next(iter(self._answers)))
 

@@ -23,7 +23,8 @@ class SqsError(KmqError):
     """An error that SQS's clients know."""
 
     def __init__(self, fault: Fault, message: str) -> None:
-        super().__init__(fault, message)
+        # JSON in a value, such as a policy, may have half a character, which no answer can.
+        super().__init__(fault, message.encode(errors="replace").decode())
         self.fault = fault
 
     def __str__(self) -> str:

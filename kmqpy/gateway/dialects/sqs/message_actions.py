@@ -248,19 +248,25 @@ class MessageActions:
                 dead.append(one)
             else:
                 good.append(one)
-        if dead and redrive is not None and not await self._bury(asked, name, redrive, dead):
+        if dead and redrive is not None and not await self._bury(asked, name, served, redrive, dead):
             good, dead = [*dead, *good], []  # there is no queue for them
         await served.ack([one.taken.id for one in (*old, *dead)])
         return good
 
-    async def _bury(self, asked: Asked, name: str, redrive: Redrive, dead: Sequence[Received]) -> bool:
+    async def _bury(
+        self, asked: Asked, name: str, served: ServedQueue, redrive: Redrive, dead: Sequence[Received]
+    ) -> bool:
         """Send messages to the queue for dead letters; returns False if there is none."""
         target = queue_of_arn(redrive.arn, "RedrivePolicy")
         messages = []
+        now_ms, is_fifo = self._clock.wall_ms(), name.endswith(FIFO_SUFFIX)
         for one in dead:
+            sent_ms = now_ms if is_fifo else one.sent_ms  # as on AWS: here retention begins anew
             headers = [(key, value) for key, value in one.taken.headers if key != values.MOVED]
-            headers.append(Origin(one.id, one.sent_ms, one.count - 1, asked.addresses.arn(name)).header())
-            group, dedup_id = one.taken.group, one.id if name.endswith(FIFO_SUFFIX) else None
+            headers.append(Origin(one.id, sent_ms, one.count - 1, asked.addresses.arn(name)).header())
+            # No client has an id with a space, and in another queue, or again in this one, it is another.
+            again = f"{message_id(served.unique_id, one.taken.id)} dead"
+            group, dedup_id = one.taken.group, again if is_fifo else None
             message = OutgoingMessage(one.taken.body, key=one.taken.key, headers=headers)
             messages.append(replace(message, group=group, dedup_id=dedup_id))
         send = methodcaller("send", messages)
@@ -285,14 +291,14 @@ class MessageActions:
             found.append(
                 one.shown(handle.text(), terms.system, terms.names, first_ms=first_ms, sender=sender)
             )
-        size = sum(len(one.taken.body) for one in messages)
+        size = sum(one.size for one in messages)
         asked.call.share.add(size)
         asked.spend(size)
         asked.call.count = len(found)
         if terms.attempt is not None and found and terms.visibility:
             wire_ids = [served.ids.make(one.taken.id) for one in messages]
             key = (served.unique_id, terms.attempt)
-            self._attempts.keep(key, found, wire_ids, self._clock.monotonic())
+            self._attempts.keep(key, found, wire_ids, size, self._clock.monotonic())
         return found
 
     # --- what was received ------------------------------------------------------------------------
@@ -364,8 +370,8 @@ class MessageActions:
                 raise invalid(handle.text(), "ReceiptHandle", _GONE)
             # AWS documents MessageNotInflight, and takes handles whose time is over in silence. In standard
             # queues an older handle changes what the latest receive has; another gateway's may be later.
+            latest = self._latest.get(handle.wire_id, handle.receipt)  # before others take it again
             is_changed = await served.change(handle.receipt, given_s)
-            latest = self._latest.get(handle.wire_id, handle.receipt)
             if latest != handle.receipt and not (is_changed and given_s):
                 is_changed = await served.change(latest, given_s)
             if not is_changed and served.is_grouped:

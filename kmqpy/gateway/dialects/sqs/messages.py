@@ -49,7 +49,9 @@ def size_of(given: Given) -> int:
     """The bytes of a message that count, whatever is wrong with it."""
     attributes = (given.MessageAttributes or {}).items()
     return len((given.MessageBody or "").encode()) + sum(
-        len(name.encode()) + sum(len(part or "") for part in (one.DataType, one.StringValue, one.BinaryValue))
+        len(name.encode())
+        + len(f"{one.DataType or ''}{one.StringValue or ''}".encode())
+        + len(one.BinaryValue or b"")
         for name, one in attributes
         if one is not None
     )
@@ -272,8 +274,9 @@ def origin_of(taken: Taken) -> Origin | None:
         return None
     try:
         id_, sent_ms, count, arn = json.loads(header)
+        f"{id_}{arn}".encode()  # half a character can't be shown
         return Origin(str(id_), int(sent_ms), int(count), str(arn))
-    except (ValueError, TypeError, RecursionError):  # of somebody else
+    except (ValueError, TypeError, OverflowError, RecursionError):  # of somebody else
         return None
 
 
@@ -301,6 +304,12 @@ class Received:
         if origin is None:
             return cls(taken, message_id(unique_id, taken.id), taken.sent_ms, taken.attempts, None)
         return cls(taken, origin.id, origin.sent_ms, origin.count + taken.attempts, origin)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its body and attributes."""
+        headers = self.taken.headers
+        return len(self.taken.body) + sum(len(name) + len(content or b"") for name, content in headers)
 
     def shown(
         self, handle: str, system: Sequence[str], names: Sequence[str], *, first_ms: int, sender: str

@@ -53,6 +53,8 @@ _MOVE_LEASE_S = 30.0
 _BATCH = 100
 _MAX_RATE = 500
 _KEPT = 10
+_START_MS = 60_000
+"""So long, in ms, a job waits for its task."""
 _AT_ONCE = 4
 _ACTIVE = ("RUNNING", "CANCELLING")
 
@@ -114,9 +116,11 @@ class MoveTasks:
                 )
             return replace(sheet, tasks=(task, *sheet.tasks)[:_KEPT])
 
-        await self._catalog.change(name, added)
+        added(await self._catalog.read(name))
+        # The job first: a task without one, if this gateway ends here, would be active for ever.
         job = json.dumps({"queue": name, "task": task["id"]}).encode()
         await self._hub.with_made(_JOBS, methodcaller("send", [job]))
+        await self._catalog.change(name, added)
         self._look_now.set()
         return {"TaskHandle": _handle(task, source)}
 
@@ -226,7 +230,11 @@ class MoveTasks:
             return True
         try:
             task = _task(await self._catalog.read(name), task_id)
-            ended = {"status": "COMPLETED"} if task is None else await self._move(name, task)
+            if task is None:
+                if self._clock.wall_ms() - job.sent_ms < _START_MS:
+                    raise KmqError(f"the task {task_id} of {name} is not kept yet")
+                return True  # it never was
+            ended = await self._move(name, task)
         except SqsError as error:
             if error.fault is NO_SUCH_QUEUE:  # the queue itself was deleted
                 return True
@@ -246,7 +254,7 @@ class MoveTasks:
                 return {"status": "COMPLETED", "moved": moved}
             begun_s = self._clock.monotonic()
             try:
-                await self._hand_on(task, taken)
+                await self._hand_on(name, task, taken)
             except SqsError as error:
                 await self._with(name, methodcaller("give_back", taken))
                 return {"status": "FAILED", "moved": moved, "reason": error.fault.code}
@@ -268,7 +276,7 @@ class MoveTasks:
         )
         return found[0]
 
-    async def _hand_on(self, task: Task, taken: Sequence[Taken]) -> None:
+    async def _hand_on(self, name: str, task: Task, taken: Sequence[Taken]) -> None:
         """Send messages to where they are to go; raises SqsError if nobody knows, or that queue is gone."""
         by_target: defaultdict[str, list[OutgoingMessage]] = defaultdict(list)
         for one in taken:
@@ -282,6 +290,11 @@ class MoveTasks:
                     one.body, key=one.key, headers=headers, group=one.group, dedup_id=_again(task, one)
                 )
             )
+        if not task["to"]:  # clients of other dialects can write anything into the header
+            for target in by_target:
+                redrive = (await self._catalog.get(target)).redrive
+                if redrive is None or queue_of_arn(redrive.arn, "RedrivePolicy") != name:
+                    raise SqsError(_NO_SOURCE, f"{target} has another queue for its dead letters")
         for target, messages in by_target.items():
             sent = await self._with(target, methodcaller("send", messages))
             if sent is None:

@@ -162,7 +162,10 @@ class QueueActions:
             is_other = arn.startswith("arn:") and arn.count(":") >= _COLONS and ":sqs:" not in arn
             why = "Only SQS queues are valid resources for" if is_other else "Invalid value for"
             raise invalid(policy, "RedrivePolicy", f"{why} deadLetterTargetArn.")
-        target = await self._catalog.find(queue_of_arn(arn, "RedrivePolicy"))
+        to, former = queue_of_arn(arn, "RedrivePolicy"), await self._catalog.find(name)
+        if former is None or former.redrive is None or former.redrive.arn != arn:
+            asked.about(to, "post")  # what the queue gets is sent there later, for whoever receives
+        target = await self._catalog.find(to)
         if target is None:
             raise invalid(policy, "RedrivePolicy", "Dead letter target does not exist.")
         if target.is_fifo != name.endswith(attributes.FIFO_SUFFIX):
@@ -180,7 +183,7 @@ class QueueActions:
         """The queues whose dead letters go to a queue."""
         name = asked.queue(given.QueueUrl)
         await self._catalog.read(name)
-        found = await self._catalog.sources_of(name)
+        found = [one for one in await self._catalog.sources_of(name) if asked.may(one)]
         return {"queueUrls": [], **_page(asked, "queueUrls", found, given.MaxResults, given.NextToken)}
 
     # --- tags -------------------------------------------------------------------------------------

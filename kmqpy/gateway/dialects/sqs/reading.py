@@ -7,6 +7,7 @@ texts, and nulls for what is missing.
 from __future__ import annotations
 
 import re
+from functools import cache
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -37,11 +38,15 @@ def read_json(action: str, body: bytes) -> Any:
         raise malformed(error) from None
 
 
+_fields = cache(get_type_hints)
+"""The types of a struct's fields: slow to find, and a request may have a struct many times."""
+
+
 def _cast(value: Any, kind: Any) -> Any:
     if isinstance(kind, UnionType):  # `| None`, as of all fields
         kind = get_args(kind)[0]
     if isinstance(value, dict):
-        fields = get_type_hints(kind) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else {}
+        fields = _fields(kind) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else {}
         other = get_args(kind)[1] if get_origin(kind) is dict else None
         return {key: _cast(one, fields.get(key, other)) for key, one in value.items() if one is not None}
     if isinstance(value, list) and get_origin(kind) is list:
