@@ -69,10 +69,12 @@ class KafkaQueueDescription(QueueDescription):
     topics    the existing topics among these four, with the Kafka settings that matter: queue topic, markers
               topic, dead-letter topic, markers topic of the dead letters
     trackers  by partition: the id of the tracker that has the partition
+    counts    the counts of the queue and of each partition
     """
 
     topics: tuple[TopicInfo, ...]
     trackers: Mapping[int, str]
+    counts: QueueStats
 
 
 class KafkaStorage:
@@ -204,6 +206,7 @@ class KafkaStorage:
             dead=counted.dead_letters,
             topics=found.topics,
             trackers=found.owners,
+            counts=counted,
         )
 
     def stats(self, name: str) -> QueueStats:

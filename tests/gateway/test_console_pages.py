@@ -19,6 +19,7 @@ from kmqpy.gateway.console import sampler
 from kmqpy.gateway.keys import keyring
 from kmqpy.gateway.keys.keyring import new_key
 from kmqpy.gateway.keys.stores import StorageKeys
+from kmqpy.gateway.tracker_process import TrackerProcess
 from kmqpy.queue import storage_for
 
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text()
@@ -322,6 +323,16 @@ def test_a_queue_on_kafka(page, cluster, queue_name):
         expect(page.locator("ol.life")).to_contain_text("sent", timeout=60_000)
         go(page, served, "#/trouble")
         expect(page.locator("main")).to_contain_text("tracker", timeout=60_000)
+        go(page, served, f"#/q/{queue_name}")
+        row = page.locator("section", has=page.get_by_role("heading", name="Partitions")).locator("tbody tr")
+        oldest = row.locator("time").first
+        expect(row.locator("td.number")).to_have_text(["3", "0", "0"], timeout=60_000)
+        assert oldest.get_attribute("datetime") == page.locator(".cards time").get_attribute("datetime")
+        expect(row.locator("td").last).to_have_text("none")
+        with TrackerProcess(url):
+            expect(row.locator("td").last).not_to_have_text("none", timeout=60_000)
+            tracker = served.storage.describe(queue_name).trackers[0]
+            expect(row.locator("td").last).to_have_text(tracker)
         page.goto("about:blank")
 
 

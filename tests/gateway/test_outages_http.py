@@ -1,23 +1,29 @@
 """What the contract says of kills, cuts, clocks and waits, through gateways in processes of their own."""
 
+import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from taps import Tap
 
-from kmqpy.core.clock import Clock
+from kmqpy.core.clock import Clock, wait_until
 from kmqpy.dev.ports import free_ports
 from kmqpy.errors import QueueNotFound, Unavailable, UnknownOutcome
+from kmqpy.message import Message
 from kmqpy.queue import OutgoingMessage, Queue, Storage, queue_for, storage_for
 from kmqpy.testing.contract import Target
 from kmqpy.testing.contract.administration import test_closing_ends_a_receive_that_waits  # noqa: F401
 from kmqpy.testing.contract.outages import *  # noqa: F403
 from kmqpy.testing.contract.sending import test_a_waiting_receive_returns_when_a_message_is_due  # noqa: F401
 from kmqpy.testing.contract.target import *  # noqa: F403
+from kmqpy.worker.asyncio import AsyncWorker
+from kmqpy.worker.worker import Worker
 
 
 class Child:
@@ -105,6 +111,44 @@ def test_another_gateway_answers_when_one_is_away(child: Child) -> None:
         queue.ack(message)
     with pytest.raises(Unavailable, match=f":{nobody}: .*; check the address"):
         storage_for(f"http://127.0.0.1:{nobody}?timeout_ms=100")
+
+
+@contextmanager
+def in_threads(queue: Queue, handle: Callable[[Message], None]) -> Iterator[None]:
+    with Worker(queue, handle, handle_signals=False):
+        yield
+
+
+@contextmanager
+def in_tasks(queue: Queue, handle: Callable[[Message], None]) -> Iterator[None]:
+    async def handler(message: Message) -> None:
+        handle(message)
+
+    worker = AsyncWorker(queue, handler, handle_signals=False)
+    thread = threading.Thread(target=lambda: asyncio.run(worker.run()))
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+        thread.join()
+
+
+@pytest.mark.parametrize("working", [in_threads, in_tasks])
+def test_a_worker_goes_on_when_its_gateway_was_killed(child: Child, working: Any) -> None:
+    count = 2_000
+    done: list[bytes] = []
+    with queue_for(
+        f"http://127.0.0.1:{child.port}?queue={working.__name__}&create=true&lease_ms=2s"
+    ) as queue:
+        queue.send_many([b"%d" % number for number in range(count)])
+        with working(queue, lambda message: done.append(message.body)):
+            assert wait_until(lambda: len(done) >= 50, 60)
+            child.kill()
+            assert len(set(done)) < count
+            child.start()
+            assert wait_until(lambda: not (queue.size() or queue.in_flight()), 60, every_s=0.1)
+        assert len(set(done)) == count
 
 
 def test_commands_and_workers_use_a_gateway_as_any_storage(child: Child, tmp_path: Path) -> None:

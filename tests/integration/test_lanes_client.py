@@ -1,7 +1,6 @@
 """Clients of a queue with lanes: order, shares, one assignment, acknowledgements."""
 
 import asyncio
-import time
 from collections import Counter
 
 import pytest
@@ -10,6 +9,7 @@ from support import bodies, collect, delete_topic, nothing_comes, until
 from kmqpy.errors import NotSupported, ReceiptError
 from kmqpy.kafka import settings_mirror, topic_identity
 from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.client import lanes
 from kmqpy.worker.asyncio import AsyncWorker
 from kmqpy.worker.outcome import Retry
 from kmqpy.worker.worker import Worker
@@ -39,6 +39,19 @@ def ready(client, partitions=1):
     until(receives)
 
 
+def read_ahead(client, *counts):
+    """Wait until it has read so many messages of each lane ahead, in the order of precedence."""
+    lanes_of = client._consumer.current._lanes
+    fetchers = [one.consumer._receiver._member._fetcher for one in lanes_of[: len(counts)]]
+
+    def is_read():
+        for fetcher in fetchers:
+            fetcher.fetch_ahead()
+        return all(len(one._ahead) >= count for one, count in zip(fetchers, counts, strict=True))
+
+    until(is_read, every=0.001)
+
+
 def retried(queue, *texts, partition=0):
     """Write what a tracker would have appended to the retry lane."""
     for text in texts:
@@ -58,7 +71,7 @@ def test_lanes_are_taken_in_the_order_of_precedence(laned):
     assert {message.id for message in found if message.body[:1] == b"c"} == set(ids)
     send_each(laned, 3)
     retried(laned, "r1")
-    time.sleep(0.3)  # all is read ahead by then
+    read_ahead(client, 1, 3, 3, 3)
     batch = bodies(client.receive(wait=5))
     assert batch == ["r1", *(f"{name}{i}" for name in "cba" for i in range(3))]
     client.ack(found)
@@ -70,7 +83,7 @@ def test_an_urgent_flood_leaves_room_for_the_others(laned):
     retried(laned, *(f"r{i}" for i in range(200)))
     client = laned.client()
     ready(client)
-    time.sleep(0.5)
+    read_ahead(client, 150, 150, 150, 150)
     batch = Counter(text[0] for text in bodies(client.receive(100, wait=5)))
     assert batch == {"r": 75, "c": 19, "b": 5, "a": 1}
     singles = Counter(text[0] for _ in range(64) for text in bodies(client.receive(1, wait=5)))
@@ -79,27 +92,29 @@ def test_an_urgent_flood_leaves_room_for_the_others(laned):
 
 
 def test_what_a_lane_leaves_over_goes_to_others(laned):
-    retried(laned, *(f"r{i}" for i in range(30)))
     client = laned.client()
     ready(client)
-    time.sleep(0.3)
+    retried(laned, *(f"r{i}" for i in range(30)))
+    read_ahead(client, 30)
     assert len(client.receive(30, wait=5)) == 30
     assert client.leased == 30
 
 
-def test_an_iteration_looks_at_higher_lanes_meanwhile(laned):
+def test_an_iteration_looks_at_higher_lanes_meanwhile(laned, monkeypatch):
+    monkeypatch.setattr(lanes, "_LOOK_UP_EVERY_S", 0.0)
     with laned.producer() as producer:
         producer.send_many([f"a{i}" for i in range(100)], partition=0)
     taken = []
-    for message in laned.client():
+    client = laned.client()
+    for message in client:
         taken.append(message.body.decode())
         message.ack()
         if len(taken) == 10:
             retried(laned, "r0")
-        time.sleep(0.02)
+            read_ahead(client, 1)
         if len(taken) > 10 and message.body == b"r0":
             break
-    assert len(taken) < 100
+    assert len(taken) < 15
 
 
 def test_receipts_lead_to_the_lanes_in_another_process_too(laned):
@@ -178,24 +193,18 @@ def test_a_retry_overtakes_a_backlog(make_queue):
     queue.tracker()
     for partition in range(2):
         queue.fill(10_000, partition)
-    client, due, late = queue.client(), {}, []
-    taken = 0
-    until(lambda: client.receive(1, wait=0.1))
-    while taken < 20_000 and len(late) < 40:
-        for message in client.receive(50, wait=1):
-            now = time.monotonic()
-            taken += 1
+    client = queue.client()
+    given_back = collect(client, 40, max_messages=40)
+    client.nack(given_back, delay=1.0)
+    until(lambda: len(queue.records(f"{queue.name}__retry")) == 40)
+    retries, others = set(), 0
+    while len(retries) < 40 and others < 5_000:
+        for message in client.receive(50, wait=5):
             if message.attempts > 1:
-                late.append(now - due[message.id])
-            elif len(due) < 40 and taken % 5 == 0:
-                client.nack(message, delay=1.0)
-                due[message.id] = now + 1.0
-                continue
-            client.ack(message)
-        time.sleep(0.01)
-    assert len(late) == 40
-    assert taken < 15_000
-    assert sorted(late)[20] < 1.0
+                retries.add(message.id)
+            else:
+                others += 1
+    assert retries == {one.id for one in given_back}
 
 
 def test_a_lane_that_is_removed_is_noticed_without_an_error(make_queue, monkeypatch):

@@ -22,7 +22,7 @@ from kmqpy.gateway.keys.keyring import Principal
 from kmqpy.gateway.keys.permissions import ACTIONS
 from kmqpy.gateway.service.hub import Hub, QueueName
 from kmqpy.gateway.service.names import is_reserved
-from kmqpy.queue import Storage
+from kmqpy.queue import QueueDescription, Storage
 
 _log = logging.getLogger(__name__)
 
@@ -208,10 +208,10 @@ class Sampler:
             else:
                 self._note(name, *found)
 
-    async def _look(self, name: str) -> tuple[Any, int | None]:
+    async def _look(self, name: str) -> tuple[QueueDescription, int | None]:
         return await self._hub.administer(QueueName(name), _seen, patience_s=_PATIENCE_S)
 
-    def _note(self, name: str, found: Any, oldest_ms: int | None) -> None:
+    def _note(self, name: str, found: QueueDescription, oldest_ms: int | None) -> None:
         minute = self._minute()
         self._missing.discard(name)
         row = self._row(name)
@@ -234,6 +234,7 @@ class Sampler:
                 "in": max((one[1] for one in last), default=0),
                 "out": max((one[2] for one in last), default=0),
                 "depths": [(at - minute, count) for at, count in row.depths if minute - at < _MINUTES],
+                "partitions": _partitions(found) if name in self._tabs else [],
             },
         )
 
@@ -268,10 +269,29 @@ class Tab:
                 return
 
 
-def _seen(storage: Storage, stored: str) -> tuple[Any, int | None]:
+def _seen(storage: Storage, stored: str) -> tuple[QueueDescription, int | None]:
     """A queue's settings and counts, and since when the message waits that is next; called in a thread."""
     found = storage.describe(stored)
-    if not found.ready or not storage.capabilities.immediate:  # on Kafka a look makes connections
+    counts = getattr(found, "counts", None)  # on Kafka, where a look makes connections
+    if counts is not None:
+        return found, counts.oldest_ms
+    if not found.ready or not storage.capabilities.immediate:
         return found, None
     with storage.open(stored) as queue:
         return found, next((one.enqueued_ms for one in queue.peek(1)), None)
+
+
+def _partitions(found: QueueDescription) -> list[dict[str, Any]]:
+    """Of a queue on Kafka: what each partition has, and which tracker has it."""
+    counts = getattr(found, "counts", None)
+    return [
+        {
+            "partition": one.partition,
+            "waiting": one.depth - one.delayed,
+            "in_flight": one.in_flight - one.released,
+            "dead": one.dead_letters,
+            "oldest_ms": one.oldest_ms,
+            "tracker": one.owner,
+        }
+        for one in (() if counts is None else counts.partitions)
+    ]

@@ -95,7 +95,7 @@ export function line(points, cls = "") {
   return svg;
 }
 
-const NUMBERS = new Set(["Attempt", "Attempts", "Bytes"]);
+const NUMBERS = new Set(["Attempt", "Attempts", "Bytes", "Waiting", "In flight", "Dead letters"]);
 
 export function table(caption, heads, rows, { cls = "", empty = "nothing" } = {}) {
   const body = el("tbody", {}, rows.length ? rows : el("tr", {}, el("td", { colspan: heads.length, class: "soft" }, empty)));

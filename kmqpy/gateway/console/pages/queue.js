@@ -4,6 +4,7 @@ import { el, foreign, number, ago, line, table, ask, say, plain } from "./dom.js
 const FEW = 50;
 const MOST = 1000;
 const SHOWN = 300;
+const PARTITION_HEADS = ["Partition", "Waiting", "In flight", "Dead letters", "Next waits since", "Tracker"];
 
 const bytesOf = (base64) => Uint8Array.from(atob(base64), (one) => one.charCodeAt(0));
 const decode = (message, field) => message[field] ?? (message[`${field}_base64`] === undefined ? null : `(${bytesOf(message[`${field}_base64`]).length} bytes, base64) ${message[`${field}_base64`]}`);
@@ -37,6 +38,7 @@ export function queuePage(queue, me) {
   const settings = el("dl", { class: "settings" });
   const search = el("input", { type: "search", id: "find", size: "34", oninput: filter });
   const places = { waiting: el("section"), flight: el("section"), dead: el("section") };
+  const partitions = el("section");
   const actions = el("div", { class: "bar" });
   const chosen = new Set();
   let may = null;
@@ -213,6 +215,9 @@ export function queuePage(queue, me) {
       ["In / out per min", el("span", { title: "through this gateway" }, number(row.in), " / ", number(row.out))]];
     cards.replaceChildren(...all.map(([name, made]) => el("div", {}, el("dt", {}, name), el("dd", {}, made))));
     graph.replaceChildren(line(row.depths ?? [], "big"));
+    if (row.partitions?.length) partitions.replaceChildren(el("h2", {}, "Partitions"), table(`${row.partitions.length} partitions and the trackers that redeliver their messages`, PARTITION_HEADS, row.partitions.map((one) => el("tr", {}, el("th", { scope: "row" }, number(one.partition)),
+      ...[one.waiting, one.in_flight, one.dead].map((count) => el("td", { class: "number" }, number(count))), el("td", {}, ago(one.oldest_ms)),
+      el("td", { class: "name" }, one.tracker === null ? el("span", { class: "dead" }, "none") : foreign(one.tracker))))));
     if (row.error) {
       notice.hidden = false;
       notice.textContent = plain(row.error);
@@ -226,7 +231,7 @@ export function queuePage(queue, me) {
 
   const nodes = [
     el("p", {}, el("a", { href: "#/" }, "All queues")), el("h1", {}, foreign(queue)), notice, cards, graph, actions,
-    places.waiting, places.flight, places.dead,
+    places.waiting, places.flight, places.dead, partitions,
     el("h2", {}, "Settings"), el("div", { class: "card" }, settings),
   ];
   return { title: queue, nodes, queue, onEvent };
