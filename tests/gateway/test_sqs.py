@@ -17,6 +17,7 @@ from sqs_support import ACCOUNT, client, code
 
 from kmqpy.core.clock import wait_until
 from kmqpy.errors import Unavailable
+from kmqpy.gateway.dialects.sqs.attempts import Attempts
 from kmqpy.gateway.dialects.sqs.catalog import Catalog
 from kmqpy.gateway.service.hub import Hub
 from kmqpy.gateway.service.served_queue import ServedQueue
@@ -442,6 +443,15 @@ def test_a_receive_is_repeated_by_its_attempt_id_unless_a_message_was_changed(sq
     time.sleep(1.1)  # its time is over: this is another receive
     third = received(sqs, fifo, ReceiveRequestAttemptId="second")
     assert (bodies(third), third[0]["ReceiptHandle"] == second[0]["ReceiptHandle"]) == (["2"], False)
+
+
+def test_a_change_ends_the_latest_attempt_though_an_earlier_one_is_forgotten():
+    attempts = Attempts()
+    for name in ("one", "two"):
+        attempts.keep(("queue", name), [{"Body": "a"}], ["message"], 1, 0.0)
+    attempts.forget(("queue", "one"))
+    attempts.touch("message")
+    assert attempts.find(("queue", "two"), 0.0).shown == ()
 
 
 @pytest.mark.parametrize("kind", ["standard", "fifo"])

@@ -99,6 +99,20 @@ async def started(counting, name):
         await asyncio.sleep(0.001)
 
 
+def test_what_went_with_its_queue_need_not_be_given_back(caplog):
+    async def main():
+        with memory_storage() as storage, ThreadPoolExecutor(2) as threads:
+            storage.create("q")
+            served = ServedQueue(storage.open("q"), threads)
+            await served.send([b"1"])
+            taken, _ = await served.take(1, 30)
+            storage.delete("q")
+            await served.give_back(taken)
+
+    asyncio.run(main())
+    assert not caplog.records
+
+
 def test_sends_of_many_requests_are_one_call():
     async def main():
         async with a_served_queue() as (served, counting):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import MIN_LEASE_MS
+from kmqpy.errors import QueueNotFound
 from kmqpy.gateway.service.claims import Claims, Said
 from kmqpy.gateway.service.estimate import Estimate
 from kmqpy.gateway.service.ids import WireIds
@@ -492,6 +493,8 @@ class ServedQueue:
         try:
             if messages:
                 self._queue.nack(messages, count=False)
+        except QueueNotFound:  # they went with it
+            pass
         except Exception:  # nobody waits for it; the messages come again when their leases end
             _log.warning("messages could not be given back", extra={"count": len(messages)}, exc_info=True)
 

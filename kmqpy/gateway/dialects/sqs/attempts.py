@@ -66,4 +66,5 @@ class Attempts:
         if found is not None:
             self._bytes -= found.size
             for wire_id in found.wire_ids:
-                self._of.pop(wire_id, None)
+                if self._of.get(wire_id) == key:  # a later receive may have brought it again
+                    del self._of[wire_id]
