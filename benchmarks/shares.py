@@ -28,6 +28,7 @@ KINDS: Mapping[str, Mapping[str, object]] = {
     "plain": {},
     "in order": {"order": "group"},
     "fair": {"fair": True},
+    "fair by noise": {"fair": True, "fair_by": "noise"},
     "capped": {"max_in_flight_per_group": 50},
     "fair and capped": {"fair": True, "max_in_flight_per_group": 50},
 }
@@ -151,6 +152,7 @@ def noisy(storage: Storage, depth: int, turns: int) -> dict[str, object]:
     kinds = {
         "plain": {},
         "fair": {"fair": True},
+        "fair by noise": {"fair": True, "fair_by": "noise"},
         "fair and capped": {"fair": True, "max_in_flight_per_group": 2},
     }
     shown: dict[str, object] = {}

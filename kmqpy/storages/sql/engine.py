@@ -420,13 +420,22 @@ class SqlEngine:
         elif queue.settings.shares:
             take = partial(take_shared, self._dialect)
 
+        # Takers that have turns don't wait for each other's syncs.
+        syncs_later = is_several and "sync_later" in self._sql
+
         def pick(cursor: Cursor) -> Picked:
+            if syncs_later:
+                cursor.execute(self._sql["sync_later"])
             picked = take(cursor, parameters, for_good=for_good, late=late)
             if not picked.queue_exists:
                 raise _not_found(queue)
             return picked
 
-        return self._run(pick, several=is_several)
+        found = self._run(pick, several=is_several)
+        if syncs_later and found.rows:
+            # A lock is a write, whose sync includes earlier ones. Until then nobody knows of the take.
+            self._run(lambda cursor: cursor.execute(self._sql["lock_queue"], parameters))
+        return found
 
     def _change(
         self,

@@ -279,6 +279,7 @@ ON CONFLICT (name) DO NOTHING""",
     "take_for_good": f"""DELETE FROM {{messages}} WHERE id = ANY (ARRAY(
     SELECT id {_NEXT_READY} FOR UPDATE SKIP LOCKED
 )) RETURNING {_GONE_ROW}""",
+    "sync_later": "SET LOCAL synchronous_commit = off",
     # Puts of others go on beside it: their lock is KEY SHARE.
     "take_turn": "SELECT id FROM {queues} WHERE id = :queue FOR NO KEY UPDATE",
     "pick": f"SELECT {COLUMNS}, digest {_NEXT_READY} FOR UPDATE SKIP LOCKED",

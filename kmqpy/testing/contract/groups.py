@@ -311,6 +311,19 @@ def test_a_waiting_receive_hears_that_a_group_goes_on(kmq_target: Target, groupe
     assert at_once(2, job)[0] < 10
 
 
+def test_what_a_group_handed_out_outlives_a_killed_server(kmq_target: Target, grouped: MakeQueue) -> None:
+    queue = grouped()
+    skip_without(queue.capabilities, "durable")
+    if kmq_target.kill_server is None:
+        pytest.skip("the target has no kill_server")
+    _send(queue, "a1", "a2")
+    (a1,) = _take(queue)
+    kmq_target.kill_server()
+    assert _take(queue, 9) == []
+    queue.ack(a1, confirmed=True)
+    assert _bodies(_take(queue, 9)) == ["a2"]
+
+
 def test_many_takers_keep_the_order_of_each_group(kmq_target: Target, grouped: MakeQueue) -> None:
     """Messages that are given back, and dead letters, with several takers and senders at a time."""
     queue = grouped(max_redeliveries=3)
