@@ -420,20 +420,15 @@ class SqlEngine:
         elif queue.settings.shares:
             take = partial(take_shared, self._dialect)
 
-        # Takers that have turns don't wait for each other's syncs.
-        syncs_later = is_several and "sync_later" in self._sql
-
         def pick(cursor: Cursor) -> Picked:
-            if syncs_later:
-                cursor.execute(self._sql["sync_later"])
             picked = take(cursor, parameters, for_good=for_good, late=late)
             if not picked.queue_exists:
                 raise _not_found(queue)
             return picked
 
         found = self._run(pick, several=is_several)
-        if syncs_later and found.rows:
-            # A lock is a write, whose sync includes earlier ones. Until then nobody knows of the take.
+        if found.rows and is_several and self._dialect.name == "postgresql":
+            # take_turn put off the sync. A lock is a write, whose sync includes earlier ones.
             self._run(lambda cursor: cursor.execute(self._sql["lock_queue"], parameters))
         return found
 

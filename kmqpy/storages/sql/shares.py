@@ -143,7 +143,7 @@ def take_shared(
     sql = dialect.sql
     now = None
     if "RETURNING" in sql["take_shared"]:
-        cursor.execute(sql["lock_settings"], parameters)  # that is the turn there
+        cursor.execute(sql.get("take_turn_settings", sql["settings"]), parameters)
     else:
         cursor.execute(sql["take_turn"], parameters)
         now = situation(cursor, sql, parameters)

@@ -263,6 +263,7 @@ CROSS JOIN (
     ORDER BY number
 ) AS new
 RETURNING id"""
+_NO_SYNC = "set_config('synchronous_commit', 'off', true)"
 _POSTGRESQL = {
     "create_queue": """INSERT INTO {queues} (id, name, settings) VALUES (:queue, :name, :settings)
 ON CONFLICT (name) DO NOTHING""",
@@ -279,9 +280,10 @@ ON CONFLICT (name) DO NOTHING""",
     "take_for_good": f"""DELETE FROM {{messages}} WHERE id = ANY (ARRAY(
     SELECT id {_NEXT_READY} FOR UPDATE SKIP LOCKED
 )) RETURNING {_GONE_ROW}""",
-    "sync_later": "SET LOCAL synchronous_commit = off",
-    # Puts of others go on beside it: their lock is KEY SHARE.
-    "take_turn": "SELECT id FROM {queues} WHERE id = :queue FOR NO KEY UPDATE",
+    # Puts of others go on beside it: their lock is KEY SHARE. The next taker does not wait for the sync of
+    # this transaction, which SqlEngine makes up for.
+    "take_turn": f"SELECT {_NO_SYNC} FROM {{queues}} WHERE id = :queue FOR NO KEY UPDATE",
+    "take_turn_settings": f"SELECT settings, {_NO_SYNC} FROM {{queues}} WHERE id = :queue FOR NO KEY UPDATE",
     "pick": f"SELECT {COLUMNS}, digest {_NEXT_READY} FOR UPDATE SKIP LOCKED",
     "take_picked": f"UPDATE {{messages}} SET {_TAKE} WHERE id = ANY (CAST(:ids AS bigint[]))",
     "take_picked_for_good": "DELETE FROM {messages} WHERE id = ANY (CAST(:ids AS bigint[]))",
