@@ -192,7 +192,8 @@ async def _until(
     async def work(connection: _Connection) -> None:
         nonlocal done
         while time.perf_counter() < began + seconds and (most is None or done < most):
-            done += await do(connection)
+            count = await do(connection)
+            done += count  # after the await, in which others count too
 
     await asyncio.gather(*map(work, connections))
     return done, time.perf_counter() - began

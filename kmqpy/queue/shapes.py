@@ -33,6 +33,9 @@ Receipts = Annotated[list[str], Meta(max_length=MOST)]
 Pairs = list[tuple[str, bytes | None]]
 
 
+_NOTHING = (None, None, None)
+
+
 class _Content(Struct, kw_only=True, omit_defaults=True):
     """Key and headers of a message.
 
@@ -71,12 +74,16 @@ class NewMessage(_Content, kw_only=True, forbid_unknown_fields=True):
     group: str | None = None
     dedup_id: str | None = None
 
-    def outgoing(self) -> OutgoingMessage:
-        """The message for Queue.send_many()."""
+    def outgoing(self) -> OutgoingMessage | bytes:
+        """The message for Queue.send_many(); if there is only a body, that, which takes half the time."""
+        body = _data(self.body, self.body_base64) or b""
+        key, headers = self.key_bytes(), self.all_headers()
+        if not (headers or self.delay or self.priority) and (key, self.group, self.dedup_id) == _NOTHING:
+            return body
         return OutgoingMessage(
-            _data(self.body, self.body_base64) or b"",
-            key=self.key_bytes(),
-            headers=self.all_headers(),
+            body,
+            key=key,
+            headers=headers,
             delay=self.delay,
             priority=self.priority,
             group=self.group,

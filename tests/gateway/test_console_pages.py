@@ -14,7 +14,7 @@ from chromium import chromium
 from gateway_support import Served, fresh_memory, running
 from playwright.sync_api import Browser, Page, expect
 
-from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.clock import SYSTEM_CLOCK, wait_until
 from kmqpy.gateway.console import sampler
 from kmqpy.gateway.keys import keyring
 from kmqpy.gateway.keys.keyring import new_key
@@ -333,6 +333,19 @@ def test_a_queue_on_kafka(page, cluster, queue_name):
             expect(row.locator("td").last).not_to_have_text("none", timeout=60_000)
             tracker = served.storage.describe(queue_name).trackers[0]
             expect(row.locator("td").last).to_have_text(tracker)
+            with served.storage.open(queue_name) as queue:
+                queue.dead_letter(queue.receive(1, wait=30), reason="no such mailbox", confirmed=True)
+            assert wait_until(lambda: served.storage.describe(queue_name).dead == 1, 60)
+            page.get_by_role("button", name="Look again").click()
+            dead = page.locator("section", has=page.get_by_role("heading", name="Dead letters"))
+            expect(dead).to_contain_text("no such mailbox", timeout=60_000)
+            dead.get_by_role("button", name="Redrive all").click()
+            page.get_by_role("dialog").get_by_role("button", name="Redrive").click()
+            expect(dead.locator("tbody")).to_have_text("nothing", timeout=60_000)
+            page.get_by_role("button", name="Purge…").click()
+            page.get_by_label("Type the name").fill(queue_name)
+            page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+            expect(waiting.locator("tbody")).to_have_text("nothing", timeout=60_000)
         page.goto("about:blank")
 
 

@@ -1,5 +1,6 @@
 """The pure parts of the benchmarks."""
 
+import asyncio
 import itertools
 import json
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ import pytest
 from benchmarks import queue_load, report
 from benchmarks.handlers import SIZE, Handlers, send_first, stamp
 from benchmarks.lab import stamp_of, stamped
-from benchmarks.peers import kmqpy_client
+from benchmarks.peers import http_load, kmqpy_client
 from benchmarks.peers.works import WINDOW, drain, shuffle_windows
 from benchmarks.results import JVM, PLAIN, Case, Row, from_json, percentile, ratio, run_case, shown, to_json
 from kmqpy.errors import Unavailable
@@ -316,3 +317,15 @@ def test_an_ack_that_waits_in_vain_leaves_no_figure(monkeypatch):
     monkeypatch.setattr(Acknowledging, "fails", True)
     with pytest.raises(Unavailable):
         kmqpy_client.wait(WAITING)
+
+
+def test_a_load_of_http_counts_what_all_connections_have_done():
+    did = []
+
+    async def do(_):
+        await asyncio.sleep(0)
+        did.append(10)
+        return 10
+
+    done, _ = asyncio.run(http_load._until([1, 2, 3], do, 60.0, 90))
+    assert done == sum(did) >= 90

@@ -186,7 +186,7 @@ class ServedQueue:
 
     async def send(self, bodies: Sequence[Body]) -> list[str]:
         """Send bodies, or messages; returns the ids of the messages when the storage has them."""
-        self._largest_body = max(self._largest_body, *map(_size, bodies), 0)
+        self._largest_body = max(self._largest_body, *map(size_of, bodies), 0)
         ids = await self._sends.submit(bodies) if bodies else []
         self._size.change(len(ids))
         return ids
@@ -582,10 +582,11 @@ def _fitting(messages: Sequence[S], most: int) -> Sequence[S]:
 
 
 def _weight(bodies: Sequence[Body]) -> int:
-    return sum(1 + _size(body) // _BYTES_PER_WEIGHT for body in bodies)
+    return sum(1 + size_of(body) // _BYTES_PER_WEIGHT for body in bodies)
 
 
-def _size(body: Body) -> int:
+def size_of(body: Body) -> int:
+    """How many bytes its body has."""
     return len(body.body if isinstance(body, OutgoingMessage) else body)
 
 

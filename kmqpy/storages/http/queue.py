@@ -120,7 +120,9 @@ class _Outgoing(NamedTuple):
     def shape(self, headers: Headers) -> shapes.NewMessage:
         """The message as it is sent, with these headers."""
         key, _, delay_ms, priority, _, group = self.terms
-        more = {"delay": delay_ms / 1000, "priority": priority, "group": group, "dedup_id": self.dedup_id}
+        more: dict[str, Any] = {"priority": priority, "group": group, "dedup_id": self.dedup_id}
+        if delay_ms:  # msgspec leaves out a default only if it is the same object
+            more["delay"] = delay_ms / 1000
         return shapes.new_message(self.body, key, headers, **more)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -20,7 +20,7 @@ from kmqpy.gateway.service.hub import Hub, QueueName
 from kmqpy.gateway.service.names import is_reserved
 from kmqpy.gateway.service.polls import Polls
 from kmqpy.gateway.service.pulse import PATIENCE_S
-from kmqpy.gateway.service.served_queue import ServedQueue, Taken
+from kmqpy.gateway.service.served_queue import Body, ServedQueue, Taken, size_of
 from kmqpy.message import Message, OutgoingMessage
 from kmqpy.queue import Queue, Storage, shapes
 from kmqpy.queue_policy import bounded
@@ -167,14 +167,14 @@ class Calls:
         messages = [one.outgoing() for one in asked.body.messages]
         return shapes.Ids(await self._send(asked, messages) if messages else [])
 
-    async def _send(self, asked: Asked, messages: list[OutgoingMessage]) -> list[str]:
+    async def _send(self, asked: Asked, messages: Sequence[Body]) -> list[str]:
         most = asked.call.limits.max_message_bytes
         for one in messages:
-            if len(one.body) > most:
-                raise MessageError(f"body: {len(one.body)} bytes are more than this gateway takes, {most}")
+            if (size := size_of(one)) > most:
+                raise MessageError(f"body: {size} bytes are more than this gateway takes, {most}")
         asked.call.count = len(messages)
         ids = await self._with_queue(asked, lambda served: served.send(messages))
-        self._polls.note(asked.queue, sum(not one.delay for one in messages))
+        self._polls.note(asked.queue, sum(isinstance(one, bytes) or not one.delay for one in messages))
         return ids
 
     # --- receiving --------------------------------------------------------------------------------
