@@ -86,7 +86,8 @@ Asks(c) ==
        IN client' = [client EXCEPT ![c].phase = "asked", ![c].ends = [l \in Lanes |-> seen(l)]]
     /\ UNCHANGED <<log, messages, received, acks, tracker, lane, knows, writable, refusals>>
 
-(* Of each lane that the copy names, what stands between the two positions. *)
+(* Of each lane that the copy names, what stands between the two positions.  `planned` has for each lane where
+   its markers ended when the first copy from there was planned, plus 1; 0: there is none. *)
 Finds(m, ends) ==
     \E a \in Ancestors(m) : \E i \in Is(a, {"ack", "unseen"}) :
         LET l == LaneOf(a)

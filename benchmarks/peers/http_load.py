@@ -156,7 +156,8 @@ async def _speed(options: dict[str, Any]) -> dict[str, float]:
 
     cpu = resource.getrusage(resource.RUSAGE_SELF).ru_utime
     sent, send_s = await _until(connections, send, options["seconds"], None)
-    while not await take(connections[0]):  # on Kafka, the gateway joins the group at a queue's first poll
+    # On Kafka, the gateway joins the group at a queue's first poll. This takes as much as _patiently() sent.
+    while not await take(connections[0]):
         await asyncio.sleep(0.05)
     taken, take_s = await _until(connections, take, options["seconds"], sent)
     used = resource.getrusage(resource.RUSAGE_SELF).ru_utime - cpu

@@ -30,7 +30,7 @@ class _HeadTooLarge(Exception):
 
 
 class _BadHead(Exception):
-    """The same, for CONNECT, and for HTTP/1.1 without a Host, or with several: RFC 9112 wants status 400."""
+    """Ends it for CONNECT, and for HTTP/1.1 without a Host, or with several: RFC 9112 wants status 400."""
 
 
 class _Transport:
@@ -167,8 +167,8 @@ def guarded(limits: Limits, metrics: GatewayMetrics) -> type[HttpToolsProtocol]:
         def _fed(self, data: memoryview) -> memoryview:
             """Feed the parser; returns what it has left over.
 
-            It passes over the body of a request that offers HTTP/2, as all of Java's own client do. So that
-            request is read again without the offer.
+            It passes over the body of a request that offers another protocol: all of Java's own client offer
+            HTTP/2. So the head of that request is fed again, without the offer, and then the rest.
             """
             try:
                 self.parser.feed_data(data)

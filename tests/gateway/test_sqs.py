@@ -18,6 +18,7 @@ from sqs_support import ACCOUNT, client, code
 from kmqpy.core.clock import wait_until
 from kmqpy.errors import Unavailable
 from kmqpy.gateway.dialects.sqs.attempts import Attempts
+from kmqpy.gateway.dialects.sqs.attributes import read_sheet
 from kmqpy.gateway.dialects.sqs.catalog import Catalog
 from kmqpy.gateway.service.hub import Hub
 from kmqpy.gateway.service.served_queue import ServedQueue
@@ -452,6 +453,18 @@ def test_a_change_ends_the_latest_attempt_though_an_earlier_one_is_forgotten():
     attempts.forget(("queue", "one"))
     attempts.touch("message")
     assert attempts.find(("queue", "two"), 0.0).shown == ()
+
+
+def test_an_answer_that_is_larger_than_all_that_may_be_remembered_is_not():
+    attempts = Attempts()
+    attempts.keep(("queue", "one"), [{"Body": "a"}], ["message"], 64 * 1024 * 1024, 0.0)
+    assert attempts.find(("queue", "one"), 0.0) is None
+
+
+def test_notes_that_others_wrote_are_no_sheet():
+    for until in ("Infinity", '"a"', "null"):
+        notes = f'{{"sqs":{{"attributes":{{"DelaySeconds":"5"}},"scoped":["queue",{until}]}}}}'
+        assert read_sheet(notes, 30_000).attributes == {}
 
 
 @pytest.mark.parametrize("kind", ["standard", "fifo"])

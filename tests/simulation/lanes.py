@@ -57,7 +57,7 @@ class Lanes:
         self._is_removed = 0.4 < luck < 0.8
         self._is_added = luck > 0.85
         self.is_busy = False
-        """It is being removed."""
+        """Its removal is planned, or under way."""
 
     def plan(self, quiet_at: float) -> None:
         """What happens until faults stop."""

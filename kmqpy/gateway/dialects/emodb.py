@@ -330,7 +330,7 @@ class EmoDialect:
         success = json_response(_SUCCESS)
 
         async def look(served: ServedQueue) -> Response:
-            if served.capabilities.immediate:
+            if served.capabilities.immediate:  # on Kafka a look may take long itself
                 await served.is_ready()
             return success
 

@@ -193,7 +193,7 @@ class Registry:
         return self._requests.children(self._requests.paths.queues)
 
     def queue_names(self) -> list[str]:
-        """Return the same without lanes."""
+        """Return the names of queues only, without lanes; see names()."""
         return [one for one in self.names() if is_topic_name(one) and queue_of(one) == one]
 
     def trackers(self) -> list[TrackerInfo]:

@@ -58,7 +58,7 @@ class _Lane:
         self._owed = 0.0
         self._records: list[Any] = []
         self._offsets: dict[int, list[int]] = {}
-        self._assigned: dict[int, AssignedPartition | None] = {}
+        self._assigned: dict[int, AssignedPartition | None] = {}  # of what was polled, when it was
         self._asked = 0
 
     def quota(self, room: int) -> int:
@@ -328,7 +328,7 @@ class LanesConsumer:
                     each(lambda lane: poll(lane, room if lane is lanes[-1] else 0, wait_s))
                 each(lambda lane: lane.start(lease_ms))
             each(lambda lane: lane.consumer.confirm())
-            each(hand_out)  # while enough is left of the leases: all waiting is over
+            each(hand_out)  # last: meanwhile no lease runs down while another lane is waited for
         except BaseException:
             for lane in well:
                 lane.drop()

@@ -63,7 +63,7 @@ _record_of = attrgetter("_record")
 
 @dataclass(frozen=True, slots=True)
 class _StartedMessages:
-    """Messages whose start markers are confirmed, and the monotonic time at which their leases end."""
+    """Messages whose start markers are confirmed; their leases, of `lease_ms`, end at `until` (monotonic)."""
 
     messages: list[KafkaMessage]
     offsets: Offsets

@@ -85,10 +85,10 @@ class _Limits:
         self, dialect: Dialect, cursor: Cursor, parameters: Parameters, groups: Mapping[int, _Group]
     ) -> _Limits:
         """The limits when these groups are so. Rows are counted only if a group may be noisy, and not all."""
-        most = max((one.taken for one in groups.values()), default=0)
+        more = min(parameters.get("limit", 0), _MOST_LOOKED)  # as many as a take may add
+        most = max((one.taken + more for one in groups.values()), default=0)
         if not self.by_noise or most < NOISY_FROM:
             return self
-        most += min(parameters.get("limit", 0), _MOST_LOOKED)  # as many as a take may add
         cursor.execute(dialect.sql["in_flight"], {**parameters, "limit": most * NOISY_PART})
         (in_flight,) = cursor.fetchone()
         return replace(self, in_flight=in_flight)

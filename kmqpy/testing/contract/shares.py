@@ -101,6 +101,16 @@ def test_only_noisy_groups_come_after_others_where_that_is_asked_for(
     assert _bodies(_take(queue, 1)) == ["d0"]
 
 
+def test_many_of_a_group_in_one_take_are_no_noise_beside_many_others(shared: MakeQueue) -> None:
+    queue = shared(fair=True, fair_by="noise")
+    queue.send_many(["alone"] * 400)
+    assert len(_take(queue, 400)) == 400
+    _send(queue, *(f"a{number}" for number in range(40)))
+    assert len(_take(queue, 35)) == 35
+    queue.send_many(["alone"] * 40)  # more than a take looks at
+    assert _bodies(_take(queue, 1)) == ["a35"]
+
+
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_of_a_group_as_many_are_in_flight_as_may_be(
     kmq_target: Target,

@@ -46,7 +46,9 @@ class Attempts:
         found = self._answers[key] = Answered(shown, wire_ids, now_s, _OVERHEAD + size)
         self._of.update(dict.fromkeys(wire_ids, key))
         self._bytes += found.size
-        while self._bytes > _MAX_BYTES or now_s - next(iter(self._answers.values())).at_s > _FOR_S:
+        while self._bytes > _MAX_BYTES or (
+            self._answers and now_s - next(iter(self._answers.values())).at_s > _FOR_S
+        ):
             self.forget(next(iter(self._answers)))
 
     def find(self, key: Key, now_s: float) -> Answered | None:

@@ -98,7 +98,7 @@ class Sheet:
     modified_s  when its attributes were changed last
     purged_ms   when it was purged last (ms since 1970)
     tasks       its latest move tasks, see moves.py
-    scoped      the DeduplicationScope before the last change of it, and until when (s since 1970) it counts
+    scoped      the DeduplicationScope before the last change, and until when (s since 1970) that one counts
     has_shares  True if the storage lets groups share the queue, although it is a standard one
     others      what other dialects keep
     """
@@ -214,7 +214,7 @@ def read_sheet(notes: str, lease_ms: int) -> Sheet:
             scoped=(str(former), int(until_s)),
             others=whole,
         )
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return Sheet(visibility=max(1, round(lease_ms / 1000)))
 
 
@@ -344,8 +344,7 @@ def _object(value: str) -> dict[str, Any] | None:
 
 
 def _check_policy(value: str) -> str:
-    policy = _object(value)
-    if policy is None or len(value) > _MAX_POLICY_BYTES:
+    if _object(value) is None or len(value) > _MAX_POLICY_BYTES:
         raise _invalid("Policy")
     return value
 

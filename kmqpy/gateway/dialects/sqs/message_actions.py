@@ -89,7 +89,7 @@ class MessageActions:
         self._clock = clock
         self._first_takes = FirstTakes()
         self._deleted: OrderedDict[str, str] = OrderedDict()
-        self._latest: OrderedDict[str, str] = OrderedDict()  # of standard queues, the latest receipts
+        self._latest: OrderedDict[str, str] = OrderedDict()  # receipts of standard queues, by wire id
         self._room = Room(clock)
         self._attempts = Attempts()
 
@@ -264,7 +264,7 @@ class MessageActions:
             sent_ms = now_ms if is_fifo else one.sent_ms  # as on AWS: here retention begins anew
             headers = [(key, value) for key, value in one.taken.headers if key != values.MOVED]
             headers.append(Origin(one.id, sent_ms, one.count - 1, asked.addresses.arn(name)).header())
-            # No client has an id with a space, and in another queue, or again in this one, it is another.
+            # Unlike any client's, as it has a space, and another one each time that the message is buried.
             again = f"{message_id(served.unique_id, one.taken.id)} dead"
             group, dedup_id = one.taken.group, again if is_fifo else None
             message = OutgoingMessage(one.taken.body, key=one.taken.key, headers=headers)
@@ -369,7 +369,8 @@ class MessageActions:
             if handle.wire_id in self._deleted:
                 raise invalid(handle.text(), "ReceiptHandle", _GONE)
             # AWS documents MessageNotInflight, and takes handles whose time is over in silence. In standard
-            # queues an older handle changes what the latest receive has; another gateway's may be later.
+            # queues an older handle changes what the latest receive has. The handle may be later than the one
+            # that we know, by another gateway: so it is tried first.
             latest = self._latest.get(handle.wire_id, handle.receipt)  # before others take it again
             is_changed = await served.change(handle.receipt, given_s)
             if latest != handle.receipt and not (is_changed and given_s):
@@ -420,6 +421,7 @@ async def _with(do: _Doing, handle: Handle, served: ServedQueue) -> None:
 
 def _remember(kept: OrderedDict[str, str], wire_id: str, receipt: str = "") -> None:
     kept[wire_id] = receipt
+    kept.move_to_end(wire_id)
     if len(kept) > _REMEMBERED:
         kept.popitem(last=False)
 

@@ -54,7 +54,7 @@ _BATCH = 100
 _MAX_RATE = 500
 _KEPT = 10
 _START_MS = 60_000
-"""So long, in ms, a job waits for its task."""
+"""So long, in ms, a job waits for its task, which is kept after the job is sent."""
 _AT_ONCE = 4
 _ACTIVE = ("RUNNING", "CANCELLING")
 

@@ -1,7 +1,7 @@
 """The values of a request in JSON, as SQS reads them. Pure: no I/O.
 
-What clients of typed languages send fits at once. For the others SQS takes numbers and flags where it wants
-texts, and nulls for what is missing.
+What clients of typed languages send fits at once. From others SQS also takes numbers and flags where texts
+belong, and nulls, which count as missing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def read_json(action: str, body: bytes) -> Any:
             return _DECODERS[action].decode(body)
         except msgspec.ValidationError:
             given = _cast(msgspec.json.decode(body), REQUESTS[action])
-            return msgspec.convert(given, REQUESTS[action], builtin_types=())
+            return msgspec.convert(given, REQUESTS[action], builtin_types=())  # bytes are base64, as in JSON
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise malformed(error) from None
 
