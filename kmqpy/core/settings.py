@@ -109,7 +109,7 @@ def build(cls: type[T], *layers: Mapping[str, Any]) -> T:
 
 
 _type_hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)
-"""Who makes a queue reads the settings of all queues."""
+"""Cached, since lists of queues build the settings of each."""
 
 
 def read_file(path: str | Path) -> dict[str, Any]:

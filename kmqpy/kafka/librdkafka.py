@@ -553,7 +553,7 @@ def _settings(connection: KafkaConnection, defaults: KafkaSettings) -> dict[str,
         "error_cb": note_error,
         # Load balancers and firewalls forget idle connections without a word.
         "socket.keepalive.enable": True,
-        # In half of this time, librdkafka makes one connection at most, and a new client needs two: to the
+        # Librdkafka begins no second connection within half of this time, and a new client needs two: to the
         # address that it was given, then to the broker that this one names.
         "reconnect.backoff.ms": 20,
     }

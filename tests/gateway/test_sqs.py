@@ -311,6 +311,15 @@ def test_a_message_says_what_it_likes_of_its_origin(sqs, sqs_served, queue, name
     assert counts(sqs, other) == counts(sqs, queue) == (0, 0, 0)
 
 
+def test_a_queue_with_forged_notes_breaks_no_other(sqs, sqs_served, queue, name):
+    dead = sqs.create_queue(QueueName=f"{name}-dead")["QueueUrl"]
+    buried(sqs, queue, dead, 0)
+    policy = json.dumps({"deadLetterTargetArn": "no arn", "maxReceiveCount": 1})
+    notes = json.dumps({"sqs": {"attributes": {"RedrivePolicy": policy}}})
+    sqs_served.storage.create(f"{name}-forged", notes=notes)
+    assert sqs.list_dead_letter_source_queues(QueueUrl=dead)["queueUrls"] == [queue]
+
+
 async def failing(*_, **__):
     raise Unavailable("no storage")
 

@@ -60,7 +60,7 @@ class LastAttempts:
         self._max_kept = max_kept
         self._lock = threading.Lock()
         self._idle: dict[_Key, _KeptCheck] = {}
-        """The kept CopyChecks that no thread uses now, the last used last."""
+        """Those that no thread uses now, the last used last."""
 
     def examine(
         self,

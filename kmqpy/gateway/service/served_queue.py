@@ -518,9 +518,9 @@ class ServedQueue:
         return kept
 
     def _clear_whole_shelf(self) -> None:
-        """All that was taken is no longer ours. What a take brings that runs now is not, either.
+        """Forget late messages: what was taken is no longer ours, nor is what a take brings that runs now.
 
-        If it was sent just now, it comes again when its lease ends.
+        What of that was sent after the purge comes again when its lease ends.
         """
         self._shelf.clear()
         self._shelf_clearings += 1

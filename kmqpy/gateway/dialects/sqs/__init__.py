@@ -271,7 +271,7 @@ class _Wire(Protocol):
 def _wire(call: Call) -> _Wire:
     if call.header("x-amz-target"):
         return _Json(call.request_id)
-    return _Query(call.request_id, is_plain="application/json" in call.header("accept"))
+    return _Query(call.request_id, in_json="application/json" in call.header("accept"))
 
 
 class _Json:
@@ -298,9 +298,9 @@ class _Json:
 class _Query:
     """Parameters in, XML out, or JSON for who accepts that."""
 
-    def __init__(self, request_id: str, *, is_plain: bool) -> None:
+    def __init__(self, request_id: str, *, in_json: bool) -> None:
         self._request_id = request_id
-        self._is_plain = is_plain
+        self._in_json = in_json
 
     def read(self, call: Call, body: bytes) -> tuple[str, Any]:
         parameters = [*_pairs(call.request.scope["query_string"]), *_pairs(body)]
@@ -321,13 +321,13 @@ class _Query:
         return action, given
 
     def result(self, action: str, result: dict[str, Any] | None) -> Response:
-        if self._is_plain:
-            return self._response(query.plain_answer(action, result, self._request_id), 200)
+        if self._in_json:
+            return self._response(query.json_answer(action, result, self._request_id), 200)
         return self._response(query.answer(action, result, self._request_id), 200)
 
     def error(self, fault: Fault, message: str) -> Response:
-        if self._is_plain and fault is not UNKNOWN_OPERATION:
-            return self._response(query.plain_error(fault, message, self._request_id), fault.status)
+        if self._in_json and fault is not UNKNOWN_OPERATION:
+            return self._response(query.json_error(fault, message, self._request_id), fault.status)
         return self._response(query.error(fault, message, self._request_id), fault.status)
 
     def _response(self, answer: bytes | dict[str, Any], status: int) -> Response:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from kmqpy.core.clock import Clock
 from kmqpy.errors import ConfigError, QueueNotFound
-from kmqpy.gateway.dialects.sqs.addresses import queue_of_arn
+from kmqpy.gateway.dialects.sqs.addresses import is_arn, queue_of_arn
 from kmqpy.gateway.dialects.sqs.attributes import VISIBILITY, Sheet, check_same, is_name, read_sheet
 from kmqpy.gateway.dialects.sqs.errors import (
     DELETED_RECENTLY,
@@ -102,8 +102,8 @@ class Catalog:
         found = []
         for name in await self.names():
             sheet = await self.find(name)
-            redrive = None if sheet is None else sheet.redrive
-            if redrive is not None and queue_of_arn(redrive.arn, "RedrivePolicy") == target:
+            arn = sheet.redrive.arn if sheet is not None and sheet.redrive is not None else ""
+            if is_arn(arn) and queue_of_arn(arn, "RedrivePolicy") == target:  # notes may say anything
                 found.append(name)
         return found
 

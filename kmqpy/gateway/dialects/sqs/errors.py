@@ -23,7 +23,7 @@ class SqsError(KmqError):
     """An error that SQS's clients know."""
 
     def __init__(self, fault: Fault, message: str) -> None:
-        # JSON in a value, such as a policy, may have half a character, which no answer can.
+        # JSON in a value, such as a policy, may hold half of a surrogate pair, which no answer can.
         super().__init__(fault, message.encode(errors="replace").decode())
         self.fault = fault
 

@@ -47,8 +47,10 @@ _ELEMENTS = {
 }
 """The elements of lists in answers."""
 _KEYS = dict(_MAPS.values())
-_PLAIN_NAMES = {"Messages": "messages", "QueueUrls": "queueUrls"}
-_NONE = {"ReceiveMessage": {"messages": None}, "ListQueues": {"queueUrls": None}}
+"""What names the keys of maps in answers."""
+_JSON_NAMES = {"Messages": "messages", "QueueUrls": "queueUrls"}
+_EMPTY = {"ReceiveMessage": {"messages": None}, "ListQueues": {"queueUrls": None}}
+"""In JSON: other names of lists, and how empty ones are shown."""
 _DEPTH = 6
 _SPECIAL = re.compile("[&<>\"'\r\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 _ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&apos;", "\r": "&#xD;"}
@@ -142,28 +144,28 @@ def error(fault: Fault, message: str, request_id: str) -> bytes:
     ).encode()
 
 
-def plain_answer(action: str, result: Mapping[str, Any] | None, request_id: str) -> dict[str, Any]:
+def json_answer(action: str, result: Mapping[str, Any] | None, request_id: str) -> dict[str, Any]:
     """The answer of an action for JSON, as SQS gives it to who asks by parameters and accepts only that."""
-    told = {} if result is None else {f"{action}Result": {**_NONE.get(action, {}), **_plain(result)}}
+    told = {} if result is None else {f"{action}Result": {**_EMPTY.get(action, {}), **_json_values(result)}}
     return {f"{action}Response": {**told, "ResponseMetadata": {"RequestId": request_id}}}
 
 
-def plain_error(fault: Fault, message: str, request_id: str) -> dict[str, Any]:
+def json_error(fault: Fault, message: str, request_id: str) -> dict[str, Any]:
     """The same of an error."""
     kind, message = _told(fault, message)
     return {"Error": {"Type": kind, "Code": fault.code, "Message": message}, "RequestId": request_id}
 
 
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {_PLAIN_NAMES.get(name, name): _plain_value(name, value) for name, value in values.items()}
+def _json_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {_JSON_NAMES.get(name, name): _json_value(name, value) for name, value in values.items()}
 
 
-def _plain_value(name: str, value: Any) -> Any:
+def _json_value(name: str, value: Any) -> Any:
     if isinstance(value, list):
-        return [_plain_value("", one) for one in value]
+        return [_json_value("", one) for one in value]
     if name in _KEYS:
-        return [{_KEYS[name]: key, "Value": _plain_value("", one)} for key, one in value.items()]
-    return _plain(value) if isinstance(value, dict) else value
+        return [{_KEYS[name]: key, "Value": _json_value("", one)} for key, one in value.items()]
+    return _json_values(value) if isinstance(value, dict) else value
 
 
 def _told(fault: Fault, message: str) -> tuple[str, str]:
