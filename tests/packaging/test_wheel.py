@@ -42,7 +42,7 @@ MAY_LACK = {
     "psycopg": ("kmqpy.storages.sql.",),
     "pymysql": ("kmqpy.storages.sql.",),
     "httpx": ("kmqpy.storages.http.",),
-    **dict.fromkeys(("starlette", "uvicorn", "uvloop"), ("kmqpy.gateway.",)),
+    **dict.fromkeys(("httptools", "starlette", "uvicorn", "uvloop"), ("kmqpy.gateway.",)),
     "msgspec": ("kmqpy.gateway.", "kmqpy.queue.shapes", "kmqpy.storages.http."),
 }
 """Modules that are imported only once the package is known to be there."""
