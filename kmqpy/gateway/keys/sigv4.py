@@ -23,7 +23,8 @@ _MAX_EXPIRES_S = 7 * 86_400
 _TIME = "%Y%m%dT%H%M%SZ"
 _FIELD = re.compile(r"(Credential|SignedHeaders|Signature)=([^\s,]*)")
 _SPACES = re.compile(r"\s+")
-_DAY_KEYS = 4_096
+_KEPT = 4_096
+"""So many of what signatures need are kept: secrets, keys of a day, times."""
 MIN_OPERATOR_KEY_BYTES = 32
 
 
@@ -35,10 +36,17 @@ class BadSignature(KmqError):
         self.is_incomplete = is_incomplete
 
 
+@lru_cache(_KEPT)
 def secret_of(operator_key: bytes, key_id: str, nonce: str) -> str:
     """The secret access key of a client's key; `nonce` is what is stored of it."""
     digest = hmac.digest(operator_key, f"kmq aws secret\n{key_id}\n{nonce}".encode(), "sha256")
     return base64.b64encode(digest).decode().rstrip("=")
+
+
+@lru_cache(_KEPT)
+def _moment(time: str) -> datetime:
+    """Kept: parsing costs as much as a signature, and many requests have the same second."""
+    return datetime.strptime(time, _TIME).replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,7 @@ class Signature:
     def check_time(self, now: datetime) -> None:
         """Raise BadSignature if it was made too long ago, or is one of the future."""
         try:
-            made = datetime.strptime(self.time, _TIME).replace(tzinfo=UTC)
+            made = _moment(self.time)
         except ValueError:
             raise _incomplete("Date must be in ISO-8601 'basic format'") from None
         if self.time[:8] != self.scope[0]:
@@ -81,7 +89,7 @@ class Signature:
         return hmac.compare_digest(made.encode(), self.signature.encode())
 
 
-@lru_cache(_DAY_KEYS)
+@lru_cache(_KEPT)
 def _day_key(secret: str, day: str, region: str, service: str) -> bytes:
     key = f"AWS4{secret}".encode()
     for part in (day, region, service, "aws4_request"):
