@@ -18,7 +18,7 @@ SHELL := bash
 # Of pip's lines, those that say what takes time; errors it writes elsewhere.
 PROGRESS := awk '/Downloading .* MB/ { print; fflush() } /^Installing/ { print "  Installing"; fflush() }'
 
-.PHONY: help demo test test-all test-quick test-failed test-unit test-docs lint format bench bench-table chaos test-brokers mutants fuzz model diagrams docs release-check lock clean
+.PHONY: help demo test test-all test-quick test-failed test-unit test-docs lint format bench bench-table chaos test-brokers test-pythons mutants fuzz model diagrams docs release-check lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -82,6 +82,9 @@ test-docs: $(READY) ## the code blocks of docs/spark.md, which take a minute or 
 test-brokers: $(READY) ## the core suite on each Kafka that README names, 15 minutes; ARGS="2.8.2" for one
 	$(BIN)/python -m tests.brokers $(ARGS)
 
+test-pythons: $(READY) ## the core suite on each Python that README names, 15 minutes each; ARGS="3.14" for one
+	@$(BIN)/python -m tests.pythons $(ARGS)
+
 lint: $(READY) ## ruff, mypy --strict, import-linter, zizmor
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -133,4 +136,4 @@ lock: ## pin the newest versions that pyproject.toml allows, with hashes
 	@rm -rf $(VENV)-lock
 
 clean: ## remove what the other targets made here
-	rm -rf $(VENV) $(VENV)-docs $(VENV)-release site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-* site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
