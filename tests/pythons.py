@@ -1,7 +1,7 @@
 """`make test-pythons`: the core suite on each Python that README names, the newest first.
 
-A Python that is not on PATH comes from Debian's packages, into the cache of kmqpy.dev; nothing is installed on
-the system. Each has an environment of its own beside `.venv`, with the same pinned packages.
+A Python that is not on PATH comes from the packages of Debian, into the cache of kmqpy.dev; nothing is
+installed on the system. Each has an environment of its own beside `.venv`, with the same pinned packages.
 """
 
 import argparse
