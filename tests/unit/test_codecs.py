@@ -18,8 +18,9 @@ def refuse(value):
 @pytest.fixture
 def queue():
     with storage_for("memory:") as storage:
-        storage.create("jobs")
-        yield lambda to_body, from_body: storage.open("jobs", codec=FunctionCodec(to_body, from_body))
+        storage.create("codecs")
+        yield lambda to_body, from_body: storage.open("codecs", codec=FunctionCodec(to_body, from_body))
+        storage.delete("codecs")
 
 
 def test_objects_become_bodies_and_back(queue):
