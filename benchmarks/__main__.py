@@ -202,7 +202,7 @@ def _meta(*, quick: bool, seconds: float) -> dict[str, Any]:
         "python": platform.python_version(),
         "kmqpy": version("kmqpy"),
         "confluent-kafka": version("confluent-kafka"),
-        "kafka": "4.3.1, one broker, on the same machine",
+        "kafka": "4.4.0, one broker, on the same machine",
     }
 
 
