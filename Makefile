@@ -71,7 +71,7 @@ test-quick: $(READY) ## unit tests, and a queue end to end on a real Kafka: less
 	$(BIN)/python -m pytest -n 3 --dist worksteal $(END_TO_END) tests/unit $(ARGS)
 
 test-failed: $(READY) ## the tests that failed in the last run, one after the other
-	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(ARGS)
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -rpfE $(ARGS)
 
 test-unit: $(READY) ## the tests that need no server
 	$(BIN)/python -m pytest tests/unit $(ARGS)
