@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.requests import Request
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import KmqError, NotSupported, Unavailable
@@ -242,14 +241,14 @@ class SqsDialect:
         return f"{call.request.scope['scheme']}://{call.header('host') or 'localhost'}"
 
 
-def speaks(request: Request) -> bool:
+def speaks(call: Call) -> bool:
     """True for a request of SQS's clients, whatever its path, or for the URL of a queue."""
-    headers = request.headers
+    scope = call.request.scope
     return (
-        headers.get("x-amz-target", "").startswith(_TARGET)
-        or headers.get("content-type", "").startswith(_FORM)
-        or b"Action=" in request.scope["query_string"]
-        or (request.method == "GET" and _QUEUE_PATH.fullmatch(request.scope["path"]) is not None)
+        call.header("x-amz-target").startswith(_TARGET)
+        or call.header("content-type").startswith(_FORM)
+        or b"Action=" in scope["query_string"]
+        or (scope["method"] == "GET" and _QUEUE_PATH.fullmatch(scope["path"]) is not None)
     )
 
 
