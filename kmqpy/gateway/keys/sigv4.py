@@ -161,9 +161,11 @@ def canonical_request(
 ) -> str:
     """The text that is signed. `path` and `query` are as they were sent, escaped."""
     names = signature.claim.headers
-    parts = [part.partition("=")[::2] for part in query.split("&") if part]
-    pairs = sorted((_escaped(name), _escaped(value)) for name, value in parts)
-    shown = "&".join(f"{name}={value}" for name, value in pairs if name != "X-Amz-Signature")
+    shown = ""
+    if query:
+        parts = [part.partition("=")[::2] for part in query.split("&") if part]
+        pairs = sorted((_escaped(name), _escaped(value)) for name, value in parts)
+        shown = "&".join(f"{name}={value}" for name, value in pairs if name != "X-Amz-Signature")
     headers = "".join([f"{name}:{' '.join(header(name).split())}\n" for name in names])
     digest = hashlib.sha256(body).hexdigest()
     path = quote(path, safe="/~") or "/"
