@@ -36,7 +36,7 @@ class Scene:
     def __init__(self, cluster: Cluster) -> None:
         where = KafkaConnection(bootstrap=cluster.bootstrap), ZooKeeperConnection(hosts=cluster.zookeeper)
         self.broker = cluster.broker()
-        names, lease_ms = (*HARMED, "markers"), 600_000
+        names, lease_ms = (*HARMED, "markers", "zeros"), 600_000
         self.queues = {name: LiveQueue(*where, name, 2, root="/kmq", lease_ms=lease_ms) for name in names}
         for queue in self.queues.values():
             for partition in (0, 1):
@@ -47,6 +47,7 @@ class Scene:
         self.broker.stop()
         self.undo = [damage(log_folder(cluster, name), AT, at) for name, at in HARMED.items()]
         self.undo.append(damage(log_folder(cluster, "markers__markers"), AT))
+        self.undo.append(damage(log_folder(cluster, "zeros"), AT, zeros=True))
         self.broker.start(180)
 
     def mend(self) -> None:
@@ -65,9 +66,21 @@ def scene() -> Iterator[Scene]:
             queue.__exit__()
 
 
-def damage_found(queue: LiveQueue) -> list[Finding]:
+def damage_found(queue: LiveQueue, *, reads_logs: bool = False) -> list[Finding]:
     with Admin(queue.connection, queue.zookeeper) as admin:
-        return [one for one in admin.doctor(queue.name) if one.kind is Kind.DAMAGED_LOG]
+        found = admin.doctor(queue.name, reads_logs=reads_logs)
+    return [one for one in found if one.kind is Kind.DAMAGED_LOG]
+
+
+def test_the_doctor_survives_what_ends_each_process_that_reads_it_and_reads_ahead_when_told(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(damaged_logs, "_SILENT_S", 1.0)
+    (found,) = damage_found(scene.queues["zeros"])
+    assert f"zeros, partition 0: nobody can read on from offset {AT}: nothing comes" in found.what
+    assert damage_found(scene.queues["bits"]) == []
+    (found,) = damage_found(scene.queues["bits"], reads_logs=True)
+    assert f"bits, partition 0: nobody can read on from offset {AT}: MessageSet" in found.what
 
 
 def test_messages_before_the_damage_and_of_other_partitions_come_and_it_is_named(
@@ -90,14 +103,14 @@ def test_messages_before_the_damage_and_of_other_partitions_come_and_it_is_named
     with pytest.raises(KmqError, match=r"partition 0: MessageSet at offset 12 .* failed CRC"):
         partition_reader.scan(queue.connection, "markers__markers", {0: 0}, lambda _: None)
     tracker = queue.tracker(wait=False)
-    until(lambda: len(tracker.owned()) == 7, what=tracker.problems)
+    until(lambda: len(tracker.owned()) == 9, what=tracker.problems)
     until(lambda: "MessageSet at offset 12" in str(tracker.problems()), what=tracker.problems)
 
     scene.mend()
 
     for name, client in clients.items():
         assert bodies(collect(client, COUNT - AT)) == sent(scene.queues[name])[AT:]
-    until(lambda: len(tracker.owned()) == 8, what=tracker.problems)
+    until(lambda: len(tracker.owned()) == 10, what=tracker.problems)
     until(lambda: queue.copies() == dict.fromkeys(sent(queue), 2) | dict.fromkeys(sent(queue, 1), 1))
 
 
