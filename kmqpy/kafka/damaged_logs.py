@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, TopicPartition
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import KmqError
@@ -28,7 +28,7 @@ from kmqpy.kafka.settings import KafkaConnection
 
 _SILENT_S = 10.0
 """A partition of which nothing comes within this time can't be read."""
-_POLL_S = 0.1
+_POLL_S, _ASK_S = 0.1, 2.0
 _READ_AT_ONCE = 1_000
 _FETCH_BYTES = 65_536
 _ONE_BATCH = 1
@@ -196,6 +196,7 @@ def _look(
         closing(librdkafka.new_consumer(connection, settings)) as consumer,
         librdkafka.kafka_errors("look for damaged logs", connection),
     ):
+        epochs: dict[TopicPlace, int] = {}
         reached, left = dict(places), dict.fromkeys(places, sys.maxsize if records is None else records)
         consumer.assign([TopicPartition(*place, offset) for place, offset in places.items()])
         deadline = clock.monotonic() + silent_s
@@ -209,12 +210,12 @@ def _look(
                     error is None or damaged or error.code() == KafkaError._PARTITION_EOF
                 ):
                     continue
-                if error is None:
+                why = error.str() if error is not None and damaged else ""
+                if error is None and not (why := _contradiction(consumer, record, reached[place], epochs)):
                     reached[place], left[place] = (record.offset() or 0) + 1, left[place] - 1
-                if done := error is not None or not left[place]:
+                if done := error is not None or bool(why) or not left[place]:
                     del left[place]
                     consumer.pause([TopicPartition(*place)])
-                why = error.str() if error is not None and damaged else ""
                 seen[place] = _Seen(*place, reached[place], done=done, why=why)
                 deadline = clock.monotonic() + silent_s
             yield from seen.values()
@@ -224,6 +225,30 @@ def _look(
             silent = low <= reached[place] < end
             why = f"nothing comes, though the log goes on to offset {end}" if silent else ""
             yield _Seen(*place, reached[place], done=True, why=why)
+
+
+def _contradiction(consumer: Consumer, record: Any, least: int, epochs: dict[TopicPlace, int]) -> str:
+    """Return what in a record can't be true and no checksum covers; empty: nothing.
+
+    `least` is the lowest offset that it may have; `epochs` keeps the leader epochs for which Kafka was asked.
+    """
+    topic, partition, offset, epoch = (
+        record.topic(),
+        record.partition(),
+        record.offset(),
+        record.leader_epoch(),
+    )
+    _, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), cached=True)
+    if not least <= offset < end:
+        return f"a batch says offset {offset}, but the log ends at {end}, and lower ones were read"
+    if epoch is not None and epoch > epochs.get((topic, partition), -1):
+        asked = [TopicPartition(topic, partition, OFFSET_END)]
+        (there,) = consumer.offsets_for_times(asked, timeout=_ASK_S)
+        if there.error is None and there.leader_epoch is not None:
+            epochs[topic, partition] = there.leader_epoch
+            if epoch > there.leader_epoch:
+                return f"a batch says leader epoch {epoch}, but it is {there.leader_epoch}"
+    return ""
 
 
 if __name__ == "__main__":
