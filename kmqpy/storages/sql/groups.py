@@ -167,8 +167,16 @@ def take_grouped(
     now = None if "take_chosen" in sql else situation(cursor, sql, parameters)
     if now is not None and now.is_due and not late:
         return now
+    rows: list[MessageRow] = []
+    if "take_first" in sql:
+        limit = min(parameters["limit"], _MOST_PICKED)
+        follow_limit = 0 if one_per_group else limit - 1
+        cursor.execute(sql["take_first"], {**parameters, "after": -1, "limit": limit, "follow": follow_limit})
+        rows = message_rows(cursor.fetchall())
+        if len(rows) == parameters["limit"]:
+            return Picked(rows, rows[0].since_ms)
     follow = partial(_followers, dialect, cursor)
-    take = _Take(parameters["limit"], bool(parameters["holds"]), one_per_group, follow)
+    take = _Take(parameters["limit"] - len(rows), bool(parameters["holds"]), one_per_group, follow)
     after, size, looked = -1, min(take.limit, _MOST_PICKED), 0
     is_end = False
     while take.room and looked < CHUNK and not is_end:
@@ -181,7 +189,7 @@ def take_grouped(
         looked += len(found)
         after = found[-1].place if found else after
         size = min(2 * size, _MOST_PICKED)
-    rows = _take_rows(dialect, cursor, parameters, take.chosen, now)
+    rows += _take_rows(dialect, cursor, parameters, take.chosen, now)
     _let_wait(dialect, cursor, take)
     healed = go_on(dialect, cursor, take.healed, parameters)
     if not rows:
@@ -247,7 +255,10 @@ def go_on(dialect: Dialect, cursor: Cursor, groups: Iterable[int | None], parame
         return 0
     if parameters["shares"]:
         return share_on(dialect, cursor, wanted, parameters)
-    cursor.execute(dialect.sql["first_behind"], {**dialect.defaults(), **listed(dialect, wanted)})
+    given = {**dialect.defaults(), **listed(dialect, wanted)}
+    if "show_first" in dialect.sql:
+        return dialect.change(cursor, "show_first", given)
+    cursor.execute(dialect.sql["first_behind"], given)
     ids = [row_id for (row_id,) in cursor.fetchall() if row_id is not None]
     ids = sorted(lock_free(dialect, cursor, "lock_behind", ids))
     if ids:

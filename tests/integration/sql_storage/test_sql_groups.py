@@ -74,6 +74,16 @@ def test_sends_into_a_group_wait_for_no_transaction(place: Place, grouped: Queue
     assert "a5" not in taken(grouped, 9)
 
 
+def test_a_batch_ends_before_what_a_transaction_has(place: Place, grouped: Queue) -> None:
+    if place.name == "sqlite":
+        pytest.skip("one transaction at a time")
+    ids = place.execute(f"SELECT id FROM {place.names.tables['messages']} ORDER BY id")
+    application = place.application.execution_options(isolation_level="READ COMMITTED")
+    with application.connect() as connection:
+        grouped.ack(grouped.receipt(str(ids[1][0])), transaction=connection)
+        assert taken(grouped, 9) == ["a1", "b1", "b2"]
+
+
 @pytest.mark.parametrize("settings", [{"order": "group"}, {"fair": True}])
 def test_a_take_finds_what_another_taker_has_just_made_ready(
     place: Place, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
