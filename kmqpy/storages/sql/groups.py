@@ -219,11 +219,19 @@ def groups_of(dialect: Dialect, cursor: Cursor, ids: Sequence[int]) -> list[int]
 
 
 def change_grouped(
-    dialect: Dialect, cursor: Cursor, name: str, parameters: Parameters, ids: Sequence[int], *, within: bool
+    dialect: Dialect,
+    cursor: Cursor,
+    name: str,
+    parameters: Parameters,
+    ids: Sequence[int],
+    *,
+    within: bool,
+    reader: Cursor,
 ) -> tuple[int, list[int]]:
     """As Dialect.change(); also returns the groups of the rows with these ids.
 
     within  True: in a transaction of the application's
+    reader  see go_on()
     """
     if within and "isolation" in dialect.sql:
         cursor.execute(dialect.sql["isolation"])
@@ -234,7 +242,7 @@ def change_grouped(
         cursor.execute(dialect.sql[f"{name}_in_groups"], parameters)
         found = [group for (group,) in cursor.fetchall()]
         return len(found), found
-    groups = groups_of(dialect, cursor, ids)
+    groups = groups_of(dialect, reader, ids)
     return dialect.change(cursor, name, parameters), groups
 
 
@@ -244,22 +252,34 @@ def held_groups(dialect: Dialect, cursor: Cursor, parameters: Parameters) -> lis
     return [group for (group,) in cursor.fetchall()]
 
 
-def go_on(dialect: Dialect, cursor: Cursor, groups: Iterable[int | None], parameters: Parameters) -> int:
+def go_on(
+    dialect: Dialect,
+    cursor: Cursor,
+    groups: Iterable[int | None],
+    parameters: Parameters,
+    reader: Cursor | None = None,
+) -> int:
     """Make the first row that waits ready in each of these groups; returns how many.
 
     It follows the statement that has changed other rows of the groups, so that it sees which rows others have
     let wait for these, and waits for nobody: who has locked the first row makes it ready, too.
+
+    reader  reads what is committed, for a transaction of the application's that would read an older snapshot
+            and lock gaps. What the transaction has ended is still there then, so a row may be too many
     """
     wanted = sorted({group for group in groups if group is not None})
     if not wanted:
         return 0
     if parameters["shares"]:
-        return share_on(dialect, cursor, wanted, parameters)
+        shown = share_on(dialect, cursor, wanted, parameters, reader or cursor)
+        if reader is None or shown >= len(wanted):
+            return shown
     given = {**dialect.defaults(), **listed(dialect, wanted)}
     if "show_first" in dialect.sql:
         return dialect.change(cursor, "show_first", given)
-    cursor.execute(dialect.sql["first_behind"], given)
-    ids = [row_id for (row_id,) in cursor.fetchall() if row_id is not None]
+    reader = reader or cursor
+    reader.execute(dialect.sql["first_behind"], given)
+    ids = [row_id for (row_id,) in reader.fetchall() if row_id is not None]
     ids = sorted(lock_free(dialect, cursor, "lock_behind", ids))
     if ids:
         dialect.change(cursor, "show", {**dialect.defaults(), "ids": dialect.ids(ids)})

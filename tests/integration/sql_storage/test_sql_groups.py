@@ -162,6 +162,29 @@ def test_a_snapshot_hides_no_message_with_a_dedup_id(place: Place, until_acknowl
     assert taken(until_acknowledged, 9) == ["1"]
 
 
+@pytest.mark.parametrize("settings", [{"order": "group"}, {"max_in_flight_per_group": 1}])
+def test_a_snapshot_hides_nobody_who_waits_and_holds_up_no_sends(
+    place: Place, settings: dict[str, Any]
+) -> None:
+    if place.name not in ("mariadb", "mysql"):
+        pytest.skip("PostgreSQL refuses it, SQLite has one transaction at a time")
+    strict = place.application.execution_options(isolation_level="REPEATABLE READ")
+    with storage_for(place.url) as storage, strict.connect() as connection:
+        storage.create("q", **settings)
+        queue = storage.open("q")
+        connection.execute(text(f"SELECT count(*) FROM {place.names.tables['messages']}")).all()
+        queue.send("first", group="a")
+        (first,) = queue.receive(1, lease=60)
+        queue.send("second", group="a")
+        assert taken(queue) == []
+        queue.ack(first, transaction=connection)
+        names = [f"other {number}" for number in range(9)]
+        for name in names:  # it locks no gap between groups
+            queue.send(name, group=name)
+        connection.commit()
+        assert sorted(taken(queue, 20)) == [*names, "second"]
+
+
 def test_a_transaction_that_would_not_see_who_waits_is_refused(place: Place, grouped: Queue) -> None:
     if place.name != "postgresql":
         pytest.skip("its snapshots hide nothing from a statement that locks")
