@@ -208,7 +208,9 @@ class QueueSettings(QueuePolicy):
 
     def lanes_apart(self) -> tuple[QueueSettings, ...]:
         """Like lanes(), for what reads one of them; also the main lane has no others beside it here."""
-        return (*self.lanes()[:-1], self.as_lane_of(self.name, self.markers_topic))
+        main = self.as_lane_of(self.name, self.markers_topic)
+        object.__setattr__(main, "_given_fields", None)
+        return (*self.lanes()[:-1], main)
 
     @property
     def main_markers_topic(self) -> str:

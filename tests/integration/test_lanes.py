@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 from support import delete_topic, until, value
 
+from kmqpy.errors import Unfinished
 from kmqpy.kafka.client.consumer import QueueConsumer
 from kmqpy.kafka.dead_letters import KafkaDeadLetters
 from kmqpy.kafka.markers.late_operations import PLANNED_AT
 from kmqpy.kafka.markers.lineage import ANCESTORS
 from kmqpy.kafka.message_headers import DEAD_LETTER_PARTITION, DEAD_LETTER_TOPIC
+from kmqpy.kafka.settings_mirror import CurrentSettings
 
 LONG_S = 60.0
 SOON_S = 0.2
@@ -131,6 +133,17 @@ def test_dead_letters_of_a_lane_that_is_gone_stay_those_of_the_queue(make_queue)
     with KafkaDeadLetters(queue.settings, queue.connection) as letters:
         assert len(letters.list()) == letters.redrive() == 1
     assert [(one.partition(), one.value()) for one in queue.records()] == [(1, b"a")]
+
+
+def test_r47_a_redrive_does_not_commit_to_a_lane_that_is_removed(make_queue, monkeypatch):
+    queue = make_queue(retry_lane=True)
+    queue.append(None, b"a", topic=queue.settings.dead_letter_topic)
+    monkeypatch.setattr(CurrentSettings, "recent", lambda _: replace(queue.settings, retry_lane=False))
+    with KafkaDeadLetters(queue.settings, queue.connection) as letters:
+        with pytest.raises(Unfinished):
+            letters.redrive()
+        assert len(letters.list()) == 1
+    assert queue.records(f"{queue.name}__retry") == []
 
 
 def test_r46_an_acknowledged_message_of_another_lane_becomes_no_dead_letter(queue, lanes):

@@ -39,6 +39,7 @@ class TestQueueSettings:
         ]
         assert all(one.lanes() == (one,) and one.copies_topic == "q__retry" for one in apart)
         assert apart[-1].lane_markers == settings.lane_markers
+        assert {one.given_fields for one in apart} == {None}
 
     def test_the_share_of_lanes_is_stored_only_where_it_is_another(self):
         assert b"lane_share" not in QueueSettings(name="q").to_json()
