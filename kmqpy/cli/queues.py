@@ -396,9 +396,10 @@ def alter(
         settings = admin.alter_queue(
             name, partitions=partitions, retention=retention, **{**set_too, **changes}
         )
-        if settings.draining_lanes:
-            warn(f"waiting until these lanes are empty: {', '.join(settings.draining_lanes)}")
-            settings = admin.remove_lanes(name)
+        if {"retry_lane", "priorities"} & {**set_too, **changes}.keys():
+            if settings.draining_lanes:
+                warn(f"waiting until these lanes are empty: {', '.join(settings.draining_lanes)}")
+            settings = admin.remove_lanes(name)  # also what an earlier call has left
     if cli.json:
         print_json(dataclasses.asdict(settings))
     else:

@@ -146,6 +146,7 @@ def stats(cli: Cli, queue: str | None) -> None:
     overdue    past their time; more than 0 for long means that no tracker redelivers
     dead       dead letters that are neither redriven nor purged
     offset     what the tracker has stored: all markers before it are dealt with
+    In a queue with lanes, a row for each lane, too.
     A ~ marks a number that is an upper bound (above 10,000 only offsets are counted).
     With --queue-url: depth, in flight, delayed and dead, all exact.
 
@@ -180,6 +181,7 @@ def stats(cli: Cli, queue: str | None) -> None:
                 [*_count_cells(str(part.partition), part), part.owner, part.stored_offset]
                 for part in found.partitions
             ),
+            *([*_count_cells(lane.queue, lane), "", ""] for lane in found.lanes),
             [*_count_cells("total", found), "", ""],
         ],
     )

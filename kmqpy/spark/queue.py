@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
-from kmqpy.errors import TopicError
+from kmqpy.errors import NotSupported, TopicError
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.settings_mirror import settings_of
@@ -45,6 +45,8 @@ class KmqSpark(Processing):
     the methods that process messages.
 
     The constructor raises Unavailable, and ConfigError for another version of Spark and for invalid settings.
+    It raises NotSupported for a queue with lanes, each of which needs an object of its own:
+    `KmqSpark(spark, bootstrap, lane)` for each of `QueueSettings.lanes_apart()`.
     The methods raise QueueNotFound, TopicError, Unavailable, and
     ConfigError when the session lacks the Kafka connector.
     """
@@ -64,6 +66,11 @@ class KmqSpark(Processing):
             bootstrap if isinstance(bootstrap, KafkaConnection) else KafkaConnection(bootstrap=bootstrap)
         )
         settings = settings_of(queue, connection)
+        if len(settings.lanes()) > 1:
+            raise NotSupported(
+                f"queue: {settings.name!r} has lanes, and Spark reads one; make an object for each of "
+                "QueueSettings.lanes_apart()"
+            )
         super().__init__(spark, connection, settings, kafka_options(connection, options), on_skipped)
         self._clock = clock
 

@@ -38,7 +38,7 @@ reads the topics: nothing may be lost, unfinished, unexpected, or copied twice b
   make chaos ARGS="--quick"                one fault of each kind, less than 4 minutes
   make chaos ARGS="--full"                 1,000,000 messages, 140 faults, less than 60 minutes
   make chaos ARGS="--full --minutes 5"     the same in small
-  make chaos ARGS="--lanes"                copies go to a retry lane
+  make chaos ARGS="--lanes"                copies go to a retry lane, urgent messages to others
   make chaos ARGS="--late"                 100,000 acks up to 5 s after the lease, about 10 minutes
   make chaos ARGS="--clocks 180"           clocks, of brokers too, are wrong by 3 minutes to either side;
                                            with --gateways or --sqs those of gateways
@@ -95,7 +95,7 @@ def main() -> None:
 @click.option("--celery", is_flag=True, help="Kill gateways, and a worker of Celery, instead.")
 @click.option("--messages", type=click.IntRange(1), default=100_000, help="With the last three.")
 @click.option("--no-late-acks", is_flag=True, help="The queue has no late acks.")
-@click.option("--lanes", is_flag=True, help="The queue has a retry lane.")
+@click.option("--lanes", is_flag=True, help="The queue has a retry lane and priorities.")
 @click.option(
     "--control",
     metavar="NAME",
@@ -145,7 +145,7 @@ def run(
                 seed,
                 out,
                 late_acks=not no_late_acks,
-                retry_lane=lanes,
+                lanes=lanes,
                 clocks_s=clocks,
             )
     except (Failed, ClusterError) as error:

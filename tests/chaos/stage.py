@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from kmqpy.core.clock import wait_until
 from kmqpy.dev.cluster import Cluster
@@ -193,7 +193,7 @@ class Stage:
     """
 
     def __init__(
-        self, level: Level, load_s: float, out: Path, settings: dict[str, bool], *, clocks_s: float = 0.0
+        self, level: Level, load_s: float, out: Path, settings: dict[str, Any], *, clocks_s: float = 0.0
     ) -> None:
         self.level = level
         self.clocks_s = clocks_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 
 from kmqpy.errors import AccessDenied, ConfigError, QueueNotFound
@@ -73,10 +74,9 @@ _OF_ALL_LANES = (check_shared_topics, check_topic_settings, check_hanging, check
 def check(facts: Facts) -> list[Finding]:
     """Return a finding for each fault of the queue, errors first; one finding `ok` if there is no fault."""
     name, queue = facts.settings.name, facts.settings.queue_name
+    command = re.compile(rf"(kmq queue [a-z]+) {re.escape(name)}\b")  # on the queue, not on its lane
     found = [
-        Finding(
-            severity, name, kind, what, to_do.replace(f"kmq queue create {name}", f"kmq queue create {queue}")
-        )
+        Finding(severity, name, kind, what, command.sub(rf"\1 {queue}", to_do))
         for one_check in CHECKS
         if queue == name or one_check not in _OF_ALL_LANES
         for severity, kind, what, to_do in one_check(facts)

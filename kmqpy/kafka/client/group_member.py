@@ -412,7 +412,7 @@ class GroupMember:
         if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
             raise TopicError(
                 f"queue {self._queue.name!r}: the topic does not exist; "
-                f"create it with: kmq queue create {self._queue.name}"
+                f"create it with: kmq queue create {self._queue.queue_name}"
             )
         problem = librdkafka.translated(error, f"receive from {self._queue.name}", self._connection)
         if isinstance(problem, AccessDenied):
