@@ -2,7 +2,7 @@
 
 If the function raises, or returns values that do not fit the schema, it is called again with each half of the
 messages, so that only the messages that cause the error fail. If it raises `Retry` or `Reject`, all messages
-that it was given have failed. _MAX_CALLS_TO_SPLIT limits how often the messages of a batch are halved.
+that it was given have failed.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ ROW = "kmq_row"
 """Name of the index of the frames that the user's function is given."""
 
 _MAX_CALLS_TO_SPLIT = 160
-"""When the function has been called this often for one Arrow batch, FrameCaller.call() halves no more parts:
-all messages of a part for which the function raises have failed."""
+"""When the function has been called this often for one Arrow batch, no more parts are halved: all messages of
+a part for which the function raises have failed."""
 
 FrameFunction = Callable[[pd.DataFrame], pd.DataFrame]
 """A user's function of many messages; see `process`."""
@@ -58,7 +58,7 @@ class FrameCaller:
     def call(self, batch: pa.RecordBatch) -> FunctionOutcome:
         """Call the function until each message of the batch has succeeded or failed.
 
-        Raises ConfigError for a result that is no frame, lacks or repeats a column, or has another index.
+        Raises ConfigError for a result that is not a frame, lacks or repeats a column, or has another index.
         """
         attempts = batch.column("attempts")
         outcome = FunctionOutcome()
@@ -66,43 +66,31 @@ class FrameCaller:
         while parts:
             rows = parts.pop()
             calls += 1
-            may_split = calls < _MAX_CALLS_TO_SPLIT
             try:
                 result = self.function(_frame(batch, rows))
-            except (Exception, SystemExit) as error:
-                self._split(rows, attempts, error, parts, outcome, may_split=may_split)
-                continue
-            index = pd.RangeIndex(rows, name=ROW)
-            self._check_frame(result, index)
-            failed = self._failed_rows(result, index, attempts)
-            good = result[~result.index.isin(list(failed))] if failed else result
-            try:
-                output = self._as_arrow(good)
-            except NotOfSchema as error:
-                self._split(rows, attempts, error, parts, outcome, may_split=may_split)
-                continue
-            outcome.failed |= failed
-            if output.num_rows:
-                outcome.output.append(output)
+            except (Exception, SystemExit) as raised:
+                error: BaseException = raised
+            else:
+                index = pd.RangeIndex(rows, name=ROW)
+                self._check_frame(result, index)
+                failed = self._failed_rows(result, index, attempts)
+                good = result[~result.index.isin(list(failed))] if failed else result
+                try:
+                    output = self._as_arrow(good)
+                except NotOfSchema as raised:
+                    error = raised
+                else:
+                    outcome.failed |= failed
+                    if output.num_rows:
+                        outcome.output.append(output)
+                    continue
+            half = len(rows) // 2
+            if half and calls < _MAX_CALLS_TO_SPLIT and not isinstance(error, Retry | Reject):
+                parts += [rows[half:], rows[:half]]
+            else:
+                outcome.failed |= {row: self.failures.of_error(error, attempts[row].as_py()) for row in rows}
+                self.failures.log(error, len(rows))
         return outcome
-
-    def _split(
-        self,
-        rows: range,
-        attempts: pa.Array,
-        error: BaseException,
-        parts: list[range],
-        outcome: FunctionOutcome,
-        *,
-        may_split: bool,
-    ) -> None:
-        """Add both halves of `rows` to `parts`; if `rows` may not be halved, all of them have failed."""
-        half = len(rows) // 2
-        if half and may_split and not isinstance(error, Retry | Reject):
-            parts += [rows[half:], rows[:half]]
-            return
-        outcome.failed |= {row: self.failures.of_error(error, attempts[row].as_py()) for row in rows}
-        self.failures.log(error, len(rows))
 
     def _as_arrow(self, result: pd.DataFrame) -> pa.RecordBatch:
         arrow = to_arrow_schema(self.schema, timezone="UTC")
@@ -172,15 +160,15 @@ def _frame(batch: pa.RecordBatch, rows: range) -> pd.DataFrame:
 
 def _reason_of(error: Any) -> str:
     if not isinstance(error, str | BaseException):
-        raise ConfigError(f"{ERROR}: {type(error).__name__} is no text; what has not failed has None there")
+        raise ConfigError(f"{ERROR}: must be text, or None for what has not failed: {type(error).__name__}")
     return str(error)
 
 
 def _delay_of(delay: Any) -> Duration | None:
-    if isinstance(delay, timedelta):
-        return delay
     if pd.api.types.is_scalar(delay) and pd.isna(delay):
         return None
+    if isinstance(delay, timedelta):
+        return delay
     try:
         return float(delay)
     except (TypeError, ValueError):

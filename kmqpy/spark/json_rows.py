@@ -205,4 +205,4 @@ def _parsed(text: Column, fields: Sequence[StructField]) -> Column:
 
 
 def _mismatch(field: StructField) -> str:
-    return f"{field.name} is no {field.dataType.simpleString()}"
+    return f"{field.name} is not of type {field.dataType.simpleString()}"

@@ -23,7 +23,7 @@ from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.spark import json_rows
-from kmqpy.spark.checkpoint import error_line
+from kmqpy.spark.checkpoint import error_line, identity_of
 from kmqpy.spark.frame_function import FrameFunction
 from kmqpy.spark.portable import portable
 from kmqpy.spark.process import DEFAULT_LEASE_S, MAX_OFFSETS_PER_TRIGGER, NEEDED_COLUMNS, parse_schema
@@ -31,7 +31,6 @@ from kmqpy.spark.progress import Progress, ProgressWatch, finish_batch
 from kmqpy.spark.queue import KmqSpark
 from kmqpy.spark.sinks import checkpoint_of, target_of
 from kmqpy.spark.sinks.files import text_options
-from kmqpy.spark.sinks.identity import identity_of
 from kmqpy.spark.sinks.limits import Limit
 from kmqpy.spark.sinks.origin import MESSAGE_COLUMNS, WithOrigin, with_copy, with_origin
 from kmqpy.spark.sinks.target import Sink

@@ -46,7 +46,6 @@ class RowCaller:
         return outcome
 
     def _as_rows(self, result: Any) -> list[Any]:
-        """The rows that a function returned for one message: none, one, or several."""
         if result is None:
             return []
         several = isinstance(result, Iterable) and not isinstance(result, dict | tuple | str | bytes)

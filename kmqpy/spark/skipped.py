@@ -23,13 +23,19 @@ class SkippedMessages:
     The log may lose messages that a micro-batch has read, so only the earlier look at it counts.
     """
 
-    def __init__(self, connection: KafkaConnection, queue: QueueSettings, partitions: int) -> None:
+    def __init__(
+        self,
+        connection: KafkaConnection,
+        queue: QueueSettings,
+        partitions: int,
+        on_skipped: OnSkipped | None = None,
+    ) -> None:
         self._connection = connection
         self._queue = queue
         self._partitions = partitions
         self._lows: Mapping[int, int] = {}
         self._told: dict[int, int] = {}
-        self.on_skipped: OnSkipped = lambda _: None
+        self._on_skipped = on_skipped
 
     def look(self) -> None:
         """Read where each partition's log begins; without an answer, what was known stays."""
@@ -55,7 +61,8 @@ class SkippedMessages:
                     "messages were deleted before they were read",
                     extra={"queue": self._queue.name, "partition": partition, "from": start, "to": low},
                 )
-                self.on_skipped(low - start)
+                if self._on_skipped is not None:
+                    self._on_skipped(low - start)
         self.look()
 
 

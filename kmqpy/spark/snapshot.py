@@ -1,4 +1,4 @@
-"""Decides up to which offsets the topics of a queue are read, so that its state is consistent."""
+"""Decides from and up to which offsets the topics of a queue are read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kmqpy.spark.records import Bounds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The range of offsets to read of each topic of a queue, by partition.
+    """The range of offsets to read of each topic of a queue, by partition, for a state that is consistent.
 
     committed  the group's committed offsets, read before the ranges
     cuts       where logs of the queue topic were cut back, as far as the commits tell
@@ -35,7 +35,7 @@ def take_snapshot(connection: KafkaConnection, queue: QueueSettings) -> Snapshot
     """Read the offsets of a Snapshot from Kafka; raises QueueNotFound, TopicError, Unavailable."""
     topics = Topics(connection).check(queue)
     dead, numbers = topics.dead_letters, range(topics.partitions)
-    commits = commits_in_log(connection, queue, range(topics.partitions), topics.ids)
+    commits = commits_in_log(connection, queue, numbers, topics.ids)
     # The order matters. First the commits: a message below a committed offset has its markers in `markers`.
     # Then the markers, before dead letters and messages: a copy is there if `markers` has the end marker that
     # was written with it.
@@ -55,3 +55,13 @@ def take_snapshot(connection: KafkaConnection, queue: QueueSettings) -> Snapshot
         ends=[(partition, end) for partition, (_, end) in ends.items()],
         dead_letters=dead_letters,
     )
+
+
+def committed_starts(
+    connection: KafkaConnection, queue: QueueSettings, topics: QueueTopics
+) -> dict[int, int]:
+    """By partition, where the queue's group goes on; a purge may have deleted more than it has read."""
+    partitions = range(topics.partitions)
+    commits = commits_in_log(connection, queue, partitions, topics.ids)
+    logs = partition_reader.bounds(connection, queue.name, partitions)
+    return {p: max(commits[p].offset if p in commits else 0, low) for p, (low, _) in logs.items()}

@@ -24,7 +24,6 @@ from kmqpy.errors import ConfigError, KmqError, MissingExtra, NotSupported, Unav
 from kmqpy.spark.checkpoint import error_line
 from kmqpy.spark.portable import portable
 from kmqpy.spark.sinks.files import (
-    ASSUMED_ROW_BYTES,
     arranged,
     check_partitioning,
     data_files,
@@ -92,7 +91,6 @@ class IcebergTarget(Target):
     """
 
     def check(self, spark: SparkSession, schema: StructType) -> None:
-        """See Target. Creates the table if there is none."""
         check_partitioning(self.sink, schema)
         with self._errors_as(ConfigError):
             table = self._create_or_check(to_arrow_schema(schema, timezone="UTC"))
@@ -104,13 +102,11 @@ class IcebergTarget(Target):
             place.system.delete_dir(place.root)
 
     def write(self, batch: DataFrame, number: int, run: str) -> None:
-        """See Target."""
         with persisted(batch) as rows:
             if count := rows.count():
                 self._add(rows, count, run, number)
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
-        """See Target. Raises NotSupported if rows of files were deleted: Spark would still read them."""
         with self._errors_as(Unavailable):
             tasks = list(self._table().scan().plan_files())
         if any(task.delete_files for task in tasks):
@@ -177,7 +173,7 @@ class IcebergTarget(Target):
             if new.isEmpty():
                 return _Staged(name=name, paths=[], searched=searched)
         copies = {f"{_FOLDER_COLUMN_PREFIX}{name}": F.col(name) for name in self.sink.partition_by}
-        new = arranged(new, self.sink, count, ASSUMED_ROW_BYTES).withColumns(copies)
+        new = arranged(new, self.sink, count).withColumns(copies)
         folder = place_of(f"{parent}/{name}")
         with portable(new.sparkSession):
             new.write.partitionBy(*copies).parquet(folder.uri)
@@ -242,7 +238,6 @@ class IcebergTarget(Target):
         return table
 
     def limits(self, schema: StructType) -> tuple[Limit, ...]:
-        """See Target."""
         return folder_limits(schema, self.sink.partition_by, prefix=_FOLDER_COLUMN_PREFIX)
 
     def _noted_queue(self, queue: str) -> str:
@@ -278,7 +273,7 @@ def _may_have(table: Table, run: str, number: int) -> bool:
 
 
 def _latest_batch(table: Table, run: str) -> int | None:
-    """The latest micro-batch of the run in the table; -1 if none, None if the property is no such number."""
+    """The latest micro-batch of the run in the table; -1 if none, None if that is not known."""
     value = table.properties.get(f"kmq.batch.{run}")
     if value is None:
         return -1
