@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -39,11 +40,8 @@ class SkippedMessages:
 
     def look(self) -> None:
         """Read where each partition's log begins; without an answer, what was known stays."""
-        try:
+        with contextlib.suppress(KmqError):
             found = partition_reader.bounds(self._connection, self._queue.name, range(self._partitions))
-        except KmqError as error:
-            _log.debug("the beginning of the log is unknown: %s", error)
-        else:
             self._lows = {partition: low for partition, (low, _) in found.items()}
 
     def report(self, sources: Iterable[Any]) -> None:

@@ -35,8 +35,7 @@ PASSWORD = "KMQ_SINK_PASSWORD"  # noqa: S105
 _DRIVERS = {POSTGRESQL: "org.postgresql.Driver", SQLITE: "org.sqlite.JDBC"}
 _JARS = {POSTGRESQL: "spark-postgresql", SQLITE: "spark-sqlite"}
 _CONNECT_TIMEOUT_S = 30
-"""The driver waits at most this long, in seconds, for a connection to PostgreSQL, or for another writer of
-the SQLite database; then the sink raises Unavailable."""
+"""How long the driver waits for a connection to PostgreSQL, or for another writer of the SQLite database."""
 
 
 @dataclass(frozen=True)

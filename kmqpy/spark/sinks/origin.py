@@ -23,12 +23,9 @@ ORIGIN = (*MESSAGE_COLUMNS, "original_row")
 COPY = "original_copied"
 """A column: True where the message is a copy: a sink may have its rows already. Sinks drop it."""
 
-_TYPES: dict[str, DataType] = {
-    "original_partition": IntegerType(),
-    "original_offset": LongType(),
-    "original_row": LongType(),
-    COPY: BooleanType(),
-}
+_TYPES: dict[str, DataType] = dict(
+    zip((*ORIGIN, COPY), (IntegerType(), LongType(), LongType(), BooleanType()), strict=True)
+)
 
 
 @dataclass(frozen=True)
@@ -75,17 +72,21 @@ def with_origin(schema: StructType) -> StructType:
     """`schema` with the columns ORIGIN, which sinks write; raises ConfigError if it has one of them."""
     if taken := {name.lower() for name in schema.names} & _TYPES.keys():
         raise ConfigError(f"schema: column {min(taken)!r} is added by the pipeline; name yours otherwise")
-    return StructType([*schema.fields, *(StructField(name, _TYPES[name]) for name in ORIGIN)])
+    return StructType([*schema.fields, *_fields(*ORIGIN)])
 
 
 def origin_schema() -> StructType:
     """The schema of the columns MESSAGE_COLUMNS alone."""
-    return StructType([StructField(name, _TYPES[name]) for name in MESSAGE_COLUMNS])
+    return StructType(_fields(*MESSAGE_COLUMNS))
 
 
 def with_copy(schema: StructType) -> StructType:
     """`schema` with the columns ORIGIN and COPY: the schema of the rows that a pipeline makes."""
-    return StructType([*with_origin(schema).fields, StructField(COPY, _TYPES[COPY])])
+    return StructType([*with_origin(schema).fields, *_fields(COPY)])
+
+
+def _fields(*names: str) -> list[StructField]:
+    return [StructField(name, _TYPES[name]) for name in names]
 
 
 def without_known(
