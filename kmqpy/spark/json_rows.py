@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 
 from kmqpy.errors import ConfigError
 from kmqpy.spark.checkpoint import error_line
-from kmqpy.spark.frame_function import ERROR, REJECT
+from kmqpy.spark.functions import ERROR, REJECT
 from kmqpy.spark.sinks.limits import Limit, Test, holds, is_infinite, somewhere
 
 BODY_SCHEMA = "value binary"

@@ -26,17 +26,14 @@ from kmqpy.kafka.message_headers import DELIVER_AT, ORIGINAL_OFFSET, ORIGINAL_PA
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.settings_mirror import check_topics
 from kmqpy.kafka.topics import Topics
-from kmqpy.spark.acknowledge import Acknowledger
+from kmqpy.spark.acknowledge import Acknowledger, OnSkipped, SkippedMessages
 from kmqpy.spark.checkpoint import RememberedFailures, bind_checkpoint, error_line
 from kmqpy.spark.decode import check_columns, header_bytes, header_text, number, redelivery_count
 from kmqpy.spark.failures import DEFAULT_BACKOFF, FailurePolicy
-from kmqpy.spark.frame_function import FrameFunction
-from kmqpy.spark.records import check_options, own_partition, stream_topic
+from kmqpy.spark.functions import FrameFunction, RowFunction
+from kmqpy.spark.records import check_options, committed_starts, own_partition, stream_topic
 from kmqpy.spark.report import REPORTS
-from kmqpy.spark.row_function import RowFunction
 from kmqpy.spark.session import enlarge_arrow_batches
-from kmqpy.spark.skipped import OnSkipped, SkippedMessages
-from kmqpy.spark.snapshot import committed_starts
 from kmqpy.spark.source import MAX_ATTEMPTS
 from kmqpy.spark.take import MESSAGE, TakeTask, only_ok, with_taken, without_own_columns
 from kmqpy.spark.taker import for_executors

@@ -16,12 +16,11 @@ from kmqpy.kafka.settings_mirror import settings_of
 from kmqpy.kafka.topic_names import dead_letter_queue
 from kmqpy.kafka.topics import Topics
 from kmqpy.spark import state
+from kmqpy.spark.acknowledge import OnSkipped
 from kmqpy.spark.decode import decode_markers
 from kmqpy.spark.process import Processing
-from kmqpy.spark.records import Bounds, kafka_options, read_topic, stream_topic
+from kmqpy.spark.records import Bounds, kafka_options, read_topic, stream_topic, take_snapshot
 from kmqpy.spark.session import check_version
-from kmqpy.spark.skipped import OnSkipped
-from kmqpy.spark.snapshot import take_snapshot
 from kmqpy.spark.state import State
 from kmqpy.spark.state_table import StateTable
 

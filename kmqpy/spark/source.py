@@ -49,7 +49,7 @@ from kmqpy.kafka.message_headers import (
 )
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import QueueTopics, Topics
-from kmqpy.spark.snapshot import committed_starts
+from kmqpy.spark.records import committed_starts
 from kmqpy.spark.taker import for_executors
 
 if TYPE_CHECKING:

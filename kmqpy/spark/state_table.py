@@ -25,9 +25,8 @@ from kmqpy.spark import state
 from kmqpy.spark.checkpoint import error_line
 from kmqpy.spark.decode import decode_markers
 from kmqpy.spark.log_cuts import Cuts
-from kmqpy.spark.records import Bounds, read_topic
+from kmqpy.spark.records import Bounds, Snapshot, read_topic, take_snapshot
 from kmqpy.spark.sinks.files import persisted
-from kmqpy.spark.snapshot import Snapshot, take_snapshot
 from kmqpy.spark.state_folder import BLOCK, PARTITION, StateFolder
 from kmqpy.spark.state_version import BLOCK_BITS, Block, Positions, StateVersion, blocks_between
 

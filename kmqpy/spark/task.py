@@ -19,9 +19,8 @@ from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark.failures import Failure, FailurePolicy, nacks
-from kmqpy.spark.frame_function import FrameCaller, FrameFunction
+from kmqpy.spark.functions import FrameCaller, FrameFunction, RowCaller, RowFunction
 from kmqpy.spark.handout import Handout, Places
-from kmqpy.spark.row_function import RowCaller, RowFunction
 from kmqpy.spark.taker import MAX_TAKES, Taker, taker_of
 
 REPORT = "kmq_report"

@@ -46,8 +46,7 @@ except ImportError:
 _log = logging.getLogger(__name__)
 
 _MAX_COMMIT_TRIES = 10
-"""A commit is tried at most this often, if another commit comes first each time; then Unavailable is
-raised."""
+"""How often a commit is tried if another one comes first each time; then Unavailable is raised."""
 
 _RUN_KEY, _BATCH_KEY, _TRY_KEY = "kmq.run", "kmq.batch", "kmq.try"
 """Keys in the summary of a snapshot of the table: the run, its micro-batch, and the folder of the try."""
@@ -56,9 +55,7 @@ _QUEUE_PROPERTY = "kmq.queue"
 """The property of a table that names the queue of its rows."""
 
 _TRY_NAME = re.compile("[0-9a-f]{32}")
-_TOO_MANY_DIGITS = 19
-"""A number with at least this many digits does not count as one of a micro-batch: it may be too large for
-one."""
+_BATCH_NUMBER = re.compile("[0-9]{1,18}")
 
 _FOLDER_COLUMN_PREFIX = "kmq_folder_"
 """Begins the names of copies of columns: Spark names folders by them, and leaves them out of the files."""
@@ -155,8 +152,7 @@ class IcebergTarget(Target):
         span = offsets_of(rows.where(COPY) if is_last and not again else rows)
         if span is None:
             return _SearchedFiles()
-        low, high = span
-        between = f"original_offset >= {low} and original_offset <= {high}"
+        between = f"original_offset >= {span[0]} and original_offset <= {span[1]}"
         with self._errors_as(Unavailable):
             files = {task.file.file_path for task in table.scan(row_filter=between).plan_files()}
         return _SearchedFiles(span, frozenset(files))
@@ -277,8 +273,7 @@ def _latest_batch(table: Table, run: str) -> int | None:
     value = table.properties.get(f"kmq.batch.{run}")
     if value is None:
         return -1
-    is_number = value.isascii() and value.isdecimal() and len(value) < _TOO_MANY_DIGITS
-    return int(value) if is_number else None
+    return int(value) if _BATCH_NUMBER.fullmatch(value) else None
 
 
 def _folder_of(table: Table, run: str, number: int) -> str:

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BooleanType, DataType, IntegerType, LongType, StructField, StructType
 
 from kmqpy.errors import ConfigError
-from kmqpy.spark.frame_function import ERROR, REJECT, FrameFunction
+from kmqpy.spark.functions import ERROR, REJECT, FrameFunction
 from kmqpy.spark.sinks.limits import Limit, refusals
 
 MESSAGE_COLUMNS = ("original_partition", "original_offset")
