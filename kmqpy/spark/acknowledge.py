@@ -218,7 +218,9 @@ class Acknowledger(StreamingQueryListener):
         try:
             # Other queries of the session may be of other queues.
             ours = self._run_of_metric.keys() & progress.observedMetrics.keys()
-            if ours and self.skipped is not None:
+            if not ours:
+                return
+            if self.skipped is not None:
                 self.skipped.report(progress.sources)
             if error := _refusal(progress):
                 self._refuse(str(progress.runId), error)

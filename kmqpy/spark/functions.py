@@ -243,27 +243,23 @@ class RowCaller:
         rows = [one for _, ones in results for one in ones]
         if not rows:
             return
+        arrow = to_arrow_schema(self.schema, timezone="UTC")
         try:
-            output = self._as_arrow(rows)
+            columns = [
+                array_of(column.name, list(values), column.dataType, one.type)
+                for column, one, values in zip(self.schema, arrow, zip(*rows, strict=True), strict=True)
+            ]
         except NotOfSchema as error:
             if len(results) == 1:
                 row = results[0][0]
                 outcome.failed[row] = self.failures.of_error(error, attempts[row])
                 self.failures.log(error, 1)
-                return
-            half = len(results) // 2
-            self._convert(results[:half], attempts, outcome)
-            self._convert(results[half:], attempts, outcome)
-            return
-        outcome.output.append(output)
-
-    def _as_arrow(self, rows: list[list[Any]]) -> pa.RecordBatch:
-        arrow = to_arrow_schema(self.schema, timezone="UTC")
-        columns = [
-            array_of(column.name, list(values), column.dataType, one.type)
-            for column, one, values in zip(self.schema, arrow, zip(*rows, strict=True), strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(columns, arrow.names)
+            else:
+                half = len(results) // 2
+                self._convert(results[:half], attempts, outcome)
+                self._convert(results[half:], attempts, outcome)
+        else:
+            outcome.output.append(pa.RecordBatch.from_arrays(columns, arrow.names))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Reads topics as DataFrames, through Spark's Kafka source: with which options, from and up to which offsets."""
+"""Reads topics as DataFrames, through Spark's Kafka source: with which options, and between which offsets."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _RESERVED_OPTIONS = {
     *(f"{end}{how}" for end in ("startingoffsets", "endingoffsets") for how in ("", "bytimestamp")),
     *("startingtimestamp", "endingtimestamp"),
 }
-"""Options of Spark's Kafka source, in lower case, that kmqpy itself sets. Others could make Spark read aborted
-records, or other topics or offsets, or leave out headers."""
+"""Options that kmqpy itself sets, in lower case. Others could make Spark read aborted records, other topics,
+other offsets, or no headers."""
 
 
 def read_topic(spark: SparkSession, options: Mapping[str, str], topic: str, bounds: Bounds) -> DataFrame:
@@ -67,11 +67,7 @@ def stream_topic(
 
 
 def own_partition(topic: str) -> Column:
-    """The partition of each row of `topic`; null in rows of other topics.
-
-    A null tells the Python functions on the executors that a row is not of the queue. So Spark need not send
-    them the column `topic`.
-    """
+    """The partition of each row of `topic`; null in others, so that executors need no column `topic`."""
     return F.when(F.col("topic") == topic, F.col("partition"))
 
 
@@ -91,11 +87,8 @@ def kafka_options(connection: KafkaConnection, more: Mapping[str, str] | None = 
     more  options that are added, or replace those made here
 
     Of the settings for librdkafka, these are translated: security.protocol, SASL with a password, and TLS
-    files in PEM, which are read here, so that executors need no files. Other settings of security are
-    refused; all the rest only tunes librdkafka, and is left out.
-
-    Raises ConfigError for a setting of security that is not translated, for a file that can't be read, and
-    for an option in `more` that kmqpy itself sets.
+    files in PEM, which are read here, so that executors need no files. Other settings of security raise
+    ConfigError, as does a file that can't be read; all the rest only tunes librdkafka, and is left out.
     """
     check_options(more)
     given = {key: str(value) for key, value in connection.kafka.items()}

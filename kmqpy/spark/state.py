@@ -71,10 +71,8 @@ _BY_CLIENT, _BY_TRACKER, _TAKEN_LATE = 1, 2, 3
 so. `_BY_TRACKER`: a tracker made a copy. `_TAKEN_LATE`: a tracker, whose end marker says that the message was
 finished before (rule R30 of docs/rules.md); that marker counts only if retention has deleted the earlier
 end marker."""
-_AT_FORMER, _AT_END, _AT_OPENED, _AT_CHANGED = -5, -4, -3, -2
-"""Markers offsets of the markers that _as_markers() makes of outcomes: below those of all real markers."""
-_BEFORE_ALL = -6
-"""A markers offset below all of these: it stands for no marker."""
+_BEFORE_ALL, _AT_FORMER, _AT_END, _AT_OPENED, _AT_CHANGED = -6, -5, -4, -3, -2
+"""Markers offsets of no marker, and of those that _as_markers() makes of outcomes, below all real ones."""
 _ENTRY_STATES = {
     Op.TAKE.value: EntryState.LEASED.value,
     Op.DELAY.value: EntryState.DELAYED.value,

@@ -1,8 +1,7 @@
 """Keeps the state of a queue in a table: an update reads only records written since the last update.
 
 The table has a row for each message, in blocks (state_version.Block) of neighbouring offsets, a file each. An
-update reads new messages, new markers and new dead letters, and rewrites the blocks with messages that these
-name. Old markers are not read again.
+update rewrites the blocks with messages that new markers, or new dead letters, name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Takes messages on executors: reads which ones were taken before, and writes markers of three kinds.
-
-Start markers begin the lease of a message, extensions make leases longer, nacks give messages back.
+"""Takes messages on executors: reads which ones were taken before, and writes markers.
 
 Spark can evaluate a micro-batch more than once: after a failure or a restart, for a second action, or
 speculatively. So a task reads the markers of messages before it takes them (rule R10 of docs/rules.md).
@@ -69,9 +67,9 @@ class SortedOut:
 class TakenBefore:
     """The messages of one partition, from offset `first` on, that markers say were taken.
 
-    Spark sees no leader epochs, and its markers name messages by their offsets. Markers that name them by
-    numbers (see log_cuts) are understood, and ticks that tell that the log was cut back (rule R39 of
-    docs/rules.md): of messages that stood behind the cut nothing is known from there on.
+    Spark's markers name messages by their offsets. Markers that name them by numbers (see log_cuts) are
+    understood, and ticks that tell that the log was cut back (rule R39 of docs/rules.md): of messages that
+    stood behind the cut nothing is known from there on.
 
     Acknowledged messages need little memory: a reader that begins at the start of a queue meets millions.
     """
@@ -134,10 +132,7 @@ class TakenBefore:
         return [offset for offset in offsets if offset in self._taken] if self._taken else []
 
     def takes(self, offset: int) -> int:
-        """Return how often `offset` was taken since a marker last said that the worker survived it.
-
-        The count ends at MAX_TAKES.
-        """
+        """Return how often `offset` was taken since the worker last survived it; at most MAX_TAKES."""
         return sum(offset in taken for taken in self._takes)
 
     def sort_out(self, offsets: Iterable[int]) -> SortedOut:
@@ -177,32 +172,29 @@ def read_taken(
     end = first + 1
     is_asked = False
 
-    def visit(record: Any) -> None:
+    def visit(_: int, records: list[Any]) -> bool:
         nonlocal end, is_asked
-        found.now_ms = max(found.now_ms, record.timestamp()[1])
-        key, value = record.key(), record.value()
-        if value and len(value) in _SINGLE_MARKER_SIZES and key and len(key) == 12 and key[4:] < lowest:
-            return
-        try:
-            marker = found.by_offset(read_marker(record))
-        except DecodeError:
-            return
-        if marker is None:
-            return
-        if marker.op is not Op.END and marker.highest >= end and not is_asked:
-            # Asked only now that the end of the markers is known, so valid for all of them (rule R22 of
-            # docs/rules.md).
-            bounds = partition_reader.bounds(connection, queue.name, [partition], uncommitted=True)
-            end, is_asked = bounds[partition][1], True
-        if marker.op is Op.END or marker.highest < end:
-            found.note(marker, record.offset(), record.timestamp()[1])
-
-    def visit_all(_: int, records: list[Any]) -> bool:
         for record in records:
-            visit(record)
+            found.now_ms = max(found.now_ms, record.timestamp()[1])
+            key, value = record.key(), record.value()
+            if value and len(value) in _SINGLE_MARKER_SIZES and key and len(key) == 12 and key[4:] < lowest:
+                continue
+            try:
+                marker = found.by_offset(read_marker(record))
+            except DecodeError:
+                continue
+            if marker is None:
+                continue
+            if marker.op is not Op.END and marker.highest >= end and not is_asked:
+                # Asked only now that the end of the markers is known, so valid for all of them (rule R22 of
+                # docs/rules.md).
+                bounds = partition_reader.bounds(connection, queue.name, [partition], uncommitted=True)
+                end, is_asked = bounds[partition][1], True
+            if marker.op is Op.END or marker.highest < end:
+                found.note(marker, record.offset(), record.timestamp()[1])
         return False
 
-    markers.scan({partition: start}, visit_all)
+    markers.scan({partition: start}, visit)
     return found
 
 
@@ -222,10 +214,7 @@ class Taker:
         have no start markers."""
 
     def taken_before(self, partition: int, first: int) -> TakenBefore:
-        """Read from the markers which messages of `partition`, from offset `first` on, were taken.
-
-        Raises Unavailable.
-        """
+        """Read which messages of `partition`, from offset `first` on, were taken; raises Unavailable."""
         next_offset, start = self._read_from.get(partition, (first + 1, 0))
         if next_offset > first:
             ids = Topics(self._connection).check(self._queue).ids

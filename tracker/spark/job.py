@@ -321,8 +321,7 @@ def _is_gone(error: Exception) -> bool:
 def _probe(zookeeper: ZooKeeperConnection) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """A function for mapInArrow that says why this executor can't run a tracker; an empty text if it can.
 
-    Spark sends the function by value, and the function has its own imports: an executor without kmqpy could
-    not unpickle anything of kmqpy.
+    It has its own imports, and Spark sends it by value: an executor may be without kmqpy.
     """
     hosts, security = zookeeper.hosts, asdict(zookeeper.security)
 
