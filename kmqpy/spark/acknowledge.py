@@ -116,9 +116,8 @@ def _offsets(position: str | None, topic: str) -> dict[int, int]:
 class Acknowledger(StreamingQueryListener):
     """Acknowledges messages of one queue when Spark reports that a sink has committed their micro-batch.
 
-    Spark sends the progress event of a micro-batch after the sink has committed the micro-batch. If that
-    event never comes (the driver was killed, Spark dropped the event), the messages are not acknowledged, and
-    a tracker redelivers them.
+    If that event never comes (the driver was killed, Spark dropped the event), the messages are not
+    acknowledged, and a tracker redelivers them.
     """
 
     def __init__(
@@ -157,10 +156,7 @@ class Acknowledger(StreamingQueryListener):
         return librdkafka.new_consumer(self._connection, {"group.id": self._queue.consumer_group})
 
     def watch(self, name: str, policy: FailurePolicy | None = None) -> None:
-        """Acknowledge the messages that tasks report in the observed metric `name`.
-
-        policy  how messages that the metric reports as failed are given back
-        """
+        """Acknowledge what tasks report in the observed metric `name`; give back what it says has failed."""
         with self._changed:
             self._run_of_metric[name] = None
             if policy is not None:
@@ -176,8 +172,8 @@ class Acknowledger(StreamingQueryListener):
     def wait_for_end(self, run_id: str) -> None:
         """Wait until Spark has sent all events of an ended query, and its messages are acknowledged.
 
-        Messages that the query left in flight lose no attempt. Raises ConfigError if the query was refused:
-        none of its messages was acknowledged. Raises Unavailable if Kafka does not confirm the end markers.
+        Messages that the query left in flight lose no attempt. Raises ConfigError if the query was refused,
+        and Unavailable if Kafka does not confirm the end markers.
         """
         self._wait_for_end_event(run_id)
         self._spare(run_id)

@@ -98,10 +98,7 @@ class HandedOut:
 
 
 class Handout:
-    """Takes the messages of one task. Used by one thread.
-
-    withholds_deadly  deadly messages (see SortedOut) are not handed out
-    """
+    """Takes the messages of one task; with `withholds_deadly`, none that is deadly (see SortedOut)."""
 
     def __init__(self, taker: Taker, lease_ms: int, *, withholds_deadly: bool) -> None:
         self._taker = taker
@@ -132,8 +129,7 @@ class Handout:
     def take(self, places: Places, deliver_at_ms: pa.Array) -> HandedOut:
         """Write start markers for messages that can be handed out, and wait until they are confirmed.
 
-        Messages that are not yet due get markers of their delay instead. Raises Unavailable, and ConfigError
-        when `places` has a message twice.
+        Messages that are not yet due get markers of their delay instead. Raises Unavailable, ConfigError.
         """
         everything = places.by_partition()
         rows = np.ones(len(places.offsets), dtype=bool)

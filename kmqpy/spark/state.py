@@ -298,10 +298,7 @@ def moved(dead_letters: DataFrame, cuts: Cuts = MappingProxyType({})) -> DataFra
 
 
 def _as_markers(outcomes: DataFrame) -> DataFrame:
-    """Markers that lead to the same outcomes: up to four for each message, a row for each.
-
-    Later markers then change the state as if all earlier markers were there.
-    """
+    """A row for each of the few markers that lead to the same outcomes, even with later ones."""
     entry_state, taken_ms, due_ms = F.col("in_flight_state"), F.col("taken_ms"), F.col("due_ms")
     in_flight = entry_state.isNotNull()
     is_taken = in_flight & (entry_state != EntryState.DELAYED.value) & ~F.col("only_delayed")

@@ -39,13 +39,7 @@ _RECORD_COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateUpdate:
-    """The result of an update.
-
-    version         the number of the version that it wrote
-    markers         how many records of the markers topic it read
-    blocks_written  how many of the table's blocks it wrote
-    blocks          how many blocks the table has
-    """
+    """The result: a version, how many markers were read, how many of the table's blocks were written."""
 
     version: int
     markers: int

@@ -258,12 +258,10 @@ def check_owner(place: _Folder, run: str) -> None:
 
 
 def is_begun(place: _Folder, run: str, number: int) -> bool:
-    """Return True if the run may have begun this micro-batch, or a later one, before; else note it as begun.
-
-    Without a note, only micro-batch 0 is known to be new.
-    """
+    """Return True if the run may have begun this micro-batch, or a later one; else note it as begun."""
     path = f"{place.root}.kmq/begun-{run}.json"
     with unavailable(f"out: {path}"):
+        # Without a note, only micro-batch 0 is known to be new.
         begun = _object_in(place.system, path).get("batch", -1 if number == 0 else None)
         if not isinstance(begun, int) or begun >= number:
             return True

@@ -1,7 +1,7 @@
 """Writes micro-batches to Iceberg tables: Spark writes files, and the driver adds them in one commit.
 
-The driver uses pyiceberg, and Spark sees Parquet files only: there is no Iceberg runtime for Spark 4.2. A
-commit has the number of its micro-batch, and the run: the name of the checkpoint that counts these numbers.
+The driver uses pyiceberg: there is no Iceberg runtime for Spark 4.2. A commit has the number of its
+micro-batch, and the run: the name of the checkpoint that counts these numbers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ _RUN_KEY, _BATCH_KEY, _TRY_KEY = "kmq.run", "kmq.batch", "kmq.try"
 """Keys in the summary of a snapshot of the table: the run, its micro-batch, and the folder of the try."""
 
 _QUEUE_PROPERTY = "kmq.queue"
-"""The property of a table that names the queue of its rows."""
 
 _TRY_NAME = re.compile("[0-9a-f]{32}")
 _BATCH_NUMBER = re.compile("[0-9]{1,18}")
@@ -82,8 +81,7 @@ class _Staged:
 class IcebergTarget(Target):
     """Writes to an Iceberg table; `path` is its name (`namespace.table`), options are those of its catalog.
 
-    The option `catalog` names a catalog of pyiceberg's configuration, by default "default". The table's
-    property `kmq.batch.<run>` is the highest number of a micro-batch of that run in the table. Of
+    The table's property `kmq.batch.<run>` is the highest number of a micro-batch of that run in the table. Of
     micro-batches up to that number, only messages that the table lacks are added.
     """
 
@@ -115,8 +113,7 @@ class IcebergTarget(Target):
     def _add(self, rows: DataFrame, count: int, run: str, number: int) -> None:
         """Add the rows of messages that the table does not have, in one commit.
 
-        The commit is valid only for the state of the table that was searched for these messages. If another
-        commit comes first, the table is searched again.
+        It is valid only for the table that was searched for these messages, else the table is searched again.
         """
         staged: _Staged | None = None
         for left in reversed(range(_MAX_COMMIT_TRIES)):
@@ -140,10 +137,8 @@ class IcebergTarget(Target):
     def _files_to_search(self, table: Table, rows: DataFrame, run: str, *, again: bool) -> _SearchedFiles:
         """Return the files of the table that may have messages of these rows.
 
-        again  whether the table may have this micro-batch
-
-        If it has not, and this run made the newest commit, the table can have only messages of which these
-        rows are copies, so only copies are looked for. Otherwise all rows are.
+        If the table can't have this micro-batch (`again` is False), and this run made the newest commit, it
+        can have only messages of which these rows are copies, so only copies are looked for.
         """
         newest = table.current_snapshot()
         if newest is None:
@@ -181,8 +176,7 @@ class IcebergTarget(Target):
     def _delete_failed_tries(self, table: Table, run: str, number: int) -> None:
         """Delete the files of failed tries to write a micro-batch, which are no part of the table.
 
-        Drivers that died leave such files, and tries before which another commit came. Nothing is deleted if
-        no snapshot of the micro-batch is left, because only a snapshot says which try succeeded.
+        Nothing is deleted if no snapshot of the micro-batch is left: only that says which try succeeded.
         """
         try:
             own = [one.summary for one in table.snapshots() if one.summary and one.summary[_RUN_KEY] == run]

@@ -92,12 +92,10 @@ def _fields(*names: str) -> list[StructField]:
 def without_known(
     batch: DataFrame, written: Callable[[int, int], DataFrame], *, again: bool = False
 ) -> DataFrame:
-    """The rows of `batch` whose messages the sink has no rows of; without the column COPY.
+    """The rows of `batch`, which is persisted, whose messages the sink has not; without the column COPY.
 
-    batch    must be persisted, because it is evaluated twice
     written  a function of two original offsets: returns the sink's rows between them, and maybe others
-    again    whether the micro-batch may have been written before. If not, the sink can have rows of
-             messages only of which the batch has copies; without copies, `written` is not called
+    again    whether the micro-batch may have been written before. If not, only copies can be in the sink
     """
     span = offsets_of(batch if again else batch.where(COPY))
     return batch.drop(COPY) if span is None else without_written(batch, written(*span), span)
@@ -112,10 +110,7 @@ def offsets_of(batch: DataFrame) -> tuple[int, int] | None:
 
 
 def without_written(batch: DataFrame, written: DataFrame, span: tuple[int, int]) -> DataFrame:
-    """The rows of `batch` whose messages are not in `written`; without the column COPY.
-
-    span  the lowest and the highest original offset to look for in `written`
-    """
+    """The rows of `batch` whose messages are not in `written`, in a span of offsets; without COPY."""
     rows = batch.drop(COPY)
     near = written.where(F.col("original_offset").between(*span)).select(*MESSAGE_COLUMNS)
     return rows.join(near, [*MESSAGE_COLUMNS], "left_anti").select(*rows.columns)
