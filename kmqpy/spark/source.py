@@ -285,7 +285,9 @@ def _read(options: _Options, part: _Part) -> Iterator[pa.RecordBatch]:
                     position = part.end
                     break
                 # A replica that lags behind its leader reports the end too early.
-                elif not librdkafka.is_retriable(error) and error.code() != KafkaError._PARTITION_EOF:
+                elif error is not None and not (
+                    librdkafka.is_retriable(error) or error.code() == KafkaError._PARTITION_EOF
+                ):
                     with librdkafka.kafka_errors(doing, options.connection):
                         raise KafkaException(error)
             if found:

@@ -91,8 +91,15 @@ def track(
         ConfigError: Spark can't run the trackers, or executors lack kmqpy.
         Unavailable: ZooKeeper does not answer.
     """
-    logs = {"log_level": log_level, "log_format": log_format}
-    return TrackerJob(spark, connection, zookeeper, trackers=trackers, settings=settings, **logs).start()
+    return TrackerJob(
+        spark,
+        connection,
+        zookeeper,
+        trackers=trackers,
+        settings=settings,
+        log_level=log_level,
+        log_format=log_format,
+    ).start()
 
 
 class TrackerJob:
