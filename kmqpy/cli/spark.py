@@ -21,7 +21,7 @@ from kmqpy.kafka.admin.stats import queue_stats
 from kmqpy.kafka.settings import QueueSettings
 
 if TYPE_CHECKING:
-    from kmqpy.spark.progress import Progress
+    from kmqpy.spark.pipeline import Progress
 
 
 @click.command(name="spark-jars")
