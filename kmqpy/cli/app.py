@@ -1,4 +1,4 @@
-"""The command `kmq`: finds its subcommands, also those of other packages, and prints errors as one line."""
+"""The command `kmq`: finds its subcommands, those of other packages too, and prints errors as one line."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from kmqpy.cli.groups import Group
-from kmqpy.cli.options import connection_options, given_defaults
+from kmqpy.cli.options import Group, connection_options, given_defaults
 from kmqpy.cli.output import PartlyDone, drop_stdout, print_error, replace_closed_streams
 from kmqpy.cli.plugins import load, plugins
 from kmqpy.core.foreign_names import our_name
@@ -40,7 +39,7 @@ _COMMANDS = {
     "console": ("gateway", "Show queues of any storage in a browser on this machine, until Ctrl-C."),
     "key": ("gateway", "Make, list, revoke and rotate the keys of a gateway's clients."),
     "pipeline": ("spark", "Process a queue's messages with Spark, and write the results."),
-    "spark-state": ("spark_state", "Keep the state of each message as a table, by Spark."),
+    "spark-state": ("spark", "Keep the state of each message as a table, by Spark."),
     "spark-jars": ("spark", "Print the jars that Spark needs, as spark-submit takes them."),
     "sql": ("sql", "For queues in a SQL database."),
     "zookeeper": ("zookeeper", "Queues stored in ZooKeeper: those of kmqpy.zookeeper, of Curator and kazoo."),

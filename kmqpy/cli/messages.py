@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import click
 
@@ -21,17 +21,17 @@ from kmqpy.cli.output import (
     drop_stdout,
     print_error,
     print_json,
-    print_text,
     span,
     standard_input,
     warn,
 )
 from kmqpy.cli.text import as_object
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.core.durations import MIN_LEASE_MS, Duration
+from kmqpy.core.durations import MIN_LEASE_MS
 from kmqpy.errors import KmqError, MessageError
 from kmqpy.kafka.kmq_client import KmqClient
-from kmqpy.message import Message, MessagesLike, OutgoingMessage
+from kmqpy.message import Message, OutgoingMessage
+from kmqpy.queue import Queue
 
 _MAX_READ = 256 * 1024
 """The most bytes of standard input that `kmq send` reads at once."""
@@ -61,6 +61,7 @@ as soon as a receive() returns nothing."""
 @click.pass_context
 def send(
     ctx: click.Context,
+    /,
     cli: Cli,
     queue: str | None,
     message: tuple[str, ...],
@@ -68,9 +69,7 @@ def send(
     headers: tuple[str, ...],
     delay: timedelta,
     partition: int | None,
-    priority: int | None,
-    group: str | None,
-    dedup_id: str | None,
+    **not_on_kafka: Any,
 ) -> None:
     """Send messages: arguments, or lines of standard input.
 
@@ -90,7 +89,6 @@ def send(
         "headers": [(name, os.fsencode(value)) for name, value in pairs(headers, "--header", "name=value")],
         "delay": delay,
     }
-    not_on_kafka = {"priority": priority, "group": group, "dedup_id": dedup_id}
     with _sender(cli, name, given, partition, not_on_kafka) as send_many:
         sending = _Sending(cli, send_many)
         if message:
@@ -128,21 +126,16 @@ def _sender(
 
 
 class _Sending:
-    """Sends batches of messages, prints their ids, and names those that are too large.
-
-    Counts the messages that were `sent`, and those that were `refused` as too large.
-    """
+    """Sends batches of messages, prints their ids, and names and counts those `refused` as too large."""
 
     def __init__(self, cli: Cli, send_many: SendMany) -> None:
-        self._json = cli.json
-        self._on_kafka = cli.url is None
+        self._cli = cli
         self._send_many = send_many
         self._handled = 0
         self.sent = 0
         self.refused = 0
 
     def send(self, batch: list[bytes]) -> None:
-        """Send a batch; if a message of the batch is too large, send its messages one by one."""
         try:
             self._done(self._send(batch))
         except MessageError:  # no message of the batch was sent; otherwise Unfinished is raised
@@ -168,23 +161,16 @@ class _Sending:
     def _done(self, ids: list[str]) -> None:
         self.sent += len(ids)
         try:
-            self._print(ids)
+            for one in ids:
+                partition, _, offset = one.partition("-") if self._cli.url is None else ("", "", "")
+                place = {"partition": int(partition), "offset": int(offset)} if partition else {}
+                self._cli.tell({"id": one, **place}, one)
         except BrokenPipeError:  # the rest of the input must be sent all the same
             drop_stdout()
 
-    def _print(self, ids: list[str]) -> None:
-        for one in ids:
-            if not self._json:
-                print_text(one)
-            elif self._on_kafka:
-                partition, _, offset = one.partition("-")
-                print_json({"id": one, "partition": int(partition), "offset": int(offset)})
-            else:
-                print_json({"id": one})
-
 
 def _lines() -> Iterator[list[bytes]]:
-    """Yield the lines of standard input in batches: as many lines as have arrived, up to `_MAX_BATCH`."""
+    """Yield the lines of standard input as they arrive, in batches."""
     begun: list[bytes] = []  # pieces of the last line; joined once, because the line may be huge
     read: Any = standard_input("give messages as arguments").buffer.read1  # type: ignore[attr-defined]
     while chunk := read(_MAX_READ):
@@ -276,19 +262,10 @@ def receive(
         warn(f"no message within {span(milliseconds(wait))}{hint}")
 
 
-class Receiver(Protocol):
-    """The object from which `kmq receive` takes messages: a KmqClient, or a queue of another storage."""
-
-    def receive(self, max_messages: int, *, wait: Duration, lease: Duration | None) -> Sequence[Message]: ...  # noqa: D102
-    def ack(self, *messages: MessagesLike) -> None: ...  # noqa: D102
-    def nack(self, *messages: MessagesLike, count: bool) -> None: ...  # noqa: D102
-    def flush(self) -> None: ...  # noqa: D102
-
-
 @contextmanager
 def _receiver(
     cli: Cli, name: str, lease: timedelta | None, holder: str | None
-) -> Iterator[tuple[Receiver, Callable[[], bool]]]:
+) -> Iterator[tuple[Queue, Callable[[], bool]]]:
     """Yield the receiver of the queue, and a function that returns True once messages can come."""
     if cli.url is not None:
         cli.kafka_only(holder=holder)
@@ -304,7 +281,6 @@ def _receiver(
 
 
 def _check_lease(lease: timedelta | None, longest_ms: int) -> None:
-    """Raise click's BadParameter if the lease is longer than the queue allows."""
     if lease is not None and milliseconds(lease) > longest_ms:
         raise click.BadParameter(f"longer than the queue allows, {span(longest_ms)}", param_hint="--lease")
 
@@ -323,7 +299,7 @@ def _may_have_tracker(cli: Cli) -> bool:
         return True
 
 
-def _print(client: Receiver, batch: Sequence[Message], interrupted: list[int], *, ack: bool) -> None:
+def _print(client: Queue, batch: Sequence[Message], interrupted: list[int], *, ack: bool) -> None:
     """Print messages; with `ack`, acknowledge each that was printed.
 
     Gives messages back that could not be printed; their delivery does not count as an attempt.

@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.logs import printable, printable_json, printable_lines
 from kmqpy.core.throttle import Throttle
+
+if TYPE_CHECKING:
+    from kmqpy.queue import QueueDescription
 
 _MIN_REDRAW_S = 0.1
 """counted() shows no new number within this time, in seconds, after the last one."""
@@ -93,6 +96,15 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         console.print(table)
     for line in captured.get().splitlines():
         click.echo(line.rstrip())
+
+
+def print_sizes(found: QueueDescription) -> None:
+    """Print how many messages a queue of another storage than Kafka holds, as a table."""
+    holds = found.settings.get("on_dead_letter") == "hold"
+    held = {"held groups": found.held_groups} if holds else {}
+    sizes = (found.ready + found.delayed, found.in_flight, found.delayed, found.dead)
+    columns = ["queue", "depth", "in flight", "delayed", "dead", *held]
+    print_table(columns, [[found.name, *sizes, *held.values()]])
 
 
 def warn(text: str) -> None:
