@@ -57,7 +57,6 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the arguments name; the error for an unknown name has a hint."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -113,7 +112,6 @@ MOMENT = _MomentType()
 
 
 def milliseconds(value: timedelta) -> int:
-    """Return a duration in whole ms."""
     return value // timedelta(milliseconds=1)
 
 
@@ -215,7 +213,6 @@ class Cli:
 
     @contextmanager
     def opened(self, name: str) -> Iterator[Queue]:
-        """Open the queue of this name, in Kafka or the storage of the url."""
         if self.url is not None:
             with self.url.opened(name) as queue:
                 yield queue
@@ -398,7 +395,6 @@ def _cli_of(ctx: click.Context) -> Cli:
 
 
 def _storage_url(option: str | None) -> StorageUrl | None:
-    """Return the storage that the option or else the variable names; None, for Kafka, if that is empty."""
     text = os.environ.get(URL_VARIABLE, "") if option is None else option
     return StorageUrl.of(text, on_command_line=option is not None) if text else None
 

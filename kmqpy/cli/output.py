@@ -37,12 +37,10 @@ def print_json(value: Any) -> None:
 
 
 def print_text(text: str = "") -> None:
-    """Print one line on stdout."""
     click.echo(printable(text))
 
 
 def print_lines(text: str) -> None:
-    """Print text of several lines on stdout."""
     click.echo(printable_lines(text))
 
 
@@ -113,7 +111,6 @@ def warn(text: str) -> None:
 
 
 def print_error(text: object) -> None:
-    """Print one line on stderr that begins with `kmq: error:`."""
     warn(f"error: {text}")
 
 

@@ -80,7 +80,6 @@ _TOPIC_NAMES = ("markers_topic", "dead_letter_topic", "consumer_group", "redeliv
 
 
 def _setting_options(function: Any) -> Any:
-    """Add the options for settings that `kmq queue create` and `kmq queue alter` have both."""
     for option in reversed(_SETTINGS):
         function = option(function)
     return function
@@ -248,7 +247,6 @@ def _print_settings(settings: Mapping[str, Any]) -> None:
 
 
 def _shown_config(config: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of a topic that `kmq queue describe` shows."""
     shown = ["retention.ms", "retention.bytes", "cleanup.policy", "message.timestamp.type"]
     shown += ["max.message.bytes", "min.insync.replicas", "unclean.leader.election.enable"]
     return {key: config[key] for key in shown if key in config}

@@ -209,7 +209,6 @@ def _from_stdin() -> Iterable[str]:
 
 
 def _receipts_in(text: str) -> Iterable[str]:
-    """Yield a receipt, or those in JSON: of a message, of several, or as strings."""
     if text[0] in '[{"':
         try:
             found = json.loads(text)

@@ -34,7 +34,6 @@ def check_packet(request: Any, max_bytes: int, what: str) -> None:
 
 
 def check_multi(multi: TransactionRequest, max_bytes: int, what: str) -> None:
-    """Check a kazoo transaction, as check_packet() does a request."""
     check_packet(Transaction(multi.operations), max_bytes, what)
 
 

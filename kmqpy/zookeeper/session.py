@@ -19,7 +19,9 @@ from typing import Any, Protocol
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
     AuthFailedError,
+    ConnectionClosedError,
     ConnectionDropped,
+    ConnectionLoss,
     InvalidACLError,
     KazooException,
     NoAuthError,
@@ -28,6 +30,7 @@ from kazoo.exceptions import (
     RolledBackError,
     RuntimeInconsistency,
     SessionClosedRequireSaslError,
+    SessionExpiredError,
 )
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.protocol.serialization import SASL, Auth, CloseInstance
@@ -42,6 +45,8 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity, che
 
 log = logging.getLogger(__name__)
 
+LOST_ANSWER = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, KazooTimeoutError)
+"""After one of these errors, a request may have been executed or not."""
 _POLL_S = 0.05
 """connect() checks at intervals of this many seconds whether the client is connected, or was refused."""
 _AT_EXIT_S = 1.0
@@ -379,7 +384,6 @@ def address(zk: KazooClient) -> str:
 
 
 def no_answer(zk: KazooClient) -> Unavailable:
-    """Return the error for a ZooKeeper that does not answer: the last failure, and what to check."""
     return Unavailable(
         f"ZooKeeper at {address(zk)} does not answer{last_failure(zk)}; check the address, and that it runs"
     )
@@ -434,7 +438,6 @@ def failure(results: Iterable[Any]) -> Exception | None:
 
 
 def _settings(security: ZooKeeperSecurity) -> dict[str, Any]:
-    """Return the arguments of KazooClient for `security`."""
     found: dict[str, Any] = {}
     if security.username and security.scheme == "digest":
         found["auth_data"] = [("digest", f"{security.username}:{security.password}")]

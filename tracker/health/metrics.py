@@ -148,6 +148,5 @@ class TrackerMetrics:
         self._queues.intersection_update(queues)
 
     def _values(self, name: str, queue: str) -> list[float]:
-        """The values of the gauge `kmq_NAME` for a queue, one for each partition that was counted."""
         samples = (sample for metric in self._count_gauges[name].collect() for sample in metric.samples)
         return [sample.value for sample in samples if sample.labels["queue"] == queue]

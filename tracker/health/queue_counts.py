@@ -98,7 +98,6 @@ class _Reading:
 
     @property
     def place(self) -> TopicPartition:
-        """The partition and position, as librdkafka takes them."""
         return TopicPartition(self.topic, self.partition, self.position)
 
     def take(self, record: Any) -> bool:
@@ -126,7 +125,6 @@ class _DeadLetters:
     ended: EndedLetters = field(default_factory=EndedLetters)
 
     def add(self, letters: _Reading, markers: _Reading) -> None:
-        """Add the dead letters and the markers that were read."""
         if letters.position < self.position:  # the topic was recreated
             self.seen = OffsetRuns()
         if markers.position < self.markers_position:
@@ -138,7 +136,6 @@ class _DeadLetters:
                 self.ended.read(read_marker(record), record)
 
     def count_unfinished(self) -> int:
-        """The number of dead letters that are not finished."""
         return len(self.seen - self.ended.offsets())
 
 
@@ -191,7 +188,6 @@ class QueueCounts:
         return found
 
     def close(self) -> None:
-        """Release the connections."""
         for consumer in (self._consumer, *self._group_consumers.values()):
             if consumer is not None:
                 consumer.close()

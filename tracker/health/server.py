@@ -43,9 +43,7 @@ class HealthSource(Protocol):
         """True if the process works, or will work again without a restart."""
         ...
 
-    def problems(self) -> list[str]:
-        """Why the process is not ready; empty when it is."""
-        ...
+    def problems(self) -> list[str]: ...
 
 
 class _Server(ThreadingHTTPServer):
@@ -121,7 +119,6 @@ class _Server(ThreadingHTTPServer):
 
 
 def _backlog(metrics: TrackerMetrics, queue: str) -> tuple[int, dict[str, Any]]:
-    """The HTTP status and the JSON content of the answer to /backlog/QUEUE."""
     try:
         backlog = metrics.backlog(queue)
     except KeyError:
@@ -202,7 +199,6 @@ class HealthServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving, and close the port and all connections."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

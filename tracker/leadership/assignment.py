@@ -105,11 +105,9 @@ class _Ring:
         self._points = array("Q", sorted(points))
 
     def next(self, place: int) -> int:
-        """The number of the first point at or after `place`."""
         return bisect_left(self._points, place << _INDEX_BITS) % len(self._points)
 
     def member(self, number: int) -> str:
-        """The member that the point of this number belongs to."""
         return self.ids[self._points[number] & _INDEX_MASK]
 
     def leading_to(self, member: str, count: int) -> set[int]:
@@ -169,7 +167,6 @@ class LazyRanking(Mapping[Partition, tuple[str, ...]]):
         return len(self.owners)
 
     def first(self, partition: Partition, count: int) -> tuple[str, ...]:
-        """The first `count` members of a partition's ranking."""
         found = [self.owners[partition]]
         for _, member in self._rings[partition[0]].walk(_place_of(partition)):
             if len(found) >= count:

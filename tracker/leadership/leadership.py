@@ -151,7 +151,6 @@ class Leadership(Closeable):
         self._published.publish(LeadershipView())
 
     def snapshot(self) -> LeadershipView:
-        """The partitions that this tracker owns and the queues it serves, as last seen."""
         return self._published.view
 
     def alive(self) -> bool:
@@ -159,7 +158,6 @@ class Leadership(Closeable):
         return self._thread.ident is None or self._thread.is_alive() or self._closing.is_set()
 
     def may_redeliver(self) -> bool:
-        """True while this tracker's session is certainly alive; see TrackerSession.is_certain()."""
         return self._session.is_certain()
 
     def set_kafka_ok(self, ok: bool) -> None:
@@ -302,14 +300,12 @@ class Leadership(Closeable):
         self._published.publish(LeadershipView(queues=view.queues))
 
     def _register(self, tree: RegistrySnapshot, session: int) -> bool:
-        """Create or correct our member znode; returns whether it had to be written."""
         changed = self._member.ensure(tree, session)
         if changed:
             self._session.verify_at = 0.0
         return changed
 
     def _give_up(self, tree: RegistrySnapshot, session: int) -> bool:
-        """Delete the leader znodes of requested releases; returns whether our session had any of them."""
         releases = self._published.releases()
         ours = self._leaders.give_up(releases, tree, session)
         for partition, epoch in releases.items():

@@ -53,11 +53,9 @@ class OffsetWriteSchedule:
         return now - written >= self.interval_s(partitions)
 
     def written(self, keys: Iterable[Partition], now: float) -> None:
-        """Note that the offsets of these partitions are stored."""
         self._written.update(dict.fromkeys(keys, now))
 
     def forget(self, owned: Iterable[Partition]) -> None:
-        """Forget the partitions that are not among these."""
         keep = set(owned)
         self._written = {key: at for key, at in self._written.items() if key in keep}
 

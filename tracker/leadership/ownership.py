@@ -119,8 +119,7 @@ class LeaderZnodes:
         """Try to create the leader znodes of these partitions; returns True if any was created.
 
         A leader znode without a session is replaced. No tracker makes such a znode, so nobody relies on it.
-        If another tracker has just replaced the znode, the new one may be replaced, too: we then take over
-        from that tracker as from any earlier owner.
+        If another tracker has just replaced the znode, we take over from that tracker as from any other.
         """
         made = False
         self.blocked = {}

@@ -37,7 +37,6 @@ class Planner:
 
     @property
     def members(self) -> int:
-        """How many trackers were registered when `plan` was last called."""
         return len(self._sessions)
 
     def forget_session(self) -> None:
@@ -47,7 +46,6 @@ class Planner:
         self.claimed.clear()
 
     def forget_ranking(self) -> None:
-        """Have the next `concerning_us` compute the ranking again."""
         self._ranked_for = None
 
     def concerning_us(

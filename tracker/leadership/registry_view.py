@@ -125,7 +125,6 @@ class RegistryReader:
         return known[1:]
 
     def _queue(self, name: str, data: bytes) -> tuple[QueueSettings, bool] | None:
-        """Decode a queue's settings and its deletion mark; None if they never could be decoded."""
         known = self._last_good.get(name)
         if known is None or known[0] != data:
             try:
@@ -136,7 +135,6 @@ class RegistryReader:
         return known and known[1:]
 
     def _member(self, tracker_id: str, data: bytes) -> tuple[bytes, Member | None]:
-        """The data, and the member decoded from them; None for the member if they can't be decoded."""
         known = self._members.get(tracker_id)
         if known is not None and known[0] == data:
             return known

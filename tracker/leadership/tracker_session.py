@@ -68,12 +68,10 @@ class TrackerSession:
         return connection == self._connection and self._clock.monotonic() < deadline
 
     def is_ours(self, stat: Any) -> bool:
-        """True if the znode of this stat is ephemeral and belongs to this session."""
         client_id = self._zk.client_id
         return client_id is not None and session_of(stat) == client_id[0]
 
     def current(self) -> int | None:
-        """The id of the session; None while it is not connected."""
         client_id = self._zk.client_id
         if self._zk.state != KazooState.CONNECTED or client_id is None:
             return None

@@ -45,15 +45,12 @@ class ZnodeCache:
 
     @property
     def clean(self) -> bool:
-        """True if no cached value has to be read again."""
         return not self._expired and not self._changed
 
     def forget(self, path: str) -> None:
-        """Read `path` again next time."""
         self._changed.add(path)
 
     def expire(self) -> None:
-        """Read everything again next time."""
         self._expired = True
 
     def __len__(self) -> int:

@@ -129,7 +129,6 @@ class Candidates:
             self._next_listing_at = now + _LISTING_LIFETIME_FACTOR * (now - started)
 
     def _ordered(self, names: Iterable[str], locks: Iterable[str]) -> list[str]:
-        """Return the items that are not locked, in order; raise QueueNotFound if there is no queue."""
         names = [*names]
         if not names and self._session.zk.exists(self._paths.items) is None:
             raise missing_queue(self._paths, self._paths.items)

@@ -12,8 +12,7 @@ from kmqpy.core.settings import check_limit
 from kmqpy.errors import ConfigError
 from kmqpy.zookeeper.multi_read import DENIED, MISSING
 from kmqpy.zookeeper.queue.layout import DeadName, QueuePaths, is_item, missing_queue
-from kmqpy.zookeeper.queue.reads import Reads
-from kmqpy.zookeeper.queue.sessions import SessionWatch
+from kmqpy.zookeeper.queue.sessions import Reads, SessionWatch
 from kmqpy.zookeeper.session import failure, unavailable
 
 _REQUESTS_AT_ONCE = 100

@@ -45,22 +45,18 @@ class QueuePaths:
 
     @property
     def base(self) -> str:
-        """The path of the queue itself."""
         return f"{self.root}/{self.queue}"
 
     @property
     def items(self) -> str:
-        """The parent of the items."""
         return f"{self.base}/items"
 
     @property
     def locks(self) -> str:
-        """The parent of the locks."""
         return f"{self.base}/locks"
 
     @property
     def dead_letters(self) -> str:
-        """The parent of the dead letters."""
         return f"{self.base}/dlq"
 
     @property
@@ -69,7 +65,6 @@ class QueuePaths:
         return self.items, self.locks, f"{self.base}/meta", self.dead_letters
 
     def item(self, name: str) -> str:
-        """Return the path of the item `name`."""
         return f"{self.items}/{name}"
 
     def new_item(self, priority: int = 0) -> str:
@@ -81,7 +76,6 @@ class QueuePaths:
         return self.new_item(_priority_of(name))
 
     def dead_letter(self, znode: str) -> str:
-        """Return the path of a dead letter."""
         return f"{self.dead_letters}/{znode}"
 
     def new_dead_letter(self, name: str, taken: int) -> str:
@@ -89,7 +83,6 @@ class QueuePaths:
         return self.dead_letter(f"{name}-t{taken}-")
 
     def lock(self, name: str) -> str:
-        """Return the path of the lock of item `name`."""
         return f"{self.locks}/lock-{sequence_of(name)}"
 
     def owner(self, name: str, token: str) -> str:
@@ -132,17 +125,14 @@ class DeadName:
 
 
 def missing_queue(paths: QueuePaths, parent: str) -> QueueNotFound:
-    """Return the error for a queue whose znode `parent` is missing."""
     return QueueNotFound(f"queue {paths.queue!r}: there is no {parent}; make it with init()")
 
 
 def transactions_path(root: str) -> str:
-    """Return the path of the parent of commit records."""
     return f"{root}/.transactions"
 
 
 def is_item(name: str) -> bool:
-    """Return True if `name` is the name of an item."""
     return _ITEM_NAME.fullmatch(name) is not None
 
 
@@ -152,7 +142,6 @@ def is_lock(name: str) -> bool:
 
 
 def is_queue_name(name: str) -> bool:
-    """Return True if a queue can have this name."""
     return _QUEUE_NAME.fullmatch(name) is not None
 
 
@@ -164,7 +153,6 @@ def sequence_of(name: str) -> str:
 
 
 def have_same_priority(name: str, other: str) -> bool:
-    """Return True if two items have the same priority."""
     return _priority_of(name) == _priority_of(other)
 
 
