@@ -10,16 +10,7 @@ from typing import Any
 import click
 
 from kmqpy.cli.options import DURATION, MOMENT, Cli, connected_to_any, queue_argument
-from kmqpy.cli.output import (
-    confirmed,
-    distance,
-    many,
-    print_json,
-    print_sizes,
-    print_table,
-    print_text,
-    warn,
-)
+from kmqpy.cli.output import confirmed, distance, many, print_json, print_sizes, print_table, print_text, warn
 from kmqpy.cli.storage_url import StorageUrl
 from kmqpy.cli.text import as_object
 from kmqpy.kafka.admin.admin import Admin

@@ -14,12 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    KafkaError,
-    KafkaException,
-    TopicPartition,
-)
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import DecodeError, KmqError
@@ -153,10 +148,7 @@ class QueueCounts:
         self._deadline = 0.0
 
     def count(
-        self,
-        wanted: Mapping[Partition, ToCount],
-        owned: Collection[Partition],
-        stopping: Callable[[], bool],
+        self, wanted: Mapping[Partition, ToCount], owned: Collection[Partition], stopping: Callable[[], bool]
     ) -> dict[Partition, Counted]:
         """Count the messages and dead letters of the partitions `wanted`, for `_COUNT_TIMEOUT_S` at most.
 
@@ -195,11 +187,8 @@ class QueueCounts:
     def _committed(self, wanted: Mapping[Partition, ToCount]) -> dict[Partition, int]:
         """The offset from which messages wait: that of the commit, or of a cut that the commit does not know.
 
-        OFFSET_BEGINNING if the group of the partition has committed nothing.
-
         Partitions for which Kafka gives no answer are left out. A consumer of each group asks: an AdminClient
-        that loses its connection to the group's coordinator can end the whole process (librdkafka's issue
-        4605).
+        that loses its connection to the coordinator can end the whole process (librdkafka's issue 4605).
         """
         places: dict[str, list[TopicPartition]] = {}
         groups: dict[str, str] = {}
@@ -209,16 +198,14 @@ class QueueCounts:
         for group in self._group_consumers.keys() - places.keys():
             self._group_consumers.pop(group).close()
         found: dict[Partition, int] = {}
-        for group in random.sample(
-            sorted(places), len(places)
-        ):  # in another order each time: the time may end before the last ones
+        # In another order each time: the time may end before the last ones.
+        for group in random.sample(sorted(places), len(places)):
             if not self._left_s():
                 break
             try:
+                timeout_s = min(_REQUEST_TIMEOUT_S, self._left_s())
                 with self._group_consumer(group) as consumer:
-                    answer = consumer.committed(
-                        places[group], timeout=min(_REQUEST_TIMEOUT_S, self._left_s())
-                    )
+                    answer = consumer.committed(places[group], timeout=timeout_s)
             except (KafkaException, KmqError) as error:
                 if not librdkafka.is_retriable(librdkafka.error_of(error)):
                     self._warn(groups[group], str(error))
@@ -229,9 +216,8 @@ class QueueCounts:
                 if place.error is None:
                     key = place.topic, place.partition
                     commit = commit_of(place, wanted[key].ids)
-                    found[key] = (
-                        OFFSET_BEGINNING if commit is None else commit.with_cuts(wanted[key].cuts).offset
-                    )
+                    known = None if commit is None else commit.with_cuts(wanted[key].cuts)
+                    found[key] = OFFSET_BEGINNING if known is None else known.offset
         return found
 
     @contextmanager
