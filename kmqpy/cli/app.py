@@ -120,9 +120,7 @@ def run(args: Sequence[str]) -> int:
     replace_closed_streams()
     try:
         result: Any = kmq.main(list(args), prog_name="kmq", standalone_mode=False)
-    except click.exceptions.Abort:  # Ctrl-C, or no answer to a question
-        return _INTERRUPTED
-    except KeyboardInterrupt:
+    except (click.exceptions.Abort, KeyboardInterrupt):  # Ctrl-C, or no answer to a question
         return _INTERRUPTED
     except BrokenPipeError:
         drop_stdout()
@@ -155,7 +153,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def _with_our_option(error: click.NoSuchOption) -> click.UsageError:
-    """The error, with the option for what other queues call so."""
+    """The error, with the option that other queues call so."""
     options = error.ctx.command.params if error.ctx is not None else []
     names = [name for one in options for name in one.opts if name.startswith("--")]
     ours = our_name(error.option_name, names)
@@ -174,7 +172,6 @@ def _with_help(error: click.ClickException) -> str:
 
 
 def _failed(text: str, code: int = 2) -> int:
-    """Print the error; returns the exit code."""
     print_error(text)
     return code
 

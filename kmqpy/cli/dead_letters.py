@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from kmqpy.cli.options import Cli, Group, connected_to_any, queue_argument
+from kmqpy.cli.options import LIMIT_OPTION, Cli, Group, connected_to_any, queue_argument
 from kmqpy.cli.output import confirmed, many, print_json, warn, when
 from kmqpy.queue.plain import content, headers_of
 
@@ -32,9 +32,6 @@ def dlq() -> None:
     """
 
 
-_LIMIT_OPTION = click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most this many."
-)
 _ORIGIN_OPTION = click.option(
     "--origin", default="", metavar="NAME", help="Dead letters that came from this queue instead; Kafka only."
 )
@@ -56,7 +53,7 @@ def _letters(cli: Cli, name: str, origin: str) -> Iterator[Any]:
 
 @dlq.command(name="list")
 @queue_argument
-@_LIMIT_OPTION
+@LIMIT_OPTION
 @_ORIGIN_OPTION
 @connected_to_any
 def list_(cli: Cli, queue: str | None, limit: int, origin: str) -> None:
@@ -82,7 +79,7 @@ def list_(cli: Cli, queue: str | None, limit: int, origin: str) -> None:
 
 @dlq.command()
 @queue_argument
-@_LIMIT_OPTION
+@LIMIT_OPTION
 @_ORIGIN_OPTION
 @connected_to_any
 def peek(cli: Cli, queue: str | None, limit: int, origin: str) -> None:

@@ -118,9 +118,7 @@ def _sender(
     for key in more:
         raise click.UsageError(f"--{key.replace('_', '-')}: queues on Kafka have none")
     settings = cli.queue(name)
-    if milliseconds(given["delay"]) > settings.max_delay_ms:
-        limit = span(settings.max_delay_ms)
-        raise click.BadParameter(f"longer than the queue allows, {limit}", param_hint="--delay")
+    _check_span("--delay", given["delay"], settings.max_delay_ms)
     with KmqClient(settings, cli.connection) as producer:
         yield partial(producer.send_many, partition=partition, **given)
 
@@ -270,19 +268,19 @@ def _receiver(
     if cli.url is not None:
         cli.kafka_only(holder=holder)
         with cli.url.opened(name) as queue:
-            _check_lease(lease, round(queue.max_lease * 1000))
+            _check_span("--lease", lease, round(queue.max_lease * 1000))
             yield queue, lambda: True
         return
     settings = cli.queue(name)
-    _check_lease(lease, settings.max_lease_ms)
+    _check_span("--lease", lease, settings.max_lease_ms)
     holder = holder or f"kmq-{socket.gethostname()}-{os.getpid()}"
     with KmqClient(settings, cli.connection, holder=holder) as client:
         yield client, lambda: bool(client.partitions)
 
 
-def _check_lease(lease: timedelta | None, longest_ms: int) -> None:
-    if lease is not None and milliseconds(lease) > longest_ms:
-        raise click.BadParameter(f"longer than the queue allows, {span(longest_ms)}", param_hint="--lease")
+def _check_span(option: str, value: timedelta | None, longest_ms: int) -> None:
+    if value is not None and milliseconds(value) > longest_ms:
+        raise click.BadParameter(f"longer than the queue allows, {span(longest_ms)}", param_hint=option)
 
 
 def _may_have_tracker(cli: Cli) -> bool:

@@ -284,6 +284,11 @@ def given_defaults(ctx: click.Context) -> dict[str, Any]:
     return {key: value for key, value in ctx.meta.get(_GIVEN, {}).items() if value}
 
 
+LIMIT_OPTION = click.option(
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most this many."
+)
+
+
 def queue_argument(function: F) -> F:
     """Add the argument QUEUE, which is left out where --queue-url names the queue."""
     return click.argument("queue", required=False, metavar="QUEUE")(function)

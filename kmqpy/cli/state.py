@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kmqpy.cli.options import DURATION, MOMENT, Cli, connected_to_any, queue_argument
+from kmqpy.cli.options import DURATION, LIMIT_OPTION, MOMENT, Cli, connected_to_any, queue_argument
 from kmqpy.cli.output import confirmed, distance, many, print_json, print_sizes, print_table, print_text, warn
 from kmqpy.cli.storage_url import StorageUrl
 from kmqpy.cli.text import as_object
@@ -23,9 +23,7 @@ from kmqpy.queue.plain import content
 
 @click.command(name="in-flight")
 @queue_argument
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most this many."
-)
+@LIMIT_OPTION
 @connected_to_any
 def in_flight(cli: Cli, queue: str | None, limit: int) -> None:
     """List messages taken and not acknowledged.

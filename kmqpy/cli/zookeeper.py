@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kmqpy.cli.options import Cli, Group, connected
+from kmqpy.cli.options import LIMIT_OPTION, Cli, Group, connected
 from kmqpy.cli.output import confirmed, many, warn, when
 from kmqpy.errors import ConfigError
 from kmqpy.queue.plain import content
@@ -121,9 +121,7 @@ def dlq() -> None:
 
 @dlq.command(name="list")
 @click.argument("queue")
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most this many."
-)
+@LIMIT_OPTION
 @_ROOT_OPTION
 @connected
 def list_(cli: Cli, queue: str, limit: int, queue_root: str) -> None:

@@ -319,13 +319,13 @@ class DistributedQueue(Generic[T]):
         """Consume the due items of one listing; return how many s to wait for a change (None: no limit)."""
         names = self._children.names()
         self._last_count = len(names)
-        foreign = [name for name in names if not name.startswith(PREFIX)]
-        for name in foreign:
+        ours = {name for name in names if name.startswith(PREFIX)}
+        for name in set(names) - ours:
             self._warn_once(name, "a znode of a foreign name; it is left alone")
         now = SYSTEM_CLOCK.wall_ms()
         pause: float | None = None
         due = []
-        for name in self._names.order(set(names) - set(foreign)):
+        for name in self._names.order(ours):
             late_ms = now - self._names.due_ms(name)
             if late_ms >= 0:
                 due.append(name)
@@ -396,9 +396,8 @@ class DistributedQueue(Generic[T]):
                 return False
             if self._lost_sessions != session:
                 if not has_ended(self._zk):
-                    log.warning(
-                        "queue %s: %s: its lock was lost meanwhile; it is consumed again", self._path, name
-                    )
+                    text = "queue %s: %s: its lock was lost meanwhile; it is consumed again"
+                    log.warning(text, self._path, name)
                 return False
             multi = self._zk.transaction()
             multi.delete(item)

@@ -32,44 +32,27 @@ _LOCK_NAME = re.compile(r"lock-(-?[0-9]{10})")
 _QUEUE_NAME = re.compile(r"[^./\x00-\x1f\x7f][^/\x00-\x1f\x7f]*")
 
 
-@dataclass(frozen=True, slots=True)
 class QueuePaths:
-    """The paths of the znodes of one queue; raises ConfigError if no queue can have this name."""
+    """The paths of the znodes of one queue; raises ConfigError if no queue can have this name.
 
-    root: str
-    queue: str
+    parents  all znodes that must exist before the queue is used
+    """
 
-    def __post_init__(self) -> None:
-        if not _QUEUE_NAME.fullmatch(self.queue):
-            raise ConfigError(f"queue: {self.queue!r} can't be the name of a queue: no '/', no '.' in front")
-
-    @property
-    def base(self) -> str:
-        return f"{self.root}/{self.queue}"
-
-    @property
-    def items(self) -> str:
-        return f"{self.base}/items"
-
-    @property
-    def locks(self) -> str:
-        return f"{self.base}/locks"
-
-    @property
-    def dead_letters(self) -> str:
-        return f"{self.base}/dlq"
-
-    @property
-    def parents(self) -> tuple[str, ...]:
-        """All znodes that must exist before the queue is used."""
-        return self.items, self.locks, f"{self.base}/meta", self.dead_letters
+    def __init__(self, root: str, queue: str) -> None:
+        if not is_queue_name(queue):
+            raise ConfigError(f"queue: {queue!r} can't be the name of a queue: no '/', no '.' in front")
+        self.queue = queue
+        self.base = f"{root}/{queue}"
+        self.items, self.locks = f"{self.base}/items", f"{self.base}/locks"
+        self.metas, self.dead_letters = f"{self.base}/meta", f"{self.base}/dlq"
+        self.parents = self.items, self.locks, self.metas, self.dead_letters
 
     def item(self, name: str) -> str:
         return f"{self.items}/{name}"
 
     def new_item(self, priority: int = 0) -> str:
         """Return the path to which ZooKeeper appends the sequence number of a new item."""
-        return self.item(_item_prefix(priority))
+        return self.item(f"item-p{priority}-" if priority else "item-")
 
     def new_item_like(self, name: str) -> str:
         """Return new_item() for the priority of the item or dead letter `name`."""
@@ -91,7 +74,7 @@ class QueuePaths:
 
     def meta(self, name: str) -> str:
         """Return the path of the znode in which a policy counts the takes of item `name`."""
-        return f"{self.base}/meta/meta-{sequence_of(name)}"
+        return f"{self.metas}/meta-{sequence_of(name)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +137,6 @@ def sequence_of(name: str) -> str:
 
 def have_same_priority(name: str, other: str) -> bool:
     return _priority_of(name) == _priority_of(other)
-
-
-def _item_prefix(priority: int) -> str:
-    return f"item-{f'p{priority}-' if priority else ''}"
 
 
 def _priority_of(name: str) -> int:

@@ -48,7 +48,7 @@ class SessionWatch:
             )
 
     def wait_until_connected(self, number: int, deadline: float) -> bool:
-        """Wait for a connection; return False after `deadline`, or if the session of this number is over."""
+        """Return False after `deadline`, or if the session of this number is over."""
         while not self.zk.connected:
             if SYSTEM_CLOCK.monotonic() >= deadline or self.closed or number != self.number:
                 return False
