@@ -17,6 +17,7 @@ import click
 from kmqpy.cli.options import DURATION, Cli, connected_to_any, milliseconds, pairs, queue_argument
 from kmqpy.cli.output import (
     PartlyDone,
+    as_object,
     check_stdout,
     drop_stdout,
     print_error,
@@ -25,7 +26,6 @@ from kmqpy.cli.output import (
     standard_input,
     warn,
 )
-from kmqpy.cli.text import as_object
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.durations import MIN_LEASE_MS
 from kmqpy.errors import KmqError, MessageError

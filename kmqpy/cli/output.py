@@ -19,8 +19,10 @@ import click
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.logs import printable, printable_json, printable_lines
 from kmqpy.core.throttle import Throttle
+from kmqpy.queue.plain import content, headers_of
 
 if TYPE_CHECKING:
+    from kmqpy.message import Message
     from kmqpy.queue import QueueDescription
 
 _MIN_REDRAW_S = 0.1
@@ -34,6 +36,25 @@ class PartlyDone(click.ClickException):
 def print_json(value: Any) -> None:
     """Print a value as JSON on one line of stdout, and flush it."""
     click.echo(printable_json(value))
+
+
+def as_object(message: Message) -> dict[str, Any]:
+    """Return the fields of a message that `kmq receive` prints, on Kafka with the place of its record."""
+    place = {name: getattr(message, name) for name in ("partition", "offset") if hasattr(message, name)}
+    return {
+        "receipt": message.receipt,
+        "queue": message.queue,
+        "id": message.id,
+        **place,
+        **content("key", message.key),
+        **content("body", message.body),
+        **headers_of(message.headers),
+        "attempts": message.attempts,
+        "enqueued_ms": message.enqueued_ms,
+        "first_enqueued_ms": message.first_enqueued_ms,
+        "lease_until_ms": message.lease_until_ms,
+        **({} if message.group is None else {"group": message.group}),
+    }
 
 
 def print_text(text: str = "") -> None:

@@ -10,9 +10,18 @@ from typing import Any
 import click
 
 from kmqpy.cli.options import DURATION, LIMIT_OPTION, MOMENT, Cli, connected_to_any, queue_argument
-from kmqpy.cli.output import confirmed, distance, many, print_json, print_sizes, print_table, print_text, warn
+from kmqpy.cli.output import (
+    as_object,
+    confirmed,
+    distance,
+    many,
+    print_json,
+    print_sizes,
+    print_table,
+    print_text,
+    warn,
+)
 from kmqpy.cli.storage_url import StorageUrl
-from kmqpy.cli.text import as_object
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Finding, Kind, Severity
 from kmqpy.kafka.admin.stats import PartitionStats, QueueStats

@@ -33,10 +33,7 @@ JVM_OPTIONS = (
 
 
 BrokerSettings = Mapping[str, str] | Callable[[int, Sequence[int]], Mapping[str, str]]
-"""Settings for all brokers, or a function that returns them for a broker's number and its two ports.
-
-The ports are the one for clients and the one for controllers.
-"""
+"""Settings for all brokers, or a function of a broker's number and its ports, for clients and controllers."""
 
 
 class Cluster(Servers):
@@ -164,11 +161,7 @@ class Cluster(Servers):
         return bool(damaged)
 
     def _choose_ports(self, folder: Path) -> str:
-        """Choose the ports and return the cluster id.
-
-        Both are those of the last start in `folder`. If one port of a kind of server is taken, all servers of
-        this kind get new ports.
-        """
+        """Choose the ports, those of the last start in `folder` if they are free; return the cluster id."""
         file = folder / "cluster.json"
         fresh: dict[str, Any] = {"id": kafka.new_uuid(), "ports": {}}
         state = json.loads(file.read_text()) if file.exists() else fresh

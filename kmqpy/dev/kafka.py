@@ -66,9 +66,8 @@ def _write_config(
 def format_storage(configs: Sequence[Path], cluster_id: str, java: Sequence[str], class_path: str) -> None:
     """Format those data folders of brokers that are not formatted yet.
 
-    Kafka's format tool formats a folder only while the cache has no checkpoint file for this class path.
-    Formatted folders differ in their ids only, so the cache keeps the checkpoint file that the tool wrote. A
-    copy of this file and a new file of ids format all other folders, without a start of Java.
+    Formatted folders differ in their ids only. So the cache keeps the checkpoint file that Kafka's format
+    tool wrote, and a copy of it with a new file of ids formats all other folders without a start of Java.
     """
     folder = cache_folder() / "formatted"
     name = f"kafka-{hashlib.sha256(class_path.encode()).hexdigest()[:16]}.checkpoint"

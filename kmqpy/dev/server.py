@@ -193,7 +193,7 @@ class Server:
         self._signal(self._stop_signal)
 
     def kill(self) -> None:
-        """Kill the server and its children (SIGKILL), also while they are paused."""
+        """Kill the server and its children (SIGKILL), even while they are paused."""
         children = self._halt()
         self._signal(signal.SIGKILL, children)
         if self._process is not None:

@@ -37,14 +37,11 @@ _COUNT_TIMEOUT_S = 3.0
 _REQUEST_TIMEOUT_S = 2.0
 """A request for the commits of one consumer group fails after this time."""
 _MAX_KEPT_CONSUMERS = 16
-"""At most this many consumers of groups are kept open: each has a thread per broker. Others are closed after
-use."""
+"""At most this many consumers of groups are kept open after use: each has a thread per broker."""
 _CONSUME_WAIT_S = 0.1
 _CONSUME_RECORDS = 500
-"""consume() returns after `_CONSUME_WAIT_S` seconds, or with `_CONSUME_RECORDS` records."""
 _MAX_WAITING_READ = 100
-"""One count() reads at most this many waiting messages of a partition, and counts the others by their
-offsets."""
+"""One count() reads at most this many waiting messages of a partition; offsets count the others."""
 _MAX_LETTERS_READ = 10_000
 """One count() reads at most this many dead letters of a partition, and at most this many of their markers."""
 
@@ -75,12 +72,9 @@ class ToCount:
 
 @dataclass(slots=True)
 class _Reading:
-    """Records that one count() reads from a partition of any topic.
+    """Records that one count() reads from a partition of any topic, up to `limit` from `position` on.
 
-    position  the offset to read next
-    limit     the number of records after which reading stops
-    at_end    True once the end of the log was reached
-    failed    True once Kafka has reported an error that a later try would not cure
+    failed  True once Kafka has reported an error that a later try would not cure
     """
 
     topic: str
@@ -150,10 +144,9 @@ class QueueCounts:
     def count(
         self, wanted: Mapping[Partition, ToCount], owned: Collection[Partition], stopping: Callable[[], bool]
     ) -> dict[Partition, Counted]:
-        """Count the messages and dead letters of the partitions `wanted`, for `_COUNT_TIMEOUT_S` at most.
+        """Count the messages and dead letters of the partitions `wanted`; forget those not `owned`.
 
-        What is not known by then is None. Partitions that are not in `owned` are forgotten: their dead
-        letters would be read again. Raises KmqError and KafkaException.
+        What is not known after `_COUNT_TIMEOUT_S` is None. Raises KmqError and KafkaException.
         """
         self._deadline = self._clock.monotonic() + _COUNT_TIMEOUT_S
         self._letters = {key: self._letters.get(key, _DeadLetters()) for key in owned}

@@ -31,12 +31,8 @@ Ranking = Mapping[Partition, tuple[str, ...]]
 """For each partition the id of its proposed owner, then the ids of the stand-ins in their order."""
 
 LOAD_FACTOR = 1.4
-"""At most this many times its even share of the partitions is proposed to a member.
-
-Where members have 100 partitions each, 0.4 of that is three standard deviations of the load. So members
-seldom reach the limit: few partitions go to another member than the next on the ring, and few move back
-later.
-"""
+"""At most this many times its even share of the partitions is proposed to a member. Where members have 100
+partitions each, 0.4 of that is three standard deviations: few reach the limit, so few partitions move."""
 STAND_INS = 2
 """This many members besides the proposed owner watch a partition, and take it if that owner does not."""
 
@@ -141,11 +137,7 @@ class _Ring:
 
 
 class LazyRanking(Mapping[Partition, tuple[str, ...]]):
-    """The ranking of each partition that some member can serve.
-
-    Only `owners`, the proposed owner of each partition, is computed beforehand. A ranking is computed when it
-    is asked for.
-    """
+    """The ranking of each partition that some member can serve; only `owners` are computed beforehand."""
 
     def __init__(
         self, owners: Mapping[Partition, str], firsts: Iterable[int], rings: Mapping[str, _Ring]
@@ -225,11 +217,10 @@ _Bid = tuple[int, int, Partition]
 
 
 class _Matching:
-    """Gives the partitions beyond a member's bound to the next members on the ring.
+    """Gives the partitions beyond a member's bound to the next members on the ring. Changes `owners`.
 
-    Deferred acceptance (Gale and Shapley, 1962): each partition asks members in the order in which it meets
-    them on the ring. A member keeps the `bound` best bids and turns the other partitions away, which ask the
-    next members. The result is stable and does not depend on the order of the questions. Changes `owners`.
+    Deferred acceptance (Gale and Shapley, 1962): a partition asks members in the order of the ring; a member
+    keeps the `bound` best bids. The result is stable and does not depend on the order of the questions.
     """
 
     def __init__(
@@ -253,7 +244,6 @@ class _Matching:
         self._turned_away: list[Partition] = []
 
     def run(self) -> None:
-        """Find owners for all partitions that are beyond the bound of their first choice."""
         for member in [m for m, chosen in self._first_choices.items() if len(chosen) > self._bound]:
             kept = self._kept_by(member)
             for *_, partition in kept[self._bound :]:
@@ -287,7 +277,6 @@ class _Matching:
         self._turned_away.append(partition)
 
     def _place_at_least_loaded(self, unplaced: Iterable[Partition]) -> None:
-        """Give each partition whose members are all at their bound to the least loaded of these members."""
         unplaced = sorted(unplaced)
         load = Counter(self._owners.values())
         load.subtract(self._owners[partition] for partition in unplaced)

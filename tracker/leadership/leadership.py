@@ -37,11 +37,9 @@ from tracker.leadership.znode_cache import ZnodeCache
 log = logging.getLogger(__name__)
 
 RECHECK_S = 1.0
-"""The tracker reads all znodes again after this time, whether or not watches have reported changes; later if
-RECHECK_ZNODES_PER_S asks for that."""
+"""The tracker reads all znodes again after this time, whether or not watches have reported changes."""
 RECHECK_ZNODES_PER_S = 50
-"""The tracker waits longer than RECHECK_S to read all znodes again if all trackers together would read more
-znodes per second than this."""
+"""It waits for longer if all trackers together would read more znodes per second than this."""
 _FAILURE_PAUSE = Backoff(0.1, 2, 2, jitter=0)
 """The pause of the thread after a failure: 0.1 s, doubled by each failure in a row, up to 2 s."""
 _POLL_S = 0.05
@@ -173,17 +171,11 @@ class Leadership(Closeable):
         return self._offsets.read((queue, partition))
 
     def write_offsets(self, offsets: Mapping[Partition, StoredOffset]) -> frozenset[Partition]:
-        """Store offsets; returns the partitions whose offset was stored, see OffsetStore.write().
-
-        Raises Unavailable; some offsets may have been stored then, which does no harm.
-        """
+        """Store offsets, see OffsetStore.write(). Raises Unavailable when some may have been stored."""
         return self._offsets.write(offsets)
 
     def _seen_as_ours(self, partitions: Iterable[Partition]) -> set[Partition]:
-        """Return the partitions whose leader znode was of our session at the beginning of the check.
-
-        Goes by the cached leader znodes (see ZnodeCache), after one round trip to ZooKeeper.
-        """
+        """Return those whose leader znode is ours by the cache, after one round trip to ZooKeeper."""
         (stat,) = gather([self._zk.exists_async(self._paths.tracker(self._id))], self._timeout)
         if not self._session.is_ours(stat):
             return set()

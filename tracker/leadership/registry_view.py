@@ -61,11 +61,7 @@ class RegistryReader:
         self._last: RegistrySnapshot | None = None
 
     def read(self, znodes: ZnodeCache, choose_leaders: ChooseLeaders) -> RegistrySnapshot:
-        """Read the znodes that are not cached or that a watch has reported as changed.
-
-        `choose_leaders` returns the partitions whose leader znodes are read. Raises NoAuthError if the lists
-        of trackers and queues can't be read.
-        """
+        """Read what is not cached or has changed; NoAuthError: we may not list trackers and queues."""
         if self._last is not None and znodes.clean:
             return self._last
         self._last = None
@@ -91,8 +87,8 @@ class RegistryReader:
             settings, deleting = known
             size, missing = self._partitions(name, numbers or [])
             if not deleting and (missing or not size):
-                numbers_text = ", ".join(map(str, missing[:10])) or "all partitions"
-                self._problems[paths.partitions(name)] = f"lacks {numbers_text}; run: kmq queue create {name}"
+                lost = ", ".join(map(str, missing[:10])) or "all partitions"
+                self._problems[paths.partitions(name)] = f"lacks {lost}; run: kmq queue create {name}"
             queues[name] = RegisteredQueue(settings, size, deleting)
             versions[name] = found[1].version
         members = {i: found for i in ids if (found := data[paths.tracker(i)]) is not None}

@@ -133,10 +133,9 @@ class DeadItems:
         return multi
 
     def _committed(self, groups: Iterable[Sequence[Any]]) -> int:
-        """Commit the kazoo transactions, group by group; return how many of their dead letters still existed.
+        """Commit kazoo transactions, group by group; return how many of their dead letters still existed.
 
-        ZooKeeper refuses to delete a dead letter with znodes below it. The first such error is raised when
-        all other transactions are committed.
+        The first refusal (there are znodes below a dead letter) is raised when all others are committed.
         """
         done = 0
         refused: Exception | None = None

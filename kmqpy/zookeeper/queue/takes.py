@@ -106,8 +106,7 @@ class Takes:
     def take(self, paths: QueuePaths, names: Sequence[str]) -> list[TakeResult]:
         """Lock items, by one request if possible; return for each name its item, or why it was not taken.
 
-        AccessDenied stands for an item that we may not read, and ConfigError for one with znodes of others
-        below it, which no commit could delete. Raises QueueNotFound if the queue is missing.
+        Raises QueueNotFound if the queue is missing.
         """
         decided = self._ask_policy(paths, names)
         wanted = [one for one in decided if isinstance(one, _Wanted)]
@@ -203,11 +202,7 @@ class Takes:
         return [errors[one.lock.token] for one in wanted]
 
     def _send_locks(self, groups: Iterable[Sequence[_Wanted]]) -> Callable[[], list[Exception | None]]:
-        """Request locks, one transaction for each group.
-
-        The function returned waits for the answers: for each group why its locks were refused, None if they
-        are ours.
-        """
+        """Request locks, one transaction for each group; what is returned waits for each refusal, or None."""
         sent = [(group[0].lock, self._lock_request(group).commit_async()) for group in groups]
         # kazoo does not send in the next session what was requested before it told of the end of this one. So
         # if the number has changed by now, only the next session can have these locks.
@@ -241,10 +236,7 @@ class Takes:
             return None if found is not None else NodeExistsError()
 
     def _move_to_dlq(self, paths: QueuePaths, name: str, taken: int, stat: Any) -> NotTaken | KmqError:
-        """Move an item to the dlq, unless another taker has locked it; return why it was not taken.
-
-        stat  that of its meta znode; None if there is none, or the policy does not count
-        """
+        """Move an item, and its meta znode of this `stat`, to the dlq, unless another taker has locked it."""
         [(body, item_stat)] = self._reads.send([paths.item(name)])()
         if item_stat is None:
             return NotTaken.GONE
