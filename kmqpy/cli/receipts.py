@@ -61,15 +61,7 @@ def ack(ctx: click.Context, cli: Cli, receipts: tuple[str, ...]) -> None:
 @click.option("--no-count", is_flag=True, help="This delivery is not an attempt.")
 @connected_to_any
 @click.pass_context
-def nack(
-    ctx: click.Context,
-    cli: Cli,
-    receipts: tuple[str, ...],
-    delay: timedelta | None,
-    reason: str | None,
-    *,
-    no_count: bool,
-) -> None:
+def nack(ctx: click.Context, /, cli: Cli, receipts: tuple[str, ...], *, no_count: bool, **given: Any) -> None:
     """Give messages back: they are redelivered.
 
     RECEIPTS come from kmq receive; without any, standard input is read, as by kmq ack.
@@ -81,7 +73,7 @@ def nack(
     Example:
       kmq nack 1.WyJqb2JzIiwi... --delay 30s --reason "no disk space"
     """
-    given: dict[str, Any] = {"delay": delay, "count": not no_count, "reason": reason}
+    given["count"] = not no_count
     _apply(ctx, cli, receipts, "given back", lambda client, receipt: client.nack(receipt, **given))
 
 

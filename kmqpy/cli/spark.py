@@ -205,17 +205,15 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
                 spark,
                 settings,
                 cli.connection,
-                schema=given["schema"],
                 sink=sink,
                 function=function,
-                drain=given["drain"],
-                follow=given["follow"],
                 stop=stopping,
                 progress=progress,
                 on_skipped=skipped.append,
-                trigger=given["trigger"],
-                max_batch=given["max_batch"],
-                lease=given["lease"],
+                **{
+                    name: given[name]
+                    for name in ("schema", "drain", "follow", "trigger", "max_batch", "lease")
+                },
             )
         if skipped:
             warn(f"{sum(skipped):,} messages were deleted (a purge, retention) before the pipeline read them")

@@ -36,8 +36,8 @@ class DatabaseKind:
 
 
 def arguments(options: Mapping[str, object]) -> list[str]:
-    """Return `--name=value` for each option, and `--name` where the value is empty."""
-    return [f"--{name}={value}" if value != "" else f"--{name}" for name, value in options.items()]
+    """Return `--name=value` for each option, and `--name` where the value is None."""
+    return [f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()]
 
 
 def run(command: Sequence[str], folder: Path, group: int) -> None:

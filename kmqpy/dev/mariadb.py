@@ -48,8 +48,8 @@ def _create(programs: Sequence[Path], folder: Path, group: int) -> None:
         "datadir": folder / "data",
         "extra-file": first,
         "auth-root-authentication-method": "normal",
-        "skip-test-db": "",
-        "skip-name-resolve": "",
+        "skip-test-db": None,
+        "skip-name-resolve": None,
         "tmpdir": tmp,
         **OPTIONS,
     }
@@ -59,7 +59,7 @@ def _create(programs: Sequence[Path], folder: Path, group: int) -> None:
 def _command(programs: Sequence[Path], folder: Path, port: int, settings: Mapping[str, str]) -> list[str]:
     server, _ = programs
     config = {
-        "skip-name-resolve": "",
+        "skip-name-resolve": None,
         "basedir": _base(server),
         "datadir": folder / "data",
         "bind-address": "127.0.0.1",

@@ -19,7 +19,7 @@ _OPTIONS = {
     "secure-file-priv": "NULL",
     "innodb-redo-log-capacity": "16M",
     "mysqlx": "OFF",
-    "skip-log-bin": "",
+    "skip-log-bin": None,
     "performance-schema": "OFF",
 }
 # While an empty database is made, nothing of value can be lost: no sync.
@@ -72,7 +72,7 @@ def _command(programs: Sequence[Path], folder: Path, port: int, settings: Mappin
         "socket": "mysql.sock",  # in the data folder; an absolute path may be too long for a socket
         "pid-file": "mysql.pid",
         **_OPTIONS,
-        **settings,
+        **{name: value or None for name, value in settings.items()},
     }
     return [*_server(server), *arguments(config)]
 
