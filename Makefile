@@ -18,7 +18,7 @@ SHELL := bash
 # Of pip's lines, those that say what takes time; errors it writes elsewhere.
 PROGRESS := awk '/Downloading .* MB/ { print; fflush() } /^Installing/ { print "  Installing"; fflush() }'
 
-.PHONY: help demo test test-all test-quick test-failed test-unit test-docs lint format bench bench-table chaos test-brokers mutants fuzz model diagrams docs release-check lock clean
+.PHONY: help demo test test-all test-quick test-failed test-unit test-docs lint format bench bench-table chaos test-brokers test-pythons mutants fuzz model diagrams docs release-check lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -71,7 +71,7 @@ test-quick: $(READY) ## unit tests, and a queue end to end on a real Kafka: less
 	$(BIN)/python -m pytest -n 3 --dist worksteal $(END_TO_END) tests/unit $(ARGS)
 
 test-failed: $(READY) ## the tests that failed in the last run, one after the other
-	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(ARGS)
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -rpfE $(ARGS)
 
 test-unit: $(READY) ## the tests that need no server
 	$(BIN)/python -m pytest tests/unit $(ARGS)
@@ -81,6 +81,9 @@ test-docs: $(READY) ## the code blocks of docs/spark.md, which take a minute or 
 
 test-brokers: $(READY) ## the core suite on each Kafka that README names, 15 minutes; ARGS="2.8.2" for one
 	$(BIN)/python -m tests.brokers $(ARGS)
+
+test-pythons: $(READY) ## the core suite on each Python that README names, 15 minutes each; ARGS="3.14" for one
+	@$(BIN)/python -m tests.pythons $(ARGS)
 
 lint: $(READY) ## ruff, mypy --strict, import-linter, zizmor
 	$(BIN)/ruff check .
@@ -133,4 +136,4 @@ lock: ## pin the newest versions that pyproject.toml allows, with hashes
 	@rm -rf $(VENV)-lock
 
 clean: ## remove what the other targets made here
-	rm -rf $(VENV) $(VENV)-docs $(VENV)-release site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-* site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

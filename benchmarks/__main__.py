@@ -41,7 +41,7 @@ from benchmarks import (
 )
 from benchmarks import scale as scale_work
 from benchmarks.lab import Lab
-from benchmarks.results import Case, Row, from_json, progress, run_case, to_json
+from benchmarks.results import Case, Row, from_json, progress, run_case, to_json, write_json
 from benchmarks.sizes import FULL, QUICK, Sizes
 from kmqpy.dev.cluster import Cluster
 from kmqpy.kafka.settings import KafkaConnection
@@ -147,7 +147,8 @@ def run(*, quick: bool, only: str, turns: int | None, out: Path) -> None:
             )
             for case in itertools.chain.from_iterable(WORKS[name](lab, sizes) for name in works):
                 rows += run_case(case)
-                _write(out / "results.json", _meta(quick=quick, seconds=time.monotonic() - began), rows)
+                meta = _meta(quick=quick, seconds=time.monotonic() - began)
+                write_json(out / "results.json", to_json(meta, rows))
     click.echo(report.table(rows))
     report.plot(rows, out / "results.png")
     progress(f"written: results.json and results.png into {click.format_filename(out)}")
@@ -201,12 +202,8 @@ def _meta(*, quick: bool, seconds: float) -> dict[str, Any]:
         "python": platform.python_version(),
         "kmqpy": version("kmqpy"),
         "confluent-kafka": version("confluent-kafka"),
-        "kafka": "4.3.1, one broker, on the same machine",
+        "kafka": "4.4.0, one broker, on the same machine",
     }
-
-
-def _write(file: Path, meta: dict[str, Any], rows: list[Row]) -> None:
-    file.write_text(json.dumps(to_json(meta, rows), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -28,8 +28,7 @@ def table(rows: Sequence[Row]) -> str:
         for row in block:
             cells = _cells(row, rows)
             if not by_kafka:
-                beside = ratio(row, rows, first)
-                cells = (*cells[:5], shown(1 / beside) if beside and row.peer != first else "-")
+                cells = (*cells[:5], _shown_ratio(_first_by(row, block)))
             lines.append(_line(cells, widths))
             if row.problem:
                 lines.append(f"    {row.problem}")
@@ -37,12 +36,14 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def markdown(data: Mapping[str, Any]) -> str:
-    """A results.json as tables in Markdown; works beside the plain consumer or the JVM library apart."""
+    """A results.json as tables in Markdown, one for cases of one work with the same metrics."""
     meta, rows = from_json(data)
-    by_kafka = {row.work for row in rows if row.peer in (PLAIN, JVM)}
     lines = [conditions(meta, rows)]
-    for of_kafka, group in groupby(rows, key=lambda row: row.work in by_kafka):
-        lines += ["", *_markdown_rows(list(group), by_kafka=of_kafka)]
+    units: dict[tuple[str, str], dict[str, None]] = {}
+    for row in rows:
+        units.setdefault((row.work, row.case), {})[row.unit] = None
+    for _, group in groupby(rows, key=lambda row: (row.work, *units[row.work, row.case])):
+        lines += ["", *_markdown_table(list(group))]
     return "\n".join(lines)
 
 
@@ -109,22 +110,35 @@ def of_case(rows: Sequence[Row], work: str, case: str) -> list[Row]:
     return [row for row in rows if (row.work, row.case) == (work, case)]
 
 
-def _markdown_rows(rows: Sequence[Row], *, by_kafka: bool) -> list[str]:
-    head = "÷ plain consume | ÷ JVM kmq" if by_kafka else "the first ÷ it"
-    lines = [f"| work | who | measured | {head} |", "|---|---|---:|---:|" + ("---:|" if by_kafka else "")]
-    before, first = None, ""
-    for row in rows:
-        title = f"{row.work}: {row.case}"
-        if title != before:
-            first = row.peer
-        *_, of_plain, of_jvm = _cells(row, rows)
-        beside = "-"
-        if row.peer != first and (of_first := ratio(row, rows, first)):
-            beside = shown(1 / of_first)
-        ratios = f"{of_plain} | {of_jvm}" if by_kafka else beside
-        lines.append(f"| {'' if title == before else title} | {row.peer} | {_measured(row)} | {ratios} |")
-        before = title
+def _markdown_table(rows: Sequence[Row]) -> list[str]:
+    """One work: a line for each peer of each case, with a figure and its ratios for each metric.
+
+    Ratios are to the plain consumer and to the JVM library; in a work without these, those of the case's
+    first peer to each other one.
+    """
+    references = {"÷ consume": PLAIN, "÷ JVM kmq": JVM}
+    references = {title: peer for title, peer in references.items() if peer in {row.peer for row in rows}}
+    units = dict.fromkeys(row.unit for row in rows)
+    columns = [column for unit in units for column in (unit, *(references or ["the first ÷ it"]))]
+    lines = [f"| {rows[0].work} | | {' | '.join(columns)} |", "|---|---|" + "---:|" * len(columns)]
+    for case, group in groupby(rows, key=lambda row: row.case):
+        block = list(group)
+        for place, peer in enumerate(dict.fromkeys(row.peer for row in block)):
+            cells = []
+            for row in (row for row in block if row.peer == peer):
+                of_others = [ratio(row, block, other) for other in references.values()]
+                cells += [_measured(row), *map(_shown_ratio, of_others or [_first_by(row, block)])]
+            lines.append(f"| {'' if place else case} | {peer} | {' | '.join(cells)} |")
     return lines
+
+
+def _first_by(row: Row, block: Sequence[Row]) -> float | None:
+    of_first = ratio(row, block, block[0].peer)
+    return 1 / of_first if of_first and row.peer != block[0].peer else None
+
+
+def _shown_ratio(value: float | None) -> str:
+    return "-" if value is None else shown(value)
 
 
 def put_between_markers(file: Path, new: str) -> None:
@@ -183,14 +197,14 @@ def _cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
         row.peer,
         row.unit,
         *(shown(figure) for figure in figures),
-        *("-" if value is None else shown(value) for value in ratios),
+        *map(_shown_ratio, ratios),
     )
 
 
 def _measured(row: Row) -> str:
     if not row.values:
         return f"no figure: {row.problem}"
-    text = f"{shown(row.median or 0.0)} {row.unit}"
+    text = shown(row.median or 0.0)
     if len(row.values) > 1:
         text += f" ({shown(min(row.values))} to {shown(max(row.values))})"
     return text

@@ -1,10 +1,12 @@
-"""Runs the turns of cases, and makes rows of their figures. Does no I/O itself, except progress lines."""
+"""Runs the turns of cases, and makes rows of their figures. Its I/O: progress lines, and results.json."""
 
+import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 PLAIN = "plain consume"
@@ -109,8 +111,14 @@ def ratio(row: Row, rows: Iterable[Row], peer: str) -> float | None:
 
 
 def to_json(meta: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the content of results.json."""
-    return {"meta": dict(meta), "rows": [asdict(row) for row in rows]}
+    """Return the content of results.json: figures of five digits, without what is empty."""
+    return {"meta": dict(meta), "rows": [_filled(row) for row in rows]}
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """Write results.json with one row a line, so that a diff shows which figures changed."""
+    rows = ",\n ".join(json.dumps(row) for row in content["rows"])
+    file.write_text(f'{{"meta": {json.dumps(content["meta"])},\n"rows": [\n {rows}\n]}}\n')
 
 
 def from_json(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[Row]]:
@@ -131,6 +139,15 @@ def shown(value: float) -> str:
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _filled(row: Row) -> dict[str, Any]:
+    def short(values: list[float]) -> list[float]:
+        return [float(f"{value:.5g}") for value in values]
+
+    extra = {name: short(values) for name, values in row.extra.items()}
+    fields = {**asdict(row), "values": short(row.values), "extra": extra}
+    return {name: value for name, value in fields.items() if value}
 
 
 def _extended(extra: dict[str, list[float]], figures: Figures, but: Iterable[str]) -> dict[str, list[float]]:

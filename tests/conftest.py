@@ -252,7 +252,7 @@ def _containers() -> Iterator[Servers]:
     host = DockerClient().host()
     (port,) = free_ports(1)  # the broker must know beforehand how clients will reach it
     kafka = (
-        DockerContainer("apache/kafka:4.3.1")
+        DockerContainer("apache/kafka:4.4.0")
         .with_bind_ports(port, port)
         .with_envs(  # the image drops all its defaults as soon as one is given
             KAFKA_NODE_ID="1",

@@ -15,8 +15,11 @@ from kmqpy.dev.server import ServerKind
 from kmqpy.errors import ClusterError
 
 CONFIG = "server.properties"
-_CHECKPOINT = "bootstrap.checkpoint"
-"""The file of a data folder in which Kafka's format tool writes the features of this Kafka version."""
+_CHECKPOINTS = {
+    "bootstrap": "bootstrap.checkpoint",  # before Kafka 4.4
+    "metadata": "__cluster_metadata-0/00000000000000000000-0000000000.checkpoint",
+}
+"""The files of a data folder in which Kafka's format tool writes the features of this Kafka version."""
 
 
 def _write_config(
@@ -70,18 +73,22 @@ def format_storage(configs: Sequence[Path], cluster_id: str, java: Sequence[str]
     tool wrote, and a copy of it with a new file of ids formats all other folders without a start of Java.
     """
     folder = cache_folder() / "formatted"
-    name = f"kafka-{hashlib.sha256(class_path.encode()).hexdigest()[:16]}.checkpoint"
+    digest = hashlib.sha256(class_path.encode()).hexdigest()[:16]
+    names = {kind: f"kafka-{digest}-{kind}.checkpoint" for kind in _CHECKPOINTS}
     for node_id, config in enumerate(configs, 1):
         data = config.parent / "data"
         if (data / "meta.properties").exists():
             continue
-        kept = remade_files.find(folder, name)
-        if kept is None or remade_files.remove_if_damaged(kept):
+        kept = {kind: file for kind, name in names.items() if (file := remade_files.find(folder, name))}
+        if not kept or any([remade_files.remove_if_damaged(file) for file in kept.values()]):
             _run_format_tool(config, cluster_id, java, class_path)
-            remade_files.keep(data / _CHECKPOINT, folder, name)
+            for kind, place in _CHECKPOINTS.items():
+                if (data / place).exists():
+                    remade_files.keep(data / place, folder, names[kind])
             continue
-        data.mkdir(exist_ok=True)
-        shutil.copyfile(kept, data / _CHECKPOINT)
+        for kind, file in kept.items():
+            (data / _CHECKPOINTS[kind]).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, data / _CHECKPOINTS[kind])
         (data / "meta.properties").write_text(
             f"version=1\ncluster.id={cluster_id}\nnode.id={node_id}\ndirectory.id={new_uuid()}\n"
         )

@@ -34,6 +34,7 @@ for package in (kmqpy, tracker):
 """Prints each module that can't be imported, and the package that it lacks, if it names no extra."""
 
 MAY_LACK = {
+    "django": ("kmqpy.contrib.django",),
     "click": ("kmqpy.cli.", "tracker.command", "tracker.spark.command"),
     "pyarrow": ("tracker.spark.",),
     "pytest": ("kmqpy.testing.", "kmqpy.pytest_plugin"),

@@ -171,7 +171,9 @@ def beside_null(value, null=None):
 
 
 @pytest.mark.parametrize(("value", "ddl", "made"), TAKEN)
-@pytest.mark.parametrize("null", [None, float("nan"), pd.NA, pd.NaT, Decimal("NaN"), np.datetime64("NaT")])
+@pytest.mark.parametrize(
+    "null", [None, float("nan"), pd.NA, pd.NaT, Decimal("NaN"), np.datetime64("NaT", "ns")]
+)
 def test_taken_beside_null(column, value, ddl, made, null):
     assert column(beside_null(value, null), ddl) == [made, None]
 

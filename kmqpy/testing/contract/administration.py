@@ -13,7 +13,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import Closed, ConfigError, DecodeError, MessageError, NotSupported, QueueNotFound
 from kmqpy.message import Message
 from kmqpy.queue import Queue, Storage
-from kmqpy.storages.codec import JsonCodec
+from kmqpy.queue.codecs import JsonCodec
 from kmqpy.testing.contract.target import (
     PATIENCE_S,
     MakeQueue,

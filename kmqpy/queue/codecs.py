@@ -1,15 +1,17 @@
-"""A codec for message bodies that are JSON."""
+"""Codecs for message bodies: JSON, and whatever two functions convert. See docs/codecs.md."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from kmqpy.errors import DecodeError, MessageError
 
 
 class JsonCodec:
-    """Encodes objects as JSON in UTF-8, and decodes such bodies. Implements Codec (kmqpy.queue)."""
+    """Encodes objects as JSON in UTF-8, and decodes such bodies. Implements Codec."""
 
     def encode(self, value: Any) -> bytes:
         """The JSON of an object.
@@ -31,3 +33,27 @@ class JsonCodec:
         except (ValueError, RecursionError) as error:
             reason = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
             raise DecodeError(f"body: it is not JSON ({reason})", body) from None
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCodec:
+    """Encodes and decodes by functions, such as those of pydantic, msgspec or a schema registry.
+
+    Attributes:
+        to_body: Makes bytes of an object. What it raises becomes MessageError in send().
+        from_body: Makes the object of a body. What it raises becomes DecodeError, which holds the body.
+    """
+
+    to_body: Callable[[Any], bytes | None]
+    from_body: Callable[[bytes], Any]
+
+    def encode(self, value: Any) -> Any:
+        """See Codec."""
+        return self.to_body(value)
+
+    def decode(self, body: bytes) -> Any:
+        """See Codec."""
+        try:
+            return self.from_body(body)
+        except Exception as error:  # the text of the error is left out: it may hold the body
+            raise DecodeError(f"body: the codec can't decode it: {type(error).__name__}", body) from error

@@ -1,0 +1,1 @@
+"""kmqpy in frameworks, by the interfaces that they have for it."""

@@ -1,0 +1,48 @@
+"""Codecs that two functions make."""
+
+import json
+
+import pytest
+
+from kmqpy import storage_for
+from kmqpy.errors import DecodeError, MessageError
+from kmqpy.queue.codecs import FunctionCodec
+
+SECRET = "4711"
+
+
+def refuse(value):
+    raise ValueError(f"{SECRET} is wrong")
+
+
+@pytest.fixture
+def queue():
+    with storage_for("memory:") as storage:
+        storage.create("codecs")
+        yield lambda to_body, from_body: storage.open("codecs", codec=FunctionCodec(to_body, from_body))
+        storage.delete("codecs")
+
+
+def test_objects_become_bodies_and_back(queue):
+    typed = queue(lambda value: json.dumps(value).encode(), json.loads)
+    typed.send({"id": 5})
+    (message,) = typed.receive()
+    assert typed.decode(message) == {"id": 5}
+
+
+@pytest.mark.parametrize("to_body", [refuse, lambda value: None, str])
+def test_what_makes_no_body_is_not_sent(queue, to_body):
+    typed = queue(to_body, json.loads)
+    with pytest.raises(MessageError, match=r"^body: the codec ") as error:
+        typed.send(SECRET)
+    assert SECRET not in str(error.value)
+    assert typed.size() == 0
+
+
+def test_a_body_that_is_refused_is_kept_with_the_error_and_not_shown(queue):
+    typed = queue(bytes, refuse)
+    typed.send(SECRET.encode())
+    (message,) = typed.receive()
+    with pytest.raises(DecodeError, match=r"^body: the codec can't decode it: ValueError$") as error:
+        typed.decode(message)
+    assert error.value.data == SECRET.encode()
