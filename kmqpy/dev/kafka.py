@@ -80,7 +80,8 @@ def format_storage(configs: Sequence[Path], cluster_id: str, java: Sequence[str]
         if (data / "meta.properties").exists():
             continue
         kept = {kind: file for kind, name in names.items() if (file := remade_files.find(folder, name))}
-        if not kept or any([remade_files.remove_if_damaged(file) for file in kept.values()]):
+        damaged = [remade_files.remove_if_damaged(file) for file in kept.values()]
+        if not kept or any(damaged):
             _run_format_tool(config, cluster_id, java, class_path)
             for kind, place in _CHECKPOINTS.items():
                 if (data / place).exists():
