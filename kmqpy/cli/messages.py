@@ -256,7 +256,8 @@ def receive(
     if interrupted:
         ctx.exit(interrupted[0])
     if not count:
-        hint = "" if _may_have_tracker(cli) else "; no tracker runs, so nothing is redelivered: kmq tracker"
+        has_tracker = cli.ask_registry(lambda registry: bool(registry.trackers()), otherwise=True)
+        hint = "" if has_tracker else "; no tracker runs, so nothing is redelivered: kmq tracker"
         warn(f"no message within {span(milliseconds(wait))}{hint}")
 
 
@@ -281,20 +282,6 @@ def _receiver(
 def _check_span(option: str, value: timedelta | None, longest_ms: int) -> None:
     if value is not None and milliseconds(value) > longest_ms:
         raise click.BadParameter(f"longer than the queue allows, {span(longest_ms)}", param_hint=option)
-
-
-def _may_have_tracker(cli: Cli) -> bool:
-    """False if the queue needs a tracker and ZooKeeper says that none runs."""
-    if cli.url is not None or not cli.has_registry:
-        return True
-    from kmqpy.kafka.admin.registry import Registry
-    from kmqpy.zookeeper.session import connect
-
-    try:
-        with connect(cli.zookeeper, timeout=2) as zookeeper:
-            return bool(Registry(zookeeper, cli.connection.root).trackers())
-    except KmqError:
-        return True
 
 
 def _print(client: Queue, batch: Sequence[Message], interrupted: list[int], *, ack: bool) -> None:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # at run time, what a command does not need costs it up to a 
     from kmqpy.kafka.admin.registry import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
+V = TypeVar("V")
 
 _GIVEN = "kmqpy.given"
 """The key under which click's context keeps the shared options that were given."""
@@ -222,6 +223,19 @@ class Cli:
             with KmqClient(self.queue(name), self.connection, self.zookeeper) as queue:
                 yield queue
 
+    def ask_registry(self, question: Callable[[Registry], V], otherwise: V) -> V:
+        """Return what the registry says; `otherwise` without one, and if ZooKeeper does not answer soon."""
+        if self.url is not None or not self.has_registry:
+            return otherwise
+        from kmqpy.kafka.admin.registry import Registry
+        from kmqpy.zookeeper.session import connect
+
+        try:
+            with connect(self.zookeeper, timeout=2) as zookeeper:
+                return question(Registry(zookeeper, self.connection.root))
+        except KmqError:
+            return otherwise
+
     def kafka_only(self, **options: object) -> None:
         """Raise click's UsageError if one of these options was given together with a url."""
         for name, value in options.items():
@@ -344,21 +358,11 @@ def _with_cli(
 
 
 def _nearest_queue(cli: Cli, arguments: Mapping[str, Any]) -> str:
-    """Return `; did you mean …?` if the given name is not registered, but a similar one is.
-
-    Empty otherwise, and if ZooKeeper does not answer.
-    """
+    """Return `; did you mean …?` if the given name is not registered, but a similar one is; else empty."""
     name = arguments.get("queue") or arguments.get("name")
-    if cli.url is not None or not cli.has_registry or not isinstance(name, str):
+    if not isinstance(name, str):
         return ""
-    from kmqpy.kafka.admin.registry import Registry
-    from kmqpy.zookeeper.session import connect
-
-    try:
-        with connect(cli.zookeeper, timeout=2) as zookeeper:
-            names = Registry(zookeeper, cli.connection.root).names()
-    except KmqError:
-        return ""
+    names: list[str] = cli.ask_registry(lambda registry: registry.names(), otherwise=[])
     return "" if name in names else nearest(name, names)
 
 
