@@ -92,7 +92,7 @@ class Root(Group):
     cls=Root,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Addresses: options, KMQ_BOOTSTRAP and KMQ_ZOOKEEPER, or a file (--config, KMQ_CONFIG); "
-    "KMQ_QUEUE_URL for another storage, also where the url holds a password.",
+    "KMQ_QUEUE_URL for another storage, and for a url with a password.",
 )
 @click.version_option(package_name="kmqpy", prog_name="kmq", message="%(prog)s %(version)s")
 @connection_options

@@ -218,7 +218,7 @@ def receive(
 
     \b
     Fields: receipt queue id key body headers attempts enqueued_ms first_enqueued_ms lease_until_ms; on
-    Kafka partition and offset, too. What is no UTF-8 text is in key_base64, body_base64, headers_base64.
+    Kafka partition and offset, too. What is not UTF-8 text is in key_base64, body_base64, headers_base64.
 
     \b
     Example:

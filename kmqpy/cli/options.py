@@ -106,7 +106,7 @@ class _MomentType(click.ParamType):  # type: ignore[type-arg]  # generic in newe
         try:
             return max(0, round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000))
         except (OverflowError, ValueError):
-            self.fail(f"{value!r} is no time that can be told", param, ctx)
+            self.fail(f"{value!r} is out of the range of times", param, ctx)
 
 
 MOMENT = _MomentType()
@@ -125,7 +125,7 @@ class Cli:
     tables        tables of the config file for other parts of kmqpy
     named         the names of connection settings that an option, the environment or the config file gave
     url           the storage that --queue-url or KMQ_QUEUE_URL names; None: Kafka
-    queue_in_url  the name of the queue in the url, also in one of Kafka; empty if there is none
+    queue_in_url  the name of the queue in the url, even in one of Kafka; empty if there is none
     """
 
     connection: KafkaConnection

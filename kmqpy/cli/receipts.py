@@ -184,7 +184,7 @@ def _from_stdin() -> Iterable[str]:
     """Yield the receipts on standard input: of each line, or of JSON over several lines, as jq prints it."""
     begun: list[str] = []  # lines of JSON that has not ended
     for line in standard_input("give receipts as arguments").buffer:
-        text = line.decode(errors="replace").rstrip()  # what is no text will be refused as no receipt
+        text = line.decode(errors="replace").rstrip()  # what is not text will be refused
         goes_on = begun and (not text or text[0] in " \t")
         if begun and not goes_on:
             if text[0] in "]}":

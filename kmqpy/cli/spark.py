@@ -58,7 +58,7 @@ def builder_of(given: Mapping[str, Any], name: str, needed: Mapping[str, str]) -
     conf: dict[str, Any] = dict(pairs(given["settings"], "--conf"))
     for key in conf:
         if not key.startswith("spark."):
-            raise click.UsageError(f"--conf {key}: is no setting of Spark; those begin with spark.")
+            raise click.UsageError(f"--conf {key}: is not a setting of Spark; those begin with spark.")
     for key, value in {**SETTINGS, **needed}.items():
         added = key == "spark.sql.extensions" and key in conf
         conf[key] = f"{conf[key]},{value}" if added else value

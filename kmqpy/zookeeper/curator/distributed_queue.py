@@ -92,7 +92,7 @@ class DistributedQueue(Generic[T]):
     def set_error_mode(self, mode: ErrorMode) -> None:
         """Change what becomes of items whose consumer fails from now on. Raises ConfigError."""
         if not isinstance(mode, ErrorMode):
-            raise ConfigError(f"error_mode: {shown(mode)} is no ErrorMode")
+            raise ConfigError(f"error_mode: {shown(mode)} is not an ErrorMode")
         if self._options.lock_path is None:
             raise ConfigError("error_mode: needs lock_path; without it, failed items are deleted already")
         self._error_mode = mode

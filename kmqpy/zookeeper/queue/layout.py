@@ -40,7 +40,7 @@ class QueuePaths:
 
     def __init__(self, root: str, queue: str) -> None:
         if not is_queue_name(queue):
-            raise ConfigError(f"queue: {queue!r} can't be the name of a queue: no '/', no '.' in front")
+            raise ConfigError(f"queue: {queue!r} is not a valid name: use no '/', and no '.' in front")
         self.queue = queue
         self.base = f"{root}/{queue}"
         self.items, self.locks = f"{self.base}/items", f"{self.base}/locks"

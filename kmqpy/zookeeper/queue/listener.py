@@ -54,7 +54,7 @@ class Listener:
         start: bool = True,
     ) -> None:
         if not isinstance(queue, ZkQueue):
-            raise ConfigError(f"queue: {shown(queue)} is no ZkQueue")
+            raise ConfigError(f"queue: {shown(queue)} is not a ZkQueue")
         if not isinstance(source, str):
             name = shown(source)
             raise ConfigError(f"source: {name} is not the name of a queue; make a Listener for each queue")
@@ -64,7 +64,7 @@ class Listener:
         check_limit(workers, "workers")
         if backoff is not None and not isinstance(backoff, Backoff):
             given = shown(backoff)
-            raise ConfigError(f"backoff: {given} is no Backoff; give one like Backoff(0.1, maximum=5)")
+            raise ConfigError(f"backoff: {given} is not a Backoff; give one like Backoff(0.1, maximum=5)")
         self._queue = queue
         self._source = source
         self._listener = listener

@@ -63,7 +63,9 @@ class ZkQueueSettings:
 
 def _check_policy(name: str, policy: object) -> None:
     if isinstance(policy, type) or not isinstance(policy, Policy):
-        raise ConfigError(f"{name}: {policy!r} is no policy; give one like AtLeastOnce() or ConsumeTimes(3)")
+        raise ConfigError(
+            f"{name}: {policy!r} is not a policy; give one like AtLeastOnce() or ConsumeTimes(3)"
+        )
 
 
 class SharedQueues:
